@@ -1,0 +1,61 @@
+"""Rollyard runs any CLI coding agent, in any sandbox, on any task; answers every model call the agent makes; and hands back
+trajectories whose tokens are exactly the ones the policy sampled, with a reward that can be trusted.
+
+Reading order: `core` (the nouns), `runs/rollout.py` (the one lifecycle), then one file in each room: `wire`, `gate`,
+`policy`, `sandbox`, `agents`, `tasks`, `store`.
+
+Names below are imported on first use, so that `import rollyard` stays cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollyard.core.errors import Error as Error
+    from rollyard.core.limits import Limits as Limits
+    from rollyard.core.message import Message as Message
+    from rollyard.core.rollout import Rollout as Rollout
+    from rollyard.core.rollout import Verdict as Verdict
+    from rollyard.core.sandbox import Capabilities as Capabilities
+    from rollyard.core.sandbox import Exit as Exit
+    from rollyard.core.sandbox import Mount as Mount
+    from rollyard.core.sandbox import Resources as Resources
+    from rollyard.core.sandbox import SandboxSpec as SandboxSpec
+    from rollyard.core.task import Task as Task
+
+__version__ = "0.1.0"
+
+# public name -> module that holds it
+_NAMES: dict[str, str] = {
+    "Error": "rollyard.core.errors",
+    "Limits": "rollyard.core.limits",
+    "Resources": "rollyard.core.sandbox",
+    "SandboxSpec": "rollyard.core.sandbox",
+    "Mount": "rollyard.core.sandbox",
+    "Exit": "rollyard.core.sandbox",
+    "Capabilities": "rollyard.core.sandbox",
+    "Message": "rollyard.core.message",
+    "Task": "rollyard.core.task",
+    "Rollout": "rollyard.core.rollout",
+    "Verdict": "rollyard.core.rollout",
+}
+_ROOMS = ("core",)
+
+__all__ = ["__version__", *_NAMES, *_ROOMS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        value = getattr(import_module(_NAMES[name]), name)
+    elif name in _ROOMS:
+        value = import_module(f"rollyard.{name}")
+    else:
+        raise AttributeError(f"module 'rollyard' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

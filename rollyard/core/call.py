@@ -1,0 +1,177 @@
+"""`Call`: one request of an agent. `Reply`: the policy's answer, with the tokens it sampled. `CallRecord`: both as the
+store keeps them.
+
+Token ids and logprobs are packed arrays (`array("i")`, `array("d")`): small, exact, and never JSON. `None` means unknown;
+an empty array means that there were none.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from rollyard.core.message import Message, ToolSpec
+
+Dialect = Literal["chat", "completions", "responses", "messages", "gemini"]
+CallKind = Literal["agent", "subagent", "auxiliary", "compaction"]
+Finish = Literal["stop", "tool_calls", "length", "refusal", "budget", "error"]
+CaptureLevel = Literal["tokens", "logprobs", "text", "none"]
+Edge = Literal["root", "extends", "retry_of", "compacted_from", "spawned_by"]
+PromptSource = Literal["bridge", "render", "engine"]
+
+Ids = array  # array("i"): token ids
+Floats = array  # array("d"): logprobs
+
+
+def ids(values: Any = ()) -> array[int]:
+    return array("i", values)
+
+
+def floats(values: Any = ()) -> array[float]:
+    return array("d", values)
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters; `None` is unset. `extra` holds what a provider has and others do not."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tool_choice: str | None = None  # JSON text or a bare word
+    parallel_tool_calls: bool | None = None
+    reasoning: str | None = None  # JSON text of the provider's thinking/effort option
+    response_format: str | None = None  # JSON text
+    extra: Mapping[str, Any] = {}
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One decoded request. `raw` is the body as received; `headers` holds only the allow-listed ones, lower case."""
+
+    id: str
+    rollout_id: str
+    dialect: Dialect
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    tools_digest: bytes = b""
+    sampling: Sampling = Sampling()
+    stream: bool = False
+    include_usage: bool = False
+    kind: CallKind = "agent"
+    thread: str | None = None
+    parent_thread: str | None = None
+    raw: bytes = b""
+    headers: Mapping[str, str] = {}
+    received_at: float = 0.0
+    prompt_ids: array[int] | None = None  # set by a renderer, for a policy that takes tokens
+    prompt_source: PromptSource | None = None
+    parent_call_id: str | None = None
+    inserted: tuple[tuple[int, int], ...] = ()  # half-open ranges of prompt_ids that no model sampled
+    break_reason: str | None = None
+    options: Mapping[str, Any] = {}  # per-session settings for the policy (model override, base url, caps)
+
+
+class VersionSpan(msgspec.Struct, frozen=True):
+    """Tokens `start:end` of a completion were sampled by policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class TokenText(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sampled token as text, with the alternatives the engine named."""
+
+    text: str
+    logprob: float | None = None
+    top: tuple[tuple[str, float], ...] = ()
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete answer. `raw` is the upstream's own body when there was one, `raw_dialect` its format."""
+
+    message: Message
+    finish: Finish = "stop"
+    stop_reason: str | None = None
+    usage: Usage = Usage()
+    model: str | None = None
+    prompt_ids: array[int] | None = None
+    completion_ids: array[int] | None = None
+    logprobs: array[float] | None = None
+    tokens: tuple[TokenText, ...] = ()
+    inserted: tuple[tuple[int, int], ...] = ()
+    prompt_source: PromptSource | None = None
+    capture: CaptureLevel = "text"
+    version_start: int | None = None
+    version_end: int | None = None
+    spans: tuple[VersionSpan, ...] = ()
+    sampling: Sampling | None = None  # what was really used
+    logprobs_mode: Literal["raw", "processed"] | None = None
+    engine: Mapping[str, Any] = {}
+    trainable: bool = True
+    flaws: tuple[str, ...] = ()  # why this turn cannot be trained on
+    raw: bytes = b""
+    raw_dialect: Dialect | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+
+
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as the store keeps it: placed in the trajectory, history by reference. `new_nodes` are ids of the nodes this
+    call added; `leaf` is the node of its answer (None when it failed)."""
+
+    id: str
+    rollout_id: str
+    seq: int
+    dialect: Dialect
+    kind: CallKind
+    edge: Edge
+    parent_call_id: str | None = None
+    break_reason: str | None = None
+    first_mismatch: int | None = None
+    thread: str | None = None
+    parent_thread: str | None = None
+    model_requested: str = ""
+    model_served: str | None = None
+    leaf: int | None = None
+    prompt_leaf: int | None = None
+    new_nodes: tuple[int, ...] = ()
+    tools_digest: bytes = b""
+    capture: CaptureLevel = "text"
+    prompt_source: PromptSource | None = None
+    finish: Finish | None = None
+    stop_reason: str | None = None
+    version_start: int | None = None
+    version_end: int | None = None
+    spans: tuple[VersionSpan, ...] = ()
+    requested: Sampling = Sampling()
+    effective: Sampling | None = None
+    logprobs_mode: str | None = None
+    engine: Mapping[str, Any] = {}
+    usage: Usage = Usage()
+    trainable: bool = True
+    flaws: tuple[str, ...] = ()
+    error: str | None = None
+    raw_request: bytes = b""  # digest of the stored request body
+    raw_response: bytes = b""
+    received_at: float = 0.0
+    started_at: float | None = None
+    finished_at: float | None = None

@@ -1,0 +1,238 @@
+"""The one tree of errors.
+
+    Error
+    ├── ConfigError                bad input or settings; nothing was started
+    │   ├── UnknownName            a name no registry knows; lists those that exist
+    │   ├── MissingExtra           an optional package is not installed; carries the pip command
+    │   ├── Unsupported            a capability or option this part does not have
+    │   └── IsolationTooWeak       the sandbox cannot give the isolation that was asked for
+    ├── SandboxError               boundary: sandbox
+    │   ├── SandboxUnavailable     it was never made, or may be asked again (rate limit, capacity, refused)
+    │   ├── SandboxInterrupted     a call broke after it was sent: repeat only what is idempotent
+    │   ├── StreamDropped          a stream broke while the program runs on: reattach, never run again
+    │   ├── SandboxGone            the sandbox is dead: open another
+    │   ├── CommandTimeout         a stage's command ran past its limit
+    │   ├── CommandFailed          a command that had to succeed did not; carries code and output
+    │   └── PathError              a file operation failed inside the sandbox (missing, full, not permitted)
+    ├── AgentError                 boundary: agent
+    │   ├── AgentInstallFailed
+    │   ├── AgentTimeout
+    │   └── AgentParked            no call in flight, no CPU, no output
+    ├── GateError                  boundary: gate
+    │   ├── BadRequest             not decodable in its dialect (HTTP 400)
+    │   ├── Unauthorized           unknown or malformed key (401)
+    │   ├── SessionClosed          the key's rollout is over (409)
+    │   ├── TooLarge               (413)
+    │   └── GateUnreachable        the sandbox cannot reach the gate
+    ├── PolicyError                boundary: policy
+    │   ├── UpstreamError          the model server said no; carries its status
+    │   ├── PolicyClosed           nobody answers any more
+    │   └── ReplyRefused           a second, late or invalid reply
+    ├── VerifierError              boundary: verifier
+    ├── EnvError                   boundary: env
+    └── StoreError                 boundary: store
+        └── LeaseLost              another owner holds the claim now
+
+Every error knows three things: the boundary it crossed, how it may be tried again (a property of its type, never of its
+text), and what the user can do next (`hint`). Values that could hold a secret are never put into the message.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+Boundary = Literal["sandbox", "agent", "gate", "policy", "verifier", "env", "store"]
+Retry = Literal["safe", "if_idempotent", "reattach", "gone", "timeout", "configuration", "never"]
+
+
+class Error(Exception):
+    """Root of everything this package raises on purpose."""
+
+    boundary: ClassVar[Boundary | None] = None
+    retry: ClassVar[Retry] = "never"
+
+    def __init__(self, message: str, *, hint: str | None = None, rollout_id: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.rollout_id = rollout_id
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class ConfigError(Error):
+    retry: ClassVar[Retry] = "configuration"
+
+
+class UnknownName(ConfigError):
+    def __init__(self, kind: str, name: str, known: list[str] | tuple[str, ...], *, hint: str | None = None) -> None:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, known, n=1)
+        listing = ", ".join(sorted(known)) or "none"
+        guess = f"did you mean {near[0]!r}? " if near else ""
+        super().__init__(f"no {kind} named {name!r}; {guess}known: {listing}", hint=hint)
+        self.name = name
+        self.known = tuple(known)
+
+
+class MissingExtra(ConfigError):
+    def __init__(self, package: str, extra: str, *, why: str) -> None:
+        super().__init__(f"{why} needs the package {package!r}", hint=f"pip install 'rollyard[{extra}]'")
+        self.extra = extra
+
+
+class Unsupported(ConfigError):
+    """What was asked for is real, but this part cannot do it; the message names the part and the option."""
+
+
+class IsolationTooWeak(ConfigError):
+    boundary: ClassVar[Boundary | None] = "sandbox"
+
+
+class SandboxError(Error):
+    boundary: ClassVar[Boundary | None] = "sandbox"
+
+
+class SandboxUnavailable(SandboxError):
+    retry: ClassVar[Retry] = "safe"
+
+    def __init__(self, message: str, *, retry_after: float | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
+
+
+class SandboxInterrupted(SandboxError):
+    retry: ClassVar[Retry] = "if_idempotent"
+
+
+class StreamDropped(SandboxError):
+    retry: ClassVar[Retry] = "reattach"
+
+
+class SandboxGone(SandboxError):
+    retry: ClassVar[Retry] = "gone"
+
+
+class CommandTimeout(SandboxError):
+    retry: ClassVar[Retry] = "timeout"
+
+
+class CommandFailed(SandboxError):
+    def __init__(
+        self, message: str, *, exit_code: int | None, stdout: str = "", stderr: str = "", hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+class PathError(SandboxError):
+    """Carries the errno name, so that callers tell a missing path (`ENOENT`) from a full disk (`ENOSPC`)."""
+
+    def __init__(self, path: str, errno_name: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{path}: {errno_name}", hint=hint)
+        self.path = path
+        self.errno_name = errno_name
+
+
+class AgentError(Error):
+    boundary: ClassVar[Boundary | None] = "agent"
+
+
+class AgentInstallFailed(AgentError):
+    retry: ClassVar[Retry] = "safe"
+
+
+class AgentTimeout(AgentError):
+    retry: ClassVar[Retry] = "timeout"
+
+
+class AgentParked(AgentError):
+    retry: ClassVar[Retry] = "safe"
+
+
+class GateError(Error):
+    """An answer to the agent; `status` is its HTTP status, `code` its short machine word."""
+
+    boundary: ClassVar[Boundary | None] = "gate"
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+
+class BadRequest(GateError):
+    status: ClassVar[int] = 400
+    code: ClassVar[str] = "invalid_request_error"
+
+
+class Unauthorized(GateError):
+    status: ClassVar[int] = 401
+    code: ClassVar[str] = "authentication_error"
+
+
+class SessionClosed(GateError):
+    status: ClassVar[int] = 409
+    code: ClassVar[str] = "session_closed"
+
+
+class TooLarge(GateError):
+    status: ClassVar[int] = 413
+    code: ClassVar[str] = "request_too_large"
+
+
+class GateUnreachable(GateError):
+    status: ClassVar[int] = 503
+    code: ClassVar[str] = "gate_unreachable"
+    retry: ClassVar[Retry] = "safe"
+
+
+class PolicyError(Error):
+    boundary: ClassVar[Boundary | None] = "policy"
+
+
+class UpstreamError(PolicyError):
+    """The model server's refusal. `body` is its raw answer, for the host's log and for relaying a status; it never
+    reaches another rollout."""
+
+    retry: ClassVar[Retry] = "safe"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        body: bytes = b"",
+        retry_after: float | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.body = body
+        self.retry_after = retry_after
+
+
+class PolicyClosed(PolicyError):
+    pass
+
+
+class ReplyRefused(PolicyError):
+    pass
+
+
+class VerifierError(Error):
+    boundary: ClassVar[Boundary | None] = "verifier"
+
+
+class EnvError(Error):
+    boundary: ClassVar[Boundary | None] = "env"
+
+
+class StoreError(Error):
+    boundary: ClassVar[Boundary | None] = "store"
+    retry: ClassVar[Retry] = "safe"
+
+
+class LeaseLost(StoreError):
+    retry: ClassVar[Retry] = "never"

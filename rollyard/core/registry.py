@@ -1,0 +1,28 @@
+"""Names to things, by entry points: built-ins and third parties come through the same door.
+
+`load("rollyard.agents", "pi")` imports one entry and nothing else. A dotted path (`package.module:attribute`) is accepted
+wherever a name is.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import Any
+
+from rollyard.core.errors import ConfigError, UnknownName
+
+
+def names(group: str) -> list[str]:
+    return sorted({entry.name for entry in metadata.entry_points(group=group)})
+
+
+def load(group: str, name: str) -> Any:
+    if ":" in name and not name.startswith((".", "/")):
+        module, _, attribute = name.partition(":")
+        try:
+            return getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"cannot load {name!r}: {error}") from error
+    for entry in metadata.entry_points(group=group, name=name):
+        return entry.load()
+    raise UnknownName(group.removeprefix("rollyard.").rstrip("s"), name, names(group))

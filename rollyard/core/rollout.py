@@ -1,0 +1,125 @@
+"""A `Rollout` is one attempt at one task, as it ended; a `Verdict` is the evidence behind its reward.
+
+`reward` is None when it was never computed. A failed rollout carries a `Failure`: the boundary it broke at, the cause, and
+what may be done with it, all from one table in `runs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from rollyard.core.errors import Boundary
+from rollyard.core.events import AgentEvent
+from rollyard.core.task import Grade, Task
+
+Status = Literal["completed", "agent_error", "infra_error", "timeout", "cancelled", "budget"]
+Mode = Literal["black_box", "transparent_proxy", "interception_gate"]
+MODES: tuple[Mode, ...] = ("black_box", "transparent_proxy", "interception_gate")
+
+
+class CommandRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One setup or verify command with its own exit code; None when it timed out or was lost."""
+
+    command: str
+    exit_code: int | None
+    stdout: str = ""
+    stderr: str = ""
+    duration_s: float = 0.0
+    timed_out: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`status` is `scored`, or says why there is no reward. `parts` are named numbers, `checks` named booleans."""
+
+    reward: float | None = None
+    status: Literal["scored", "failed", "skipped", "none"] = "scored"
+    grade: Grade | None = None
+    parts: Mapping[str, float] = {}
+    checks: Mapping[str, bool] = {}
+    log: str = ""
+    error: str | None = None
+    commands: tuple[CommandRecord, ...] = ()
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    boundary: Boundary
+    cause: str  # the error's type
+    message: str
+    stage: str
+    retry: bool
+    grade: bool
+    trainable: bool
+    hint: str | None = None
+
+
+class StageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    started_at: float
+    duration_s: float
+    error: str | None = None
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One model call as people and trainers read it (R1)."""
+
+    call_id: str
+    kind: str
+    request: Mapping[str, Any]
+    response: Mapping[str, Any]
+    messages: list[Any] = []
+    completion_tokens: list[str] = []
+    completion_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    finish_reason: str | None = None
+    latency_s: float | None = None
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: str
+    task: Task
+    attempt: int = 0
+    run_id: str | None = None
+    group_id: str | None = None
+    episode_id: str | None = None
+    agent: str = ""
+    agent_version: str | None = None
+    mode: Mode = "transparent_proxy"
+    sandbox_id: str | None = None
+    sandbox: str = ""
+    isolation: str | None = None
+    image: str | None = None
+    seed: int | None = None
+    labels: Mapping[str, str] = {}
+    status: Status = "completed"
+    stop_reason: str | None = None
+    verdict: Verdict | None = None
+    failure: Failure | None = None
+    setup: tuple[CommandRecord, ...] = ()
+    stages: tuple[StageRecord, ...] = ()
+    events: tuple[AgentEvent, ...] = ()
+    exit_code: int | None = None
+    log_tail: str = ""
+    gate_log_tail: str | None = None
+    files: Mapping[str, bytes] = {}
+    artifacts: Mapping[str, str] = {}  # name -> blob digest
+    diff: str | None = None
+    calls: int = 0
+    usage: Mapping[str, int] = {}
+    started_at: float = 0.0
+    wall_s: float = 0.0
+    fence: int | None = None
+
+    @property
+    def reward(self) -> float | None:
+        return self.verdict.reward if self.verdict is not None else None
+
+    @property
+    def trainable(self) -> bool:
+        return self.failure is None or self.failure.trainable
+
+    @property
+    def error(self) -> str | None:
+        return self.failure.message if self.failure is not None else None

@@ -1,0 +1,158 @@
+"""What a sandbox is asked for (`SandboxSpec`), what it can do (`Capabilities`) and what comes back (`Exit`, `Stat`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from rollyard.core.errors import ConfigError
+
+Isolation = Literal["none", "landlock", "namespace", "container", "gvisor", "microvm"]
+ISOLATION_ORDER: tuple[Isolation, ...] = ("none", "landlock", "namespace", "container", "gvisor", "microvm")
+Network = Literal["none", "allowlist", "host"]
+Lifetime = Literal["owner", "ttl"]
+
+
+def at_least(got: Isolation, wanted: Isolation) -> bool:
+    return ISOLATION_ORDER.index(got) >= ISOLATION_ORDER.index(wanted)
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`None` means the backend's default, which `Capabilities` documents."""
+
+    cpus: float | None = None
+    memory_mb: int | None = None
+    disk_mb: int | None = None
+    pids: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("cpus", "memory_mb", "disk_mb", "pids"):
+            value = getattr(self, name)
+            if value is not None and (not math.isfinite(value) or value <= 0):
+                raise ConfigError(f"resources.{name} must be a positive number, got {value!r}")
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A host (or remote) directory shown in the sandbox. Hosts honour only directories on their allow-list."""
+
+    local_dir: str  # inside the sandbox
+    remote_dir: str  # on the host, or at the provider
+    id: str | None = None
+    writable: bool = False
+
+
+class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`image` is `host`, a known image or alias, a snapshot id, a directory, a tar or an OCI archive. `layers` are ids of
+    read-only additions on top of it, lowest first. `disk="tmpfs"` bounds the writable part hard and in memory."""
+
+    image: str = "host"
+    layers: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    env: Mapping[str, str] = {}
+    labels: Mapping[str, str] = {}
+    workdir: str | None = None
+    user: str | None = None
+    ttl_s: float = 3600.0
+    idle_ttl_s: float | None = None
+    boot_s: float = 15.0
+    resources: Resources = Resources()
+    disk: Literal["tmpfs", "disk"] = "disk"
+    network: Network = "none"
+    allowed_hosts: tuple[str, ...] = ()
+    min_isolation: Isolation = "landlock"
+    allow_unsafe: bool = False
+    lifetime: Lifetime = "owner"
+    options: Mapping[str, str] = {}  # backend-specific, checked against that backend's allow-list
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ttl_s < 30 * 86400:
+            raise ConfigError(f"ttl_s must be between 0 and 30 days, got {self.ttl_s!r}")
+        for name, value in self.env.items():
+            if not name or "=" in name or "\0" in name or "\0" in value:
+                raise ConfigError(f"environment variable name {name!r} cannot be passed to a program")
+        if self.network == "allowlist" and not self.allowed_hosts:
+            raise ConfigError("network='allowlist' needs allowed_hosts", hint="name the hosts, or use network='none'")
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend can do. False means that a call for it raises `Unsupported` before anything happens."""
+
+    isolation: Isolation
+    images: bool = False
+    layers: bool = False
+    mounts: bool = False
+    snapshot: bool = False
+    pause: bool = False
+    stdin: bool = False
+    users: bool = False
+    root: bool = False
+    listen: bool = False
+    dial: bool = False
+    network_none: bool = False
+    network_allowlist: bool = False
+    attach: bool = False
+    list: bool = False
+    ttl: bool = False
+    idle_ttl: bool = False
+    extend: bool = False
+    lifetime_ttl: bool = False
+    bytes_exact: bool = False
+    tree_kill: bool = False
+    memory_limit: bool = False
+    pids_limit: bool = False
+    cpu_limit: bool = False
+    disk_limit: bool = False
+    pool: bool = False
+    max_ttl_s: float | None = None
+    max_concurrent: int | None = None
+    creates_per_s: float | None = None
+    max_read_bytes: int | None = None
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program ended. A non-zero code is a value, not an error; `exit_code` is None when it timed out or was lost."""
+
+    exit_code: int | None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    timed_out: bool = False
+    signal: int | None = None
+    oom: bool = False
+    lost: bool = False
+    truncated: bool = False
+    duration_s: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def text(self) -> str:
+        """stdout then stderr, as text; undecodable bytes are shown, not dropped."""
+        return (self.stdout + self.stderr).decode("utf-8", "backslashreplace")
+
+
+class Stat(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    kind: Literal["file", "dir", "symlink", "other"]
+    size: int
+    mode: int
+    mtime: float
+    target: str | None = None
+
+
+class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `Backend.list`."""
+
+    id: str
+    backend: str
+    image: str
+    isolation: Isolation
+    labels: Mapping[str, str]
+    created_at: float
+    expires_at: float | None
+    pid: int | None = None
+    state: str = "running"

@@ -1,0 +1,123 @@
+"""A `Task` is frozen data: what to do, where, within which limits, and how it is judged. Loading one from a folder, a row
+or a class is the `tasks` room's work; running one is `runs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from rollyard.core.limits import Limits
+from rollyard.core.sandbox import Resources
+
+Grade = Literal["sealed", "shared", "live"]
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A file to put into the sandbox: inline `data`, or a host `source` (file or directory)."""
+
+    path: str
+    data: bytes | None = None
+    source: str | None = None
+    mode: int | None = None
+
+
+class McpServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An MCP server the agent may use: `command` for stdio, `url` for streamable HTTP or SSE."""
+
+    name: str
+    transport: Literal["stdio", "http", "sse"] = "http"
+    url: str | None = None
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    headers: Mapping[str, str] = {}
+
+
+class Healthcheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    command: str
+    interval_s: float = 5.0
+    timeout_s: float = 30.0
+    start_period_s: float = 0.0
+    start_interval_s: float = 5.0
+    retries: int = 3
+
+
+class Artifact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    source: str
+    destination: str | None = None
+    exclude: tuple[str, ...] = ()
+    service: str | None = None
+
+
+class CollectHook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    command: str
+    service: str = "main"
+    timeout_s: float = 60.0
+    user: str | None = None
+
+
+class VerifierSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the task is judged. `kind` names a verifier in the registry; `options` are its own."""
+
+    kind: str
+    grade: Grade = "sealed"
+    image: str | None = None
+    build: str | None = None  # host directory with a Dockerfile
+    env: Mapping[str, str] = {}
+    user: str | None = None
+    timeout_s: float | None = None
+    network: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    collect: tuple[CollectHook, ...] = ()
+    resources: Resources | None = None
+    options: Mapping[str, Any] = {}
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step of a multi-step task; all steps share one sandbox."""
+
+    name: str
+    instruction: str
+    workdir_files: str | None = None  # host directory laid over the working directory before the step
+    verifier: VerifierSpec | None = None
+    min_reward: Mapping[str, float] | None = None
+    agent_timeout_s: float | None = None
+    agent_user: str | None = None
+    healthcheck: Healthcheck | None = None
+    artifacts: tuple[Artifact, ...] = ()
+    solution: str | None = None
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`digest` is the identity of its content; `id` is its name inside its taskset. `source` is the host folder it came
+    from, `build` the folder with its Dockerfile, `solution` the host folder the oracle runs."""
+
+    id: str
+    instruction: str
+    digest: str = ""
+    image: str = "host"
+    build: str | None = None
+    compose: str | None = None
+    layers: tuple[str, ...] = ()
+    files: tuple[File, ...] = ()
+    env: Mapping[str, str] = {}
+    workdir: str | None = None
+    user: str | None = None  # the agent's
+    setup: tuple[str, ...] = ()
+    limits: Limits | None = None
+    resources: Resources = Resources()
+    network: str | None = None  # none | allowlist | host; None: none
+    allowed_hosts: tuple[str, ...] = ()
+    healthcheck: Healthcheck | None = None
+    mcp: tuple[McpServer, ...] = ()
+    skills: str | None = None
+    artifacts: tuple[Artifact, ...] = ()
+    verifier: VerifierSpec | None = None
+    solution: str | None = None
+    solution_env: Mapping[str, str] = {}
+    steps: tuple[Step, ...] = ()
+    step_reward: Literal["mean", "final"] = "mean"
+    history: str | None = None  # ATIF prior context, JSON text
+    metadata: Mapping[str, Any] = {}
+    source: str | None = None
