@@ -43,8 +43,6 @@ _NAMES: dict[str, str] = {
 }
 _ROOMS = ("core",)
 
-__all__ = ["__version__", *_NAMES, *_ROOMS]
-
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
@@ -58,4 +56,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(["__version__", *_NAMES, *_ROOMS])

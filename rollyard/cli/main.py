@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
-import click
 import typer
+from typer.core import TyperGroup
 
+from rollyard import __version__
 from rollyard.core.errors import ConfigError, Error
 
 # verb -> the one line shown in `rollyard --help`
@@ -22,59 +23,57 @@ VERBS: dict[str, str] = {
 OK, ROLLOUTS_FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
 
 
-class Verbs(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
+class Verbs(TyperGroup):
+    """Commands are found by name in `VERBS`; `--help` reads the table and imports nothing."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
         command = typer.main.get_command(import_module(f"rollyard.cli.{cmd_name}").app)
         command.name = cmd_name
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], list(VERBS), n=1)
-            if near:
-                error.message += f" Did you mean {near[0]!r}?"
-            raise
+        formatter.write_paragraph()
+        formatter.write_text("`rollyard VERB --help` says more about each. Every verb takes --json.")
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
-@click.version_option(package_name="rollyard")
-@click.pass_context
-def app(ctx: click.Context) -> None:
+app = typer.Typer(
+    cls=Verbs,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"rollyard {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def rollyard(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
     """Run any CLI coding agent, in any sandbox, on any task, and keep every token."""
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        typer.echo(ctx.get_help())
 
 
-def main(args: list[str] | None = None) -> Any:
+def main() -> None:
     """Errors of ours become one line on stderr and the right exit code; anything else is a bug and shows its trace."""
     try:
-        result = app.main(args=args, prog_name="rollyard", standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(130)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(USAGE)
-    except ConfigError as error:
-        click.echo(f"rollyard: {error}", err=True)
-        sys.exit(USAGE)
+        app(prog_name="rollyard")
     except Error as error:
-        click.echo(f"rollyard: {error}", err=True)
-        sys.exit(INFRASTRUCTURE)
-    sys.exit(result if isinstance(result, int) else OK)
+        typer.echo(f"rollyard: {error}", err=True)
+        sys.exit(USAGE if isinstance(error, ConfigError) else INFRASTRUCTURE)
