@@ -86,7 +86,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     parent_call_id: str | None = None
     inserted: tuple[tuple[int, int], ...] = ()  # half-open ranges of prompt_ids that no model sampled
     break_reason: str | None = None
-    options: Mapping[str, Any] = {}  # per-session settings for the policy (model override, base url, caps)
+    # settings of this session for the policy: model, base_url, api_key, max_tokens_cap, disable_thinking, sampling
+    options: Mapping[str, Any] = {}
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
