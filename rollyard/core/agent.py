@@ -1,13 +1,17 @@
 """An `Agent` is data: what to install, what to write, how to start it, how to read what it prints.
 
-At most three functions fill in where data cannot: `command`, `config`, `events`. A `Launch` is what they are given: the one
-rollout's instruction, places, endpoint and options. Nothing here runs anything.
+Values are templates. `{instruction}`, `{model}`, `{root_url}`, `{base_url}`, `{key}`, `{home}`, `{workdir}`, `{prefix}`,
+`{context_window}` and the options' own names are replaced in one pass, as data: never by a shell, and never twice. A file
+is text, or a tree of mappings and lists that is serialised *after* its strings were replaced, so that no value can break
+out of its JSON, TOML or YAML. At most three functions fill in where data cannot: `command`, `config`, `events`.
+
+A `Launch` is what one start is given: the rollout's instruction, places, endpoint and options. Nothing here runs anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,10 +20,12 @@ from rollyard.core.events import AgentEvent
 from rollyard.core.sandbox import Isolation
 from rollyard.core.task import McpServer
 
-Switch = Literal["system_prompt", "disabled_tools", "mcp", "disable_thinking", "max_tokens"]
+Switch = Literal["system_prompt", "disabled_tools", "disable_thinking", "max_tokens"]
+McpStyle = Literal["claude", "gemini", "codex", "opencode", "goose", "openhands"]
+Tree = Mapping[str, Any]
 
 
-class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A read-only addition built on the host. Versions are pinned; `node`/`python` are the interpreters it carries."""
 
     npm: tuple[str, ...] = ()
@@ -47,7 +53,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     context_window: int = 128_000
     dialect: Dialect | None = None
-    solution: str | None = None
+    solution: str | None = None  # the path in the sandbox of the task's solution script, for the oracle
     allow_unsafe: bool = False
 
     @property
@@ -55,29 +61,62 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.root_url}/v1"
 
 
-class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`argv`, `env` and `files` values are templates: `{instruction}`, `{model}`, `{root_url}`, `{base_url}`, `{key}`,
-    `{home}`, `{workdir}`, `{prefix}` are replaced as whole values, never by a shell."""
+class Addition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What an option or a dialect adds: arguments at the agent's `{options}` place, variables, and files. Trees for a file
+    that exists are merged into it."""
+
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    files: Mapping[str, str | Tree] = {}
+
+
+class Mcp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Where and how an agent reads its MCP servers: the file, the key in it, and whose format the entries have.
+
+    `secret` is how that file refers to the variable that holds the gate's key (`"${ROLLYARD_KEY}"`), so that the key itself
+    stays out of the file. `adds` is what having any server adds."""
+
+    style: McpStyle
+    file: str
+    key: str = "mcpServers"
+    secret: str | None = None
+    transports: tuple[Literal["stdio", "http", "sse"], ...] = ("stdio", "http")
+    adds: Addition = Addition()
+
+
+class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """`wires` is what each dialect it can speak adds, the default one first; `options` what each option it honours adds.
+    An option that is not a key there is refused by name before anything opens."""
 
     name: str
     version: str | None = None
     summary: str = ""
-    dialect: Dialect | None = None
-    dialects: tuple[Dialect, ...] = ()
     layer: LayerSpec = LayerSpec()
     check: tuple[str, ...] = ()  # an argv that succeeds when the agent is installed
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
-    files: Mapping[str, str] = {}
-    mcp: Literal["none", "stdio", "http", "both"] = "none"
+    files: Mapping[str, str | Tree] = {}
+    wires: Mapping[Dialect, Addition] = {}
+    options: Mapping[Switch, Addition] = {}
+    mcp: Mcp | None = None
     artifacts: tuple[str, ...] = ()  # globs under {home} or {workdir}
     root: Literal["ok", "refuses", "needs"] = "ok"
-    needs_isolation: Isolation | None = (
-        None  # its permission-skipping flags are used only at this isolation or stronger
-    )
-    switches: tuple[Switch, ...] = ()
+    needs_isolation: Isolation | None = None  # nobody is asked before its commands run: this isolation or stronger
     subagents: bool = False
     lingers: bool = False  # its process outlives its last event
+    says_done: bool = False  # its output says how it ended; an exit without that event is a failure
+    turns_end_with_text: bool = True  # a reply without a tool call ends it
+    off: tuple[str, ...] = ()  # what it would do on its own, and is told not to; for the table of agents
     command: Callable[[Launch], list[str]] | None = None
     config: Callable[[Launch], Mapping[str, bytes]] | None = None
     events: Callable[[str], Iterable[AgentEvent]] | None = None
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """The one it speaks unless told otherwise; None when it calls no model."""
+        return next(iter(self.wires), None)
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The options it honours, by name; asking for any other is refused before anything opens."""
+        return (*self.options, *(("mcp",) if self.mcp is not None else ()))
