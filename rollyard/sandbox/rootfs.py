@@ -8,11 +8,13 @@ import msgspec
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """A host directory shown at `target`. `writable` puts a private overlay over it; otherwise it is bound read-only."""
+    """A host directory shown at `target`. `writable` puts a private overlay over it; otherwise it is bound read-only.
+    `over` are frozen uppers of earlier such overlays, topmost first: the overlay's lowers are `(*over, source)`."""
 
     target: str
     source: str
     writable: bool = False
+    over: tuple[str, ...] = ()
 
 
 class Rootfs(msgspec.Struct, frozen=True, kw_only=True):

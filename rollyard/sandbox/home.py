@@ -1,0 +1,31 @@
+"""Where things are kept on this machine: what must last (`data_home`) and what can be fetched again (`cache_home`).
+
+Both are private to the user (0700): a sandbox's upper directory or an image may hold what other users must not read.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def data_home() -> Path:
+    """`$ROLLYARD_HOME`, else `$XDG_DATA_HOME/rollyard`, else `~/.local/share/rollyard`."""
+    if chosen := os.environ.get("ROLLYARD_HOME"):
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share").absolute() / "rollyard"
+
+
+def cache_home() -> Path:
+    """`$ROLLYARD_CACHE`, else `$XDG_CACHE_HOME/rollyard`, else `~/.cache/rollyard`."""
+    if chosen := os.environ.get("ROLLYARD_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache").absolute() / "rollyard"
+
+
+def private_dir(path: Path) -> Path:
+    """The directory, made with its parents when it was absent; only its owner may enter what was made."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
