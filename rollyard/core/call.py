@@ -74,6 +74,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     tools_digest: bytes = b""
     sampling: Sampling = Sampling()
     stream: bool = False
+    framing: Literal["sse", "array"] = "sse"  # how a stream is framed: Gemini also knows a JSON array
     include_usage: bool = False
     kind: CallKind = "agent"
     thread: str | None = None

@@ -1,18 +1,20 @@
 """The shape every dialect has: pure functions between bytes and `Call`/`Reply`. No I/O, no state but the memo it is given.
 
 Two directions. Facing an agent: `decode` its request, `encode` the answer (whole, or as SSE frames). Facing an upstream:
-`encode_request`, then `decode_reply` (or feed an `Accumulator` with its stream).
+`encode_request`, then `decode_reply` (or feed an `Accumulator` with its stream). Bytes from either side are hostile: the
+only errors that leave a codec are `BadRequest` and `TooLarge` (agent side) and `UpstreamError` (upstream side).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from rollyard.core.call import Call, Dialect, Reply, Sampling
-from rollyard.core.message import Message
+
+MAX_BODY = 48 * 2**20  # bytes of one request; `decode` raises TooLarge above it
 
 # digest of one raw history item -> its canonical messages; kept per session, so an old item is hashed, not parsed again
 Memo = MutableMapping[bytes, Any]
@@ -24,9 +26,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     rollout_id: str
     body: bytes
-    headers: Mapping[str, str]  # lower-case names
+    headers: Mapping[str, str]  # lower-case names, already allow-listed: they become `Call.headers`
     model: str | None = None  # from the path (Gemini)
     stream: bool | None = None  # from the path (Gemini)
+    framing: Literal["sse", "array"] = "sse"  # from the query (Gemini)
     received_at: float = 0.0
 
 
@@ -41,12 +44,16 @@ class Accumulator(Protocol):
 
 class Codec(Protocol):
     name: Dialect
-    upstream_path: str  # where an upstream serves it, below its base url (`/chat/completions` below `/v1`)
+    upstream_path: str  # where an upstream serves it, below its base url; Gemini's holds `{model}`
 
     def decode(self, request: Request, memo: Memo | None = None) -> Call: ...
     def encode(self, call: Call, reply: Reply) -> bytes: ...
     def stream(self, call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]:
-        """SSE frames of a whole reply. `opened` is True when `opening` was sent already."""
+        """Frames of a whole reply. `opened` is True when `opening` was sent already."""
+        ...
+
+    def stream_type(self, call: Call) -> str:
+        """The content type of what `stream` yields."""
         ...
 
     def opening(self, call: Call) -> bytes:
@@ -61,16 +68,14 @@ class Codec(Protocol):
     def stream_error(self, call: Call, status: int, code: str, message: str) -> bytes: ...
     def encode_request(self, call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
         """A non-streaming request body for an upstream of this dialect, from any call whatever dialect it came in.
-        `extra` is merged at the top level (token id and logprob requests)."""
+        `extra` is merged at the top level (token id and logprob requests). A call that came in this very dialect is
+        patched, not rebuilt, so nothing its agent sent is lost: drop its `raw` when you have changed its messages."""
         ...
 
-    def decode_reply(self, body: bytes) -> Reply: ...
-    def accumulator(self) -> Accumulator: ...
+    def decode_reply(self, body: bytes, call: Call | None = None) -> Reply:
+        """With `call`, tool names that were flattened for the upstream come back in their namespace."""
+        ...
+
+    def accumulator(self, call: Call | None = None) -> Accumulator: ...
     def models(self, names: list[str]) -> bytes: ...
     def count_tokens(self, count: int) -> bytes: ...
-
-
-def text_message(text: str) -> Message:
-    from rollyard.core.message import Text
-
-    return Message("assistant", (Text(text),))

@@ -1,0 +1,87 @@
+"""Which dialect and endpoint a path means. Paths are matched with and without `/v1`, and below an optional
+`/r/{rollout_id}` prefix: agents join base URLs in different ways, and a path that names its rollout must agree with the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+from urllib.parse import unquote
+
+import msgspec
+
+from rollyard.core.call import Dialect
+
+Endpoint = Literal["generate", "models", "count_tokens"]
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """`model` and `stream` are None where the body says them; `framing` is how Gemini wants its stream."""
+
+    dialect: Dialect
+    endpoint: Endpoint
+    model: str | None = None
+    stream: bool | None = None
+    framing: Literal["sse", "array"] = "sse"
+    rollout_id: str | None = None
+
+
+_FIXED: dict[tuple[str, str], tuple[Dialect, Endpoint]] = {
+    ("POST", "chat/completions"): ("chat", "generate"),
+    ("POST", "completions"): ("completions", "generate"),
+    ("POST", "responses"): ("responses", "generate"),
+    ("POST", "responses/input_tokens"): ("responses", "count_tokens"),
+    ("POST", "messages"): ("messages", "generate"),
+    ("POST", "messages/count_tokens"): ("messages", "count_tokens"),
+    ("GET", "models"): ("chat", "models"),
+}
+_GEMINI: dict[str, tuple[Endpoint, bool]] = {
+    "generateContent": ("generate", False),
+    "streamGenerateContent": ("generate", True),
+    "countTokens": ("count_tokens", False),
+}
+_VERSIONS = ("v1", "v1beta", "v1alpha")
+
+
+def route(method: str, path: str, query: Mapping[str, str] | None = None, *, anthropic: bool = False) -> Route | None:
+    """The route of a request, or None. `path` has no query; `anthropic` is True when the request carries
+    `anthropic-version`, which is how `/v1/models` is told apart."""
+    parts = [part for part in path.split("/") if part]
+    rollout_id = None
+    if len(parts) > 2 and parts[0] == "r":
+        rollout_id, parts = unquote(parts[1]), parts[2:]
+    version = ""
+    if parts and parts[0] in _VERSIONS:
+        version, parts = parts[0], parts[1:]
+        if parts and parts[0] == "v1":  # a base URL that ended in /v1, joined with a path that begins with it
+            parts = parts[1:]
+    found = _FIXED.get((method, "/".join(parts)))
+    if found is not None:
+        dialect, endpoint = found
+        if endpoint == "models":
+            dialect = "messages" if anthropic else "gemini" if version in ("v1beta", "v1alpha") else "chat"
+        return Route(dialect=dialect, endpoint=endpoint, rollout_id=rollout_id)
+    return _model_route(method, parts, query or {}, rollout_id, version, anthropic)
+
+
+def _model_route(
+    method: str, parts: list[str], query: Mapping[str, str], rollout_id: str | None, version: str, anthropic: bool
+) -> Route | None:
+    if len(parts) < 2 or parts[0] not in ("models", "tunedModels"):
+        return None
+    rest = unquote("/".join(parts[1:]))  # a model id may hold slashes
+    if method == "GET":
+        dialect: Dialect = "messages" if anthropic else "gemini" if version in ("v1beta", "v1alpha") else "chat"
+        return Route(dialect=dialect, endpoint="models", model=rest, rollout_id=rollout_id)
+    model, _, verb = rest.rpartition(":")
+    if method != "POST" or not model or verb not in _GEMINI:
+        return None
+    endpoint, stream = _GEMINI[verb]
+    return Route(
+        dialect="gemini",
+        endpoint=endpoint,
+        model=model,
+        stream=stream,
+        framing="sse" if not stream or query.get("alt") == "sse" else "array",
+        rollout_id=rollout_id,
+    )
