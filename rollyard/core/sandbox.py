@@ -21,18 +21,28 @@ def at_least(got: Isolation, wanted: Isolation) -> bool:
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`None` means the backend's default, which `Capabilities` documents."""
+    """`None` means the backend's default, which `Capabilities` documents. `gpu_types` are acceptable ones; `tpu` is
+    `type:topology`. A backend without accelerators refuses them."""
 
     cpus: float | None = None
     memory_mb: int | None = None
     disk_mb: int | None = None
     pids: int | None = None
+    gpus: int | None = None
+    gpu_types: tuple[str, ...] = ()
+    tpu: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("cpus", "memory_mb", "disk_mb", "pids"):
             value = getattr(self, name)
             if value is not None and (not math.isfinite(value) or value <= 0):
                 raise ConfigError(f"resources.{name} must be a positive number, got {value!r}")
+        if self.gpus is not None and self.gpus < 0:
+            raise ConfigError(f"resources.gpus must not be negative, got {self.gpus!r}")
+
+    @property
+    def accelerated(self) -> bool:
+        return bool(self.gpus) or self.tpu is not None
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

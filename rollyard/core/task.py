@@ -57,61 +57,78 @@ class CollectHook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     user: str | None = None
 
 
+class Site(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where something runs, as a task describes it: the agent's place (a `Task` is one) or a verifier's own. `env` values
+    may be `${VAR}` or `${VAR:-default}`, resolved from the host only when the sandbox opens, so that no secret is kept in
+    a task. `network` is none, allowlist or host; None means none."""
+
+    image: str = "host"
+    build: str | None = None  # host directory with a Dockerfile
+    compose: str | None = None  # host path of a compose file
+    layers: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    workdir: str | None = None
+    resources: Resources = Resources()
+    network: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    healthcheck: Healthcheck | None = None
+    mcp: tuple[McpServer, ...] = ()
+    skills: str | None = None  # a directory inside the sandbox
+    os: Literal["linux", "windows"] = "linux"
+    build_timeout_s: float = 600.0
+
+
 class VerifierSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the task is judged. `kind` names a verifier in the registry; `options` are its own."""
+    """How the task is judged. `kind` names a verifier in the registry; `options` are its own. `site` is a place of its own
+    for a sealed verdict (None: a fresh copy of the task's). `tests` are host directories laid over each other at `/tests`,
+    unless the site's image brings them (`bundled`). `layers` are read-only tools that only the verifier sees."""
 
     kind: str
     grade: Grade = "sealed"
-    image: str | None = None
-    build: str | None = None  # host directory with a Dockerfile
+    site: Site | None = None
+    layers: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+    bundled: bool = False
+    carry_workdir: bool = True  # sealed: take the working directory along, not only the declared artifacts
     env: Mapping[str, str] = {}
     user: str | None = None
     timeout_s: float | None = None
     network: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     collect: tuple[CollectHook, ...] = ()
-    resources: Resources | None = None
     options: Mapping[str, Any] = {}
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One step of a multi-step task; all steps share one sandbox."""
+    """One step of a multi-step task; all steps share one sandbox. What is unset here is the task's."""
 
     name: str
     instruction: str
-    workdir_files: str | None = None  # host directory laid over the working directory before the step
+    history: str | None = None  # ATIF prior context, JSON text
+    workdir_files: str | None = None  # host directory laid over the working directory; its setup.sh is run
     verifier: VerifierSpec | None = None
     min_reward: Mapping[str, float] | None = None
     agent_timeout_s: float | None = None
     agent_user: str | None = None
+    network: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
     healthcheck: Healthcheck | None = None
     artifacts: tuple[Artifact, ...] = ()
     solution: str | None = None
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Task(Site, frozen=True, kw_only=True, omit_defaults=True):
     """`digest` is the identity of its content; `id` is its name inside its taskset. `source` is the host folder it came
-    from, `build` the folder with its Dockerfile, `solution` the host folder the oracle runs."""
+    from, `solution` the host folder the oracle runs, `package` what its author says about it (name, version, authors ...).
+    """
 
     id: str
     instruction: str
     digest: str = ""
-    image: str = "host"
-    build: str | None = None
-    compose: str | None = None
-    layers: tuple[str, ...] = ()
     files: tuple[File, ...] = ()
-    env: Mapping[str, str] = {}
-    workdir: str | None = None
     user: str | None = None  # the agent's
     setup: tuple[str, ...] = ()
     limits: Limits | None = None
-    resources: Resources = Resources()
-    network: str | None = None  # none | allowlist | host; None: none
-    allowed_hosts: tuple[str, ...] = ()
-    healthcheck: Healthcheck | None = None
-    mcp: tuple[McpServer, ...] = ()
-    skills: str | None = None
     artifacts: tuple[Artifact, ...] = ()
     verifier: VerifierSpec | None = None
     solution: str | None = None
@@ -119,5 +136,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps: tuple[Step, ...] = ()
     step_reward: Literal["mean", "final"] = "mean"
     history: str | None = None  # ATIF prior context, JSON text
+    package: Mapping[str, Any] = {}
     metadata: Mapping[str, Any] = {}
     source: str | None = None
