@@ -1,0 +1,1 @@
+"""Where the rooms are wired together: one rollout (`rollout.py`), one with no set-up (`once.py`), many (`run.py`)."""

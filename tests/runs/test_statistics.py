@@ -1,0 +1,97 @@
+"""The statistics agree with scipy and statsmodels, and with counting, on random inputs."""
+
+import itertools
+import math
+from random import Random
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from statsmodels.stats.proportion import proportion_confint
+
+from rollyard.runs import statistics
+
+counts = st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n)))
+
+
+@given(counts)
+def test_pass_at_k_and_pass_hat_k_are_what_counting_all_draws_gives(case):
+    n, c, k = case
+    outcomes = [1] * c + [0] * (n - c)
+    draws = list(itertools.combinations(outcomes, k))
+    assert statistics.pass_at_k(n, c, k) == pytest.approx(sum(any(d) for d in draws) / len(draws))
+    assert statistics.pass_hat_k(n, c, k) == pytest.approx(sum(all(d) for d in draws) / len(draws))
+
+
+@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_is_statsmodels_wilson(case):
+    c, n = case
+    low, high = proportion_confint(c, n, alpha=0.05, method="wilson")
+    ours = statistics.wilson(c, n)
+    assert (ours.low, ours.high) == (pytest.approx(low, abs=1e-9), pytest.approx(high, abs=1e-9))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bootstrap_is_close_to_scipys(seed):
+    random = Random(seed)
+    values = [random.random() for _ in range(60)]
+    theirs = stats.bootstrap(
+        (numpy.array(values),), numpy.mean, method="percentile", n_resamples=4000, rng=seed
+    ).confidence_interval
+    ours = statistics.bootstrap_mean(values, seed=seed)
+    assert ours.value == pytest.approx(numpy.mean(values))
+    assert ours.low == pytest.approx(theirs.low, abs=0.012)
+    assert ours.high == pytest.approx(theirs.high, abs=0.012)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sign_flip_is_scipys_paired_permutation_test(seed):
+    random = Random(seed)
+    differences = [random.choice([-0.5, 0.25, 0.5, 1.0]) for _ in range(9)]
+    theirs = stats.permutation_test(
+        (numpy.array(differences),), numpy.sum, permutation_type="samples", n_resamples=numpy.inf
+    ).pvalue
+    assert statistics.sign_flip(differences) == pytest.approx(theirs, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_separation_is_scipys_permutation_test_and_cohens_d(seed):
+    random = Random(seed)
+    a = [float(random.random() < 0.8) for _ in range(7)]
+    b = [float(random.random() < 0.3) for _ in range(6)]
+    ours = statistics.separation("a", a, "b", b)
+    theirs = stats.permutation_test(
+        (a, b),
+        lambda x, y, axis=-1: numpy.round(abs(numpy.mean(x, axis) - numpy.mean(y, axis)), 9),
+        vectorized=True,
+        n_resamples=numpy.inf,
+        alternative="greater",
+    ).pvalue
+    assert ours.p_value == pytest.approx(theirs, abs=1e-9)
+    pooled = math.sqrt(
+        (numpy.var(a, ddof=1) * (len(a) - 1) + numpy.var(b, ddof=1) * (len(b) - 1)) / (len(a) + len(b) - 2)
+    )
+    if pooled:
+        assert ours.effect_size == pytest.approx((numpy.mean(a) - numpy.mean(b)) / pooled)
+
+
+def test_learnability_is_the_variance_and_its_interval_holds_it():
+    found = statistics.learnability([1, 0, 1, 0, 1, 1, 0, 0])
+    assert found.value == 0.25
+    assert found.low <= found.value <= found.high
+
+
+def test_a_comparison_counts_only_shared_tasks_and_lists_flips():
+    before = {"a": [1, 1], "b": [0, 0], "c": [1], "gone": [1], "unscored": []}
+    after = {"a": [0, 0], "b": [0, 0], "c": [1], "new": [0], "unscored": [1]}
+    found = statistics.paired(before, after)
+    assert (found.tasks, found.worse, found.better) == (3, ("a",), ())
+    assert found.flips == (("a", 1, 0),)
+    assert (found.only_first, found.only_second) == (("gone",), ("new", "unscored"))
+
+
+def test_groups_count_those_that_teach_nothing():
+    found = statistics.groups({"a": [1, 1], "b": [0, 0], "c": [0, 1], "d": []})
+    assert (found.groups, found.zero_variance, found.all_solved, found.none_solved) == (3, 2, 1, 1)
