@@ -111,6 +111,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_at: float = 0.0
     wall_s: float = 0.0
     fence: int | None = None
+    trajectory: Any = None  # core.trajectory.Trajectory while in memory; the store keeps it as calls and nodes
 
     @property
     def reward(self) -> float | None:

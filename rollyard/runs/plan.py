@@ -1,0 +1,95 @@
+"""What one rollout is asked to do, beside its task: a frozen `Plan`, and the checks made before anything opens.
+
+Every option takes effect or is refused by name; unset means the documented default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from rollyard.core.agent import Agent
+from rollyard.core.errors import ConfigError, Unsupported
+from rollyard.core.limits import Limits
+from rollyard.core.protocols import Backend, Sandbox, Verifier
+from rollyard.core.rollout import MODES, Mode, Rollout
+from rollyard.core.sandbox import Isolation, Lifetime
+from rollyard.core.task import McpServer, Task
+
+Hook = Callable[[Sandbox, Rollout], Awaitable[None]]
+
+
+class Hooks(msgspec.Struct, frozen=True):
+    """`after_setup` run before the agent; `teardown` always run, last. A failing one is an error with its name."""
+
+    after_setup: tuple[Hook, ...] = ()
+    teardown: tuple[Hook, ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    rollout_id: str
+    agent: Agent
+    mode: Mode = "transparent_proxy"
+    model: str = "policy"
+    attempt: int = 0
+    run_id: str | None = None
+    group_id: str | None = None
+    episode_id: str | None = None
+    seed: int | None = None
+    labels: Mapping[str, str] = {}
+    limits: Limits | None = None  # None: the task's, else the defaults
+    system_prompt: str | None = None
+    disabled_tools: tuple[str, ...] = ()
+    mcp: tuple[McpServer, ...] = ()
+    disable_thinking: bool = False
+    max_tokens: int | None = None
+    allow_network: bool = False
+    allow_unsafe: bool = False
+    min_isolation: Isolation = "landlock"
+    lifetime: Lifetime = "owner"
+    verifier: Verifier | None = None  # a callable that takes the place of the task's own
+    files_wanted: tuple[str, ...] = ()  # globs to bring back in `Rollout.files`
+    hooks: Hooks = Hooks()
+    gate_url: str | None = None  # a route of the user's own to the gate, instead of a listener in the sandbox
+    sandbox_options: Mapping[str, str] = {}
+
+    def limits_for(self, task: Task) -> Limits:
+        return self.limits or task.limits or Limits()
+
+
+def check_mode(mode: str) -> Mode:
+    for known in MODES:
+        if mode == known:
+            return known
+    raise ConfigError(f"unknown mode {mode!r}; the modes are {', '.join(MODES)}")
+
+
+def check(plan: Plan, task: Task, backend: Backend) -> None:
+    """Everything that can be refused before a sandbox opens, refused by name."""
+    can = backend.capabilities
+    if task.network == "host" and not plan.allow_network:
+        raise ConfigError(f"task {task.id!r} asks for a public network", hint="pass --allow-network if you mean it")
+    if task.network == "allowlist" and not can.network_allowlist:
+        raise Unsupported(f"backend {backend.name!r} cannot allow single hosts, which task {task.id!r} asks for")
+    if not can.listen and plan.gate_url is None and plan.agent.dialect is not None:
+        raise Unsupported(
+            f"backend {backend.name!r} cannot carry model calls out of the sandbox",
+            hint="pass gate_url= with a route of your own",
+        )
+    if (task.build or task.image != "host") and not can.images:
+        raise Unsupported(f"backend {backend.name!r} has no images, and task {task.id!r} needs one")
+    if task.compose is not None:
+        raise Unsupported(f"task {task.id!r} needs docker compose, which backend {backend.name!r} does not run")
+    wanted = {
+        "system_prompt": plan.system_prompt is not None,
+        "disabled_tools": bool(plan.disabled_tools),
+        "mcp": bool(plan.mcp or task.mcp),
+        "disable_thinking": plan.disable_thinking,
+        "max_tokens": plan.max_tokens is not None,
+    }
+    for option, asked in wanted.items():
+        if asked and option in {"system_prompt", "disabled_tools", "mcp"} and option not in plan.agent.switches:
+            raise Unsupported(
+                f"agent {plan.agent.name!r} cannot honour {option}", hint=f"drop {option}, or choose another agent"
+            )

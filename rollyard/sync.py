@@ -1,0 +1,116 @@
+"""The blocking facade for scripts and notebooks: `from rollyard import sync`.
+
+Everything in Rollyard is async. This runs it on one background event loop, so it also works inside a running loop (a
+notebook's). `sync.run(coroutine)` waits for one coroutine; `sync.wrap(value)` gives an object whose async methods, context
+manager and iteration block; `sync.run_rollout(...)` and the other functions are the async ones of the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """The background loop, started on first use; its thread is a daemon and dies with the interpreter."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                threading.Thread(target=loop.run_forever, name="rollyard-sync", daemon=True).start()
+                self._loop = loop
+            return self._loop
+
+
+_portal = _Loop()
+
+
+async def _await(value: Awaitable[T]) -> T:
+    return await value
+
+
+def run(value: Awaitable[T]) -> T:
+    """Wait for an awaitable on the background loop. Ctrl-C cancels it and waits for its clean-up."""
+    future = asyncio.run_coroutine_threadsafe(_await(value), _portal.get())
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
+
+
+class Blocking:
+    """A value whose awaitables are waited for. `value` is the async one underneath."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.value, name)
+        if not callable(found):
+            return wrap(found)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = found(*args, **kwargs)
+            return (
+                wrap(run(result)) if inspect.isawaitable(result) and not hasattr(result, "__aenter__") else wrap(result)
+            )
+
+        return call
+
+    def __enter__(self) -> Any:
+        return wrap(run(self.value.__aenter__()))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return run(self.value.__aexit__(kind, error, trace))
+
+    def __iter__(self) -> Iterator[Any]:
+        if not hasattr(self.value, "__aiter__"):
+            yield from self.value
+            return
+        items: AsyncIterator[Any] = aiter(self.value)
+        while True:
+            try:
+                yield wrap(run(anext(items)))
+            except StopAsyncIteration:
+                return
+
+
+def wrap(value: Any) -> Any:
+    """Values with async faces are wrapped; plain data comes back as it is."""
+    kind = type(value)
+    has_async = any(
+        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+        for name in dir(kind)
+        if not name.startswith("_") or name in {"__aenter__", "__anext__"}
+        for member in (inspect.getattr_static(kind, name, None),)
+    )
+    return Blocking(value) if has_async or hasattr(value, "__aenter__") else value
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    import rollyard
+
+    function = getattr(rollyard, name)
+    if not callable(function):
+        raise AttributeError(f"rollyard.{name} is not a function; use sync.wrap(...)")
+
+    def blocking(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        return run(result) if inspect.iscoroutine(result) else wrap(result)
+
+    blocking.__name__ = name
+    return blocking
