@@ -1,0 +1,157 @@
+"""Directory trees as values: list and hash one, copy one by hard links, give one its name in a single step.
+
+A tree gets its final name only by `rename`, so nobody ever sees half of it, and a build that dies leaves only a directory
+whose name starts with a dot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from rollyard.core.errors import SandboxUnavailable
+from rollyard.sandbox.home import private_dir
+
+PLACEHOLDER = b"@PREFIX@"
+CHUNK = 1 << 20
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One line of a manifest. `digest` is of a file's bytes with the prefix it was built under taken out, or of a link's
+    target; `mentions` says that the prefix occurs in it."""
+
+    path: str
+    mode: int
+    digest: str
+    size: int
+    mentions: bool = False
+    binary: bool = False
+
+
+def walk(root: Path) -> Iterator[Path]:
+    """Everything below `root`, parents first, in one order on every machine."""
+    for name in sorted(os.listdir(root)):
+        path = root / name
+        yield path
+        if path.is_dir() and not path.is_symlink():
+            yield from walk(path)
+
+
+def manifest(root: Path, built_under: bytes) -> list[Entry]:
+    entries: list[Entry] = []
+    for path in walk(root):
+        status = path.lstat()
+        name = str(path.relative_to(root))
+        if stat.S_ISLNK(status.st_mode):
+            entries.append(Entry(name, stat.S_IFLNK, hashlib.sha256(os.fsencode(path.readlink())).hexdigest(), 0))
+        elif stat.S_ISREG(status.st_mode):
+            entries.append(_file_entry(path, name, status, built_under))
+        elif stat.S_ISDIR(status.st_mode):
+            entries.append(Entry(name, stat.S_IFDIR | stat.S_IMODE(status.st_mode), "", 0))
+    return entries
+
+
+def _file_entry(path: Path, name: str, status: os.stat_result, built_under: bytes) -> Entry:
+    mode = stat.S_IFREG | stat.S_IMODE(status.st_mode)
+    content = path.read_bytes()
+    mentions = built_under in content
+    binary = b"\0" in content[:8192]
+    if mentions:
+        content = content.replace(built_under, PLACEHOLDER)
+    return Entry(name, mode, hashlib.sha256(content).hexdigest(), status.st_size, mentions, binary)
+
+
+def tree_digest(entries: list[Entry]) -> str:
+    digest = hashlib.sha256()
+    for entry in entries:
+        digest.update(f"{entry.mode:o} {entry.digest} {entry.path}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def open_to_all(root: Path) -> None:
+    """Readable by any uid, writable by the owner alone, no setuid: what a layer's files must be."""
+    root.chmod(0o755)
+    for path in walk(root):
+        if path.is_symlink():
+            continue
+        mode = path.stat().st_mode
+        wanted = 0o755 if stat.S_ISDIR(mode) or mode & 0o111 else 0o644
+        if stat.S_IMODE(mode) != wanted:
+            path.chmod(wanted)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """A copy that shares its files with `source` where the file system can; both are never written to again."""
+    target.mkdir(exist_ok=True)
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileExistsError:  # two toolchains carry the same library of this machine
+        return
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+            raise
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def publish(built: Path, final: Path) -> Path:
+    """Give `built` its name. When somebody else was first their tree stands and ours goes."""
+    try:
+        built.rename(final)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        remove_tree(built)
+    return final
+
+
+def remove_tree(path: Path) -> None:
+    """`rm -rf` that also gets past read-only directories; what is already gone is no error."""
+    for _ in range(3):
+        with contextlib.suppress(FileNotFoundError):
+            for directory, _, _ in os.walk(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(directory, 0o700)  # noqa: PTH101 - os.walk hands out strings
+            shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+    shutil.rmtree(path)
+
+
+@contextlib.asynccontextmanager
+async def locked(path: Path, timeout: float) -> AsyncGenerator[None]:
+    """An exclusive lock between processes. The kernel lets go of it when its holder dies, however it dies."""
+    private_dir(path.parent)
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        with anyio.move_on_after(timeout) as scope:
+            while not _try_lock(handle):  # noqa: ASYNC110 - the holder is another process: no event can tell
+                await anyio.sleep(0.05)
+        if scope.cancelled_caught:
+            raise SandboxUnavailable(
+                f"another process has held {path.name} for {timeout:.0f} s", hint="it is building the same thing; wait"
+            )
+        yield
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
