@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rollyard.core.sandbox import Resources as Resources
     from rollyard.core.sandbox import SandboxSpec as SandboxSpec
     from rollyard.core.task import Task as Task
+    from rollyard.sandbox.images import ImageStore as ImageStore
+    from rollyard.sandbox.images import layer as layer
 
 __version__ = "0.1.0"
 
@@ -40,6 +42,8 @@ _NAMES: dict[str, str] = {
     "Task": "rollyard.core.task",
     "Rollout": "rollyard.core.rollout",
     "Verdict": "rollyard.core.rollout",
+    "ImageStore": "rollyard.sandbox.images",
+    "layer": "rollyard.sandbox.images",
 }
 _ROOMS = ("core",)
 
