@@ -1,5 +1,9 @@
 """Dialects: bytes <-> `Call` and `Reply`, as pure functions. Read `codec.py` first, then one dialect."""
 
+from rollyard.wire.chat import ChatCodec
+from rollyard.wire.codec import Codec
 from rollyard.wire.route import Route, route
 
-__all__ = ["Route", "route"]
+CODECS: dict[str, Codec] = {"chat": ChatCodec()}
+
+__all__ = ["CODECS", "Codec", "Route", "route"]

@@ -1,0 +1,117 @@
+"""Reading JSON that strangers sent, and reading only what is new in it.
+
+Agents resend their whole history on every turn. A body is therefore parsed one level deep: history items stay raw bytes,
+each is hashed, and only an item whose hash the session has never seen is parsed. What comes out of the memo are the very
+message objects of the earlier turn, digests included.
+
+Nothing but `BadRequest`, `TooLarge` (agents) and `UpstreamError` (model servers) leaves here, whatever the bytes are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from rollyard.core.errors import BadRequest, TooLarge, UpstreamError
+from rollyard.wire.codec import MAX_BODY, Memo
+
+T = TypeVar("T")
+
+# a long list of tiny items costs far more memory than its bytes; commas bound the number of items from above
+_COUNTED_FROM = 4 * 2**20
+_MAX_COMMAS = 2_000_000
+
+_MALFORMED = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
+
+_any = msgspec.json.Decoder()
+_object = msgspec.json.Decoder(dict[str, Any])
+_raw_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+dump = msgspec.json.Encoder().encode
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, UnicodeError):
+        return "not valid UTF-8"
+    return str(error)
+
+
+def read(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw, what: str = "body") -> T:
+    """Decode an agent's bytes."""
+    try:
+        return decoder.decode(data)
+    except _MALFORMED as error:
+        raise BadRequest(f"{what}: {_why(error)}") from None
+
+
+def read_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    if len(body) > MAX_BODY:
+        raise TooLarge(f"the request body has {len(body)} bytes; at most {MAX_BODY} are read")
+    if len(body) > _COUNTED_FROM and body.count(b",") > _MAX_COMMAS:
+        raise TooLarge(f"the request body holds more than {_MAX_COMMAS} JSON items")
+    return read(decoder, body)
+
+
+def read_upstream(decoder: msgspec.json.Decoder[T], data: bytes | str) -> T:
+    """Decode a model server's bytes."""
+    try:
+        return decoder.decode(data)
+    except _MALFORMED as error:
+        raise UpstreamError(f"the model server's answer cannot be read: {_why(error)}", status=502) from None
+
+
+def read_object(raw: msgspec.Raw | bytes | str, what: str = "body") -> dict[str, Any]:
+    try:
+        return _object.decode(raw)
+    except _MALFORMED as error:
+        raise BadRequest(f"{what}: {_why(error)}") from None
+
+
+def split_object(data: bytes) -> dict[str, msgspec.Raw]:
+    """The top-level members of a body that was read before, as raw values."""
+    return read(_raw_object, data)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value, or None where the text is none."""
+    try:
+        return _any.decode(text)
+    except _MALFORMED:
+        return None
+
+
+def parse_object(text: str | bytes) -> dict[str, Any] | None:
+    try:
+        return _object.decode(text)
+    except _MALFORMED:
+        return None
+
+
+def raw_text(raw: msgspec.Raw, what: str = "body") -> str:
+    try:
+        return str(memoryview(raw), "utf-8")
+    except UnicodeError as error:
+        raise BadRequest(f"{what}: {_why(error)}") from None
+
+
+def given(raw: msgspec.Raw) -> bool:
+    """Whether an optional raw member was there and not null."""
+    return len(memoryview(raw)) > 0 and bytes(raw) != b"null"
+
+
+def recall(memo: Memo, space: bytes, raw: msgspec.Raw, parse: Callable[[msgspec.Raw], T]) -> T:
+    """What `raw` means, from the memo or parsed now. `space` keeps dialects and kinds of item apart."""
+    key = hashlib.blake2b(raw, digest_size=16, person=space).digest()
+    found = memo.get(key)
+    if found is None:
+        try:
+            found = parse(raw)
+        except _MALFORMED as error:
+            raise BadRequest(f"{space.decode()}: {_why(error)}") from None
+        memo[key] = found
+    return found

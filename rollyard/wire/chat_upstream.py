@@ -1,0 +1,358 @@
+"""Chat completions towards a model server: the request for any call, and its answer with the tokens it sampled.
+
+A call that came in as chat is patched: its messages and tools go out byte for byte as the agent wrote them. The answer is
+read with the fields that vLLM, SGLang and llama.cpp add to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from rollyard.core.call import Call, Finish, Reply, Sampling
+from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult, ToolSpec
+from rollyard.wire import options
+from rollyard.wire.body import dump, read_upstream, split_object
+from rollyard.wire.openai_shapes import UsageBody, usage_of
+from rollyard.wire.parts import call_id, image_url
+from rollyard.wire.sse import Parser
+from rollyard.wire.tokens import TokenLogprob, from_meta_info, sampled, version_of, version_spans
+from rollyard.wire.toolnames import CUSTOM_SCHEMA, custom_arguments, flat_name, in_namespaces
+
+_DROPPED = ("stream", "stream_options", "n")
+_TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
+_PLAIN = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
+_MEMBERS: dict[str, tuple[str, ...]] = {
+    **{name: (name,) for name in (*_PLAIN, "stop", "logprobs", "top_logprobs", "tool_choice", "parallel_tool_calls")},
+    "max_tokens": ("max_tokens", "max_completion_tokens"),
+    "reasoning": ("reasoning_effort",),
+    "response_format": ("response_format",),
+    "extra": (),
+}
+
+
+def sampling_members(sampling: Sampling) -> dict[str, Any]:
+    """Sampling as top-level members; what is unset is absent."""
+    out: dict[str, Any] = {}
+    for name in (*_PLAIN, "max_tokens", "logprobs", "top_logprobs", "parallel_tool_calls"):
+        value = getattr(sampling, name)
+        if value is not None:
+            out[name] = value
+    if sampling.stop:
+        out["stop"] = list(sampling.stop)
+    if sampling.tool_choice is not None:
+        out["tool_choice"] = options.chat_choice(sampling.tool_choice)
+    word = options.effort(sampling)
+    if word is not None:
+        out["reasoning_effort"] = word
+    if sampling.response_format is not None:
+        out["response_format"] = msgspec.Raw(sampling.response_format.encode())
+    out.update(sampling.extra)
+    return out
+
+
+def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+    if call.dialect == "chat" and call.raw:
+        return _patched(call, model, sampling, extra)
+    body: dict[str, Any] = {"model": model, "messages": list(_messages(call.messages))}
+    tools = [_tool(tool) for tool in call.tools if tool.kind in ("function", "custom") or tool.kind.startswith("chat/")]
+    members = sampling_members(sampling)
+    if tools:
+        body["tools"] = tools
+    else:
+        for name in _TOOL_OPTIONS:
+            members.pop(name, None)
+    return dump({**body, **members, **extra})
+
+
+def _patched(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+    body: dict[str, Any] = dict(split_object(call.raw))
+    for name in _DROPPED:
+        body.pop(name, None)
+    if not call.tools and not body.get("functions"):
+        for name in _TOOL_OPTIONS:  # servers refuse an empty tool list, and a choice without tools
+            body.pop(name, None)
+    differs = options.changed(call.sampling, sampling)
+    if differs:
+        members = sampling_members(sampling)
+        for name in differs:
+            for member in _MEMBERS[name]:
+                body.pop(member, None)
+                if member in members:
+                    body[member] = members[member]
+        body.update(sampling.extra)
+    body["model"] = model
+    return dump({**body, **extra})
+
+
+def _content(parts: Iterable[Part]) -> Any:
+    blocks: list[Any] = []
+    for part in parts:
+        if isinstance(part, Text):
+            blocks.append({"type": "text", "text": part.text})
+        elif isinstance(part, Image):
+            blocks.append({"type": "image_url", "image_url": {"url": image_url(part)}})
+        elif isinstance(part, Opaque) and part.kind.startswith("chat/"):
+            blocks.append(msgspec.Raw(part.json.encode()))
+    if not blocks:
+        return ""
+    if len(blocks) == 1 and isinstance(blocks[0], dict) and blocks[0]["type"] == "text":
+        return blocks[0]["text"]
+    return blocks
+
+
+def _messages(messages: Iterable[Message]) -> Iterable[dict[str, Any]]:
+    for message in messages:
+        if message.role == "tool":
+            for result in message.tool_results:
+                yield _result(result)
+            continue
+        out: dict[str, Any] = {"role": message.role, "content": _content(message.parts)}
+        if message.name is not None:
+            out["name"] = message.name
+        if message.role == "assistant":
+            if message.thinking:
+                out["reasoning_content"] = message.thinking
+            if message.tool_calls:
+                out["content"] = out["content"] or None
+                out["tool_calls"] = [_call(tool_call) for tool_call in message.tool_calls]
+        yield out
+
+
+def _result(result: ToolResult) -> dict[str, Any]:
+    out: dict[str, Any] = {"role": "tool", "tool_call_id": result.call_id, "content": _content(result.parts)}
+    if result.name is not None:
+        out["name"] = result.name
+    return out
+
+
+def _call(tool_call: ToolCall) -> dict[str, Any]:
+    function = {"name": flat_name(tool_call), "arguments": tool_call.arguments}
+    return {"id": tool_call.id, "type": "function", "function": function}
+
+
+def _tool(tool: ToolSpec) -> Any:
+    if tool.kind.startswith("chat/"):
+        return msgspec.Raw((tool.raw or "{}").encode())
+    function: dict[str, Any] = {"name": flat_name(tool)}
+    if tool.description:
+        function["description"] = tool.description
+    schema = CUSTOM_SCHEMA if tool.kind == "custom" else tool.schema
+    if schema != "{}":
+        function["parameters"] = msgspec.Raw(schema.encode())
+    return {"type": "function", "function": function}
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Custom(msgspec.Struct):
+    name: str = ""
+    input: str = ""
+
+
+class _Call(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+    custom: _Custom | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[TokenLogprob] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Delta | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    meta_info: dict[str, Any] | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] = []
+    model: str | None = None
+    usage: UsageBody | None = None
+    prompt_token_ids: list[int] | None = None
+    id: str | None = None
+    system_fingerprint: str | None = None
+
+
+_completion = msgspec.json.Decoder(_Completion)
+
+_FINISH: dict[str, Finish] = {
+    "stop": "stop",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "length": "length",
+    "content_filter": "refusal",
+    "abort": "error",
+}
+
+
+def _message(body: _Delta) -> Message:
+    parts: list[Part] = []
+    thinking = body.reasoning_content or body.reasoning
+    if thinking:
+        parts.append(Thinking(thinking))
+    text = body.content or body.refusal
+    if text:
+        parts.append(Text(text))
+    for call in body.tool_calls or ():
+        if call.custom is not None:
+            parts.append(ToolCall(call_id(call.id), call.custom.name, custom_arguments(call.custom.input)))
+        elif call.function is not None:
+            name, arguments = call.function.name or "", call.function.arguments or "{}"
+            parts.append(ToolCall(call_id(call.id), name, arguments))
+    return Message("assistant", tuple(parts))
+
+
+def _reply(completion: _Completion, raw: bytes, call: Call | None) -> Reply:
+    choice = completion.choices[0] if completion.choices else _Choice()
+    body = choice.message or _Delta()
+    message = _message(body)
+    if call is not None:
+        message = in_namespaces(message, call.tools)
+    usage = usage_of(completion.usage)
+    meta = choice.meta_info or {}
+    ids, entries = choice.token_ids, choice.logprobs.content if choice.logprobs else None
+    if meta and (ids is None or entries is None):
+        found = from_meta_info(meta)
+        if found is not None:
+            ids, entries = ids or found[0], entries or found[1]
+    prompt = completion.prompt_token_ids if completion.prompt_token_ids is not None else choice.prompt_token_ids
+    tokens = sampled(prompt=prompt, completion=ids, entries=entries, usage=usage)
+    finish = _FINISH.get(choice.finish_reason or "stop", "stop")
+    if finish == "stop" and message.tool_calls:
+        finish = "tool_calls"
+    if body.refusal:
+        finish = "refusal"
+    version = version_of(meta)
+    spans = version_spans(meta)
+    engine = {"id": completion.id, "system_fingerprint": completion.system_fingerprint}
+    return Reply(
+        message=message,
+        finish=finish,
+        stop_reason=choice.finish_reason,
+        usage=usage,
+        model=completion.model,
+        prompt_ids=tokens.prompt_ids,
+        completion_ids=tokens.completion_ids,
+        logprobs=tokens.logprobs,
+        tokens=tokens.tokens,
+        prompt_source="engine" if tokens.prompt_ids is not None else None,
+        capture=tokens.capture,
+        version_start=spans[0].version if spans else version,
+        version_end=spans[-1].version if spans else version,
+        spans=spans,
+        engine={name: value for name, value in engine.items() if value is not None},
+        trainable=not tokens.flaws,
+        flaws=tokens.flaws,
+        raw=raw,
+        raw_dialect="chat",
+    )
+
+
+def decode_reply(body: bytes, call: Call | None = None) -> Reply:
+    completion = read_upstream(_completion, body)
+    return _reply(completion, body, call)
+
+
+class ChatAccumulator:
+    """Chunks of one choice, put together into what the whole body would have been."""
+
+    def __init__(self, call: Call | None = None) -> None:
+        self._call = call
+        self._parser = Parser()
+        self._fed: list[bytes] = []
+        self._whole = _Completion()
+        self._choice = _Choice()
+        self._text: dict[str, list[str]] = {"content": [], "reasoning_content": [], "refusal": []}
+        self._calls: dict[int, _Call] = {}
+        self._arguments: dict[int, list[str]] = {}
+        self.done = False
+
+    def feed(self, data: bytes) -> None:
+        self._fed.append(data)
+        for event in self._parser.feed(data):
+            if event.data == b"[DONE]":
+                self.done = True
+            elif not self.done:
+                self._take(read_upstream(_completion, event.data))
+
+    def _take(self, chunk: _Completion) -> None:
+        whole = self._whole
+        for name in ("model", "usage", "prompt_token_ids", "id", "system_fingerprint"):
+            value = getattr(chunk, name)
+            if value is not None:
+                setattr(whole, name, value)
+        for choice in chunk.choices[:1]:
+            self._take_choice(choice)
+
+    def _take_choice(self, choice: _Choice) -> None:
+        mine = self._choice
+        if choice.delta is not None:
+            self._take_delta(choice.delta)
+        if choice.finish_reason is not None:
+            mine.finish_reason = choice.finish_reason
+        if choice.logprobs is not None and choice.logprobs.content is not None:
+            if mine.logprobs is None or mine.logprobs.content is None:
+                mine.logprobs = _Logprobs([])
+            assert mine.logprobs.content is not None
+            mine.logprobs.content.extend(choice.logprobs.content)
+        if choice.token_ids is not None:
+            mine.token_ids = [*(mine.token_ids or ()), *choice.token_ids]
+        if choice.prompt_token_ids is not None:
+            mine.prompt_token_ids = choice.prompt_token_ids
+        if choice.meta_info is not None:
+            mine.meta_info = choice.meta_info
+
+    def _take_delta(self, delta: _Delta) -> None:
+        if delta.content:
+            self._text["content"].append(delta.content)
+        if delta.reasoning_content or delta.reasoning:
+            self._text["reasoning_content"].append(delta.reasoning_content or delta.reasoning or "")
+        if delta.refusal:
+            self._text["refusal"].append(delta.refusal)
+        for call in delta.tool_calls or ():
+            index = call.index if call.index is not None else len(self._calls)
+            mine = self._calls.setdefault(index, _Call(index))
+            mine.id = mine.id or call.id
+            if call.function is not None:
+                mine.function = mine.function or _Function()
+                mine.function.name = mine.function.name or call.function.name
+                self._arguments.setdefault(index, []).append(call.function.arguments or "")
+            elif call.custom is not None:
+                mine.custom = mine.custom or _Custom(call.custom.name)
+                self._arguments.setdefault(index, []).append(call.custom.input)
+
+    def reply(self) -> Reply:
+        for event in self._parser.close():
+            if event.data != b"[DONE]" and not self.done:
+                self._take(read_upstream(_completion, event.data))
+        calls = [self._calls[index] for index in sorted(self._calls)]
+        for index, call in zip(sorted(self._calls), calls, strict=True):
+            whole = "".join(self._arguments.get(index, ()))
+            if call.function is not None:
+                call.function.arguments = whole
+            elif call.custom is not None:
+                call.custom.input = whole
+        text = {name: "".join(pieces) or None for name, pieces in self._text.items()}
+        self._choice.message = _Delta(**text, tool_calls=calls or None)
+        self._whole.choices = [self._choice]
+        return _reply(self._whole, b"".join(self._fed), self._call)

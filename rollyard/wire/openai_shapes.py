@@ -1,0 +1,104 @@
+"""What OpenAI's endpoints share: errors, the list of models, usage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rollyard.core.call import Reply, Usage
+from rollyard.wire.body import dump
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def error_object(status: int, code: str, message: str) -> dict[str, Any]:
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"message": message, "type": kind, "param": None, "code": code}
+
+
+def error(status: int, code: str, message: str) -> bytes:
+    return dump({"error": error_object(status, code, message)})
+
+
+def models(names: list[str]) -> bytes:
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "rollyard"} for name in names]
+    return dump({"object": "list", "data": data})
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class UsageBody(msgspec.Struct):
+    """Chat and Responses name the same numbers differently; a body has one set of them."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _PromptDetails | None = None
+    output_tokens_details: _CompletionDetails | None = None
+
+
+def usage_of(body: UsageBody | None) -> Usage:
+    if body is None:
+        return Usage()
+    before = body.prompt_tokens_details or body.input_tokens_details
+    after = body.completion_tokens_details or body.output_tokens_details
+    return Usage(
+        prompt_tokens=body.prompt_tokens if body.prompt_tokens is not None else body.input_tokens,
+        completion_tokens=body.completion_tokens if body.completion_tokens is not None else body.output_tokens,
+        cached_tokens=before.cached_tokens if before else None,
+        reasoning_tokens=after.reasoning_tokens if after else None,
+    )
+
+
+def counts(reply: Reply) -> tuple[int, int]:
+    """(prompt, completion) tokens as agents are told: what the server said, else what the ids say, else 0, because
+    agents compute with these numbers and the wire has no word for unknown."""
+    usage = reply.usage
+    prompt = usage.prompt_tokens
+    if prompt is None:
+        prompt = len(reply.prompt_ids) if reply.prompt_ids is not None else 0
+    completion = usage.completion_tokens
+    if completion is None:
+        completion = len(reply.completion_ids) if reply.completion_ids is not None else 0
+    return prompt, completion
+
+
+def chat_usage(reply: Reply) -> dict[str, Any]:
+    prompt, completion = counts(reply)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": reply.usage.cached_tokens or 0},
+        "completion_tokens_details": {"reasoning_tokens": reply.usage.reasoning_tokens or 0},
+    }
+
+
+def responses_usage(reply: Reply) -> dict[str, Any]:
+    prompt, completion = counts(reply)
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": reply.usage.cached_tokens or 0},
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": reply.usage.reasoning_tokens or 0},
+        "total_tokens": prompt + completion,
+    }

@@ -1,0 +1,159 @@
+"""What a model server told us about the tokens it sampled, and whether it can be believed.
+
+Servers say it in many places: vLLM at the top level and per choice, SGLang per choice and in `meta_info`, llama.cpp inside
+`logprobs`. A count that does not fit, a number that is none, or a placeholder makes a turn untrainable; it is recorded as
+a flaw, never repaired.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rollyard.core.call import CaptureLevel, TokenText, Usage, VersionSpan, floats, ids
+
+_SENTINEL = -9999.0
+_ROUNDING = 1e-4  # engines that compute in half precision may end a hair above zero
+
+
+class TopLogprob(msgspec.Struct):
+    token: str = ""
+    logprob: float | None = None
+
+
+class TokenLogprob(msgspec.Struct):
+    token: str = ""
+    logprob: float | None = None
+    id: int | None = None
+    top_logprobs: list[TopLogprob] | None = None
+
+
+class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+    """The token side of a reply, after the checks."""
+
+    prompt_ids: array[int] | None = None
+    completion_ids: array[int] | None = None
+    logprobs: array[float] | None = None
+    tokens: tuple[TokenText, ...] = ()
+    capture: CaptureLevel = "text"
+    flaws: tuple[str, ...] = ()
+
+
+def _ids_within(entries: Sequence[TokenLogprob]) -> array[int] | None:
+    """Ids that hide in logprob entries: llama.cpp's `id`, or vLLM's `token_id:N` in place of text."""
+    found: list[int] = []
+    for entry in entries:
+        if entry.id is not None:
+            found.append(entry.id)
+        elif entry.token.startswith("token_id:") and entry.token[9:].isdecimal():
+            found.append(int(entry.token[9:]))
+        else:
+            return None
+    return as_ids(found)
+
+
+def as_ids(values: Sequence[int] | None) -> array[int] | None:
+    if values is None:
+        return None
+    try:
+        return ids(values)
+    except OverflowError:
+        return None
+
+
+def sampled(
+    *,
+    prompt: Sequence[int] | None,
+    completion: Sequence[int] | None,
+    entries: Sequence[TokenLogprob] | None,
+    usage: Usage,
+) -> Sampled:
+    prompt_ids = as_ids(prompt)
+    completion_ids = as_ids(completion)
+    tokens = tuple(_token(entry) for entry in entries) if entries is not None else ()
+    values = [entry.logprob for entry in entries] if entries is not None else None
+    flaws: list[str] = []
+    if completion is not None and completion_ids is None:
+        flaws.append("ids_out_of_range")
+    if completion is None and entries:
+        completion_ids = _ids_within(entries)
+        if completion_ids is not None and usage.completion_tokens not in (None, len(completion_ids)):
+            flaws.append(f"token_count: {len(completion_ids)} ids, usage says {usage.completion_tokens}")
+            completion_ids = None  # some server merged tokens: these are not the sampled ones
+            values = None
+    elif completion_ids is not None and usage.completion_tokens not in (None, len(completion_ids)):
+        flaws.append(f"token_count: {len(completion_ids)} ids, usage says {usage.completion_tokens}")
+    logprobs = _checked(values, completion_ids, flaws)
+    return Sampled(
+        prompt_ids=prompt_ids,
+        completion_ids=completion_ids,
+        logprobs=logprobs,
+        tokens=tokens,
+        capture="tokens" if completion_ids is not None else "logprobs" if logprobs is not None else "text",
+        flaws=tuple(flaws),
+    )
+
+
+def _checked(
+    values: Sequence[float | None] | None, completion_ids: array[int] | None, flaws: list[str]
+) -> array[float] | None:
+    if values is None:
+        return None
+    if completion_ids is not None and len(values) != len(completion_ids):
+        flaws.append(f"length_mismatch: {len(completion_ids)} ids, {len(values)} logprobs")
+        return None
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if len(known) != len(values):
+        flaws.append("non_finite_logprob")
+        return None
+    if known and max(known) > _ROUNDING:
+        flaws.append("positive_logprob")
+    if known and min(known) <= _SENTINEL:
+        flaws.append("sentinel_logprob")
+    return floats(known)
+
+
+def _token(entry: TokenLogprob) -> TokenText:
+    top = entry.top_logprobs
+    if not top:
+        return TokenText(entry.token, entry.logprob)
+    return TokenText(entry.token, entry.logprob, tuple((t.token, t.logprob) for t in top if t.logprob is not None))
+
+
+def from_meta_info(meta: dict[str, Any]) -> tuple[list[int], list[TokenLogprob]] | None:
+    """SGLang's `output_token_logprobs: [[logprob, id, text], ...]`."""
+    rows = meta.get("output_token_logprobs")
+    if not isinstance(rows, list):
+        return None
+    found: list[int] = []
+    entries: list[TokenLogprob] = []
+    for row in rows:
+        if not (isinstance(row, list) and len(row) >= 2 and isinstance(row[1], int)):
+            return None
+        value = row[0] if isinstance(row[0], int | float) else None
+        text = row[2] if len(row) > 2 and isinstance(row[2], str) else ""
+        found.append(row[1])
+        entries.append(TokenLogprob(text, value, row[1]))
+    return found, entries
+
+
+def version_spans(meta: dict[str, Any]) -> tuple[VersionSpan, ...]:
+    """SGLang's `weight_versions: [[version, start, end], ...]`, where the versions are numbers."""
+    rows = meta.get("weight_versions")
+    if not isinstance(rows, list):
+        return ()
+    spans: list[VersionSpan] = []
+    for row in rows:
+        if not (isinstance(row, list) and len(row) == 3 and all(str(value).isdecimal() for value in row)):
+            return ()
+        spans.append(VersionSpan(int(row[0]), int(row[1]), int(row[2])))
+    return tuple(spans)
+
+
+def version_of(meta: dict[str, Any]) -> int | None:
+    version = meta.get("weight_version")
+    return int(version) if isinstance(version, int | str) and str(version).isdecimal() else None
