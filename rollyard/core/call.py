@@ -80,6 +80,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     thread: str | None = None
     parent_thread: str | None = None
     raw: bytes = b""
+    raw_digest: bytes = b""  # sha256 of `raw`, set by whoever has computed it already
     headers: Mapping[str, str] = {}
     received_at: float = 0.0
     prompt_ids: array[int] | None = None  # set by a renderer, for a policy that takes tokens
