@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from rollyard.core.task import Task as Task
     from rollyard.sandbox.images import ImageStore as ImageStore
     from rollyard.sandbox.images import layer as layer
+    from rollyard.tasks.taskset import Taskset as Taskset
+    from rollyard.tasks.verifiers.python import verifier as verifier
 
 __version__ = "0.1.0"
 
@@ -40,10 +42,12 @@ _NAMES: dict[str, str] = {
     "Capabilities": "rollyard.core.sandbox",
     "Message": "rollyard.core.message",
     "Task": "rollyard.core.task",
+    "Taskset": "rollyard.tasks.taskset",
     "Rollout": "rollyard.core.rollout",
     "Verdict": "rollyard.core.rollout",
     "ImageStore": "rollyard.sandbox.images",
     "layer": "rollyard.sandbox.images",
+    "verifier": "rollyard.tasks.verifiers.python",
 }
 _ROOMS = ("core",)
 

@@ -1,0 +1,133 @@
+"""Tasks from plain values: a string, a mapping, a JSONL file, a Python module.
+
+A mapping has the fields of `Task`, and a few shorthands: `files` as `{path: text}`, `verify` as a list of commands (or one),
+`limits` as a table. A row without an id is named by its content, so that the same row is the same task anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from rollyard.core import registry
+from rollyard.core.errors import ConfigError, Error
+from rollyard.core.task import File, Task, VerifierSpec
+from rollyard.tasks.digest import task_digest
+from rollyard.tasks.harbor import field_error
+from rollyard.tasks.modules import import_file
+from rollyard.tasks.verifiers.python import spec_of
+
+
+def as_task(value: Any, *, where: str = "task") -> Task:
+    """A `Task` out of a task, an instruction, or a mapping. `where` names the row in errors."""
+    if isinstance(value, Task):
+        return finish(value)
+    if isinstance(value, str):
+        return finish(Task(id="", instruction=value))
+    if isinstance(value, Mapping):
+        return finish(_from_mapping(cast("Mapping[str, Any]", value), where))
+    raise ConfigError(f"{where}: a task is a Task, a string or a mapping, not {type(value).__name__}")
+
+
+def finish(task: Task) -> Task:
+    """Fill in the digest, and a name made of it where there is none."""
+    if not task.digest:
+        task = msgspec.structs.replace(task, digest=task_digest(task))
+    if not task.id:
+        task = msgspec.structs.replace(task, id=f"task-{task.digest.removeprefix('sha256:')[:12]}")
+    return task
+
+
+def _from_mapping(row: Mapping[str, Any], where: str) -> Task:
+    fields = dict(row)
+    if "instruction" not in fields and not fields.get("steps"):
+        raise ConfigError(f"{where}: instruction: the task has none")
+    fields.setdefault("id", "")
+    fields.setdefault("instruction", "")
+    fields["id"] = str(fields["id"])
+    if isinstance(fields.get("files"), Mapping):
+        fields["files"] = [_file(path, content) for path, content in fields["files"].items()]
+    for name in ("setup", "verify"):
+        if isinstance(fields.get(name), str):
+            fields[name] = [fields[name]]
+    verify = fields.pop("verify", None)
+    verifier = fields.get("verifier")
+    if verify is not None:
+        if verifier is not None:
+            raise ConfigError(f"{where}: verify and verifier are two ways to say one thing; give one")
+        if not isinstance(verify, (list, tuple)) or not all(isinstance(c, str) for c in cast("list[Any]", verify)):
+            raise ConfigError(f"{where}: verify: a list of shell commands")
+        fields["verifier"] = VerifierSpec(kind="commands", options={"commands": list(cast("list[str]", verify))})
+    elif isinstance(verifier, str):
+        fields["verifier"] = VerifierSpec(kind=verifier)
+    elif callable(verifier):
+        fields["verifier"] = spec_of(cast("Callable[..., Any]", verifier))
+    unknown = set(fields) - set(Task.__struct_fields__)
+    if unknown:
+        known = ", ".join((*Task.__struct_fields__, "verify"))
+        raise ConfigError(f"{where}: unknown field {sorted(unknown)[0]!r}; the fields are {known}")
+    try:
+        return msgspec.convert(fields, Task, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {field_error(error)}") from error
+
+
+def _file(path: str, content: Any) -> Any:
+    if isinstance(content, str):
+        return File(path=path, data=content.encode())
+    if isinstance(content, (bytes, bytearray)):
+        return File(path=path, data=bytes(content))
+    return {"path": path, **content} if isinstance(content, Mapping) else content
+
+
+def from_jsonl(path: Path) -> Iterator[Task]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}:{number}"
+            try:
+                row = msgspec.json.decode(line)
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{where}: not JSON: {error}") from error
+            yield as_task(row, where=where)
+
+
+def from_python(reference: str) -> Iterator[Task]:
+    """`module:attr`, `file.py` (its `taskset`, `tasks` or `load`) or `file.py:attr`: an iterable, or a call that gives one."""
+    name, _, attribute = reference.rpartition(":") if not reference.endswith(".py") else (reference, "", "")
+    if name.endswith(".py"):
+        module = import_file(Path(name))
+        found = [a for a in ([attribute] if attribute else ["taskset", "tasks", "load"]) if hasattr(module, a)]
+        if not found:
+            raise ConfigError(f"{name}: no {attribute or 'taskset, tasks or load'} in this file")
+        value = getattr(module, found[0])
+    else:
+        value = registry.load("rollyard.tasksets", reference)
+    yield from rows_of(value, reference)
+
+
+def rows_of(value: Any, where: str) -> Iterator[Task]:
+    for _ in range(2):  # a class gives an object, an object may have to be called
+        if callable(value) and not isinstance(value, Task):
+            try:
+                value = value()
+            except Error:
+                raise
+            except Exception as error:  # the user's own code: any error becomes one that names the taskset
+                raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+    if isinstance(value, (str, Mapping, Task)):
+        value = [value]
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"{where}: gives no tasks: {type(value).__name__} cannot be iterated")
+    for number, row in enumerate(cast("Iterable[Any]", value)):
+        yield as_task(row, where=f"{where}[{number}]")
+
+
+def first(tasks: Iterable[Task], limit: int | None) -> tuple[Task, ...]:
+    """Tasksets may be endless; a limit makes them finite."""
+    return tuple(islice(tasks, limit))

@@ -1,0 +1,151 @@
+"""A `Taskset`: tasks in order, each with its own id, and `load`, which understands every form they come in.
+
+| given | read as |
+|---|---|
+| a folder with `task.toml` | one Harbor task |
+| a folder with `dataset.toml`, or that file | the pinned tasks, digests checked |
+| a folder of task folders | all of them |
+| `registry.json`, `registry.json#name@version` | one dataset of it |
+| `rows.jsonl` | one task per line |
+| `file.py`, `file.py:attr`, `module:attr`, a registered name | Python |
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from rollyard.core import registry
+from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.core.task import Task
+from rollyard.tasks.datasets import from_dataset, from_registry, task_folders
+from rollyard.tasks.folder import to_folder
+from rollyard.tasks.harbor import is_task, load_folder
+from rollyard.tasks.rows import as_task, first, from_jsonl, from_python, rows_of
+
+
+class Taskset(Sequence[Task]):
+    """Immutable. Ids are unique: an attempt is found by its task's id."""
+
+    def __init__(self, tasks: Iterable[Any], *, name: str = "tasks") -> None:
+        self.name = name
+        self._tasks = tuple(as_task(task, where=f"{name}[{number}]") for number, task in enumerate(tasks))
+        self._by_id: dict[str, Task] = {}
+        for task in self._tasks:
+            if task.id in self._by_id:
+                where = task.source or name
+                raise ConfigError(f"{where}: two tasks are named {task.id!r}", hint="give each its own id")
+            self._by_id[task.id] = task
+
+    @classmethod
+    def load(
+        cls,
+        source: Any,
+        *,
+        allow_network: bool = False,
+        limit: int | None = None,
+        cache: str | Path | None = None,
+    ) -> Taskset:
+        """Tasks from a path, a name, or any iterable of tasks, mappings and strings."""
+        if isinstance(source, Taskset):
+            return source if limit is None else source.limit(limit)
+        if not isinstance(source, (str, Path)):
+            return cls(first(rows_of(source, "tasks"), limit))
+        text = str(source)
+        found = _open(text, allow_network=allow_network, cache=Path(cache) if cache is not None else None)
+        return cls(first(found, limit), name=text.rstrip("/").rpartition("/")[2] or text)
+
+    @property
+    def digest(self) -> str:
+        """The identity of the set: its tasks' digests and ids, in order."""
+        text = "".join(f"{task.id}\0{task.digest}\n" for task in self._tasks)
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self._tasks)
+
+    @overload
+    def __getitem__(self, index: int | str) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Taskset: ...
+    def __getitem__(self, index: int | str | slice) -> Task | Taskset:
+        """By position, or by id."""
+        if isinstance(index, slice):
+            return Taskset(self._tasks[index], name=self.name)
+        if isinstance(index, int):
+            return self._tasks[index]
+        if index not in self._by_id:
+            raise UnknownName("task", index, list(self._by_id))
+        return self._by_id[index]
+
+    def __repr__(self) -> str:
+        return f"Taskset({self.name!r}, {len(self)} tasks)"
+
+    def filter(self, wanted: str | Callable[[Task], bool]) -> Taskset:
+        """Tasks whose id matches a shell pattern, or for which a function says yes."""
+        if isinstance(wanted, str):
+            keep = [task for task in self._tasks if fnmatch.fnmatchcase(task.id, wanted)]
+        else:
+            keep = [task for task in self._tasks if wanted(task)]
+        return Taskset(keep, name=self.name)
+
+    def limit(self, count: int) -> Taskset:
+        return self[:count]
+
+    def shuffle(self, seed: int) -> Taskset:
+        """The same seed gives the same order, on any machine."""
+        order = sorted(self._tasks, key=lambda task: task.id)
+        random.Random(seed).shuffle(order)
+        return Taskset(order, name=self.name)
+
+    def to_folder(self, folder: str | Path) -> Path:
+        """Every task as a Harbor folder below `folder`."""
+        root = Path(folder)
+        for task in self._tasks:
+            to_folder(task, root / task.id)
+        return root
+
+
+def _open(text: str, *, allow_network: bool, cache: Path | None) -> Iterator[Task]:
+    name, _, fragment = text.partition("#")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _folder(path, allow_network=allow_network)
+    if path.is_file():
+        if path.name == "dataset.toml":
+            return from_dataset(path, allow_network=allow_network)
+        if path.name == "task.toml":
+            return iter([load_folder(path.parent, allow_network=allow_network)])
+        if path.suffix == ".jsonl":
+            return from_jsonl(path)
+        if path.suffix == ".json":
+            return from_registry(path, fragment or None, allow_network=allow_network, cache=cache)
+        if path.suffix == ".py":
+            return from_python(text)
+        raise ConfigError(f"{path}: not a task file", hint="a folder, dataset.toml, registry.json, .jsonl or .py is")
+    if path.suffix in (".py", ".jsonl", ".json", ".toml") or "/" in name:
+        file = name.rpartition(":")[0]
+        if file.endswith(".py") and Path(file).is_file():
+            return from_python(text)
+        raise ConfigError(f"{path}: no such file or folder")
+    if ":" in text:
+        return from_python(text)
+    return rows_of(registry.load("rollyard.tasksets", text), text)
+
+
+def _folder(path: Path, *, allow_network: bool) -> Iterator[Task]:
+    if is_task(path):
+        return iter([load_folder(path, allow_network=allow_network)])
+    if (path / "dataset.toml").is_file():
+        return from_dataset(path / "dataset.toml", allow_network=allow_network)
+    folders = task_folders(path)
+    if not folders:
+        raise ConfigError(f"{path}: no task folders in it", hint="a task folder holds a task.toml")
+    return (load_folder(folder, allow_network=allow_network) for folder in folders)
