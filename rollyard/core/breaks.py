@@ -1,0 +1,61 @@
+"""Why a request does not simply continue an earlier call: compared once a fork is certain, never on the straight path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollyard.core.message import Message
+from rollyard.core.node import BreakReason, Node
+
+QUOTE = 120  # characters of a summary that must come back for a restart to count as a compaction
+
+
+def changed_echo(pairs: Sequence[tuple[Node, Message]], skipped: Sequence[int]) -> BreakReason:
+    """The messages were recognised, but the tokens are others: what did the agent do to the answers it sent back?
+    `pairs` are the recorded nodes beside the request's messages."""
+    stripped = False
+    for node, echo in pairs:
+        if not node.sampled:
+            continue
+        if node.message.thinking and not echo.thinking:
+            stripped = True
+        elif _shown(node.message) != _shown(echo):
+            return "assistant_rewritten"
+    if stripped:
+        return "thinking_stripped"
+    return "history_edited" if skipped else "bridge_unproven"
+
+
+def changed_history(
+    before: Sequence[Message], now: Sequence[Message], same_tools: bool
+) -> tuple[BreakReason, int | None]:
+    """`before` is the likeliest predecessor's whole path, answer included. Gives the reason and the index of the first
+    message that differs."""
+    size = min(len(before), len(now))
+    differs = next((i for i in range(size) if before[i].digest != now[i].digest), size)
+    shared = {message.digest for message in before[1:] if message.role != "system"}
+    if differs == 0 and not any(message.digest in shared for message in now[1:]):
+        return "new_root", None
+    if differs == len(before) and not same_tools:
+        return "tools_changed", differs
+    if differs < size and before[differs].role == now[differs].role:
+        role = now[differs].role
+        if role == "system" and differs == 0:
+            return "system_changed", differs
+        if role == "assistant":
+            return "assistant_rewritten", differs
+    return "history_edited", differs
+
+
+def quotes(answer: Message, messages: Sequence[Message]) -> bool:
+    """Whether a request that starts over carries an earlier answer inside a user or system message: a summary."""
+    text = answer.text.strip()
+    if len(text) < QUOTE:
+        return False
+    middle = (len(text) - QUOTE) // 2
+    part = text[middle : middle + QUOTE]
+    return any(part in message.text for message in messages if message.role in ("user", "system"))
+
+
+def _shown(message: Message) -> tuple[str, list[tuple[str, str]]]:
+    return message.text, [(call.name, call.arguments) for call in message.tool_calls]

@@ -1,0 +1,130 @@
+"""Which recorded path a request continues, by what its messages say. It finds; a token prefix proves.
+
+Agents do not send back what they were sent: arguments are re-serialised, text is trimmed, reasoning is dropped, parallel
+tool calls are split into pairs, system messages appear in the middle. So an answer is recognised by the ids of its tool
+calls first, and by the digest of its normalised content otherwise. The walk goes down from the roots with one dictionary
+look-up per message, keeping every path that still fits (equal answers to a retried request fit equally well).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rollyard.core.message import Message
+from rollyard.core.node import Node
+
+ROOT = -1
+WIDEST = 8  # paths followed at once; more only arise when an agent rewrites its whole history every turn
+
+
+class Step(NamedTuple):
+    """A place on a walk: `node` accounts for the first `consumed` messages of the request."""
+
+    node: int
+    consumed: int
+    previous: Step | None
+    exact: bool = True
+    skipped: tuple[int, ...] = ()
+
+
+START = Step(ROOT, 0, None)
+
+
+class Lineage:
+    def __init__(self) -> None:
+        self._nodes: dict[int, Node] = {}
+        self._children: dict[tuple[int, bytes], list[int]] = {}
+        self._roots: dict[tuple[bytes, bytes], list[int]] = {}
+        self._systems: dict[int, list[int]] = {}
+        self._by_tool_call: dict[str, list[int]] = {}
+        self._answers: set[bytes] = set()
+
+    def insert(self, node: Node, tools: bytes) -> None:
+        """Index a node; one that is placed anew under the same id leaves its old place."""
+        old = self._nodes.get(node.id)
+        if old is not None:
+            self._slot(old, tools).remove(node.id)
+        self._nodes[node.id] = node
+        self._slot(node, tools).append(node.id)
+        if node.message.role == "system" and node.parent is not None:
+            self._systems.setdefault(node.parent, []).append(node.id)
+        if node.sampled and old is None:
+            self._answers.add(node.message.digest)
+            for tool_call in node.message.tool_calls:
+                if tool_call.id:
+                    self._by_tool_call.setdefault(tool_call.id, []).append(node.id)
+
+    def _slot(self, node: Node, tools: bytes) -> list[int]:
+        if node.parent is None:
+            return self._roots.setdefault((tools, node.message.digest), [])
+        return self._children.setdefault((node.parent, node.message.digest), [])
+
+    def knows(self, answer: Message) -> bool:
+        """Whether an assistant message is one that was recorded here."""
+        return answer.digest in self._answers or any(call.id in self._by_tool_call for call in answer.tool_calls)
+
+    def walk(self, messages: Sequence[Message], tools: bytes) -> list[Step]:
+        """The deepest places reached, newest node last; empty when not even the first message is known."""
+        reached: list[Step] = []
+        frontier = [START]
+        for index, message in enumerate(messages):
+            following: list[Step] = []
+            for step in frontier:
+                following.extend(self._advance(step, index, message, tools))
+            if following:
+                reached = frontier = following if len(following) == 1 else _newest(following)
+            elif message.role == "system" and index:
+                frontier = [step._replace(exact=False, skipped=(*step.skipped, index)) for step in frontier]
+            else:
+                break
+        return reached
+
+    def _advance(self, step: Step, index: int, message: Message, tools: bytes) -> Iterator[Step]:
+        if step.node == ROOT:
+            found = self._roots.get((tools, message.digest))
+        else:
+            found = self._children.get((step.node, message.digest))
+        if found is not None and len(found) == 1:
+            yield Step(found[0], index + 1, step, step.exact, step.skipped)
+            return
+        if message.role == "assistant":
+            named = self._by_ids(step, message)
+            if named is not None:
+                yield Step(named, index + 1, step, step.exact and bool(found) and named in found, step.skipped)
+                return
+            if repeats(self._last_answer(step), message):
+                yield Step(step.node, index + 1, step, False, step.skipped)
+                return
+        if found:
+            yield from (Step(child, index + 1, step, step.exact, step.skipped) for child in found)
+            return
+        for system in self._systems.get(step.node, ()):
+            for child in self._children.get((system, message.digest), ()):
+                yield Step(child, index + 1, Step(system, index, step, False, step.skipped), False, step.skipped)
+
+    def _by_ids(self, step: Step, message: Message) -> int | None:
+        """The recorded answer below this place that made one of these tool calls."""
+        parent = None if step.node == ROOT else step.node
+        for tool_call in message.tool_calls:
+            for node in reversed(self._by_tool_call.get(tool_call.id, ())):
+                if self._nodes[node].parent == parent:
+                    return node
+        return None
+
+    def _last_answer(self, step: Step) -> Message | None:
+        node = self._nodes.get(step.node)
+        while node is not None and not node.sampled:
+            node = self._nodes.get(node.parent) if node.parent is not None else None
+        return node.message if node is not None else None
+
+
+def repeats(answer: Message | None, message: Message) -> bool:
+    """Whether an assistant message only repeats tool calls of an answer that is already on the path (split parallels)."""
+    wanted = {call.id for call in message.tool_calls if call.id}
+    return bool(wanted) and answer is not None and wanted <= {call.id for call in answer.tool_calls}
+
+
+def _newest(steps: list[Step]) -> list[Step]:
+    unique = {step.node: step for step in steps}
+    return [unique[node] for node in sorted(unique)[-WIDEST:]]

@@ -1,0 +1,70 @@
+"""What a trajectory is made of: `Node` and the values its methods give back.
+
+A node is a message with the token delta it added. The concatenated deltas from a root to a node are exactly the ids the
+model saw and sampled up to there; where they are not known, `ids` is None and nothing below is provable.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from rollyard.core.call import CallRecord, VersionSpan
+from rollyard.core.delta import Blob
+from rollyard.core.message import Message
+
+BreakReason = Literal[
+    "new_root",  # nothing earlier to continue
+    "system_changed",
+    "tools_changed",
+    "history_edited",  # a user, tool or system message in the middle is another one
+    "assistant_rewritten",  # an answer came back with other words or arguments
+    "thinking_stripped",
+    "compaction",
+    "bridge_unproven",  # the same messages came back, but as other tokens
+]
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """`ids` is the delta after the parent's end: prompt tokens of a context node, sampled tokens of a sampled one; None
+    where the policy gave none. A prompt's whole delta lies on its last context node, since an engine does not say where a
+    message begins; the ones before it then hold none. `logprobs` has one entry per sampled token. `inserted` are ranges of
+    `ids` that no model sampled and no agent sent (a bridge's turn close). `same_as` names an earlier node of the rollout
+    with the equal message, so that a store keeps it once."""
+
+    id: int
+    parent: int | None
+    message: Message
+    sampled: bool = False
+    call_id: str | None = None
+    ids: array[int] | None = None
+    logprobs: array[float] | None = None
+    inserted: tuple[tuple[int, int], ...] = ()
+    spans: tuple[VersionSpan, ...] = ()
+    trainable: bool = True
+    same_as: int | None = None
+
+
+class Added(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call added: its record, the nodes that are new (or, for a sampled node whose parent came late, placed
+    anew under the same id), and bodies to keep once under their digest."""
+
+    record: CallRecord
+    nodes: tuple[Node, ...]
+    blobs: Mapping[bytes, Blob]
+
+
+class Match(msgspec.Struct, frozen=True, kw_only=True):
+    """The deepest earlier call that a request continues. `new` are the request's messages after that call's answer, less
+    those that only repeat a part of it. `skipped` are indexes of request messages that stand inside the matched history
+    and were not there before. `exact` says that every matched message was an equal echo, tools included."""
+
+    call_id: str
+    leaf: int
+    consumed: int
+    new: tuple[Message, ...]
+    exact: bool
+    skipped: tuple[int, ...] = ()

@@ -1,0 +1,66 @@
+"""What a trajectory remembers of the calls that are likely to be continued next: whole ids and bodies, a few at a time.
+
+Everything here can be lost without harm: ids are rebuilt from the nodes, and a body without a base is kept whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from rollyard.core.delta import Blob, difference
+
+KEPT = 4
+SMALLEST = 1024  # bodies below this are not worth a difference
+LONGEST_CHAIN = 24  # differences of differences; bounds what reading one body costs
+
+
+class Body(msgspec.Struct, frozen=True):
+    digest: bytes
+    raw: bytes
+    chain: int = 0  # how many differences lead to a whole body
+
+
+class Tip(msgspec.Struct, frozen=True):
+    """`ids` are the packed ids of a call's prompt and answer."""
+
+    ids: bytes | None = None
+    request: Body | None = None
+    response: Body | None = None
+
+
+class Tips:
+    """By leaf node; a call that continues another takes its place."""
+
+    def __init__(self) -> None:
+        self._tips: dict[int, Tip] = {}
+
+    def get(self, leaf: int) -> Tip | None:
+        return self._tips.get(leaf)
+
+    def latest(self) -> Tip | None:
+        return next(reversed(self._tips.values()), None)
+
+    def put(self, leaf: int, tip: Tip, *, instead_of: int | None) -> None:
+        if instead_of is not None:
+            self._tips.pop(instead_of, None)
+        while len(self._tips) >= KEPT:
+            del self._tips[next(iter(self._tips))]
+        self._tips[leaf] = tip
+
+
+def keep(raw: bytes, digest: bytes, base: Body | None, blobs: dict[bytes, Blob]) -> Body | None:
+    """Put a body into `blobs`, as a difference where that pays, and give what the next one may build on."""
+    if not raw:
+        return None
+    digest = digest or hashlib.sha256(raw).digest()
+    if base is not None and base.digest == digest:
+        return base
+    if base is not None and len(raw) >= SMALLEST and base.chain < LONGEST_CHAIN:
+        delta = difference(base.digest, base.raw, raw)
+        if delta is not None:
+            blobs[digest] = delta
+            return Body(digest, raw, base.chain + 1)
+    blobs[digest] = raw
+    return Body(digest, raw)
