@@ -3,6 +3,7 @@
 from array import array
 
 import pytest
+
 from rollyard.core.call import Call, Reply, Usage, VersionSpan, floats, ids
 from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolResult, ToolSpec, tools_digest
 from rollyard.core.trajectory import Trajectory
