@@ -104,7 +104,7 @@ class Layers:
         """Paths whose contents are no longer those that were built; bytecode is not counted."""
         root = self.tree(layer_id)
         written = msgspec.json.decode((root.parent / "manifest.json").read_bytes(), type=list[Entry])
-        found = await anyio.to_thread.run_sync(manifest, root, b"\0no prefix\0")
+        found = await anyio.to_thread.run_sync(manifest, root)
         now = {entry.path: entry for entry in found if not _bytecode(entry.path)}
         then = {entry.path: entry for entry in written}
         changed = [path for path in then if path not in now or now[path].digest != then[path].digest]
@@ -130,7 +130,7 @@ class Layers:
             await anyio.to_thread.run_sync(_move, work / "root", prefix, final, entries)
             if spec.pip or spec.python:
                 await _compile(final, timeout)
-            after = await anyio.to_thread.run_sync(manifest, work / "root", b"\0no prefix\0")
+            after = await anyio.to_thread.run_sync(manifest, work / "root")
             record = LayerRecord(
                 id=layer_id, spec=spec, prefix=layer_prefix(layer_id), created_at=time.time(), files=len(entries),
                 bytes=sum(entry.size for entry in entries), platform=platform.machine(),

@@ -23,7 +23,6 @@ from rollyard.core.errors import SandboxUnavailable
 from rollyard.sandbox.home import private_dir
 
 PLACEHOLDER = b"@PREFIX@"
-CHUNK = 1 << 20
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -47,7 +46,8 @@ def walk(root: Path) -> Iterator[Path]:
             yield from walk(path)
 
 
-def manifest(root: Path, built_under: bytes) -> list[Entry]:
+def manifest(root: Path, built_under: bytes | None = None) -> list[Entry]:
+    """Every entry with its mode and digest. Owners and times do not count: they differ between machines and users."""
     entries: list[Entry] = []
     for path in walk(root):
         status = path.lstat()
@@ -58,17 +58,22 @@ def manifest(root: Path, built_under: bytes) -> list[Entry]:
             entries.append(_file_entry(path, name, status, built_under))
         elif stat.S_ISDIR(status.st_mode):
             entries.append(Entry(name, stat.S_IFDIR | stat.S_IMODE(status.st_mode), "", 0))
+        else:
+            entries.append(Entry(name, stat.S_IFMT(status.st_mode), f"{status.st_rdev}", 0))
     return entries
 
 
-def _file_entry(path: Path, name: str, status: os.stat_result, built_under: bytes) -> Entry:
+def _file_entry(path: Path, name: str, status: os.stat_result, built_under: bytes | None) -> Entry:
     mode = stat.S_IFREG | stat.S_IMODE(status.st_mode)
+    if built_under is None:
+        with path.open("rb") as stream:
+            return Entry(name, mode, hashlib.file_digest(stream, "sha256").hexdigest(), status.st_size)
     content = path.read_bytes()
     mentions = built_under in content
-    binary = b"\0" in content[:8192]
     if mentions:
         content = content.replace(built_under, PLACEHOLDER)
-    return Entry(name, mode, hashlib.sha256(content).hexdigest(), status.st_size, mentions, binary)
+    digest = hashlib.sha256(content).hexdigest()
+    return Entry(name, mode, digest, status.st_size, mentions, binary=b"\0" in content)
 
 
 def tree_digest(entries: list[Entry]) -> str:

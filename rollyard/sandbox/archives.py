@@ -1,0 +1,243 @@
+"""Unpacking a tar that nobody vouches for into a directory.
+
+No member leaves the directory: names are cleaned, and links met on the way to a member are followed as the image itself
+would follow them, with the directory as `/`. Device nodes and pipes are left out. Hard links stay hard links. In an OCI
+layer the whiteouts of that format become the ones overlayfs knows.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import hashlib
+import lzma
+import os
+import shutil
+import stat
+import subprocess
+import tarfile
+from collections.abc import Generator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, cast
+
+import msgspec
+
+from rollyard.core.errors import ConfigError
+
+OPAQUE = "user.overlay.opaque"
+MAX_LINKS = 40
+MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
+    """`digest` is of the uncompressed stream: what OCI calls a layer's diff id."""
+
+    digest: str
+    members: int
+    bytes: int
+    left_out: int
+
+
+class Hashed:
+    """A reader that hashes what passes through it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self._digest.update(data)
+        return data
+
+    def drain(self) -> str:
+        while self.read(1 << 20):
+            pass
+        return self._digest.hexdigest()
+
+
+@contextlib.contextmanager
+def uncompressed(stream: IO[bytes]) -> Generator[IO[bytes]]:
+    """The stream without its compression, whatever that is."""
+    start = stream.read(6)
+    stream.seek(0)
+    kind = next((name for magic, name in MAGIC.items() if start.startswith(magic)), None)
+    if kind == "zstd":
+        with _zstd(stream) as plain:
+            yield plain
+    elif kind is None:
+        yield stream
+    else:
+        opener: Any = {"gzip": gzip.GzipFile, "bzip2": bz2.BZ2File, "xz": lzma.LZMAFile}[kind]
+        plain = opener(fileobj=stream) if kind == "gzip" else opener(stream)
+        with plain:
+            yield cast(IO[bytes], plain)
+
+
+@contextlib.contextmanager
+def _zstd(stream: IO[bytes]) -> Generator[IO[bytes]]:
+    program = shutil.which("zstd")
+    if program is None:
+        raise ConfigError("this archive is compressed with zstd", hint="install the program `zstd`, then try again")
+    import tempfile
+
+    with tempfile.TemporaryFile() as packed:
+        shutil.copyfileobj(stream, packed)
+        packed.seek(0)
+        with subprocess.Popen([program, "-dcq"], stdin=packed, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            yield process.stdout
+        if process.returncode != 0:
+            raise ConfigError("zstd could not read this archive: it is damaged")
+
+
+def unpack(stream: IO[bytes], root: Path, *, whiteouts: bool = False) -> Unpacked:
+    """Unpack a tar into `root`, which must be empty and ours. A damaged or hostile archive raises `ConfigError`."""
+    try:
+        with uncompressed(stream) as plain:
+            hashed = Hashed(plain)
+            with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="r|", errorlevel=2) as archive:
+                unpacker = _Unpacker(root, whiteouts)
+                for member in archive:
+                    unpacker.take(archive, member)
+            unpacker.finish()
+            return Unpacked(
+                digest=hashed.drain(), members=unpacker.members, bytes=unpacker.bytes, left_out=unpacker.left_out
+            )
+    except (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise ConfigError(
+            f"not a tar that can be read: {error}", hint="a rootfs tar, `docker save` or OCI archive is wanted"
+        ) from error
+
+
+class _Unpacker:
+    def __init__(self, root: Path, whiteouts: bool) -> None:
+        self._root = root
+        self._whiteouts = whiteouts
+        self._owned = os.geteuid() == 0
+        self._directories: dict[Path, tarfile.TarInfo] = {}
+        self.members = self.bytes = self.left_out = 0
+
+    def take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        parts = clean(member.name)
+        if not parts:
+            if member.isdir():
+                self._directories[self._root] = member
+            return
+        place = self._inside(parts[:-1]) / parts[-1]
+        self.members += 1
+        if self._whiteouts and parts[-1].startswith(".wh."):
+            self._whiteout(place)
+        elif member.isdir():
+            self._directory(place, member)
+        elif member.isreg():
+            self._clear(place)
+            source = archive.extractfile(member)
+            assert source is not None
+            with place.open("xb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            self.bytes += member.size
+            self._finish_file(place, member)
+        elif member.issym():
+            self._clear(place)
+            place.symlink_to(member.linkname)
+            self._own(place, member)
+        elif member.islnk():
+            self._hard_link(place, member)
+        else:
+            self.left_out += 1
+
+    def finish(self) -> None:
+        """Directories get their mode and time last: a read-only one could not have been filled."""
+        for place, member in reversed(self._directories.items()):
+            self._own(place, member)
+            place.chmod(stat.S_IMODE(member.mode))
+            os.utime(place, (member.mtime, member.mtime))
+
+    def _directory(self, place: Path, member: tarfile.TarInfo) -> None:
+        if place.is_symlink() or not place.is_dir():
+            self._clear(place)
+            place.mkdir()
+        self._directories[place] = member
+
+    def _finish_file(self, place: Path, member: tarfile.TarInfo) -> None:
+        self._own(place, member)
+        place.chmod(stat.S_IMODE(member.mode))
+        os.utime(place, (member.mtime, member.mtime))
+
+    def _own(self, place: Path, member: tarfile.TarInfo) -> None:
+        if self._owned:
+            os.chown(place, member.uid, member.gid, follow_symlinks=False)
+
+    def _hard_link(self, place: Path, member: tarfile.TarInfo) -> None:
+        parts = clean(member.linkname)
+        target = self._inside(parts[:-1]) / parts[-1] if parts else self._root
+        if target.is_symlink() or not target.is_file():
+            if target.is_symlink():
+                self._clear(place)
+                place.symlink_to(target.readlink())
+                return
+            raise ConfigError(f"{member.name!r} is a hard link to {member.linkname!r}, which is not in the archive")
+        self._clear(place)
+        place.hardlink_to(target)
+
+    def _whiteout(self, place: Path) -> None:
+        name = place.name.removeprefix(".wh.")
+        if name == ".wh..opq":
+            os.setxattr(place.parent, OPAQUE, b"y")
+        elif name.startswith(".wh.") or name in ("", ".", ".."):
+            self.left_out += 1
+        else:
+            self._clear(place.with_name(name))
+            make_whiteout(place.with_name(name))
+
+    def _clear(self, place: Path) -> None:
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+
+    def _inside(self, parts: tuple[str, ...]) -> Path:
+        """The directory these parts lead to with the root as `/`, made where it is absent."""
+        todo, place, links = list(reversed(parts)), self._root, 0
+        while todo:
+            part = todo.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                place = place if place == self._root else place.parent
+                continue
+            step = place / part
+            if step.is_symlink():
+                links += 1
+                if links > MAX_LINKS:
+                    raise ConfigError(f"the archive's links never end: {'/'.join(parts)!r}")
+                target = os.fspath(step.readlink())
+                place = self._root if target.startswith("/") else place
+                todo.extend(reversed(target.split("/")))
+                continue
+            if not step.is_dir():
+                if step.exists():
+                    raise ConfigError(f"{'/'.join(parts)!r} leads through a file")
+                step.mkdir(mode=0o755)
+                step.chmod(0o755)
+            place = step
+        return place
+
+
+def clean(name: str) -> tuple[str, ...]:
+    """The parts of a member's name; a name that climbs is refused."""
+    parts = tuple(part for part in PurePosixPath(name).parts if part not in ("/", "."))
+    if ".." in parts or "\0" in name:
+        raise ConfigError(f"the archive holds a name that climbs out of it: {name!r}")
+    return parts
+
+
+def make_whiteout(place: Path) -> None:
+    """The character device 0:0 by which overlayfs marks a name as removed; making this one needs no privilege."""
+    os.mknod(place, stat.S_IFCHR | 0o000, os.makedev(0, 0))
+
+
+def is_whiteout(status: os.stat_result) -> bool:
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0

@@ -1,0 +1,188 @@
+"""Reading `docker save` archives, OCI archives and OCI layout directories: which layers, which settings.
+
+Only reading: nothing here talks to a registry. Blobs are checked against the digests that name them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import platform
+import tarfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import msgspec
+
+from rollyard.core.errors import ConfigError
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An image's own defaults."""
+
+    env: dict[str, str] = {}
+    workdir: str = "/"
+    user: str | None = None
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+
+
+class Blobs(Protocol):
+    """Files by name: in an archive or in a directory."""
+
+    def names(self) -> set[str]: ...
+    def open(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]: ...
+
+
+class OciLayer(msgspec.Struct, frozen=True):
+    """`blob` is the file's name among the blobs; `diff_id` is what its uncompressed bytes must hash to."""
+
+    blob: str
+    diff_id: str
+
+
+class OciImage(msgspec.Struct, frozen=True, kw_only=True):
+    layers: tuple[OciLayer, ...]  # lowest first
+    config: ImageConfig
+    tags: tuple[str, ...] = ()
+
+
+class ArchiveBlobs:
+    def __init__(self, archive: tarfile.TarFile) -> None:
+        self._archive = archive
+        self._members = {member.name.removeprefix("./"): member for member in archive.getmembers()}
+
+    def names(self) -> set[str]:
+        return set(self._members)
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Generator[IO[bytes]]:
+        member, hops = self._members.get(name), 0
+        while member is not None and member.issym() and hops < 5:  # older docker links equal layers
+            target = (Path(member.name).parent / member.linkname).as_posix()
+            member, hops = self._members.get(_normal(target)), hops + 1
+        stream = self._archive.extractfile(member) if member is not None else None
+        if stream is None:
+            raise ConfigError(f"the archive names {name!r} but does not hold it")
+        with stream:
+            yield stream
+
+
+class DirectoryBlobs:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def names(self) -> set[str]:
+        return {path.relative_to(self._root).as_posix() for path in self._root.rglob("*") if path.is_file()}
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Generator[IO[bytes]]:
+        path = (self._root / name).resolve()
+        if not path.is_relative_to(self._root.resolve()) or not path.is_file():
+            raise ConfigError(f"the layout names {name!r} but does not hold it")
+        with path.open("rb") as stream:
+            yield stream
+
+
+def is_oci(names: set[str]) -> bool:
+    return "oci-layout" in names or "manifest.json" in names
+
+
+def read_image(blobs: Blobs) -> OciImage:
+    """The one image in there, for this machine's architecture."""
+    names = blobs.names()
+    if "manifest.json" in names:
+        return _docker_image(blobs)
+    return _oci_image(blobs, _json(blobs, "index.json"))
+
+
+def _docker_image(blobs: Blobs) -> OciImage:
+    entries = _json(blobs, "manifest.json")
+    if not isinstance(entries, list) or not entries or "Layers" not in entries[0]:
+        raise ConfigError("manifest.json is not one that `docker save` writes")
+    if len(entries) > 1:
+        tags = [str((entry.get("RepoTags") or ["?"])[0]) for entry in entries]
+        raise ConfigError(f"the archive holds {len(entries)} images: {', '.join(tags)}", hint="save them one by one")
+    entry: dict[str, Any] = entries[0]
+    config = _json(blobs, entry["Config"])
+    layers = zip(entry["Layers"], config["rootfs"]["diff_ids"], strict=True)
+    return OciImage(
+        layers=tuple(OciLayer(blob, diff_id) for blob, diff_id in layers),
+        config=_settings(config),
+        tags=tuple(entry.get("RepoTags") or ()),
+    )
+
+
+def _oci_image(blobs: Blobs, index: dict[str, Any], depth: int = 0) -> OciImage:
+    manifests: list[dict[str, Any]] = [m for m in index["manifests"] if _runs_here(m.get("platform") or {})]
+    if len(manifests) != 1 or depth > 4:
+        raise ConfigError(
+            f"{len(manifests)} images in the archive are for linux/{_architecture()}; exactly one is wanted",
+            hint="save a single image for one platform",
+        )
+    found = manifests[0]
+    document = _blob_json(blobs, found["digest"])
+    if "manifests" in document:
+        return _oci_image(blobs, document, depth + 1)
+    config = _blob_json(blobs, document["config"]["digest"])
+    layers = zip(document["layers"], config["rootfs"]["diff_ids"], strict=True)
+    name = (found.get("annotations") or {}).get("io.containerd.image.name")
+    return OciImage(
+        layers=tuple(OciLayer(_blob_name(layer["digest"]), diff_id) for layer, diff_id in layers),
+        config=_settings(config),
+        tags=(name,) if name else (),
+    )
+
+
+def _runs_here(wanted: dict[str, Any]) -> bool:
+    return wanted.get("os", "linux") == "linux" and wanted.get("architecture", _architecture()) == _architecture()
+
+
+def _architecture() -> str:
+    return ARCHITECTURES.get(platform.machine(), platform.machine())
+
+
+def _settings(document: dict[str, Any]) -> ImageConfig:
+    config: dict[str, Any] = document.get("config") or {}
+    env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
+    return ImageConfig(
+        env=env,
+        workdir=config.get("WorkingDir") or "/",
+        user=config.get("User") or None,
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        cmd=tuple(config.get("Cmd") or ()),
+    )
+
+
+def _blob_name(digest: str) -> str:
+    kind, _, value = digest.partition(":")
+    if kind != "sha256" or not value.isalnum():
+        raise ConfigError(f"a blob is named by {digest!r}; only sha256 digests are known")
+    return f"blobs/sha256/{value}"
+
+
+def _blob_json(blobs: Blobs, digest: str) -> dict[str, Any]:
+    with blobs.open(_blob_name(digest)) as stream:
+        data = stream.read(64 << 20)
+    if hashlib.sha256(data).hexdigest() != digest.partition(":")[2]:
+        raise ConfigError(f"the blob {digest} does not have the contents its name says: the archive is damaged")
+    return json.loads(data)
+
+
+def _json(blobs: Blobs, name: str) -> Any:
+    with blobs.open(name) as stream:
+        return json.loads(stream.read(64 << 20))
+
+
+def _normal(path: str) -> str:
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == ".." and parts:
+            parts.pop()
+        elif part not in ("", ".", ".."):
+            parts.append(part)
+    return "/".join(parts)
