@@ -108,8 +108,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     turns_end_with_text: bool = True  # a reply without a tool call ends it
     off: tuple[str, ...] = ()  # what it would do on its own, and is told not to; for the table of agents
     command: Callable[[Launch], list[str]] | None = None
-    config: Callable[[Launch], Mapping[str, bytes]] | None = None
-    events: Callable[[str], Iterable[AgentEvent]] | None = None
+    config: Callable[[Launch], Mapping[str, str | bytes | Tree]] | None = None  # merged as an `Addition`'s files are
+    events: Callable[[str, str], Iterable[AgentEvent]] | None = None  # of a line, given also the one before it
 
     @property
     def dialect(self) -> Dialect | None:

@@ -1,0 +1,116 @@
+"""pi: the smallest of the full agents; speaks all four dialects. It has no permission system and no MCP client, and exits
+with 0 when the model failed: its last event tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rollyard.agents.events import Fields, decoded, plain_text
+from rollyard.core.agent import Addition, Agent, LayerSpec
+from rollyard.core.events import AgentEvent
+
+MODELS = "{home}/.pi/agent/models.json"
+_PROMPT = "{home}/.pi/agent/rollyard.md"
+
+
+def _wire(api: str, url: str) -> Addition:
+    return Addition(files={MODELS: {"providers": {"rollyard": {"api": api, "baseUrl": url}}}})
+
+
+def _events(line: str, before: str) -> Iterator[AgentEvent]:
+    if line.startswith('{"type":"message_update"'):  # each repeats the whole message so far
+        return
+    event = decoded(line)
+    match event["type"]:
+        case "message_end" if event["message"]["role"] == "assistant":
+            yield from _message(event["message"])
+        case "tool_execution_start":
+            yield AgentEvent(
+                kind="tool_call", tool=event["toolName"], call_id=event["toolCallId"], fields=event["args"]
+            )
+        case "tool_execution_end":
+            text, failed = plain_text(event["result"]), bool(event.get("isError"))
+            yield AgentEvent(
+                kind="tool_result",
+                tool=event["toolName"],
+                call_id=event["toolCallId"],
+                text=text,
+                fields={"is_error": failed},
+            )
+        case "auto_retry_start":
+            yield AgentEvent(kind="error", text=f"retry {event.get('attempt')}: {event.get('errorMessage', '')}")
+        case "agent_end":
+            last: Fields = event["messages"][-1] if event["messages"] else {}
+            failed = last.get("stopReason") in ("error", "aborted")
+            yield AgentEvent(kind="done", ok=not failed, text=last.get("errorMessage") or "")
+        case _:
+            return
+
+
+def _message(message: Fields) -> Iterator[AgentEvent]:
+    for part in message["content"]:
+        if part["type"] == "text":
+            yield AgentEvent(kind="assistant", text=part["text"])
+        elif part["type"] == "thinking":
+            yield AgentEvent(kind="reasoning", text=part["thinking"])
+    yield AgentEvent(kind="usage", fields=message.get("usage") or {})
+    if message.get("errorMessage"):
+        yield AgentEvent(kind="error", text=message["errorMessage"])
+
+
+agent = Agent(
+    name="pi",
+    version="0.73.1",
+    summary="pi, a minimal coding agent with four tools",
+    layer=LayerSpec(npm=("@mariozechner/pi-coding-agent@0.73.1",), node="20"),
+    check=("{prefix}/bin/node", "{prefix}/bin/pi", "--version"),
+    argv=(
+        "{prefix}/bin/node",
+        "{prefix}/bin/pi",
+        "-p",
+        "--mode",
+        "json",
+        "--provider",
+        "rollyard",
+        "--model",
+        "{model}",
+        "{options}",
+        "{instruction}",
+    ),
+    env={"ROLLYARD_KEY": "{key}", "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
+    files={
+        MODELS: {
+            "providers": {
+                "rollyard": {
+                    "apiKey": "ROLLYARD_KEY",
+                    "models": [
+                        {
+                            "id": "{model}",
+                            "name": "policy",
+                            "reasoning": True,
+                            "input": ["text"],
+                            "contextWindow": "{context_window}",
+                            "maxTokens": 8192,
+                            "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+                        }
+                    ],
+                }
+            }
+        }
+    },
+    wires={
+        "chat": _wire("openai-completions", "{base_url}"),
+        "responses": _wire("openai-responses", "{base_url}"),
+        "messages": _wire("anthropic-messages", "{root_url}"),
+        "gemini": _wire("google-generative-ai", "{root_url}/v1beta"),
+    },
+    options={
+        "system_prompt": Addition(argv=("--append-system-prompt", _PROMPT), files={_PROMPT: "{system_prompt}"}),
+        "disable_thinking": Addition(argv=("--thinking", "off")),
+    },
+    artifacts=("{home}/.pi/agent/sessions/*",),
+    needs_isolation="namespace",
+    says_done=True,
+    off=("start-up network", "telemetry"),
+    events=_events,
+)

@@ -1,0 +1,64 @@
+"""Qwen Code: chat by default; Responses and Messages too. It gives up a silent call after two minutes unless told not to."""
+
+from __future__ import annotations
+
+from rollyard.agents.claude_code import stream_json
+from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp
+
+SETTINGS = "{home}/.qwen/settings.json"
+
+
+def _wire(auth: str, variables: dict[str, str]) -> Addition:
+    return Addition(
+        argv=("--auth-type", auth), env=variables, files={SETTINGS: {"security": {"auth": {"selectedType": auth}}}}
+    )
+
+
+_OPENAI = {"OPENAI_API_KEY": "{key}", "OPENAI_BASE_URL": "{base_url}", "OPENAI_MODEL": "{model}"}
+_ANTHROPIC = {"ANTHROPIC_API_KEY": "{key}", "ANTHROPIC_BASE_URL": "{root_url}", "ANTHROPIC_MODEL": "{model}"}
+
+agent = Agent(
+    name="qwen-code",
+    version="0.24.4",
+    summary="Qwen Code by Alibaba",
+    layer=LayerSpec(npm=("@qwen-code/qwen-code@0.24.4",), node="22"),
+    check=("{prefix}/bin/node", "{prefix}/bin/qwen", "--version"),
+    argv=(
+        "{prefix}/bin/node",
+        "{prefix}/bin/qwen",
+        "{options}",
+        "--yolo",
+        "--output-format",
+        "stream-json",
+        "--prompt={instruction}",
+    ),
+    env={"QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"},
+    files={
+        SETTINGS: {
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            "general": {"enableAutoUpdate": False},
+            "model": {"generationConfig": {"timeout": 3_600_000}},
+        }
+    },
+    wires={
+        "chat": _wire("openai", _OPENAI),
+        "responses": _wire("openai-responses", _OPENAI),
+        "messages": _wire("anthropic", _ANTHROPIC),
+    },
+    options={
+        "system_prompt": Addition(argv=("--append-system-prompt={system_prompt}",)),
+        "disabled_tools": Addition(files={SETTINGS: {"tools": {"exclude": "{disabled_tools}"}}}),
+        "max_tokens": Addition(
+            files={SETTINGS: {"model": {"generationConfig": {"samplingParams": {"max_tokens": "{max_tokens}"}}}}}
+        ),
+    },
+    mcp=Mcp(style="gemini", file=SETTINGS, secret="$OPENAI_API_KEY", transports=("stdio", "http", "sse")),  # noqa: S106
+    artifacts=("{home}/.qwen/projects/*",),
+    needs_isolation="namespace",
+    says_done=True,
+    subagents=True,
+    lingers=True,
+    off=("usage statistics", "telemetry", "auto-update"),
+    events=stream_json,
+)

@@ -1,0 +1,56 @@
+"""shell-agent: sixty lines of our own (`shell_loop.py`), for examples and tiny models. Needs python3 in the image, no layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+from rollyard.agents.events import decoded
+from rollyard.core.agent import Addition, Agent, Launch
+from rollyard.core.events import AgentEvent
+
+_PROGRAM = "{home}/.shell-agent/shell_loop.py"
+_PROMPT = "{home}/.shell-agent/prompt.md"
+_TASK = "{home}/.shell-agent/instruction.md"
+
+
+def _config(launch: Launch) -> dict[str, Any]:
+    return {_PROGRAM: files("rollyard.agents").joinpath("shell_loop.py").read_bytes()}
+
+
+def _events(line: str, before: str) -> Iterator[AgentEvent]:
+    event = decoded(line)
+    if event["type"] == "message":
+        message = event["message"]
+        if message.get("reasoning_content"):
+            yield AgentEvent(kind="reasoning", text=message["reasoning_content"])
+        if message.get("content"):
+            yield AgentEvent(kind="assistant", text=message["content"])
+        for call in message.get("tool_calls") or []:
+            arguments = call["function"]["arguments"]
+            yield AgentEvent(kind="tool_call", tool="shell", call_id=call["id"], fields={"arguments": arguments})
+    elif event["type"] == "result":
+        yield AgentEvent(kind="tool_result", tool="shell", call_id=event["id"], text=event["text"])
+    elif event["type"] == "done":
+        yield AgentEvent(kind="done", ok=event["ok"], text=event["text"])
+
+
+agent = Agent(
+    name="shell-agent",
+    version="1",
+    summary="our own: one loop, one shell tool, small prompts",
+    check=("python3", "--version"),
+    argv=("python3", "-I", _PROGRAM, _PROMPT, _TASK),
+    env={"ROLLYARD_KEY": "{key}", "SHELL_AGENT_URL": "{base_url}", "SHELL_AGENT_MODEL": "{model}"},
+    files={_PROMPT: "Use the shell tool. Say done when done.", _TASK: "{instruction}"},
+    wires={"chat": Addition()},
+    options={
+        "system_prompt": Addition(files={_PROMPT: "{system_prompt}"}),
+        "max_tokens": Addition(env={"SHELL_AGENT_MAX_TOKENS": "{max_tokens}"}),
+    },
+    needs_isolation="namespace",
+    says_done=True,
+    config=_config,
+    events=_events,
+)
