@@ -57,9 +57,8 @@ agent = Agent(
     version="0.166.0",
     summary="Codex CLI by OpenAI",
     layer=LayerSpec(npm=("@openai/codex@0.166.0",), node="20"),
-    check=("{prefix}/bin/node", "{prefix}/bin/codex", "--version"),
+    check=("{prefix}/bin/codex", "--version"),
     argv=(
-        "{prefix}/bin/node",
         "{prefix}/bin/codex",
         "exec",
         "--json",

@@ -39,9 +39,8 @@ agent = Agent(
     version="0.61.0",
     summary="Gemini CLI by Google",
     layer=LayerSpec(npm=("@google/gemini-cli@0.61.0",), node="20"),
-    check=("{prefix}/bin/node", "{prefix}/bin/gemini", "--version"),
+    check=("{prefix}/bin/gemini", "--version"),
     argv=(
-        "{prefix}/bin/node",
         "{prefix}/bin/gemini",
         "--model={model}",
         "--yolo",

@@ -8,30 +8,33 @@ from collections.abc import Iterator
 from rollyard.core.agent import Addition, Agent, LayerSpec
 from rollyard.core.events import AgentEvent
 
-CONFIG = "{home}/.config/mini-swe-agent/rollyard.yaml"
+_CONFIG = "{home}/.config/mini-swe-agent/rollyard.yaml"
+_FAILURES = ("RepeatedFormatError", "LimitsExceeded", "TimeExceeded", "UserInterruption")
 TRAJECTORY = "{home}/.config/mini-swe-agent/trajectory.json"
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
-    """It prints for people; only its last word is plain: `Exit:`, and on the next line how it ended."""
+    """It prints for people. After `Exit:` comes what was submitted, or the name of what ended it; its exit code is 0."""
+    yield AgentEvent(kind="raw", text=line)
     if before.strip() == "Exit:":
-        yield AgentEvent(kind="done", ok=line.strip() == "Submitted", text=line.strip())
+        ending = line.strip()
+        yield AgentEvent(kind="done", ok=ending not in _FAILURES, text=ending if ending in _FAILURES else "")
 
 
 agent = Agent(
     name="mini-swe-agent",
     version="2.4.6",
     summary="mini-swe-agent, one loop and one bash tool",
-    layer=LayerSpec(pip=("mini-swe-agent==2.4.6", "mcp"), python="3.11"),
+    layer=LayerSpec(pip=("mini-swe-agent==2.4.6", "mcp==2.3.0"), python="3.11"),
     check=("{prefix}/bin/mini", "--help"),
     argv=(
         "{prefix}/bin/mini",
         "--model=hosted_vllm/{model}",
         "--yolo",
         "--exit-immediately",
-        "--cost-limit=0",
         f"--output={TRAJECTORY}",
-        "{options}",
+        "--config=mini.yaml",
+        f"--config={_CONFIG}",
         "--task={instruction}",
     ),
     env={
@@ -42,7 +45,18 @@ agent = Agent(
         "MSWEA_SILENT_STARTUP": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     },
+    files={_CONFIG: {"agent": {"cost_limit": 0}}},
     wires={"chat": Addition()},
+    options={
+        # its templates are Jinja; a variable's value is not a template, so any text can be a prompt
+        "system_prompt": Addition(
+            env={"ROLLYARD_SYSTEM_PROMPT": "{system_prompt}"},
+            files={_CONFIG: {"agent": {"system_template": "{{ROLLYARD_SYSTEM_PROMPT}}"}}},
+        ),
+        "max_tokens": Addition(
+            files={_CONFIG: {"model": {"model_kwargs": {"max_tokens": "{max_tokens}"}}}},
+        ),
+    },
     artifacts=(TRAJECTORY,),
     needs_isolation="namespace",
     says_done=True,

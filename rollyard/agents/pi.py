@@ -63,9 +63,8 @@ agent = Agent(
     version="0.73.1",
     summary="pi, a minimal coding agent with four tools",
     layer=LayerSpec(npm=("@mariozechner/pi-coding-agent@0.73.1",), node="20"),
-    check=("{prefix}/bin/node", "{prefix}/bin/pi", "--version"),
+    check=("{prefix}/bin/pi", "--version"),
     argv=(
-        "{prefix}/bin/node",
         "{prefix}/bin/pi",
         "-p",
         "--mode",

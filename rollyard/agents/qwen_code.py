@@ -22,9 +22,8 @@ agent = Agent(
     version="0.24.4",
     summary="Qwen Code by Alibaba",
     layer=LayerSpec(npm=("@qwen-code/qwen-code@0.24.4",), node="22"),
-    check=("{prefix}/bin/node", "{prefix}/bin/qwen", "--version"),
+    check=("{prefix}/bin/qwen", "--version"),
     argv=(
-        "{prefix}/bin/node",
         "{prefix}/bin/qwen",
         "{options}",
         "--yolo",
