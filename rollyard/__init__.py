@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rollyard import agents as agents
     from rollyard.core.errors import Error as Error
     from rollyard.core.limits import Limits as Limits
     from rollyard.core.message import Message as Message
@@ -49,7 +50,7 @@ _NAMES: dict[str, str] = {
     "layer": "rollyard.sandbox.images",
     "verifier": "rollyard.tasks.verifiers.python",
 }
-_ROOMS = ("core",)
+_ROOMS = ("agents", "core")
 
 
 def __getattr__(name: str) -> Any:
