@@ -104,9 +104,17 @@ def given(raw: msgspec.Raw) -> bool:
     return len(memoryview(raw)) > 0 and bytes(raw) != b"null"
 
 
+def digest(space: bytes, data: bytes | msgspec.Raw) -> bytes:
+    """`space` (at most 16 bytes) keeps dialects and kinds of item apart."""
+    return hashlib.blake2b(data, digest_size=16, person=space).digest()
+
+
 def recall(memo: Memo, space: bytes, raw: msgspec.Raw, parse: Callable[[msgspec.Raw], T]) -> T:
-    """What `raw` means, from the memo or parsed now. `space` keeps dialects and kinds of item apart."""
-    key = hashlib.blake2b(raw, digest_size=16, person=space).digest()
+    """What `raw` means, from the memo or parsed now."""
+    return recall_keyed(memo, digest(space, raw), space, raw, parse)
+
+
+def recall_keyed(memo: Memo, key: bytes, space: bytes, raw: msgspec.Raw, parse: Callable[[msgspec.Raw], T]) -> T:
     found = memo.get(key)
     if found is None:
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.call import Call, Dialect, Reply, Sampling, TokenText
+from rollyard.core.call import Call, Dialect, Reply, Sampling
 from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Part, Role, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
@@ -263,22 +263,8 @@ def _wire_call(tool_call: ToolCall, customs: set[tuple[str | None, str]]) -> dic
 
 
 def _logprobs(call: Call, reply: Reply) -> dict[str, Any] | None:
-    if not call.sampling.logprobs or not reply.tokens:
-        return None
-    top = call.sampling.top_logprobs or 0
-    return {"content": [_logprob(token, top) for token in reply.tokens], "refusal": None}
-
-
-def _logprob(token: TokenText, top: int) -> dict[str, Any]:
-    return {
-        "token": token.text,
-        "logprob": token.logprob if token.logprob is not None else -9999.0,
-        "bytes": list(token.text.encode("utf-8", "replace")),
-        "top_logprobs": [
-            {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}
-            for text, value in token.top[:top]
-        ],
-    }
+    shown = openai_shapes.logprobs(call, reply)
+    return {"content": shown, "refusal": None} if shown else None
 
 
 def _envelope(call: Call, kind: str) -> dict[str, Any]:

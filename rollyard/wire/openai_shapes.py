@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.call import Reply, Usage
+from rollyard.core.call import Call, Reply, TokenText, Usage
 from rollyard.wire.body import dump
 
 _TYPES = {
@@ -101,4 +101,24 @@ def responses_usage(reply: Reply) -> dict[str, Any]:
         "output_tokens": completion,
         "output_tokens_details": {"reasoning_tokens": reply.usage.reasoning_tokens or 0},
         "total_tokens": prompt + completion,
+    }
+
+
+def logprobs(call: Call, reply: Reply) -> list[dict[str, Any]]:
+    """What the agent asked to see of the tokens; empty when it did not ask or nobody knows."""
+    if not call.sampling.logprobs:
+        return []
+    top = call.sampling.top_logprobs or 0
+    return [_logprob(token, top) for token in reply.tokens]
+
+
+def _logprob(token: TokenText, top: int) -> dict[str, Any]:
+    return {
+        "token": token.text,
+        "logprob": token.logprob if token.logprob is not None else -9999.0,
+        "bytes": list(token.text.encode("utf-8", "replace")),
+        "top_logprobs": [
+            {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "replace"))}
+            for text, value in token.top[:top]
+        ],
     }

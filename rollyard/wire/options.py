@@ -86,9 +86,13 @@ def budget(sampling: Sampling) -> int | None:
     return dict(_BUDGETS)[word] if word else None
 
 
+def format_of(sampling: Sampling) -> Mapping[str, Any] | None:
+    return parse_object(sampling.response_format) if sampling.response_format else None
+
+
 def schema_of(sampling: Sampling) -> Mapping[str, Any] | None:
     """The JSON Schema that `response_format` asks for."""
-    wanted = parse_object(sampling.response_format) if sampling.response_format else None
+    wanted = format_of(sampling)
     if not wanted or wanted.get("type") != "json_schema":
         return None
     inner = wanted.get("json_schema")

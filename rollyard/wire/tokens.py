@@ -81,9 +81,9 @@ def sampled(
         flaws.append("ids_out_of_range")
     if completion is None and entries:
         completion_ids = _ids_within(entries)
-        if completion_ids is not None and usage.completion_tokens not in (None, len(completion_ids)):
-            flaws.append(f"token_count: {len(completion_ids)} ids, usage says {usage.completion_tokens}")
-            completion_ids = None  # some server merged tokens: these are not the sampled ones
+        if usage.completion_tokens not in (None, len(entries)):
+            flaws.append(f"token_count: {len(entries)} logprobs, usage says {usage.completion_tokens}")
+            completion_ids = None  # tokens were merged, or those of tool calls left out: not the whole turn
             values = None
     elif completion_ids is not None and usage.completion_tokens not in (None, len(completion_ids)):
         flaws.append(f"token_count: {len(completion_ids)} ids, usage says {usage.completion_tokens}")

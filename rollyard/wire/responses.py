@@ -1,0 +1,352 @@
+"""OpenAI Responses, as agents speak it: requests in, answers and events out. `responses_upstream` is the other side.
+
+A turn that was cut off is told by `status: incomplete` inside `response.completed`: Codex takes a `response.incomplete`
+event for a broken stream and asks for the same turn again, five times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from rollyard.core.call import Call, Dialect, Reply, Sampling
+from rollyard.core.errors import BadRequest
+from rollyard.core.message import Message, Part, Text, ToolSpec
+from rollyard.core.message import tools_digest as digest_tools
+from rollyard.wire import openai_shapes, responses_upstream
+from rollyard.wire.body import digest, dump, given, raw_text, read, read_request, recall, recall_keyed
+from rollyard.wire.codec import Accumulator, Memo, Request
+from rollyard.wire.options import choice_of, reasoning_of, text_of
+from rollyard.wire.parts import pieces
+from rollyard.wire.responses_items import assistant_items, message_of
+from rollyard.wire.sse import frame
+from rollyard.wire.toolnames import custom_tools, in_namespaces
+
+_NONE = msgspec.Raw()
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class _Format(msgspec.Struct):
+    type: str = "text"
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _TextConfig(msgspec.Struct):
+    format: _Format | None = None
+
+
+class _Body(msgspec.Struct):
+    input: str | list[msgspec.Raw] = ""
+    model: str = ""
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: msgspec.Raw = _NONE
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning: _Reasoning | None = None
+    text: _TextConfig | None = None
+
+
+class _Tool(msgspec.Struct):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: msgspec.Raw = _NONE
+    tools: list[msgspec.Raw] | None = None
+
+
+_body = msgspec.json.Decoder(_Body)
+_tools = msgspec.json.Decoder(list[msgspec.Raw])
+_tool = msgspec.json.Decoder(_Tool)
+
+
+def _specs(raw: msgspec.Raw, namespace: str | None = None) -> Iterator[ToolSpec]:
+    tool = read(_tool, raw, "tools")
+    if tool.type == "namespace":
+        for inner in tool.tools or ():
+            yield from _specs(inner, tool.name)
+    elif tool.type in ("function", "custom") and tool.name is not None:
+        schema = raw_text(tool.parameters, "tools") if given(tool.parameters) else "{}"
+        kept = raw_text(raw, "tools") if tool.type == "custom" else None
+        yield ToolSpec(tool.name, tool.description or "", schema, namespace, tool.type, kept)
+    else:
+        yield ToolSpec(tool.name or tool.type, kind=f"responses/{tool.type}", raw=raw_text(raw, "tools"))
+
+
+def _tool_specs(raw: msgspec.Raw) -> tuple[tuple[ToolSpec, ...], bytes]:
+    specs = tuple(spec for item in read(_tools, raw, "tools") for spec in _specs(item))
+    return specs, digest_tools(specs)
+
+
+class _Turns:
+    """Puts the items of one assistant turn together, and remembers the message they made."""
+
+    def __init__(self, memo: Memo) -> None:
+        self._memo = memo
+        self._keys: list[bytes] = []
+        self._parts: list[Part] = []
+        self.messages: list[Message] = []
+
+    def take(self, raw: msgspec.Raw) -> None:
+        key = digest(b"responses input", raw)
+        found = recall_keyed(self._memo, key, b"responses input", raw, message_of)
+        if isinstance(found, Message):
+            self.flush()
+            self.messages.append(found)
+        else:
+            self._keys.append(key)
+            self._parts.extend(found)
+
+    def flush(self) -> None:
+        if self._parts:
+            key = digest(b"responses turn", b"".join(self._keys))
+            message = self._memo.get(key)
+            if message is None:
+                message = self._memo[key] = Message("assistant", tuple(self._parts))
+            self.messages.append(message)
+        self._keys, self._parts = [], []
+
+
+def _messages(body: _Body, memo: Memo) -> tuple[Message, ...]:
+    turns = _Turns(memo)
+    if body.instructions:
+        turns.messages.append(Message("system", (Text(body.instructions),)))
+    if isinstance(body.input, str):
+        if body.input:
+            turns.messages.append(Message("user", (Text(body.input),)))
+    else:
+        for raw in body.input:
+            turns.take(raw)
+        turns.flush()
+    return tuple(turns.messages)
+
+
+def _response_format(body: _Body) -> str | None:
+    wanted = body.text.format if body.text else None
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type != "json_schema":
+        return text_of({"type": wanted.type})
+    inner: dict[str, Any] = {"name": wanted.name or "answer", "schema": wanted.schema or {}}
+    if wanted.strict is not None:
+        inner["strict"] = wanted.strict
+    return text_of({"type": "json_schema", "json_schema": inner})
+
+
+def _sampling(body: _Body) -> Sampling:
+    reasoning = body.reasoning
+    return Sampling(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        max_tokens=body.max_output_tokens,
+        logprobs=True if "message.output_text.logprobs" in (body.include or ()) else None,
+        top_logprobs=body.top_logprobs,
+        tool_choice=choice_of(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning=reasoning_of(effort=reasoning.effort, summary=reasoning.summary) if reasoning else None,
+        response_format=_response_format(body),
+    )
+
+
+def decode(request: Request, memo: Memo | None = None) -> Call:
+    body = read_request(_body, request.body)
+    if body.previous_response_id:
+        raise BadRequest("previous_response_id: responses are not stored here; send the whole input")
+    memo = {} if memo is None else memo
+    tools: tuple[ToolSpec, ...] = ()
+    tools_digest = b""
+    if given(body.tools):
+        tools, tools_digest = recall(memo, b"responses tools", body.tools, _tool_specs)
+    return Call(
+        id=request.call_id,
+        rollout_id=request.rollout_id,
+        dialect="responses",
+        model=body.model,
+        messages=_messages(body, memo),
+        tools=tools,
+        tools_digest=tools_digest,
+        sampling=_sampling(body),
+        stream=bool(body.stream),
+        include_usage=True,
+        raw=request.body,
+        headers=request.headers,
+        received_at=request.received_at,
+    )
+
+
+def _response(call: Call, status: str, **fields: Any) -> dict[str, Any]:
+    sampling = call.sampling
+    return {
+        "id": f"resp_{call.id}",
+        "object": "response",
+        "created_at": int(call.received_at),
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": sampling.max_tokens,
+        "model": call.model,
+        "output": [],
+        "parallel_tool_calls": sampling.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": False,
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "metadata": {},
+        **fields,
+    }
+
+
+def _finished(call: Call, reply: Reply, output: list[Any]) -> dict[str, Any]:
+    cut = {"length": "max_output_tokens", "refusal": "content_filter"}.get(reply.finish)
+    return _response(
+        call,
+        "incomplete" if cut else "completed",
+        incomplete_details={"reason": cut} if cut else None,
+        output=output,
+        usage=openai_shapes.responses_usage(reply),
+    )
+
+
+def _items(call: Call, reply: Reply) -> list[Any]:
+    message = in_namespaces(reply.message, call.tools)
+    items: list[Any] = []
+    logprobs = openai_shapes.logprobs(call, reply)
+    for item in assistant_items(message.parts, custom_tools(call.tools), call.id):
+        if isinstance(item, dict) and item["type"] != "reasoning":
+            item["status"] = "completed"
+        if isinstance(item, dict) and item["type"] == "message":
+            for block in item["content"]:
+                block["logprobs"], logprobs = logprobs, []
+        items.append(item)
+    return items
+
+
+def encode(call: Call, reply: Reply) -> bytes:
+    return dump(_finished(call, reply, _items(call, reply)))
+
+
+class _Events:
+    """Events in sequence."""
+
+    def __init__(self, start: int) -> None:
+        self._number = start
+
+    def __call__(self, kind: str, **fields: Any) -> bytes:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return frame(dump(event), kind)
+
+
+def _item_events(emit: _Events, index: int, item: Any) -> Iterator[bytes]:
+    if not isinstance(item, dict):
+        yield emit("response.output_item.added", output_index=index, item=item)
+    elif item["type"] == "message":
+        yield emit(
+            "response.output_item.added", output_index=index, item={**item, "status": "in_progress", "content": []}
+        )
+        for number, block in enumerate(item["content"]):
+            yield from _text_events(emit, {"item_id": item["id"], "output_index": index}, number, block)
+    elif item["type"] == "reasoning":
+        yield emit("response.output_item.added", output_index=index, item={**item, "summary": []})
+        for number, block in enumerate(item["summary"]):
+            yield from _summary_events(emit, {"item_id": item["id"], "output_index": index}, number, block)
+    else:
+        field, kind = (
+            ("arguments", "response.function_call_arguments")
+            if item["type"] == "function_call"
+            else ("input", "response.custom_tool_call_input")
+        )
+        yield emit("response.output_item.added", output_index=index, item={**item, "status": "in_progress", field: ""})
+        place = {"item_id": item["id"], "output_index": index}
+        for piece in pieces(item[field]):
+            yield emit(f"{kind}.delta", **place, delta=piece)
+        yield emit(f"{kind}.done", **place, **{field: item[field]})
+    yield emit("response.output_item.done", output_index=index, item=item)
+
+
+def _text_events(emit: _Events, place: dict[str, Any], number: int, block: dict[str, Any]) -> Iterator[bytes]:
+    place = {**place, "content_index": number}
+    yield emit("response.content_part.added", **place, part={**block, "text": "", "logprobs": []})
+    logprobs = block["logprobs"]
+    for piece in pieces(block["text"]):
+        yield emit("response.output_text.delta", **place, delta=piece, logprobs=logprobs)
+        logprobs = []
+    yield emit("response.output_text.done", **place, text=block["text"], logprobs=block["logprobs"])
+    yield emit("response.content_part.done", **place, part=block)
+
+
+def _summary_events(emit: _Events, place: dict[str, Any], number: int, block: dict[str, Any]) -> Iterator[bytes]:
+    place = {**place, "summary_index": number}
+    yield emit("response.reasoning_summary_part.added", **place, part={**block, "text": ""})
+    for piece in pieces(block["text"]):
+        yield emit("response.reasoning_summary_text.delta", **place, delta=piece)
+    yield emit("response.reasoning_summary_text.done", **place, text=block["text"])
+    yield emit("response.reasoning_summary_part.done", **place, part=block)
+
+
+def opening(call: Call) -> bytes:
+    emit = _Events(0)
+    response = _response(call, "in_progress")
+    return emit("response.created", response=response) + emit("response.in_progress", response=response)
+
+
+def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]:
+    if not opened:
+        yield opening(call)
+    emit = _Events(2)
+    items = _items(call, reply)
+    for index, item in enumerate(items):
+        yield from _item_events(emit, index, item)
+    yield emit("response.completed", response=_finished(call, reply, items))
+
+
+class ResponsesCodec:
+    name: Dialect = "responses"
+    upstream_path = "/responses"
+
+    decode = staticmethod(decode)
+    encode = staticmethod(encode)
+    stream = staticmethod(stream)
+    opening = staticmethod(opening)
+    error = staticmethod(openai_shapes.error)
+    models = staticmethod(openai_shapes.models)
+    encode_request = staticmethod(responses_upstream.encode_request)
+    decode_reply = staticmethod(responses_upstream.decode_reply)
+
+    def accumulator(self, call: Call | None = None) -> Accumulator:
+        return responses_upstream.ResponsesAccumulator(call)
+
+    def stream_type(self, call: Call) -> str:
+        return "text/event-stream"
+
+    def keepalive(self, call: Call) -> bytes:
+        return _Events(1)("response.in_progress", response=_response(call, "in_progress"))
+
+    def stream_error(self, call: Call, status: int, code: str, message: str) -> bytes:
+        failed = _response(call, "failed", error={"code": code, "message": message})
+        return _Events(2)("response.failed", response=failed)
+
+    def count_tokens(self, count: int) -> bytes:
+        return dump({"object": "response.input_tokens", "input_tokens": count})
