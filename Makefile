@@ -17,7 +17,7 @@ setup: $(STAMP) system  ## everything the other targets need, into .venv
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --editable '.[docker,postgres,redis,parquet,tui,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --editable '.[docker,postgres,redis,parquet,tokens,tui,report]'
 	touch $@
 
 system:  ## Debian packages that some tests need (with root and apt; otherwise those tests say that they are skipped)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollyard import agents as agents
+    from rollyard import policy as policy
     from rollyard.core.errors import Error as Error
     from rollyard.core.limits import Limits as Limits
     from rollyard.core.message import Message as Message
@@ -50,7 +51,7 @@ _NAMES: dict[str, str] = {
     "layer": "rollyard.sandbox.images",
     "verifier": "rollyard.tasks.verifiers.python",
 }
-_ROOMS = ("agents", "core")
+_ROOMS = ("agents", "core", "policy")
 
 
 def __getattr__(name: str) -> Any:

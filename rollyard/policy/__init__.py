@@ -1,0 +1,46 @@
+"""Who answers a call: another model server (`upstream`), the trainer (`Queue`), a script, a recording.
+
+Read `queue.py` for the trainer's side, `upstream_policy.py` for a relayed one; `evidence.py` says what a reply proves. Names are
+imported on first use (a queue needs no HTTP client), and no module is called like one of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollyard.policy.connection import Timeouts as Timeouts
+    from rollyard.policy.held import HeldCall as HeldCall
+    from rollyard.policy.named import parse as parse
+    from rollyard.policy.passthrough_policy import passthrough as passthrough
+    from rollyard.policy.queue import Queue as Queue
+    from rollyard.policy.queue import QueueSession as QueueSession
+    from rollyard.policy.replay_policy import replay as replay
+    from rollyard.policy.scripted_policy import scripted as scripted
+    from rollyard.policy.upstream_policy import upstream as upstream
+
+# public name -> module that holds it
+_NAMES = {
+    "HeldCall": "held",
+    "Queue": "queue",
+    "QueueSession": "queue",
+    "Timeouts": "connection",
+    "parse": "named",
+    "passthrough": "passthrough_policy",
+    "replay": "replay_policy",
+    "scripted": "scripted_policy",
+    "upstream": "upstream_policy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'rollyard.policy' has no attribute {name!r}")
+    value = getattr(import_module(f"rollyard.policy.{_NAMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)

@@ -1,0 +1,154 @@
+"""One pooled HTTP connection to a model server.
+
+What it is not: a retrying client. A request is sent once; a refusal becomes an `UpstreamError` with the server's status, a
+broken connection one with 502, a deadline one with 504. The key goes only to the server it was given for (no redirects, no
+environment proxies) and is cut out of every body that may end in an error.
+
+Trap: servers close idle connections after five seconds (uvicorn's default, so vLLM's and SGLang's), and a POST on a
+connection that is being closed cannot be sent again safely; idle connections are therefore dropped on our side first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from rollyard.core.errors import ConfigError, UpstreamError
+
+IDLE_S = 4.0
+MAX_BODY = 256 * 2**20
+HIDDEN = b"[key]"
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds: to connect, and for a whole answer. `idle` bounds the silence inside a relayed stream."""
+
+    connect: float = 10.0
+    total: float = 600.0
+    idle: float = 600.0
+
+
+def checked_url(url: str) -> str:
+    """The base url without a trailing slash; refuses what could not be dialled or would carry a secret."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"not an http(s) url: {parts.scheme or 'no scheme'}://{parts.hostname or ''}")
+    if parts.username or parts.password:
+        raise ConfigError("a url must not hold credentials", hint="pass key= or key_env=")
+    return url.rstrip("/")
+
+
+def resolve_key(key: str | None, key_env: str | None) -> str | None:
+    if key is not None and key_env is not None:
+        raise ConfigError("give key or key_env, not both")
+    if key_env is not None:
+        key = os.environ.get(key_env)
+        if not key:
+            raise ConfigError(f"the environment variable {key_env} is not set")
+    if key is not None and (not key.strip() or not key.isprintable()):
+        raise ConfigError("the upstream key is empty or has unprintable characters")
+    return key
+
+
+def origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+class Connection:
+    """Opens its pool on first use, in the loop that uses it."""
+
+    def __init__(self, *, timeouts: Timeouts | None = None, secrets: tuple[str, ...] = ()) -> None:
+        self.timeouts = timeouts or Timeouts()
+        self._secrets = tuple(s.encode() for s in secrets)
+        self._session: aiohttp.ClientSession | None = None
+        self._ended = False
+
+    def session(self) -> aiohttp.ClientSession:
+        if self._ended:
+            raise ConfigError("this policy was closed")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ttl_dns_cache=60),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=True,
+                read_bufsize=2**18,
+            )
+        return self._session
+
+    def scrub(self, body: bytes, *more: str) -> bytes:
+        for word in (*self._secrets, *(m.encode() for m in more if m)):
+            body = body.replace(word, HIDDEN)
+        return body
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], *secrets: str) -> bytes:
+        """The body of a 2xx answer; everything else raises `UpstreamError`."""
+        status, answer, retry_after = await self.exchange("POST", url, body, headers)
+        if 200 <= status < 300:
+            return answer
+        raise UpstreamError(
+            f"the upstream answered {status}",
+            status=status,
+            body=self.scrub(answer, *secrets),
+            retry_after=retry_after,
+        )
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, bytes, float | None]:
+        limits = aiohttp.ClientTimeout(total=self.timeouts.total, sock_connect=self.timeouts.connect)
+        try:
+            async with self.session().request(
+                method, url, data=body, headers=headers, timeout=limits, allow_redirects=False
+            ) as response:
+                answer = await self._read(response)
+                return response.status, answer, seconds(response.headers.get("retry-after"))
+        except (TimeoutError, aiohttp.ServerTimeoutError) as error:
+            raise UpstreamError("the upstream did not answer in time", status=504) from error
+        except aiohttp.ClientError as error:
+            # str(error) may hold a url or a header; the type alone says what broke
+            raise UpstreamError(f"no answer from the upstream ({type(error).__name__})", status=502) from None
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        if (response.content_length or 0) > MAX_BODY:
+            raise UpstreamError("the upstream's answer is too large", status=502)
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in response.content.iter_any():
+            size += len(chunk)
+            if size > MAX_BODY:
+                raise UpstreamError("the upstream's answer is too large", status=502)
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+    async def aclose(self) -> None:
+        self._ended = True
+        session, self._session = self._session, None
+        if session is not None:
+            async with asyncio.timeout(5):
+                await session.close()
+
+
+def seconds(value: str | None) -> float | None:
+    """`Retry-After` as seconds; its date form is left alone."""
+    try:
+        return max(0.0, float(value)) if value is not None else None
+    except ValueError:
+        return None
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise UpstreamError("the upstream's answer is not JSON", status=502, body=body[:4096]) from error
+    if not isinstance(value, dict):
+        raise UpstreamError("the upstream's answer is not a JSON object", status=502, body=body[:4096])
+    return value

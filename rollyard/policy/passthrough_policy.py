@@ -1,0 +1,132 @@
+"""`passthrough`: the agent's own bytes to a provider and back, untouched (`black_box`).
+
+The only things changed are headers: hop-by-hop ones are dropped, and the rollout's key is swapped for the provider's on the
+host side, in the form in which the agent sent it. Nothing is decoded, nothing recorded but that a call happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
+from typing import Self
+from urllib.parse import parse_qsl, urlencode
+
+import aiohttp
+import yarl
+
+from rollyard.core.call import Call, Reply
+from rollyard.core.errors import Unsupported, UpstreamError
+from rollyard.core.protocols import RawRequest, RawResponse
+from rollyard.policy.connection import Connection, Timeouts, checked_url, resolve_key
+
+HOP = frozenset(
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"}
+    | {"transfer-encoding", "upgrade", "host", "content-length", "expect"}
+)
+KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
+
+
+def passthrough(
+    url: str, key: str | None = None, *, key_env: str | None = None, timeouts: Timeouts | None = None
+) -> Through:
+    return Through(checked_url(url), resolve_key(key, key_env), timeouts or Timeouts())
+
+
+class Through:
+    """A `Passthrough`. `url` is the provider's root; the request's path (`/v1/messages?...`) is appended to it."""
+
+    def __init__(self, url: str, key: str | None, timeouts: Timeouts) -> None:
+        self.url = url
+        self._key = key
+        self._connection = Connection(timeouts=timeouts, secrets=(key,) if key else ())
+
+    async def __call__(self, call: Call) -> Reply:
+        raise Unsupported("passthrough relays bytes; it does not answer decoded calls")
+
+    async def relay(self, request: RawRequest) -> RawResponse:
+        limits = self._connection.timeouts
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.connect, sock_read=limits.idle)
+        session = self._connection.session()
+        try:
+            response = await session.request(
+                request.method,
+                yarl.URL(joined(self.url, swapped_query(request.path, self._key)), encoded=True),
+                data=request.body or None,
+                headers=outgoing(request.headers, self._key),
+                timeout=timeout,
+                allow_redirects=False,
+                auto_decompress=False,
+                skip_auto_headers=("content-type", "user-agent", "accept-encoding", "accept"),
+            )
+        except (TimeoutError, aiohttp.ServerTimeoutError) as error:
+            raise UpstreamError("the upstream did not answer in time", status=504) from error
+        except aiohttp.ClientError as error:
+            raise UpstreamError(f"no answer from the upstream ({type(error).__name__})", status=502) from None
+        headers = {k.lower(): v for k, v in response.headers.items() if k.lower() not in HOP}
+        return RawResponse(status=response.status, headers=MappingProxyType(headers), body=Chunks(response))
+
+    async def closed(self, rollout_id: str) -> None:
+        return None
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+
+class Chunks(AsyncIterator[bytes]):
+    """The answer as it comes. Unlike a generator it lets the connection go even when it was never started."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            chunk = await self._response.content.readany()
+        except (TimeoutError, aiohttp.ClientError) as error:
+            self._response.close()
+            raise UpstreamError(f"the upstream's stream broke ({type(error).__name__})", status=502) from None
+        except BaseException:
+            self._response.close()
+            raise
+        if not chunk:
+            self._response.release()
+            raise StopAsyncIteration
+        return chunk
+
+    async def aclose(self) -> None:
+        self._response.close()
+
+
+def joined(url: str, path: str) -> str:
+    """A base url that already ends in `/v1` takes `/v1/...` paths without doubling it."""
+    path = "/" + path.lstrip("/")
+    for version in ("/v1", "/v1beta"):
+        if url.endswith(version) and (path == version or path.startswith((version + "/", version + "?"))):
+            return url + path[len(version) :]
+    return url + path
+
+
+def outgoing(headers: Mapping[str, str], key: str | None) -> dict[str, str]:
+    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    kept: dict[str, str] = {}
+    sent = [name for name in KEY_HEADERS if name in headers]
+    for name, value in headers.items():
+        if name not in HOP and name not in named and name not in KEY_HEADERS:
+            kept[name] = value
+    if key is not None:
+        for name in sent or ["authorization"]:
+            kept[name] = f"Bearer {key}" if name == "authorization" else key
+    return kept
+
+
+def swapped_query(path: str, key: str | None) -> str:
+    """Gemini clients may send the key as `?key=`; the rollout's own never leaves."""
+    before, mark, query = path.partition("?")
+    if not mark or "key=" not in query:
+        return path
+    pairs = [(k, v) for k, v in parse_qsl(query, keep_blank_values=True) if k != "key"]
+    if len(pairs) != len(parse_qsl(query, keep_blank_values=True)) and key is not None:
+        pairs.append(("key", key))
+    return before + ("?" + urlencode(pairs) if pairs else "")

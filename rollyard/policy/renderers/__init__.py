@@ -1,0 +1,1 @@
+"""Renderers: messages to token ids and back, one value per model family."""

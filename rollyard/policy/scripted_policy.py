@@ -1,0 +1,206 @@
+"""`scripted`: a model that does what a script says. For tests, demonstrations, and checking agents.
+
+It keeps no place of its own in the script: the place is read from the history that the agent sends, so branches, retries
+and restarts answer alike. Tool-call ids carry the turn's number (`s3_1_...`), which holds even where an agent splits
+parallel calls or drops text.
+
+Its tokens are real in the sense that they can be recorded, exported and compared: the UTF-8 bytes of what it says, in the
+vocabulary of the byte model, with logprob 0.0, since a script says the same with probability one. They come from no
+network; a trainer that wants those uses another policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollyard.core.call import Call, Reply, Usage, floats
+from rollyard.core.errors import PolicyError, UpstreamError
+from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
+from rollyard.policy.evidence import examined
+from rollyard.policy.lineage import Lineage
+from rollyard.policy.renderers.bytelevel import ByteRenderer
+from rollyard.policy.script import DONE, Action, Script, Turn, load_script, turns_of
+from rollyard.policy.toolbox import named, shell_call, write_call
+
+Answering = Callable[[Call], Any | Awaitable[Any]]
+STEP = re.compile(r"^s(\d+)_\d+_")
+RESUME = re.compile(r"\[script turn (\d+)\]")  # in a summary, so that a compacted history goes on where it was
+FINISH_BY_SHELL = (
+    "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # agents that end by a command, not by text, say so in their prompt
+)
+ONLY_WRITES = re.compile(r"^echo (?P<text>[^|&;<>`$]*?) ?> ?(?P<path>[\w./-]+)$")
+
+
+def scripted(source: str | Path | Mapping[str, Any] | Sequence[Any] | Answering) -> Scripted:
+    """From a YAML or JSON file, its value, or a function of the call that returns a step, text or a `Reply`."""
+    if callable(source):
+        return Scripted(source)
+    script = load_script(source)
+    return Scripted(lambda call: turn_for(script, call))
+
+
+class Scripted:
+    """A `Policy`."""
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+        self._renderer = ByteRenderer()
+        self._lineage = Lineage(self._renderer)
+        self._failed: dict[str, Counter[tuple[str | None, int]]] = {}
+
+    async def __call__(self, call: Call) -> Reply:
+        started = time.time()
+        answer = self._answering(call)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if isinstance(answer, Reply):
+            return examined(answer)
+        turn = as_turn(answer)
+        place = place_in(call)
+        self._refuse(call, turn, place)
+        if turn.sleep:
+            await asyncio.sleep(turn.sleep)
+        message = message_for(turn, call, place)
+        call = self._lineage.prepare(call)
+        reply = self._reply(call, message, started)
+        self._lineage.answered(call, reply)
+        return reply
+
+    def _refuse(self, call: Call, turn: Turn, place: int) -> None:
+        """The turn's errors, one for each time it is asked, before its answer."""
+        seen = self._failed.setdefault(call.rollout_id, Counter())
+        asked = seen[call.thread, place]
+        if asked < len(turn.errors):
+            seen[call.thread, place] += 1
+            status = turn.errors[asked]
+            raise UpstreamError(f"the script answers {status} here", status=status)
+
+    def _reply(self, call: Call, message: Message, started: float) -> Reply:
+        sampled = self._renderer.completion_of(message)
+        assert call.prompt_ids is not None
+        return examined(
+            Reply(
+                message=message,
+                finish="tool_calls" if message.tool_calls else "stop",
+                usage=Usage(prompt_tokens=len(call.prompt_ids), completion_tokens=len(sampled)),
+                model=call.model,
+                prompt_ids=call.prompt_ids,
+                completion_ids=sampled,
+                logprobs=floats([0.0]) * len(sampled),
+                inserted=call.inserted,
+                prompt_source=call.prompt_source,
+                sampling=call.sampling,
+                engine={"kind": "scripted"},
+                started_at=started,
+                finished_at=time.time(),
+            )
+        )
+
+    async def closed(self, rollout_id: str) -> None:
+        self._lineage.forget(rollout_id)
+        self._failed.pop(rollout_id, None)
+
+    async def aclose(self) -> None:
+        return None
+
+
+def place_in(call: Call) -> int:
+    """How many turns of the script the history holds."""
+    place = 0
+    for message in call.messages:
+        if message.role == "assistant":
+            steps = [STEP.match(c.id) for c in message.tool_calls]
+            numbers = [int(found.group(1)) for found in steps if found]
+            place = max(numbers) + 1 if numbers else place + 1
+        elif message.role == "user" and (resumed := RESUME.search(message.text)):
+            place = int(resumed.group(1))
+    return place
+
+
+def turn_for(script: Script, call: Call) -> Turn:
+    place = place_in(call)
+    if call.kind == "auxiliary":
+        return Turn(text="scripted")
+    if call.kind == "compaction":
+        return Turn(text=f"Summary of the work so far. [script turn {place}]")
+    turns = script.subagent if call.kind == "subagent" else script.turns_for(first_user_text(call))
+    return turns[place] if place < len(turns) else DONE
+
+
+def first_user_text(call: Call) -> str:
+    return next((m.text for m in call.messages if m.role == "user"), "")
+
+
+def as_turn(answer: Any) -> Turn:
+    if isinstance(answer, Turn):
+        return answer
+    if isinstance(answer, str | Mapping):
+        turns = turns_of([answer])
+        return turns[0] if turns else DONE
+    raise PolicyError(f"a scripted function gave {type(answer).__name__}; it may give a step, text or a Reply")
+
+
+def message_for(turn: Turn, call: Call, place: int) -> Message:
+    parts: list[Part] = []
+    if turn.thinking:
+        parts.append(Thinking(turn.thinking))
+    if call.tools:
+        actions = turn.actions or finishing(turn, call)
+        if turn.text:
+            parts.append(Text(turn.text))
+        parts.extend(tool_call(action, call, place, n) for n, action in enumerate(actions))
+    else:
+        said = [turn.text] if turn.text else []
+        parts.append(Text("\n\n".join([*said, *(whole_file(action) for action in turn.actions)])))
+    return Message("assistant", tuple(parts))
+
+
+def finishing(turn: Turn, call: Call) -> tuple[Action, ...]:
+    """Agents that end by a command rather than by text name it in their prompt."""
+    if any(FINISH_BY_SHELL in m.text for m in call.messages if m.role in ("system", "user")):
+        return (Action(command=f"echo {FINISH_BY_SHELL}"),)
+    return ()
+
+
+def tool_call(action: Action, call: Call, place: int, number: int) -> ToolCall:
+    tool, args = resolved(action, call)
+    identity = f"s{place}_{number}_{call.id[-8:]}"
+    return ToolCall(identity, tool.name, msgspec.json.encode(args).decode(), namespace=tool.namespace)
+
+
+def resolved(action: Action, call: Call) -> tuple[Any, Mapping[str, Any]]:
+    found = None
+    if action.command is not None:
+        found = shell_call(call.tools, action.command)
+    elif action.write is not None:
+        found = write_call(call.tools, *action.write)
+    elif action.tool is not None:
+        exact = next((t for t in call.tools if t.name == action.tool), None)
+        tool = exact or named(call.tools, (action.tool.lower(),))
+        found = None if tool is None else (tool, action.args)
+    if found is None:
+        offered = ", ".join(t.name for t in call.tools)
+        raise PolicyError(f"the script wants {action.tool or 'a shell'}; the agent offers {offered}")
+    return found
+
+
+def whole_file(action: Action) -> str:
+    """For agents without tools: the file listing that they apply as an edit, or a command to read."""
+    if action.write is not None:
+        path, text = action.write
+    elif action.command is not None and (writes := ONLY_WRITES.match(action.command)):
+        path, text = writes["path"], writes["text"].strip("'\"") + "\n"
+    elif action.command is not None:
+        return f"```bash\n{action.command}\n```"
+    else:
+        raise PolicyError(f"the script wants {action.tool}; the agent offers no tools")
+    return f"{path}\n```\n{text if text.endswith(chr(10)) else text + chr(10)}```"

@@ -1,0 +1,256 @@
+"""`upstream`: another model server answers, and everything it gives about its tokens is kept (`transparent_proxy`).
+
+Calls go out non-streaming, whatever the agent asked for: engines lose token ids in streams. Logprobs and ids are asked for
+with each request; a server that refuses the extra fields is found out once (a 400 that goes away with fewer of them), and
+the level it does give is shown. What the agent asked for stays in the call; what was really sent is `Reply.sampling`.
+Nothing is retried: a refusal is relayed with its status.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rollyard.core.call import Call, CaptureLevel, Dialect, Reply, Sampling
+from rollyard.core.errors import ConfigError, PolicyError, UpstreamError
+from rollyard.core.ids import new_id
+from rollyard.core.message import Message, Text
+from rollyard.policy.connection import Connection, Timeouts, checked_url, json_object, origin, resolve_key
+from rollyard.policy.evidence import level_of
+from rollyard.wire import CODECS
+from rollyard.wire.codec import Codec
+
+Speaks = Literal["auto", "chat", "completions", "messages", "responses", "gemini"]
+REFUSED = (400, 422)  # statuses with which servers refuse a field they do not know
+MAX_KNOWN = 256  # (url, model) pairs whose abilities are remembered
+
+
+class Asks(msgspec.Struct, frozen=True):
+    """What is asked for about tokens, beyond the text."""
+
+    ids: bool
+    logprobs: bool
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    url: str
+    model: str | None
+    dialect: Dialect
+    top_logprobs: int
+    token_ids: bool
+    max_tokens_cap: int | None
+    disable_thinking: bool
+    sampling: Mapping[str, Any]
+
+
+def upstream(
+    url: str,
+    model: str | None = None,
+    *,
+    key: str | None = None,
+    key_env: str | None = None,
+    dialect: Speaks = "auto",
+    top_logprobs: int = 5,
+    token_ids: bool = True,
+    max_tokens_cap: int | None = None,
+    disable_thinking: bool = False,
+    sampling: Mapping[str, Any] | None = None,
+    timeouts: Timeouts | None = None,
+) -> Upstream:
+    """A policy that relays to the server at `url` (what an OpenAI client is given: it ends in `/v1`).
+
+    `model` replaces the model of every call, side calls too. `sampling` overrides what agents ask for, by the field names
+    of `Sampling`; for training set `dict(temperature=1.0, top_p=1.0, top_k=-1)` or what the trainer assumes.
+    """
+    settings = Settings(
+        url=checked_url(url),
+        model=model,
+        dialect=spoken_at(url) if dialect == "auto" else dialect,
+        top_logprobs=top_logprobs,
+        token_ids=token_ids,
+        max_tokens_cap=max_tokens_cap,
+        disable_thinking=disable_thinking,
+        sampling=checked_sampling(sampling or {}),
+    )
+    return Upstream(settings, resolve_key(key, key_env), timeouts or Timeouts())
+
+
+class Upstream:
+    """A `Policy`. `level` is what the server was seen to give; None before its first answer."""
+
+    def __init__(self, settings: Settings, key: str | None, timeouts: Timeouts) -> None:
+        self.settings = settings
+        self.level: CaptureLevel | None = None
+        self._key = key
+        self._connection = Connection(timeouts=timeouts, secrets=(key,) if key else ())
+        self._accepted: dict[tuple[str, str], Asks] = {}
+
+    async def __call__(self, call: Call) -> Reply:
+        settings = session_settings(self.settings, call.options)
+        server = (settings.url, settings.model or call.model)
+        if (known := self._accepted.get(server)) is not None:
+            return await self._ask(call, settings, known)
+        refusal: UpstreamError | None = None
+        for asks in ladder(settings):
+            try:
+                reply = await self._ask(call, settings, asks)
+            except UpstreamError as error:
+                if error.status not in REFUSED:
+                    raise
+                refusal = refusal or error  # the fullest request's refusal says most, if all are refused
+                continue
+            if len(self._accepted) >= MAX_KNOWN:
+                self._accepted.clear()
+            self._accepted[server] = asks
+            return reply
+        assert refusal is not None
+        raise refusal
+
+    async def probe(self) -> CaptureLevel:
+        """Asks the server for one token and says what it tells about it."""
+        hello = Call(
+            id=new_id("call"),
+            rollout_id="probe",
+            dialect="chat",
+            model=self.settings.model or await self._first_model(),
+            messages=(Message("user", (Text("Say hi."),)),),
+            sampling=Sampling(max_tokens=1),
+            kind="auxiliary",
+        )
+        return (await self(hello)).capture
+
+    async def _first_model(self) -> str:
+        headers = headers_of(CODECS[self.settings.dialect], self._key)
+        status, body, _ = await self._connection.exchange("GET", self.settings.url + "/models", None, headers)
+        listed = (json_object(body).get("data") or [{}]) if status == 200 else [{}]
+        return str(listed[0].get("id") or "default")
+
+    async def _ask(self, call: Call, settings: Settings, asks: Asks) -> Reply:
+        codec = CODECS[settings.dialect]
+        model = settings.model or call.model
+        sent = effective_sampling(call.sampling, settings, asks)
+        body = codec.encode_request(call, model=model, sampling=sent, extra=extra_fields(settings, asks))
+        key = self._key_for(settings.url, call.options)
+        started = time.time()
+        answer = await self._connection.post(
+            settings.url + codec.upstream_path.format(model=model), body, headers_of(codec, key), key or ""
+        )
+        reply = self._decoded(codec, answer, call)
+        reply = msgspec.structs.replace(
+            reply,
+            capture=level_of(reply),
+            sampling=sent,
+            engine={**reply.engine, "kind": "upstream", "url": settings.url, "dialect": codec.name},
+            started_at=started,
+            finished_at=time.time(),
+        )
+        self.level = reply.capture
+        return reply
+
+    def _decoded(self, codec: Codec, answer: bytes, call: Call) -> Reply:
+        try:
+            return codec.decode_reply(answer, call)
+        except UpstreamError:
+            raise
+        except (PolicyError, msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+            raise UpstreamError(
+                f"the upstream's answer is not a {codec.name} reply", status=502, body=self._connection.scrub(answer)
+            ) from error
+
+    def _key_for(self, url: str, options: Mapping[str, Any]) -> str | None:
+        """A session's own key for its own server; ours never goes to another origin."""
+        if options.get("api_key"):
+            return str(options["api_key"])
+        return self._key if origin(url) == origin(self.settings.url) else None
+
+    async def closed(self, rollout_id: str) -> None:
+        return None
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+
+def ladder(settings: Settings) -> tuple[Asks, ...]:
+    """From everything wanted down to plain text; the first rung a server takes is kept."""
+    logprobs = settings.top_logprobs > 0
+    return tuple(dict.fromkeys((Asks(settings.token_ids, logprobs), Asks(False, logprobs), Asks(False, False))))
+
+
+def spoken_at(url: str) -> Dialect:
+    """The dialect that a well-known address speaks; chat completions everywhere else."""
+    parts = urlsplit(url)
+    if parts.hostname == "api.anthropic.com":
+        return "messages"
+    if parts.hostname == "generativelanguage.googleapis.com" and "/openai" not in parts.path:
+        return "gemini"
+    return "chat"
+
+
+def checked_sampling(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = set(overrides) - set(Sampling.__struct_fields__)
+    if unknown:
+        raise ConfigError(
+            f"not sampling parameters: {', '.join(sorted(unknown))}",
+            hint=f"known: {', '.join(Sampling.__struct_fields__)}; others go under extra",
+        )
+    return dict(overrides)
+
+
+def session_settings(settings: Settings, options: Mapping[str, Any]) -> Settings:
+    """A session may override the policy's settings (`Call.options`)."""
+    if not options:
+        return settings
+    changes: dict[str, Any] = {}
+    for option, field in (("model", "model"), ("max_tokens_cap", "max_tokens_cap"), ("base_url", "url")):
+        if options.get(option) is not None:
+            changes[field] = options[option]
+    if options.get("disable_thinking") is not None:
+        changes["disable_thinking"] = bool(options["disable_thinking"])
+    if options.get("sampling"):
+        changes["sampling"] = {**settings.sampling, **checked_sampling(options["sampling"])}
+    if "url" in changes:
+        changes["url"] = checked_url(str(changes["url"]))
+    return msgspec.structs.replace(settings, **changes) if changes else settings
+
+
+def effective_sampling(asked: Sampling, settings: Settings, asks: Asks) -> Sampling:
+    changes = dict(settings.sampling)
+    if "extra" in changes:
+        changes["extra"] = {**asked.extra, **changes["extra"]}
+    if settings.max_tokens_cap is not None:
+        wanted = changes.get("max_tokens", asked.max_tokens)
+        changes["max_tokens"] = min(wanted or settings.max_tokens_cap, settings.max_tokens_cap)
+    if asks.logprobs:
+        changes["logprobs"] = True
+        changes["top_logprobs"] = max(settings.top_logprobs, asked.top_logprobs or 0)
+    if settings.disable_thinking:
+        changes["reasoning"] = '{"enabled":false}'
+    return msgspec.structs.replace(asked, **changes) if changes else asked
+
+
+def extra_fields(settings: Settings, asks: Asks) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
+    if settings.dialect in ("chat", "completions") and asks.ids:
+        extra |= {"return_token_ids": True, "return_prompt_token_ids": True}
+    if settings.dialect == "chat" and settings.disable_thinking:
+        extra["chat_template_kwargs"] = {"enable_thinking": False}
+    return extra
+
+
+def headers_of(codec: Codec, key: str | None) -> dict[str, str]:
+    headers = {"content-type": "application/json", "accept": "application/json"}
+    if codec.name == "messages":
+        headers["anthropic-version"] = "2023-06-01"
+    if key is None:
+        return headers
+    if codec.name == "messages":
+        headers["x-api-key"] = key
+    elif codec.name == "gemini":
+        headers["x-goog-api-key"] = key
+    else:
+        headers["authorization"] = f"Bearer {key}"
+    return headers

@@ -1,0 +1,84 @@
+"""Calls as an agent makes them, a real llama.cpp server, and a small HTTP server whose answers a test decides."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from rollyard.core.call import Call, Sampling
+from rollyard.core.ids import new_id
+from rollyard.core.message import Message, Text, ToolSpec
+from rollyard.testing.smollm import llama_server
+from rollyard.wire import CODECS
+from rollyard.wire.codec import Request
+
+BASH = ToolSpec(
+    "bash", "Runs a command", '{"type":"object","properties":{"command":{"type":"string"}},"required":["command"]}'
+)
+
+
+def user(text: str) -> Message:
+    return Message("user", (Text(text),))
+
+
+def chat_call(body: dict, *, rollout_id: str = "r1", **fields) -> Call:
+    """A call decoded from the bytes a chat client would send."""
+    request = Request(
+        call_id=new_id("call"),
+        rollout_id=rollout_id,
+        body=msgspec.json.encode({"model": "agent-model", **body}),
+        headers={},
+    )
+    return msgspec.structs.replace(CODECS["chat"].decode(request), **fields)
+
+
+def plain_call(*messages: Message, rollout_id: str = "r1", tools: tuple[ToolSpec, ...] = (), **fields) -> Call:
+    return Call(
+        id=new_id("call"),
+        rollout_id=rollout_id,
+        dialect="chat",
+        model="agent-model",
+        messages=messages or (user("hello"),),
+        tools=tools,
+        sampling=fields.pop("sampling", Sampling()),
+        **fields,
+    )
+
+
+@pytest.fixture(scope="session")
+def smollm_url():
+    pytest.importorskip("xllamacpp", reason="the llama.cpp server (pip install xllamacpp) is not installed")
+    with llama_server() as url:
+        yield url
+
+
+@pytest.fixture
+async def serving():
+    """`url = await serving(handler)`: a real HTTP server on loopback that answers every request with `handler`."""
+    runners: list[web.AppRunner] = []
+
+    async def start(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> str:
+        app = web.Application(client_max_size=2**27)
+        app.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]

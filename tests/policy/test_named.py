@@ -1,0 +1,33 @@
+import pytest
+
+import rollyard as ry
+from rollyard.core.errors import ConfigError, UnknownName
+
+
+def test_policies_are_named_as_on_the_command_line(tmp_path):
+    script = tmp_path / "s.json"
+    script.write_text('[{"text": "hi"}]')
+    assert type(ry.policy.parse("queue")).__name__ == "Queue"
+    assert type(ry.policy.parse(f"scripted:{script}")).__name__ == "Scripted"
+    policy = ry.policy.parse("upstream:http://127.0.0.1:8000/v1", model="m", key_env=None)
+    assert policy.settings.url == "http://127.0.0.1:8000/v1" and policy.settings.model == "m"
+
+
+def test_an_unknown_policy_lists_those_that_exist():
+    with pytest.raises(UnknownName, match="scripted"):
+        ry.policy.parse("skripted:file")
+
+
+@pytest.mark.parametrize("text", ["", "upstream", "replay:rollout_1", "scripted:nowhere.yaml"])
+def test_a_policy_that_cannot_be_made_says_why(text):
+    with pytest.raises(ConfigError):
+        ry.policy.parse(text)
+
+
+def test_no_module_hides_a_public_name():
+    import importlib
+    import pkgutil
+
+    for found in pkgutil.iter_modules(ry.policy.__path__):
+        importlib.import_module(f"rollyard.policy.{found.name}")
+    assert all(callable(getattr(ry.policy, name)) for name in dir(ry.policy))
