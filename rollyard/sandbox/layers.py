@@ -84,8 +84,9 @@ class Layers:
             raise ConfigError(
                 "a layer needs packages or an interpreter", hint="ry.layer(npm=[...]) or ry.layer(pip=[...])"
             )
-        if bad := next((name for name in (*spec.npm, *spec.pip) if not name or name.startswith("-")), None):
-            raise ConfigError(f"{bad!r} is not a package name")
+        for name in (*spec.npm, *spec.pip):
+            if not name.strip() or name.startswith("-"):
+                raise ConfigError(f"{name!r} is not a package name")
         key = hashlib.sha256(msgspec.json.encode([FORMAT, spec, platform.machine()])).hexdigest()[:24]
         if (known := self._indexed(key)) is not None:
             return known
