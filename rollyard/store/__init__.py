@@ -1,0 +1,8 @@
+"""The durable record: runs, attempts with leases, rollouts, calls, events, verdicts, bodies; and its exports.
+
+Read `store.py` first, then `schema.py`. SQLAlchemy is used in this room only.
+"""
+
+from rollyard.store.store import Store
+
+__all__ = ["Store"]

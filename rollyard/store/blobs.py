@@ -1,0 +1,50 @@
+"""Bodies under their digest: once each, compressed where that pays, or as a difference from another body."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+import msgspec
+from sqlalchemy import Connection, select
+
+from rollyard.core.delta import Blob, Delta, apply
+from rollyard.core.errors import StoreError
+from rollyard.store.database import Put
+from rollyard.store.schema import blobs
+
+COMPRESS_FROM = 16 * 1024  # below this the time costs more than the space
+_put = Put(blobs, ("digest", "encoding", "data"), there="keep")
+_pieces = msgspec.msgpack.Decoder(Delta)
+
+
+def put(connection: Connection, bodies: Mapping[bytes, Blob]) -> None:
+    if bodies:
+        _put.rows(connection, [(digest, *_encoded(body)) for digest, body in bodies.items()])
+
+
+def get(connection: Connection, digest: bytes) -> bytes:
+    """A body, whole; the chain of differences behind it is bounded by whoever wrote it."""
+    differences: list[Delta] = []
+    while True:
+        row = connection.execute(select(blobs.c.encoding, blobs.c.data).where(blobs.c.digest == digest)).first()
+        if row is None:
+            raise StoreError(f"no body is kept under {digest.hex()}")
+        if row.encoding != "delta":
+            break
+        differences.append(_pieces.decode(row.data))
+        digest = differences[-1].base
+    body = zlib.decompress(row.data) if row.encoding == "zlib" else bytes(row.data)
+    for delta in reversed(differences):
+        body = apply(delta, body)
+    return body
+
+
+def _encoded(body: Blob) -> tuple[str, bytes]:
+    if isinstance(body, Delta):
+        return "delta", msgspec.msgpack.encode(body)
+    if len(body) >= COMPRESS_FROM:
+        packed = zlib.compress(body, 1)
+        if len(packed) * 10 < len(body) * 9:
+            return "zlib", packed
+    return "raw", body

@@ -1,0 +1,157 @@
+"""Calls and nodes as rows, and the gate's sessions: the hot path of the store."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, select, update
+
+from rollyard.core.call import CallRecord, VersionSpan
+from rollyard.core.delta import Blob
+from rollyard.core.errors import SessionClosed
+from rollyard.core.message import Message
+from rollyard.core.node import Node
+from rollyard.core.protocols import SessionRecord
+from rollyard.store import blobs
+from rollyard.store.database import Put
+from rollyard.store.schema import calls, nodes, sessions
+
+_CALL_COLUMNS = tuple(column.name for column in calls.columns)
+_NODE_COLUMNS = tuple(column.name for column in nodes.columns)
+_put_calls = Put(calls, _CALL_COLUMNS, there="fail")
+_put_nodes = Put(nodes, _NODE_COLUMNS, there="replace")  # a node whose parent came late is placed anew
+_put_sessions = Put(sessions, tuple(column.name for column in sessions.columns), there="replace")
+_encode = msgspec.msgpack.Encoder().encode
+_record = msgspec.msgpack.Decoder(CallRecord)
+_message = msgspec.msgpack.Decoder(Message)
+_rest = msgspec.msgpack.Decoder(tuple[tuple[tuple[int, int], ...], tuple[VersionSpan, ...], bool])
+_closed = select(sessions.c.closed_at)
+
+
+def commit(connection: Connection, record: CallRecord, added: Sequence[Node], bodies: Mapping[bytes, Blob]) -> None:
+    """One call with what it added. A closed session takes none."""
+    if _closed_at(connection, record.rollout_id) is not None:
+        raise SessionClosed(f"rollout {record.rollout_id} is closed", rollout_id=record.rollout_id)
+    blobs.put(connection, bodies)
+    _put_nodes.rows(connection, [_node_row(record.rollout_id, node) for node in added])
+    _put_calls.rows(connection, [_call_row(record)])
+
+
+def load(connection: Connection, rollout_id: str) -> tuple[list[CallRecord], list[Node]]:
+    found = connection.execute(select(calls.c.record).where(calls.c.rollout_id == rollout_id).order_by(calls.c.seq))
+    records = [_record.decode(row.record) for row in found]
+    rows = connection.execute(select(nodes).where(nodes.c.rollout_id == rollout_id).order_by(nodes.c.id))
+    messages: dict[int, Message] = {}
+    return records, [_node(row, messages) for row in rows]
+
+
+def save_session(connection: Connection, session: SessionRecord) -> None:
+    settings = msgspec.json.encode(session.settings).decode()
+    row = (session.rollout_id, session.key_hash, session.created_at, session.closed_at, settings)
+    _put_sessions.rows(connection, [row])
+
+
+def close_session(connection: Connection, rollout_id: str, at: float) -> None:
+    """The first close counts."""
+    where = (sessions.c.rollout_id == rollout_id) & sessions.c.closed_at.is_(None)
+    connection.execute(update(sessions).where(where).values(closed_at=at))
+
+
+def all_sessions(connection: Connection) -> list[SessionRecord]:
+    return [
+        SessionRecord(
+            rollout_id=row.rollout_id,
+            key_hash=bytes(row.key_hash),
+            created_at=row.created_at,
+            closed_at=row.closed_at,
+            settings=msgspec.json.decode(row.settings),
+        )
+        for row in connection.execute(select(sessions).order_by(sessions.c.created_at))
+    ]
+
+
+def _closed_at(connection: Connection, rollout_id: str) -> float | None:
+    if connection.dialect.name == "sqlite":  # straight to the driver: this runs for every call
+        driver: Any = connection.connection.driver_connection
+        row = driver.execute("SELECT closed_at FROM sessions WHERE rollout_id = ?", (rollout_id,)).fetchone()
+        return None if row is None else row[0]
+    return connection.execute(_closed.where(sessions.c.rollout_id == rollout_id)).scalar()
+
+
+def _call_row(record: CallRecord) -> tuple[Any, ...]:
+    return (
+        record.rollout_id,
+        record.seq,
+        record.id,
+        record.kind,
+        record.edge,
+        record.parent_call_id,
+        record.break_reason,
+        record.model_served or record.model_requested,
+        record.capture,
+        record.finish,
+        record.error.replace("\0", "\ufffd") if record.error else record.error,
+        record.usage.prompt_tokens,
+        record.usage.completion_tokens,
+        record.received_at,
+        record.finished_at,
+        _encode(record),
+    )
+
+
+def _node_row(rollout_id: str, node: Node) -> tuple[Any, ...]:
+    plain = node.trainable and not node.inserted and not node.spans
+    return (
+        rollout_id,
+        node.id,
+        node.parent,
+        node.call_id,
+        node.message.role,
+        node.sampled,
+        node.same_as,
+        _encode(node.message) if node.same_as is None else None,
+        _packed(node.ids),
+        _packed(node.logprobs),
+        None if plain else _encode((node.inserted, node.spans, node.trainable)),
+    )
+
+
+def _node(row: Any, messages: dict[int, Message]) -> Node:
+    message = messages[row.same_as] if row.same_as is not None else _message.decode(row.message)
+    messages[row.id] = message
+    inserted, spans, trainable = ((), (), True) if row.rest is None else _rest.decode(row.rest)
+    return Node(
+        id=row.id,
+        parent=row.parent,
+        message=message,
+        sampled=row.sampled,
+        call_id=row.call_id,
+        ids=_unpacked("i", row.ids),
+        logprobs=_unpacked("d", row.logprobs),
+        inserted=inserted,
+        spans=spans,
+        trainable=trainable,
+        same_as=row.same_as,
+    )
+
+
+def _packed(values: array[Any] | None) -> bytes | None:
+    if values is None:
+        return None
+    if sys.byteorder == "big":
+        values = array(values.typecode, values)
+        values.byteswap()
+    return values.tobytes()
+
+
+def _unpacked(typecode: str, packed: bytes | None) -> array[Any] | None:
+    if packed is None:
+        return None
+    values = array(typecode, bytes(packed))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

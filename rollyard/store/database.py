@@ -1,0 +1,67 @@
+"""A database as the store uses it: functions of a connection, run in a transaction or on a snapshot.
+
+Every operation of the store is a plain function `f(connection, ...)`, written once in SQLAlchemy Core. `SQLite` runs the
+writing ones on its own thread, many to a transaction; `Postgres` gives each a transaction of its own. A function may run
+again when its transaction had to be repeated, so it does nothing but talk to the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, TypeVar
+
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql, sqlite
+
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+
+
+class Database(Protocol):
+    kind: str
+
+    async def write(self, work: Work[T]) -> T:
+        """Run in a transaction; returns once that would survive SIGKILL of this process."""
+        ...
+
+    async def read(self, work: Work[T]) -> T: ...
+    async def aclose(self) -> None: ...
+
+
+class Put:
+    """An insert of whole rows, as tuples in the order of `columns`, with what to do about one that is there already.
+
+    On SQLite the statement is compiled once and goes straight to the driver: an insert through the expression language
+    costs several times as much as the insert itself.
+    """
+
+    def __init__(self, table: Table, columns: tuple[str, ...], *, there: Literal["fail", "keep", "replace"]) -> None:
+        self._columns = columns
+        keys = [column.name for column in table.primary_key]
+        statements: list[Any] = []
+        for insert in (sqlite.insert, postgresql.insert):
+            statement = insert(table)
+            if there == "keep":
+                statement = statement.on_conflict_do_nothing(index_elements=keys)
+            elif there == "replace":
+                rest = {name: statement.excluded[name] for name in columns if name not in keys}
+                statement = statement.on_conflict_do_update(index_elements=keys, set_=rest)
+            statements.append(statement)
+        on_sqlite, self._statement = statements
+        compiled = on_sqlite.compile(dialect=sqlite.dialect(paramstyle="qmark"), column_keys=list(columns))
+        assert compiled.positiontup is not None
+        self._sql = str(compiled)
+        self._order = [columns.index(name) for name in compiled.positiontup]
+        if self._order == list(range(len(columns))):
+            self._order = []
+
+    def rows(self, connection: Connection, rows: list[tuple[Any, ...]]) -> None:
+        if not rows:
+            return
+        if connection.dialect.name != "sqlite":
+            connection.execute(self._statement, [dict(zip(self._columns, row, strict=True)) for row in rows])
+            return
+        if self._order:
+            rows = [tuple(row[index] for index in self._order) for row in rows]
+        driver: Any = connection.connection.driver_connection
+        driver.executemany(self._sql, rows)

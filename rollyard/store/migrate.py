@@ -1,0 +1,65 @@
+"""Bringing a database to the newest schema.
+
+A database that is up to date costs one query, and a new one is made from the tables directly; alembic, which is slow to
+import, is only used for one that is behind. Both ways lead to the same schema, which a test proves.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, text
+
+from rollyard.core.errors import StoreError
+from rollyard.store.database import Database
+from rollyard.store.schema import HEAD, metadata
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+_LOCK = 7_031_115_901  # any number that is ours: PostgreSQL's advisory lock while the schema is made
+
+
+async def prepare(database: Database) -> None:
+    await database.write(_prepare)
+
+
+def _prepare(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+    version = current(connection)
+    if version == HEAD:
+        return
+    if version is None:
+        metadata.create_all(connection)
+        connection.execute(
+            text(
+                "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL CONSTRAINT alembic_version_pkc PRIMARY KEY)"
+            )
+        )
+        connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+        return
+    upgrade(connection, version)
+
+
+def current(connection: Connection) -> str | None:
+    """The version a database has; None for one with no tables of ours."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def upgrade(connection: Connection, version: str | None) -> None:
+    """Run the migrations after `version` (all of them for None), inside the connection's transaction."""
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if version is not None and version not in known:
+        raise StoreError(
+            f"this database has schema {version}, newer than this version of rollyard knows",
+            hint="update rollyard, or open another store",
+        )
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

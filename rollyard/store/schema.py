@@ -1,0 +1,171 @@
+"""The tables, once, for SQLite and PostgreSQL. Migrations lead here; a test compares the two.
+
+Hot rows (calls, nodes) hold their value as msgpack beside the columns people filter by; the rest is JSON text, so that a
+shell with `sqlite3` is enough to look around. Token ids and logprobs are packed arrays, little-endian.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+HEAD = "0001"  # the newest migration
+
+metadata = MetaData()
+
+# a row number that both databases count up by themselves
+_Serial = BigInteger().with_variant(Integer, "sqlite")
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("rollout_id", String, primary_key=True),
+    Column("key_hash", LargeBinary, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("closed_at", Float),
+    Column("settings", Text, nullable=False),
+)
+
+calls = Table(
+    "calls",
+    metadata,
+    Column("rollout_id", String, primary_key=True),
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("id", String, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("edge", String, nullable=False),
+    Column("parent_call_id", String),
+    Column("break_reason", String),
+    Column("model", String, nullable=False),
+    Column("capture", String, nullable=False),
+    Column("finish", String),
+    Column("error", Text),
+    Column("prompt_tokens", Integer),
+    Column("completion_tokens", Integer),
+    Column("received_at", Float, nullable=False),
+    Column("finished_at", Float),
+    Column("record", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("rollout_id", String, primary_key=True),
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("parent", Integer),
+    Column("call_id", String),
+    Column("role", String, nullable=False),
+    Column("sampled", Boolean, nullable=False),
+    Column("same_as", Integer),  # the message is that node's
+    Column("message", LargeBinary),
+    Column("ids", LargeBinary),
+    Column("logprobs", LargeBinary),
+    Column("rest", LargeBinary),  # inserted ranges, version spans, trainable; NULL when all are plain
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    Column("encoding", String, nullable=False),  # raw, zlib, delta
+    Column("data", LargeBinary, nullable=False),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("status", String, nullable=False),  # open, finished, cancelled
+    Column("config", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("finished_at", Float),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("id", _Serial, primary_key=True),
+    Column("run_id", String, nullable=False),
+    Column("task_id", String, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("variant", String, nullable=False),  # what else tells attempts of one run apart, e.g. the agent
+    Column("spec", Text, nullable=False),
+    Column("state", String, nullable=False),  # waiting, leased, done
+    Column("fence", Integer, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("owner", String),
+    Column("expires_at", Float),
+    Column("rollout_id", String),
+    UniqueConstraint("run_id", "task_id", "attempt", "variant", name="attempts_once"),
+    Index("attempts_claim", "run_id", "state", "expires_at"),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("run_id", String),
+    Column("task_id", String, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("group_id", String),
+    Column("agent", String, nullable=False),
+    Column("mode", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("reward", Float),
+    Column("boundary", String),
+    Column("calls", Integer, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("wall_s", Float, nullable=False),
+    Column("fence", Integer),
+    Column("body", Text, nullable=False),
+    Index("rollouts_of_run", "run_id", "task_id", "attempt"),
+    Index("rollouts_by_time", "started_at"),
+)
+
+verdicts = Table(
+    "verdicts",
+    metadata,
+    Column("id", _Serial, primary_key=True),
+    Column("rollout_id", String, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("reward", Float),
+    Column("status", String, nullable=False),
+    Column("body", Text, nullable=False),
+    Index("verdicts_of_rollout", "rollout_id", "id"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", _Serial, primary_key=True),
+    Column("rollout_id", String),
+    Column("run_id", String),
+    Column("at", Float, nullable=False),
+    Column("name", String, nullable=False),
+    Column("fields", Text, nullable=False),
+    Index("events_of_rollout", "rollout_id", "seq"),
+    Index("events_of_run", "run_id", "seq"),
+)
+
+artifacts = Table(
+    "artifacts",
+    metadata,
+    Column("rollout_id", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("size", Integer, nullable=False),
+)
