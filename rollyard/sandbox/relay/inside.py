@@ -1,0 +1,149 @@
+"""The relay's end inside the sandbox: standard library only, any Python from 3.6 on, run as `python3 -c` or from a file.
+
+It trusts its stdin (the host) and nothing that connects to it. It ends when its stdin ends, so it cannot outlive the host.
+"""
+
+import asyncio
+import base64
+import os
+import struct
+import sys
+
+HEAD = struct.Struct(">cII")
+CREDIT = 512 * 1024
+CHUNK = 64 * 1024
+LINES = "lines" in sys.argv[1:]
+
+
+class Peer:
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+        self.credit, self.more = CREDIT, asyncio.Event()
+        self.inbox = asyncio.Queue()
+
+
+class Relay:
+    def __init__(self, out):
+        self.out = out
+        self.peers = {}
+        self.servers = []
+        self.next_accepted = 0x80000001  # the host counts from 1
+        self.tasks = set()
+
+    def send(self, kind, stream, payload=b""):
+        frame = HEAD.pack(kind, stream, len(payload)) + payload
+        self.out.write(base64.b64encode(frame) + b"\n" if LINES else frame)
+
+    def spawn(self, work):
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def take(self, kind, stream, payload):
+        if kind == b"L":
+            await self.listen(stream, int(payload))
+        elif kind == b"D":
+            self.spawn(self.dial(stream, int(payload)))
+        elif stream in self.peers:
+            peer = self.peers[stream]
+            if kind == b"W":
+                peer.credit += int(payload)
+                peer.more.set()
+            elif kind in (b"P", b"E", b"X"):
+                peer.inbox.put_nowait((kind, payload))
+
+    async def listen(self, listener, port):
+        async def accepted(reader, writer):
+            stream = self.next_accepted
+            self.next_accepted += 1
+            self.send(b"O", stream, str(listener).encode())
+            await self.run(stream, Peer(reader, writer))
+
+        try:
+            server = await asyncio.start_server(accepted, "127.0.0.1", port, limit=CHUNK)
+        except OSError as error:
+            self.send(b"X", listener, str(error).encode())
+            return
+        self.servers.append(server)
+        self.send(b"B", listener, str(server.sockets[0].getsockname()[1]).encode())
+
+    async def dial(self, stream, port):
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=CHUNK)
+        except OSError as error:
+            self.send(b"X", stream, str(error).encode())
+            return
+        self.send(b"O", stream)
+        await self.run(stream, Peer(reader, writer))
+
+    async def run(self, stream, peer):
+        self.peers[stream] = peer
+        up, down = asyncio.ensure_future(self.up(stream, peer)), asyncio.ensure_future(self.down(stream, peer))
+        why = b""
+        try:
+            done, _ = await asyncio.wait([up, down], return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                if task.exception() is not None:
+                    why = str(task.exception()).encode()
+        finally:
+            up.cancel()
+            down.cancel()
+            self.peers.pop(stream, None)
+            peer.writer.close()
+            self.send(b"X", stream, why)
+
+    async def up(self, stream, peer):
+        while True:
+            while peer.credit <= 0:
+                peer.more.clear()
+                await peer.more.wait()
+            data = await peer.reader.read(min(CHUNK, peer.credit))
+            if not data:
+                self.send(b"E", stream)
+                return
+            peer.credit -= len(data)
+            self.send(b"P", stream, data)
+            await self.out.drain()
+
+    async def down(self, stream, peer):
+        while True:
+            kind, payload = await peer.inbox.get()
+            if kind == b"X":
+                raise ConnectionError("closed by the host")
+            if kind == b"E":
+                if peer.writer.can_write_eof():
+                    peer.writer.write_eof()
+                return
+            peer.writer.write(payload)
+            await peer.writer.drain()
+            self.send(b"W", stream, str(len(payload)).encode())
+
+
+async def frames(reader):
+    try:
+        while True:
+            if LINES:
+                line = await reader.readuntil(b"\n")
+                frame = base64.b64decode(line)
+                kind, stream, size = HEAD.unpack(frame[: HEAD.size])
+                yield kind, stream, frame[HEAD.size :]
+            else:
+                kind, stream, size = HEAD.unpack(await reader.readexactly(HEAD.size))
+                yield kind, stream, await reader.readexactly(size)
+    except asyncio.IncompleteReadError:
+        return
+
+
+async def main():
+    loop = asyncio.get_event_loop()
+    reader = asyncio.StreamReader(limit=4 * CHUNK)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb", 0))
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(1, "wb", 0))
+    relay = Relay(asyncio.StreamWriter(transport, protocol, None, loop))
+    relay.send(b"H", 0, b"1")
+    async for frame in frames(reader):
+        await relay.take(*frame)
+
+
+if __name__ == "__main__":
+    asyncio.get_event_loop_policy().new_event_loop().run_until_complete(main())

@@ -1,0 +1,182 @@
+"""The relay between real processes: many streams over one pipe, in both programs and both encodings (K9)."""
+
+import asyncio
+import hashlib
+import shutil
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rollyard.sandbox.relay as package
+from rollyard.core.errors import GateUnreachable, SandboxGone
+from rollyard.sandbox.relay import Relay, frames
+
+INSIDE = Path(package.__file__).parent
+PROGRAMS = {"python": [sys.executable, str(INSIDE / "inside.py")]}
+if shutil.which("node"):
+    PROGRAMS["node"] = ["node", str(INSIDE / "inside.js")]
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=[f"{name}-{mode}" for name in PROGRAMS for mode in ("bytes", "lines")])
+def program(request):
+    name, mode = request.param.split("-")
+    return [*PROGRAMS[name], *(["lines"] if mode == "lines" else [])]
+
+
+@asynccontextmanager
+async def relayed(argv):
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+
+    async def output():
+        while data := await process.stdout.read(65536):
+            yield data
+
+    async def write(data):
+        process.stdin.write(data)
+        await process.stdin.drain()
+
+    try:
+        async with Relay(output(), write, lines="lines" in argv, log=process.stderr.read) as relay:
+            yield relay, process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def echo(stream):
+    while data := await stream.receive():
+        await stream.send(data)
+    await stream.send_eof()
+
+
+async def accept_and_echo(listener):
+    async with asyncio.TaskGroup() as group:
+        while True:
+            group.create_task(echo(await listener.accept()))
+
+
+async def talk(port, body):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def send():
+        writer.write(body)
+        await writer.drain()
+        writer.write_eof()
+
+    sending = asyncio.create_task(send())
+    got = await reader.read()
+    await sending
+    writer.close()
+    return got
+
+
+async def test_64_streams_at_once_each_get_their_own_bytes_back(program):
+    async with relayed(program) as (relay, _):
+        listener = await relay.listen()
+        server = asyncio.create_task(accept_and_echo(listener))
+        bodies = [bytes([n]) * (1000 * n + 1) for n in range(64)]
+        assert await asyncio.gather(*(talk(listener.port, body) for body in bodies)) == bodies
+        server.cancel()
+
+
+async def test_a_16_mb_body_passes_both_ways_after_a_half_close(program):
+    body = hashlib.shake_256(b"x").digest(16 * 2**20)
+    async with relayed(program) as (relay, _):
+        listener = await relay.listen()
+
+        async def whole():
+            stream = await listener.accept()
+            parts = []
+            while data := await stream.receive():
+                parts.append(data)
+            await stream.send(b"".join(parts))
+            await stream.send_eof()
+
+        server = asyncio.create_task(whole())
+        assert hashlib.sha256(await talk(listener.port, body)).digest() == hashlib.sha256(body).digest()
+        await server
+
+
+async def test_a_reader_that_stalls_does_not_stall_the_others(program):
+    async with relayed(program) as (relay, _):
+        listener = await relay.listen()
+        stuck = asyncio.create_task(talk(listener.port, b"s" * (4 * frames.CREDIT)))
+        stalled = await listener.accept()
+        server = asyncio.create_task(accept_and_echo(listener))
+        assert await talk(listener.port, b"hello") == b"hello"
+        server.cancel()
+        finishing = asyncio.create_task(echo(stalled))
+        assert len(await stuck) == 4 * frames.CREDIT
+        await finishing
+
+
+async def test_the_host_dials_in_and_a_closed_port_is_refused(program):
+    server = await asyncio.start_server(lambda r, w: w.write(b"hi") or w.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with relayed(program) as (relay, _):
+        stream = await relay.dial(port)
+        assert await stream.receive() == b"hi"
+        assert await stream.receive() == b""
+        server.close()
+        await server.wait_closed()
+        with pytest.raises(ConnectionRefusedError):
+            await relay.dial(port)
+
+
+async def test_a_port_that_is_taken_is_an_error_and_the_relay_lives_on(program):
+    async with relayed(program) as (relay, _):
+        first = await relay.listen()
+        with pytest.raises(ConnectionRefusedError):
+            await relay.listen(first.port)
+        assert (await relay.listen()).port != first.port
+
+
+async def test_killed_mid_stream_ends_every_stream_and_waiter_with_an_error(program):
+    async with relayed(program) as (relay, process):
+        listener = await relay.listen()
+        client = asyncio.create_task(talk(listener.port, b"x" * 100))
+        stream = await listener.accept()
+        assert await stream.receive() == b"x" * 100
+        process.kill()
+        with pytest.raises(SandboxGone):
+            await listener.accept()
+        assert await stream.receive() == b""
+        with pytest.raises(BrokenPipeError):
+            await stream.send(b"y")
+        await asyncio.wait([client])
+
+
+async def test_a_program_that_is_no_relay_fails_with_its_own_words():
+    with pytest.raises(GateUnreachable, match="no such thing"):
+        async with relayed([sys.executable, "-c", "import sys; sys.exit('no such thing')"]):
+            pass
+
+
+async def test_it_ends_when_the_host_is_gone(program):
+    async with relayed(program) as (_, process):
+        process.stdin.close()
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(frames.KINDS)), st.integers(0, 2**32 - 1), st.binary(max_size=50))),
+    st.lists(st.integers(1, 20), min_size=1),
+    st.booleans(),
+)
+def test_frames_survive_any_split(sent, sizes, lines):
+    data = b"".join(frames.pack(*frame, lines=lines) for frame in sent)
+    reader, got, at, turn = frames.Reader(lines=lines), [], 0, 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)]
+        got += list(reader.feed(data[at : at + size]))
+        at, turn = at + size, turn + 1
+    assert got == sent
