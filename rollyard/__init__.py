@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollyard import agents as agents
+    from rollyard import gate as gate
     from rollyard import policy as policy
+    from rollyard import tools as tools
     from rollyard.core.errors import Error as Error
     from rollyard.core.limits import Limits as Limits
     from rollyard.core.message import Message as Message
@@ -26,10 +28,14 @@ if TYPE_CHECKING:
     from rollyard.core.sandbox import Resources as Resources
     from rollyard.core.sandbox import SandboxSpec as SandboxSpec
     from rollyard.core.task import Task as Task
+    from rollyard.gate.gate import Gate as Gate
+    from rollyard.gate.limits import Budget as Budget
     from rollyard.sandbox.images import ImageStore as ImageStore
     from rollyard.sandbox.images import layer as layer
     from rollyard.tasks.taskset import Taskset as Taskset
     from rollyard.tasks.verifiers.python import verifier as verifier
+    from rollyard.tools.tool import tool as tool
+    from rollyard.tools.toolset import Toolset as Toolset
 
 __version__ = "0.1.0"
 
@@ -50,8 +56,12 @@ _NAMES: dict[str, str] = {
     "ImageStore": "rollyard.sandbox.images",
     "layer": "rollyard.sandbox.images",
     "verifier": "rollyard.tasks.verifiers.python",
+    "Gate": "rollyard.gate.gate",
+    "Budget": "rollyard.gate.limits",
+    "tool": "rollyard.tools.tool",
+    "Toolset": "rollyard.tools.toolset",
 }
-_ROOMS = ("agents", "core", "policy")
+_ROOMS = ("agents", "core", "gate", "policy", "tools")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,303 @@
+"""The path of one call: decode, join or begin a turn, ask the policy, commit, answer.
+
+The order is the promise. An answer is complete and committed before its first content byte leaves, so a process killed at
+any moment has forgotten nothing that an agent was told. A turn belongs to its task, not to the connection that began it:
+when the reader goes away the turn goes on for a while, and a reader that comes back gets its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rollyard.core.call import Call, CallRecord, Reply
+from rollyard.core.errors import GateError, SessionClosed, StoreError
+from rollyard.core.ids import new_id
+from rollyard.core.message import Message, Text
+from rollyard.core.protocols import CallLog
+from rollyard.gate.classify import KEPT_HEADERS, label
+from rollyard.gate.fairness import Turnstile
+from rollyard.gate.http import Exchange
+from rollyard.gate.limits import GateLimits
+from rollyard.gate.metrics import Counters
+from rollyard.gate.refusals import refusal_of
+from rollyard.gate.restore import restore
+from rollyard.gate.turns import Reader, Refusal, Turn
+from rollyard.wire import CODECS, Route
+from rollyard.wire.codec import Codec, Request
+
+if TYPE_CHECKING:
+    from rollyard.gate.session import Session
+
+_CLOSED = Refusal(status=409, code=SessionClosed.code, message="this rollout is over")
+_GONE = "no reader was left"
+_SPENT = {
+    "calls": "the number of model calls",
+    "prompt_tokens": "the number of prompt tokens",
+    "completion_tokens": "the number of completion tokens",
+    "wall_s": "the time",
+}
+_NO_HEADERS: dict[str, str] = {}
+
+
+class Calls:
+    """Answers the calls of all sessions. One of these per gate."""
+
+    def __init__(self, log: CallLog | None, limits: GateLimits, counters: Counters) -> None:
+        self.turnstile = Turnstile(limits.concurrent, queue=limits.queue, wait_s=limits.queue_s)
+        self.policy_version: int | None = None
+        self._log = log
+        self._limits = limits
+        self._counters = counters
+        self._live: set[Turn] = set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._live)
+
+    def tick(self, now: float) -> None:
+        limits = self._limits
+        for turn in tuple(self._live):
+            turn.tick(now, limits.status_s, limits.keepalive_s)
+
+    def receive(self, session: Session, route: Route, exchange: Exchange) -> None:
+        """A whole request of an open session."""
+        if session.restored:
+            session.spawn(self._receive_later(session, route, exchange))
+            return
+        codec = CODECS[route.dialect]
+        try:
+            self._receive(session, route, codec, exchange)
+        except GateError as error:
+            self._counters.refused(error.status)
+            session.note(f"{exchange.method} {route.dialect} -> {error.status} {error.message}")
+            exchange.respond(error.status, codec.error(error.status, error.code, error.message))
+
+    async def _receive_later(self, session: Session, route: Route, exchange: Exchange) -> None:
+        await self.restored(session)
+        self.receive(session, route, exchange)
+
+    async def restored(self, session: Session) -> None:
+        """Read back the history of a session that outlived a restart, once."""
+        if not session.restored or self._log is None:
+            return
+        if session.restoring is None:
+            work = restore(session, self._log, self._limits.commit_s)
+            session.restoring = asyncio.get_running_loop().create_task(work)
+        try:
+            await asyncio.shield(session.restoring)
+        except Exception as error:
+            session.broken = f"{type(error).__name__}: {error}"
+            session.restored = False
+            raise
+
+    def _receive(self, session: Session, route: Route, codec: Codec, exchange: Exchange) -> None:
+        if session.broken is not None:
+            raise StoreBroken("the gate cannot record calls of this rollout any more")
+        now = session.last_activity = time.monotonic()
+        body = exchange.body
+        digest = sha256(body).digest()
+        headers = exchange.headers
+        mark = headers.get(b"idempotency-key")
+        idempotency = None if mark is None else mark.decode("latin-1")
+        retried = headers.get(b"x-stainless-retry-count", b"0") not in (b"0", b"")
+        turn = session.turns.find((route.dialect, digest), idempotency, retried)
+        if turn is not None:
+            call = turn.call or codec.decode(self._request(session, route, exchange), session.memo)
+            self._counters.joined += 1
+            session.note(f"{route.dialect} joined an earlier turn")
+            turn.join(Reader(exchange, codec, call, now))
+            return
+        request = self._request(session, route, exchange)
+        call = codec.decode(request, session.memo)
+        said = label(call, request.headers, session.shape)
+        call = msgspec.structs.replace(
+            call,
+            kind=said.kind,
+            thread=said.thread,
+            parent_thread=said.parent_thread,
+            options=session.settings,
+            raw_digest=digest,
+        )
+        turn = Turn(
+            (route.dialect, digest),
+            call,
+            deadline=now + self._limits.call_s,
+            orphan_s=self._limits.orphan_held_s if session.held else self._limits.orphan_s,
+            idempotency=idempotency,
+        )
+        reader = Reader(exchange, codec, call, now)
+        turn.join(reader)
+        session.turns.begin(turn)
+        self._live.add(turn)
+        turn.task = asyncio.get_running_loop().create_task(self._run(session, turn, call, codec, reader))
+
+    def _request(self, session: Session, route: Route, exchange: Exchange) -> Request:
+        kept = {KEPT_HEADERS[k]: v.decode("latin-1") for k, v in exchange.headers.items() if k in KEPT_HEADERS}
+        return Request(
+            call_id=new_id("call"),
+            rollout_id=session.rollout_id,
+            body=exchange.body,
+            headers=kept or _NO_HEADERS,
+            model=route.model,
+            stream=route.stream,
+            framing=route.framing,
+            received_at=time.time(),
+        )
+
+    async def _run(self, session: Session, turn: Turn, call: Call, codec: Codec, first: Reader) -> None:
+        reply: Reply | None = None
+        failure: BaseException | None = None
+        body = b""
+        try:
+            reply = self._stop(session, call) or await self._ask(session, call)
+            body = first.encoded(reply)
+            await self._commit(session, turn, call, reply)
+        except asyncio.CancelledError:  # only we cancel this task: the rollout closed, time ran out, nobody reads
+            failure = TimeoutError("the policy took too long") if turn.expired else None
+            refusal = _CLOSED if session.closing else None
+        except Exception as error:  # noqa: BLE001 - whatever a policy raises is an answer to the agent and a record, never a crash
+            failure, refusal = error, None
+        else:
+            self._answered(session, turn, call, reply, body, first)
+            return
+        finally:
+            self._live.discard(turn)
+        await self._failed(session, turn, call, failure, refusal)
+
+    async def _ask(self, session: Session, call: Call) -> Reply:
+        version = self.policy_version
+        lane = session.lane
+        await self.turnstile.enter(lane)
+        try:
+            session.calls += 1
+            reply = await session.policy(call)
+        finally:
+            self.turnstile.leave(lane)
+        session.charge(reply)
+        if version is not None and reply.version_start is None:
+            reply = msgspec.structs.replace(reply, version_start=version, version_end=self.policy_version)
+        return reply
+
+    def _stop(self, session: Session, call: Call) -> Reply | None:
+        """Past its budget an agent is told so in words: an empty answer makes some of them ask for ever."""
+        spent = session.spent()
+        if spent is None:
+            return None
+        session.exhausted = session.exhausted or spent
+        session.budget_stops += 1
+        self._counters.budget_stops += 1
+        words = f"The budget of this task is used up ({_SPENT[spent]}). Stop here: make no further calls and finish."
+        now = time.time()
+        return Reply(
+            message=Message("assistant", (Text(words),)),
+            finish="budget",
+            model=call.model,
+            trainable=False,
+            flaws=("answered by the gate: budget",),
+            started_at=now,
+            finished_at=now,
+        )
+
+    async def _commit(
+        self, session: Session, turn: Turn | None, call: Call, reply: Reply | None, error: str | None = None
+    ) -> None:
+        added = session.trajectory.add(call, reply, error=error)
+        if self._log is None:
+            return
+        if turn is not None:
+            turn.committing = True
+        try:
+            async with asyncio.timeout(self._limits.commit_s):
+                await self._log.commit(added.record, added.nodes, added.blobs)
+        except BaseException as failure:
+            session.broken = f"{type(failure).__name__}: {failure}"
+            if isinstance(failure, TimeoutError):
+                raise StoreError("the call log did not answer in time", rollout_id=session.rollout_id) from failure
+            raise
+
+    def _answered(self, session: Session, turn: Turn, call: Call, reply: Reply, body: bytes, first: Reader) -> None:
+        now = session.last_activity = time.monotonic()
+        self._counters.answered(call.dialect, call.kind, now - first.since)
+        session.turns.done(turn)
+        turn.answered(_replayable(reply), body, first)
+        session.note(f"{call.dialect} {call.kind} {call.id} -> {reply.finish} in {now - first.since:.3f} s")
+
+    async def _failed(
+        self, session: Session, turn: Turn, call: Call, failure: BaseException | None, refusal: Refusal | None
+    ) -> None:
+        session.turns.failed(turn)
+        cause = _GONE if failure is None else f"{type(failure).__name__}: {failure}"
+        if refusal is None:
+            shown = failure if failure is not None else TimeoutError(_GONE)
+            refusal = refusal_of(shown, call.dialect, rollout_id=session.rollout_id, call_id=call.id)
+        else:
+            cause = refusal.message
+        self._counters.refused(refusal.status)
+        session.note(f"{call.dialect} {call.kind} {call.id} -> {refusal.status} {refusal.code} {refusal.id or ''}")
+        if session.broken is None:
+            try:
+                await self._commit(session, turn, call, None, error=cause)
+            except Exception as error:  # noqa: BLE001 - the agent must still get its answer; the session is marked broken
+                refusal_of(error, call.dialect, rollout_id=session.rollout_id, call_id=call.id)
+        turn.refused(refusal)
+        session.last_activity = time.monotonic()
+
+    # -- calls that no policy turn answers
+
+    def count(self, session: Session, route: Route, exchange: Exchange) -> None:
+        """A token count is a side call: it is answered with the best number there is and recorded as auxiliary."""
+        codec = CODECS[route.dialect]
+        try:
+            call = codec.decode(self._request(session, route, exchange), session.memo)
+        except GateError as error:
+            exchange.respond(error.status, codec.error(error.status, error.code, error.message))
+            return
+        call = msgspec.structs.replace(call, kind="auxiliary", options=session.settings)
+        session.spawn(self._count(session, codec, call, exchange))
+
+    async def _count(self, session: Session, codec: Codec, call: Call, exchange: Exchange) -> None:
+        counter: Any = getattr(session.policy, "count_tokens", None)
+        counted = await counter(call) if counter is not None else None
+        await self._commit(session, None, call, None)
+        exchange.respond(200, codec.count_tokens(estimate(call) if counted is None else counted))
+
+    async def happened(self, session: Session, route: Route | None, at: float) -> None:
+        """That a call happened, and nothing of what was in it (`black_box`)."""
+        session.calls += 1
+        if self._log is None:
+            return
+        record = CallRecord(
+            id=new_id("call"),
+            rollout_id=session.rollout_id,
+            seq=session.calls,
+            dialect="chat" if route is None else route.dialect,
+            kind="agent",
+            edge="root",
+            capture="none",
+            trainable=False,
+            received_at=at,
+        )
+        async with asyncio.timeout(self._limits.commit_s):
+            await self._log.commit(record, (), {})
+
+
+class StoreBroken(GateError):
+    status = 503
+    code = "api_error"
+
+
+def estimate(call: Call) -> int:
+    """Four bytes to a token: what is left when a policy cannot count."""
+    return max(1, len(call.raw) // 4)
+
+
+def _replayable(reply: Reply) -> Reply:
+    """What is needed to say it again: not the ids, not the raw body; those are in the log."""
+    return msgspec.structs.replace(
+        reply, raw=b"", prompt_ids=None, completion_ids=None, logprobs=None, engine={}, sampling=None
+    )

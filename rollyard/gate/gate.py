@@ -1,0 +1,345 @@
+"""`Gate`: the model endpoint that agents talk to. Sessions and keys, listeners, one clock; the path of a call is `calls`.
+
+One gate serves thousands of rollouts on one loop. It has no server object per listener: each sandbox's listening socket is
+given to the loop with a `Doorway`, and all connections share one tick. Without `host` or `unix` it listens nowhere itself;
+agents reach it through the listeners of their sandboxes. Which of the three modes a rollout runs in is its policy's nature:
+there is no mode here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from rollyard.core.errors import ConfigError, GateUnreachable
+from rollyard.core.ids import secret
+from rollyard.core.protocols import CallLog, Listener, Policy, SessionRecord
+from rollyard.core.trajectory import Trajectory
+from rollyard.gate.asgi import App, Mounted
+from rollyard.gate.calls import Calls
+from rollyard.gate.doorway import Doorway, accept
+from rollyard.gate.keys import KeyRing, checked_key
+from rollyard.gate.limits import Budget, GateLimits, Tls
+from rollyard.gate.metrics import Counters
+from rollyard.gate.session import Session
+
+_log = logging.getLogger("rollyard.gate")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Gate:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        log: CallLog | None = None,
+        host: str | None = None,
+        port: int = 0,
+        tls: Tls | None = None,
+        unix: str | None = None,
+        admin_key: str | None = None,
+        trainer_key: str | None = None,
+        limits: GateLimits = GateLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        if host == "":
+            raise ConfigError("host must name an address", hint='"127.0.0.1", or None to listen only in sandboxes')
+        self.policy = policy
+        self.limits = limits
+        self.admin_key = checked_key("admin_key", admin_key)
+        self.trainer_key = checked_key("trainer_key", trainer_key)
+        if admin_key is not None and admin_key == trainer_key:
+            raise ConfigError("admin_key and trainer_key must differ", hint="no key serves two faces")
+        self.sessions: dict[str, Session] = {}
+        self.counters = Counters()
+        self.calls = Calls(log, limits, self.counters)
+        self.url: str | None = None
+        self._log = log
+        self._host, self._port, self._tls, self._unix = host, port, tls, unix
+        self._keys: KeyRing[Session] = KeyRing(limits.closed_keys)
+        self._doorways: set[Doorway] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._operator: App | None = None
+        self._running = False
+
+    # -- lifetime
+
+    async def __aenter__(self) -> Self:
+        self._running = True
+        try:
+            await self._restore()
+            if self._host is not None:
+                await self._listen(self._host)
+            if self._unix is not None:
+                await self._listen_unix(self._unix)
+        except BaseException:
+            await self.aclose()
+            raise
+        self._tick()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop serving. Sessions stay open in the log: a gate started again on it goes on with them. The policy is not
+        closed: whoever made it does that."""
+        if not self._running:
+            return
+        self._running = False
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for doorway in tuple(self._doorways):
+            await self._shut(doorway, at_once=True)
+        for session in tuple(self.sessions.values()):
+            session.closing = True
+            await self._end_tasks(session)
+            if session.tools is not None:
+                await session.tools.aclose()
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.limits.close_s)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self.calls.tick(now)
+        for doorway in tuple(self._doorways):
+            doorway.tick(now)
+        self._ticker = asyncio.get_running_loop().call_later(self.limits.tick_s, self._tick)
+
+    # -- listeners
+
+    async def _listen(self, host: str) -> None:
+        if host not in _LOOPBACK:
+            _log.warning("the gate listens beyond loopback: %s, %s TLS", host, "with" if self._tls else "without")
+        doorway = Doorway(self, operator=True)
+        server = await asyncio.get_running_loop().create_server(
+            doorway.connection, host, self._port, ssl=_context(self._tls), backlog=1024, reuse_address=True
+        )
+        self._open(doorway, server)
+        port = server.sockets[0].getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"{'https' if self._tls else 'http'}://{shown}:{port}"
+
+    async def _listen_unix(self, path: str) -> None:
+        doorway = Doorway(self, operator=True)
+        stale = Path(path)
+        if stale.is_socket():
+            stale.unlink()
+        server = await asyncio.get_running_loop().create_unix_server(doorway.connection, path, backlog=1024)
+        stale.chmod(0o600)
+        self._open(doorway, server)
+
+    def _open(self, doorway: Doorway, server: asyncio.AbstractServer) -> None:
+        async def stop() -> None:
+            server.close()
+
+        doorway.closing = stop
+        self._doorways.add(doorway)
+
+    async def serve(self, listener: Listener, session: Session | None = None) -> None:
+        """Serve agents on a sandbox's listener until the session (or the gate) closes. With `session`, no other rollout's
+        key works there. The operator's faces are never served on it."""
+        if not self._running:
+            raise GateUnreachable("the gate is not running", hint="enter it first: async with Gate(...)")
+        doorway = Doorway(self, session=session, capacity=self.limits.connections)
+        if listener.sock is not None:
+            server = await asyncio.get_running_loop().create_server(
+                doorway.connection, sock=listener.sock, backlog=self.limits.connections
+            )
+            self._open(doorway, server)
+        else:
+            task = asyncio.get_running_loop().create_task(accept(doorway, listener))
+
+            async def stop() -> None:
+                task.cancel()
+                await asyncio.wait([task], timeout=self.limits.close_s)
+
+            doorway.closing = stop
+            self._doorways.add(doorway)
+        if session is not None:
+            session.doorways.add(doorway)
+
+    async def _shut(self, doorway: Doorway, *, at_once: bool = False) -> None:
+        self._doorways.discard(doorway)
+        await doorway.aclose()
+        if at_once:
+            for connection in tuple(doorway.connections):
+                connection.abort()
+
+    def check(self, session: Session) -> None:
+        """Raise unless an agent of this session could be answered: before an agent starts, this and one request from
+        inside its sandbox (`GET /v1/models`, then `session.reached`) prove that its calls will arrive."""
+        if not self._running:
+            raise GateUnreachable("the gate is not running", rollout_id=session.rollout_id)
+        if session.closed or session.closing:
+            raise GateUnreachable("the gate has closed this rollout", rollout_id=session.rollout_id)
+        if session.broken is not None:
+            raise GateUnreachable("the gate cannot record calls of this rollout", rollout_id=session.rollout_id)
+        if not session.doorways and self.url is None and self._unix is None:
+            raise GateUnreachable(
+                "the gate listens nowhere that this rollout could reach",
+                hint="serve a sandbox's listener, or give the gate a host",
+                rollout_id=session.rollout_id,
+            )
+
+    # -- sessions
+
+    async def open_session(
+        self,
+        rollout_id: str,
+        *,
+        policy: Policy | None = None,
+        budget: Budget = Budget(),  # noqa: B008 - frozen
+        settings: Mapping[str, Any] = {},
+        metadata: Mapping[str, Any] = {},
+        tools: Mounted | None = None,
+        held: bool = False,
+    ) -> Session:
+        """A key for one rollout. `settings` reach the policy as `Call.options`. `tools` is an ASGI application served to
+        this rollout at `/mcp` (`rollyard.tools.Toolset`). `held` says that a trainer answers: a call whose reader leaves is
+        then taken back from the trainer at once."""
+        if not rollout_id or "/" in rollout_id or rollout_id != rollout_id.strip():
+            raise ConfigError(f"a rollout id must be a plain word, got {rollout_id!r}")
+        if rollout_id in self.sessions:
+            raise ConfigError(f"rollout {rollout_id} has a session already", hint="close it first")
+        answers = policy if policy is not None else self.policy
+        session = Session(
+            self,
+            rollout_id,
+            secret("ry"),
+            policy=answers,
+            budget=budget,
+            settings=settings,
+            metadata=metadata,
+            tools=tools,
+            held=held or hasattr(answers, "take"),
+            keep=self.limits.replays,
+        )
+        self.sessions[rollout_id] = session
+        try:
+            if self._log is not None:
+                async with asyncio.timeout(self.limits.commit_s):
+                    await self._log.save_session(session.record())
+        except BaseException:
+            del self.sessions[rollout_id]
+            raise
+        self._keys.add(session)
+        return session
+
+    async def close_session(self, session: Session) -> Trajectory:
+        """Once closed it stays closed; calling again gives the same trajectory."""
+        if session.closing:
+            return session.trajectory
+        session.closing = True
+        self._keys.revoke(session.key_hash)
+        await self._end_tasks(session)
+        session.closed = True
+        self.sessions.pop(session.rollout_id, None)
+        for doorway in tuple(session.doorways):
+            await self._shut(doorway)
+        session.doorways.clear()
+        if session.tools is not None:
+            await session.tools.aclose()
+        async with asyncio.timeout(self.limits.close_s):
+            await session.policy.closed(session.rollout_id)
+            if self._log is not None:
+                await self._log.close_session(session.rollout_id, time.time())
+        return session.trajectory
+
+    async def _end_tasks(self, session: Session) -> None:
+        """Cancel what waits, let what is being committed finish, and be done within `close_s`."""
+        for turn in tuple(session.turns.live):
+            turn.give_up()
+        committing = {turn.task for turn in session.turns.live if turn.committing}
+        tasks = session.tasks
+        for task in tasks:
+            if task not in committing:
+                task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=self.limits.close_s)
+            for task in late:
+                task.cancel()
+
+    def session_of(self, key: str) -> Session:
+        return self._keys.session(key)
+
+    async def _restore(self) -> None:
+        if self._log is None:
+            return
+        async with asyncio.timeout(self.limits.commit_s):
+            kept = await self._log.sessions()
+        for record in kept:
+            if record.closed_at is not None:
+                self._keys.revoke(record.key_hash)
+            else:
+                session = self._restored(record)
+                self.sessions[record.rollout_id] = session
+                self._keys.add(session)
+
+    def _restored(self, record: SessionRecord) -> Session:
+        session = Session(
+            self,
+            record.rollout_id,
+            None,
+            policy=self.policy,
+            budget=msgspec.convert(record.settings.get("budget", {}), Budget),
+            settings=record.settings.get("options", {}),
+            metadata=record.settings.get("metadata", {}),
+            held=bool(record.settings.get("held", False)),
+            hashed=record.key_hash,
+            created_at=record.created_at,
+            keep=self.limits.replays,
+        )
+        session.restored = True
+        return session
+
+    # -- what the operator sees
+
+    @property
+    def in_flight(self) -> int:
+        return self.calls.in_flight
+
+    @property
+    def waiting(self) -> int:
+        return self.calls.turnstile.waiting
+
+    @property
+    def connections(self) -> int:
+        return sum(len(doorway.connections) for doorway in self._doorways)
+
+    @property
+    def operator_app(self) -> App:
+        """The admin and trainer API, made on first use."""
+        if self._operator is None:
+            from rollyard.gate.admin import operator_app
+
+            app: Any = operator_app(self, self._log)
+            self._operator = app
+            return app
+        return self._operator
+
+
+def _context(tls: Tls | None) -> ssl.SSLContext | None:
+    if tls is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(tls.cert, tls.key)
+    return context

@@ -1,0 +1,434 @@
+"""HTTP/1.1 on one connection: bytes in, an `Exchange` out, an answer back. Nothing here knows about models or keys.
+
+It exists beside ASGI because a call must be refused before its body is read, a disconnect must be seen while nobody reads,
+and thousands of held calls must cost a few kilobytes each. There is no timer per request: whoever owns the connections calls
+`tick` once a second, and each connection compares the clock with its own deadline (slow headers, slow bodies, idle
+connections, readers that never read).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+import httptools
+import msgspec
+
+_STATUS = {int(s): f"HTTP/1.1 {int(s)} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_ONCE = frozenset((b"authorization", b"x-api-key", b"x-goog-api-key", b"content-length", b"host", b"idempotency-key"))
+_PIPELINE = 8  # requests waiting behind one that is being answered; no agent pipelines, so more is abuse
+
+JSON = b"application/json"
+
+
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds and bytes. `body` bounds every request on the connection; a session may ask for less."""
+
+    headers_s: float = 10.0
+    body_s: float = 120.0
+    idle_s: float = 300.0
+    write_s: float = 60.0
+    linger_s: float = 5.0
+    header_bytes: int = 32 * 1024
+    header_count: int = 100
+    body: int = 64 * 2**20
+
+
+class Face(Protocol):
+    """What a listener leads to."""
+
+    limits: HttpLimits
+
+    def connected(self, connection: Connection) -> bool: ...
+    def lost(self, connection: Connection) -> None: ...
+    def begin(self, exchange: Exchange) -> None:
+        """Headers are in. Refuse now by answering, or set `exchange.body_limit`."""
+        ...
+
+    def complete(self, exchange: Exchange) -> None:
+        """The body is in. Answer now or later."""
+        ...
+
+    def refusal(self, exchange: Exchange, status: int, why: str) -> bytes:
+        """The body of an error that HTTP itself makes necessary, in the shape this path's clients read."""
+        ...
+
+
+class Exchange:
+    """One request and its answer. Writing to one whose reader is gone does nothing."""
+
+    __slots__ = (
+        "_chunked",
+        "_pieces",
+        "answered",
+        "body",
+        "body_limit",
+        "connection",
+        "context",
+        "gone",
+        "head_sent",
+        "headers",
+        "http_1_0",
+        "keep_alive",
+        "left",
+        "method",
+        "path",
+        "query",
+        "received",
+        "status",
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.method = ""
+        self.path = ""
+        self.query = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.body = b""
+        self.body_limit = 0
+        self.received = 0
+        self.keep_alive = True
+        self.http_1_0 = False
+        self.head_sent = False
+        self.answered = False
+        self.gone = False
+        self.status = 0
+        self.left: Callable[[], Any] | None = (
+            None  # called once when the reader goes away before the answer is complete
+        )
+        self.context: Any = None  # whatever `begin` wants to find again in `complete`
+        self._pieces: list[bytes] | None = None
+        self._chunked = False
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def add(self, data: bytes) -> None:
+        if self._pieces is None:
+            self._pieces = []
+        self._pieces.append(data)
+
+    def join(self) -> None:
+        pieces = self._pieces
+        if pieces:
+            self.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._pieces = None
+
+    def respond(self, status: int, body: bytes, *, kind: bytes | None = JSON, extra: bytes = b"") -> None:
+        """The whole answer in one write. `extra` is complete header lines, each ending in CRLF."""
+        if self.answered or self.gone:
+            return
+        self.head_sent = self.answered = True
+        self.status = status
+        head = b"%b%b%b%b%b\r\n" % (
+            _STATUS.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status,
+            b"" if kind is None else b"content-type: %b\r\n" % kind,
+            b"" if status == 204 else b"content-length: %d\r\n" % len(body),
+            extra,
+            b"" if self.keep_alive else b"connection: close\r\n",
+        )
+        self.connection.write(head if self.method == "HEAD" else head + body)
+        self.connection.finished(self)
+
+    def start(self, status: int, *, kind: bytes | None = JSON, extra: bytes = b"") -> None:
+        """Send the head now and the body in pieces."""
+        if self.head_sent or self.gone:
+            return
+        self.head_sent = True
+        self.status = status
+        self._chunked = not self.http_1_0
+        if self.http_1_0:
+            self.keep_alive = False
+        self.connection.write(
+            b"%b%b%b%b%b\r\n"
+            % (
+                _STATUS.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status,
+                b"content-type: %b\r\n" % kind if kind else b"",
+                b"transfer-encoding: chunked\r\n" if self._chunked else b"",
+                extra,
+                b"" if self.keep_alive else b"connection: close\r\n",
+            )
+        )
+
+    def send(self, data: bytes) -> None:
+        if data and not self.answered and not self.gone and self.method != "HEAD":
+            self.connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def finish(self, data: bytes = b"") -> None:
+        if self.answered or self.gone:
+            return
+        self.send(data)
+        self.answered = True
+        if self._chunked:
+            self.connection.write(b"0\r\n\r\n")
+        self.connection.finished(self)
+
+    def abort(self) -> None:
+        """Cut the connection: the only honest end of a started answer that cannot be completed."""
+        self.keep_alive = False
+        self.connection.abort()
+
+    async def drained(self) -> None:
+        await self.connection.drained()
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_count",
+        "_deadline",
+        "_expect",
+        "_incoming",
+        "_now",
+        "_parser",
+        "_size",
+        "_transport",
+        "_url",
+        "_waiters",
+        "_waiting",
+        "current",
+        "face",
+        "paused",
+    )
+
+    def __init__(self, face: Face, now: Callable[[], float]) -> None:
+        self.face = face
+        self.current: Exchange | None = None  # the one being answered
+        self.paused = False
+        self._incoming: Exchange | None = None  # the one being read
+        self._waiting: deque[Exchange] | None = None  # read, and behind `current`
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._transport: Any = None
+        self._url = b""
+        self._expect = False
+        self._size = 0
+        self._count = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._now = now
+        self._deadline = now() + face.limits.headers_s
+
+    # -- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        if not self.face.connected(self):
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.face.lost(self)
+        self._parser = None
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        waiting = self._waiting or ()
+        self._waiting = None
+        self._incoming = None
+        for exchange in (self.current, *waiting):
+            if exchange is not None and not exchange.gone:
+                exchange.gone = True
+                if exchange.left is not None:
+                    exchange.left()
+        self.current = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._parser is None:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._unreadable("this server upgrades to nothing")
+        except httptools.HttpParserError:
+            self._unreadable("this is not a well-formed HTTP/1.1 request")
+
+    def eof_received(self) -> bool | None:
+        return None
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    # -- the parser's side
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._size = self._count = 0
+        self._expect = False
+        self._incoming = Exchange(self)
+        if self.current is None:
+            self._deadline = self._now() + self.face.limits.headers_s
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        if len(self._url) > self.face.limits.header_bytes:
+            self._refuse(414, "the address is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        exchange = self._incoming
+        if exchange is None or exchange.answered:
+            return
+        self._size += len(name) + len(value)
+        self._count += 1
+        limits = self.face.limits
+        if self._size > limits.header_bytes or self._count > limits.header_count:
+            self._refuse(431, "headers are too large")
+            return
+        name = name.lower()
+        headers = exchange.headers
+        if name in headers:
+            if name in _ONCE:
+                self._refuse(400, "a header that may come once came twice")
+                return
+            value = headers[name] + b", " + value
+        headers[name] = value
+        if name == b"expect":
+            self._expect = value.lower() == b"100-continue"
+
+    def on_headers_complete(self) -> None:
+        exchange = self._incoming
+        if exchange is None or exchange.answered:
+            return
+        parser = self._parser
+        exchange.method = parser.get_method().decode("ascii", "replace")
+        exchange.keep_alive = parser.should_keep_alive()
+        exchange.http_1_0 = parser.get_http_version() != "1.1"
+        url = self._url
+        if not url.startswith(b"/"):
+            self._refuse(400, "the address must be a path")
+            return
+        path, _, exchange.query = url.partition(b"?")
+        exchange.path = unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1")
+        exchange.body_limit = self.face.limits.body
+        if self.current is None:
+            self.face.begin(exchange)
+            if exchange.answered:
+                return
+        length = exchange.headers.get(b"content-length", b"0")
+        if len(length) > 15 or int(length) > exchange.body_limit:
+            self._too_large()
+            return
+        if self._expect:
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._deadline = self._now() + self.face.limits.body_s
+
+    def on_body(self, body: bytes) -> None:
+        exchange = self._incoming
+        if exchange is None or exchange.answered:
+            return
+        exchange.received += len(body)
+        if exchange.received > exchange.body_limit:
+            self._too_large()
+            return
+        exchange.add(body)
+
+    def on_message_complete(self) -> None:
+        exchange, self._incoming = self._incoming, None
+        if exchange is None:
+            return
+        if exchange.answered:
+            self._transport.close()
+            return
+        exchange.join()
+        if self.current is None:
+            self._deadline = 0.0
+            self.current = exchange
+            self.face.complete(exchange)
+            return
+        if self._waiting is None:
+            self._waiting = deque()
+        if len(self._waiting) >= _PIPELINE:
+            self.abort()
+            return
+        self._waiting.append(exchange)
+
+    # -- the answer's side
+
+    def write(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+
+    def finished(self, exchange: Exchange) -> None:
+        """An answer is complete: close, or go on with the next request on this connection."""
+        if exchange is not self.current:
+            return  # refused while it was still being read: the rest of it is read and thrown away
+        self.current = None
+        now = self._now()
+        if not exchange.keep_alive:
+            self._transport.close()
+            self._deadline = now + self.face.limits.write_s
+            return
+        self._deadline = now + self.face.limits.idle_s
+        if self._waiting:
+            following = self._waiting.popleft()
+            self.current = following
+            self.face.begin(following)
+            if following.answered:
+                self.current = None
+                self._transport.close()
+                return
+            self._deadline = 0.0
+            self.face.complete(following)
+
+    async def drained(self) -> None:
+        """Wait while the reader is slower than we are; a reader that never reads is cut off by `tick`."""
+        if self.paused and not self._transport.is_closing():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close once the answer under way, if any, is out."""
+        if self.current is None:
+            if self._transport is not None:
+                self._transport.close()
+        else:
+            self.current.keep_alive = False
+
+    def tick(self, now: float) -> None:
+        if self.paused:
+            if self._deadline <= 0.0:
+                self._deadline = now + self.face.limits.write_s
+            elif now > self._deadline:
+                self.abort()
+        elif self.current is not None and self._incoming is None:
+            self._deadline = 0.0
+        elif 0.0 < self._deadline < now:
+            incoming = self._incoming
+            if incoming is not None and not incoming.answered:
+                self._refuse(408, "the request took too long to arrive")
+            else:
+                self.abort()
+
+    def _unreadable(self, why: str) -> None:
+        self._refuse(400, why)
+        self._parser = None  # what follows cannot be told apart from an attack
+
+    def _too_large(self) -> None:
+        self._refuse(413, "the request is too large")
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Answer before the request is whole, then read and drop the rest for a moment: a client that is still sending
+        must get to see the answer instead of a reset."""
+        exchange = self._incoming
+        if exchange is None:
+            exchange = Exchange(self)
+        exchange.keep_alive = False
+        if self.current is None:
+            exchange.respond(status, self.face.refusal(exchange, status, why))
+        exchange.answered = True
+        self._incoming = exchange
+        self._deadline = self._now() + self.face.limits.linger_s

@@ -1,0 +1,155 @@
+"""A session: one rollout's key, budget and trajectory at the gate, from open to close."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rollyard.core.call import Reply, Usage
+from rollyard.core.protocols import Passthrough, Policy, SessionRecord
+from rollyard.core.trajectory import Trajectory
+from rollyard.gate.classify import Shape
+from rollyard.gate.fairness import Lane
+from rollyard.gate.keys import key_hash
+from rollyard.gate.limits import Budget
+from rollyard.gate.turns import Turns
+
+if TYPE_CHECKING:
+    from rollyard.gate.asgi import Mounted
+    from rollyard.gate.doorway import Doorway
+    from rollyard.gate.gate import Gate
+
+LOG_LINES = 100
+_UNSAVED = ("api_key",)  # settings that are secrets: used, never written down
+
+
+class Session:
+    """Made by `Gate.open_session`. `key` is None in a session that was restored: only its hash outlived the restart."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        rollout_id: str,
+        key: str | None,
+        *,
+        policy: Policy,
+        budget: Budget,
+        settings: Mapping[str, Any],
+        metadata: Mapping[str, Any] = {},
+        tools: Mounted | None = None,
+        held: bool = False,
+        hashed: bytes | None = None,
+        created_at: float | None = None,
+        keep: int = 64,
+    ) -> None:
+        self.gate = gate
+        self.rollout_id = rollout_id
+        self.key = key
+        self.key_hash = hashed if hashed is not None else key_hash(key or "")
+        self.policy = policy
+        self.through: Passthrough | None = policy if isinstance(policy, Passthrough) else None
+        self.budget = budget
+        self.settings = settings
+        self.metadata = metadata
+        self.tools = tools
+        self.held = held
+        self.created_at = time.time() if created_at is None else created_at
+        self.trajectory = Trajectory(rollout_id)
+        self.turns = Turns(keep)
+        self.lane = Lane(budget.concurrent)
+        self.shape = Shape()
+        self.memo: dict[bytes, Any] = {}
+        self.doorways: set[Doorway] = set()
+        self.calls = 0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.budget_stops = 0
+        self.exhausted: str | None = None  # which part of the budget ran out first
+        self.reached = False  # whether any request with this key arrived
+        self.closing = False
+        self.closed = False
+        self.broken: str | None = None  # why nothing can be recorded any more
+        self.restored = False  # its history is still to be read from the log
+        self.restoring: asyncio.Task[None] | None = None
+        self.last_activity = time.monotonic()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._log: deque[tuple[float, str]] = deque(maxlen=LOG_LINES)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.turns.live)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens)
+
+    def note(self, line: str) -> None:
+        self._log.append((time.time(), line))
+
+    def log_tail(self) -> str:
+        """The last lines about this rollout, oldest first; no bodies, no keys."""
+        return "\n".join(
+            f"{time.strftime('%H:%M:%S', time.gmtime(at))}.{int(at % 1 * 1000):03d} {line}" for at, line in self._log
+        )
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that ends with the session at the latest."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.note(f"{type(error).__name__}: {error}")
+
+    @property
+    def tasks(self) -> tuple[asyncio.Task[Any], ...]:
+        return (*self._tasks, *(turn.task for turn in self.turns.live if turn.task is not None))
+
+    def model(self, asked: str | None) -> str:
+        """The one model an agent may see."""
+        return asked or str(self.settings.get("model") or "policy")
+
+    def spent(self) -> str | None:
+        """The part of the budget that is used up, or None."""
+        budget = self.budget
+        if budget.calls is not None and self.calls >= budget.calls:
+            return "calls"
+        if budget.prompt_tokens is not None and self.prompt_tokens >= budget.prompt_tokens:
+            return "prompt_tokens"
+        if budget.completion_tokens is not None and self.completion_tokens >= budget.completion_tokens:
+            return "completion_tokens"
+        if budget.wall_s is not None and time.time() - self.created_at >= budget.wall_s:
+            return "wall_s"
+        return None
+
+    def charge(self, reply: Reply) -> None:
+        usage = reply.usage
+        self.prompt_tokens += usage.prompt_tokens or (len(reply.prompt_ids) if reply.prompt_ids is not None else 0)
+        self.completion_tokens += usage.completion_tokens or (
+            len(reply.completion_ids) if reply.completion_ids is not None else 0
+        )
+
+    def record(self) -> SessionRecord:
+        """What outlives a restart."""
+        return SessionRecord(
+            rollout_id=self.rollout_id,
+            key_hash=self.key_hash,
+            created_at=self.created_at,
+            settings={
+                "budget": msgspec.to_builtins(self.budget),
+                "options": {k: v for k, v in self.settings.items() if k not in _UNSAVED},
+                "metadata": dict(self.metadata),
+                "held": self.held,
+            },
+        )
+
+    async def close(self) -> Trajectory:
+        """Revoke the key, end what is under way, tell the policy. Nothing is committed to this rollout afterwards."""
+        return await self.gate.close_session(self)

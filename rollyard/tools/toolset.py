@@ -1,0 +1,94 @@
+"""`Toolset`: tools as an MCP server over streamable HTTP, in the form of an ASGI application.
+
+A gate mounts it at `/mcp` for one rollout and puts that rollout's id into `scope["state"]`; handlers get it as their
+context. Only the tools it was made with exist: there is nothing to look up by a name that the agent chose. Each request
+stands alone (no MCP session on our side), so nothing is left behind by an agent that vanishes. The `mcp` package is imported
+by the first request, in a thread: it takes a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.ids import new_id
+from rollyard.tools.tool import Tool, ToolContext, ToolError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_log = logging.getLogger("rollyard.tools")
+_CLOSE_S = 5.0
+
+
+class Toolset:
+    """`allow` narrows the tools to those names; a name that no tool has is an error."""
+
+    def __init__(self, tools: Iterable[Tool], *, allow: Iterable[str] | None = None, name: str = "rollyard") -> None:
+        by_name: dict[str, Tool] = {}
+        for tool in tools:
+            if tool.name in by_name:
+                raise ConfigError(f"two tools are named {tool.name!r}")
+            by_name[tool.name] = tool
+        if allow is not None:
+            wanted = tuple(allow)
+            if missing := [n for n in wanted if n not in by_name]:
+                raise ConfigError(f"no tool named {', '.join(missing)}", hint=f"known: {', '.join(by_name) or 'none'}")
+            by_name = {n: by_name[n] for n in wanted}
+        self.name = name
+        self.tools = by_name
+        self._ready: asyncio.Future[Any] | None = None  # the running MCP manager
+        self._runner: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        manager = await self._manager()
+        await manager.handle_request(scope, receive, send)
+
+    async def aclose(self) -> None:
+        self._stop.set()
+        if self._runner is not None:
+            _, late = await asyncio.wait([self._runner], timeout=_CLOSE_S)
+            for task in late:
+                task.cancel()
+
+    async def call(self, name: str, arguments: dict[str, Any], context: ToolContext) -> tuple[Any, bool]:
+        """(what to show the agent, whether it is an error)."""
+        tool = self.tools.get(name)
+        if tool is None:
+            return f"there is no tool named {name!r}", True
+        try:
+            async with asyncio.timeout(tool.timeout_s):
+                return await tool(arguments, context), False
+        except ToolError as error:
+            return error.message, True
+        except TimeoutError:
+            return f"{name} took longer than {tool.timeout_s:g} s", True
+        except Exception as error:  # noqa: BLE001 - a handler's bug is the trainer's business: the agent gets an id, the log the rest
+            incident = new_id("err")
+            _log.error("%s rollout=%s tool %s failed", incident, context.rollout_id, name, exc_info=error)
+            return f"{name} failed ({incident})", True
+
+    async def _manager(self) -> Any:
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            self._runner = asyncio.get_running_loop().create_task(self._run(self._ready))
+        return await asyncio.shield(self._ready)
+
+    async def _run(self, ready: asyncio.Future[Any]) -> None:
+        """The manager's task group lives in this task from first use to close."""
+        try:
+            from rollyard.tools.mcp_server import manager_of
+
+            manager = await asyncio.to_thread(manager_of, self)
+            async with manager.run():
+                ready.set_result(manager)
+                await self._stop.wait()
+        except Exception as error:
+            if not ready.done():
+                ready.set_exception(error)
+            raise
