@@ -26,7 +26,7 @@ from rollyard.core.trajectory import Trajectory
 from rollyard.gate.asgi import App, Mounted
 from rollyard.gate.calls import Calls
 from rollyard.gate.doorway import Doorway, accept
-from rollyard.gate.keys import KeyRing, checked_key
+from rollyard.gate.keys import KeyRing, checked_key, key_hash
 from rollyard.gate.limits import Budget, GateLimits, Tls
 from rollyard.gate.metrics import Counters
 from rollyard.gate.session import Session
@@ -242,6 +242,24 @@ class Gate:
             raise
         self._keys.add(session)
         return session
+
+    async def lock_session(self, session: Session) -> None:
+        """Between two steps of one rollout: the key is revoked and what is under way ends, but the trajectory goes on."""
+        self._keys.revoke(session.key_hash)
+        session.key = None
+        await self._end_tasks(session)
+
+    async def unlock_session(self, session: Session) -> str:
+        """A fresh key for the next step; every earlier one stays dead."""
+        if session.closing:
+            raise ConfigError(f"rollout {session.rollout_id} is over; its session cannot be opened again")
+        session.key = secret("ry")
+        session.key_hash = key_hash(session.key)
+        if self._log is not None:
+            async with asyncio.timeout(self.limits.commit_s):
+                await self._log.save_session(session.record())
+        self._keys.add(session)
+        return session.key
 
     async def close_session(self, session: Session) -> Trajectory:
         """Once closed it stays closed; calling again gives the same trajectory."""

@@ -150,6 +150,13 @@ class Session:
             },
         )
 
+    async def lock(self) -> None:
+        """Revoke the key while the rollout is judged between two steps."""
+        await self.gate.lock_session(self)
+
+    async def unlock(self) -> str:
+        return await self.gate.unlock_session(self)
+
     async def close(self) -> Trajectory:
         """Revoke the key, end what is under way, tell the policy. Nothing is committed to this rollout afterwards."""
         return await self.gate.close_session(self)
