@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ from rollyard.core.errors import BadRequest, TooLarge, UpstreamError
 from rollyard.wire.codec import MAX_BODY, Memo
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 # a long list of tiny items costs far more memory than its bytes; commas bound the number of items from above
 _COUNTED_FROM = 4 * 2**20
@@ -39,6 +41,32 @@ def _why(error: Exception) -> str:
     if isinstance(error, UnicodeError):
         return "not valid UTF-8"
     return str(error)
+
+
+def from_agent(function: Callable[P, T]) -> Callable[P, T]:
+    """Whatever an agent's bytes do to `function`, only a `GateError` leaves it."""
+
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except _MALFORMED as error:
+            raise BadRequest(f"body: {_why(error)}") from None
+
+    return guarded
+
+
+def from_upstream(function: Callable[P, T]) -> Callable[P, T]:
+    """Whatever a model server's bytes do to `function`, only an `UpstreamError` leaves it."""
+
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (*_MALFORMED, BadRequest) as error:
+            raise UpstreamError(f"the model server's answer cannot be read: {_why(error)}", status=502) from None
+
+    return guarded
 
 
 def read(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw, what: str = "body") -> T:
@@ -63,6 +91,10 @@ def read_upstream(decoder: msgspec.json.Decoder[T], data: bytes | str) -> T:
         return decoder.decode(data)
     except _MALFORMED as error:
         raise UpstreamError(f"the model server's answer cannot be read: {_why(error)}", status=502) from None
+
+
+def cut_off() -> UpstreamError:
+    return UpstreamError("the model server's stream ended before its answer did", status=502)
 
 
 def read_object(raw: msgspec.Raw | bytes | str, what: str = "body") -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Part, Role, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import chat_upstream, openai_shapes
-from rollyard.wire.body import dump, given, raw_text, read, read_request, recall
+from rollyard.wire.body import dump, from_agent, given, raw_text, read, read_request, recall
 from rollyard.wire.codec import Accumulator, Memo, Request
 from rollyard.wire.options import choice_of, reasoning_of
 from rollyard.wire.parts import image_from_url, opaque, pieces
@@ -215,6 +215,7 @@ def _sampling(body: _Body) -> Sampling:
     )
 
 
+@from_agent
 def decode(request: Request, memo: Memo | None = None) -> Call:
     body = read_request(_body, request.body)
     if body.n is not None and body.n != 1:

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from rollyard.core.call import Call, Finish, Reply, Sampling
+from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import dump, read_upstream, split_object
+from rollyard.wire.body import cut_off, dump, from_upstream, read_upstream, split_object
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id, image_url
 from rollyard.wire.sse import Parser
@@ -191,6 +192,7 @@ class _Completion(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
     id: str | None = None
     system_fingerprint: str | None = None
+    error: Any = None
 
 
 _completion = msgspec.json.Decoder(_Completion)
@@ -223,7 +225,9 @@ def _message(body: _Delta) -> Message:
 
 
 def _reply(completion: _Completion, raw: bytes, call: Call | None) -> Reply:
-    choice = completion.choices[0] if completion.choices else _Choice()
+    if not completion.choices:
+        raise UpstreamError("the model server's answer has no choices", status=502, body=raw)
+    choice = completion.choices[0]
     body = choice.message or _Delta()
     message = _message(body)
     if call is not None:
@@ -268,6 +272,7 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None) -> Reply:
     )
 
 
+@from_upstream
 def decode_reply(body: bytes, call: Call | None = None) -> Reply:
     completion = read_upstream(_completion, body)
     return _reply(completion, body, call)
@@ -287,6 +292,7 @@ class ChatAccumulator:
         self._arguments: dict[int, list[str]] = {}
         self.done = False
 
+    @from_upstream
     def feed(self, data: bytes) -> None:
         self._fed.append(data)
         for event in self._parser.feed(data):
@@ -296,6 +302,8 @@ class ChatAccumulator:
                 self._take(read_upstream(_completion, event.data))
 
     def _take(self, chunk: _Completion) -> None:
+        if chunk.error is not None:
+            raise UpstreamError("the model server's stream failed", status=502, body=dump(chunk.error))
         whole = self._whole
         for name in ("model", "usage", "prompt_token_ids", "id", "system_fingerprint"):
             value = getattr(chunk, name)
@@ -341,10 +349,13 @@ class ChatAccumulator:
                 mine.custom = mine.custom or _Custom(call.custom.name)
                 self._arguments.setdefault(index, []).append(call.custom.input)
 
+    @from_upstream
     def reply(self) -> Reply:
         for event in self._parser.close():
             if event.data != b"[DONE]" and not self.done:
                 self._take(read_upstream(_completion, event.data))
+        if not self.done and self._choice.finish_reason is None:
+            raise cut_off()
         calls = [self._calls[index] for index in sorted(self._calls)]
         for index, call in zip(sorted(self._calls), calls, strict=True):
             whole = "".join(self._arguments.get(index, ()))

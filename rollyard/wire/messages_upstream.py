@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from rollyard.core.call import Call, Finish, Reply, Sampling, Usage
-from rollyard.core.errors import BadRequest, UpstreamError
+from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Opaque, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import dump, parse_json, read_upstream, split_object
+from rollyard.wire.body import cut_off, dump, from_upstream, parse_json, read_upstream, split_object
 from rollyard.wire.messages_blocks import blocks, part_of
 from rollyard.wire.parts import call_id
 from rollyard.wire.sse import Parser
@@ -179,7 +179,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    content: list[msgspec.Raw] = []
+    content: list[msgspec.Raw]
     model: str | None = None
     stop_reason: str | None = None
     usage: _Usage | None = None
@@ -235,15 +235,12 @@ def _usage(body: _Usage | None) -> Usage:
 
 def _reply(answer: _Answer, raw: bytes, call: Call | None) -> Reply:
     parts: list[Part] = []
-    try:
-        for block in answer.content:
-            part = part_of(block)
-            if isinstance(part, ToolCall) and not part.id:
-                part = msgspec.structs.replace(part, id=call_id(None))
-            if part is not None:
-                parts.append(part)
-    except BadRequest as error:
-        raise UpstreamError(f"the model server's answer cannot be read: {error.message}", status=502) from None
+    for block in answer.content:
+        part = part_of(block)
+        if isinstance(part, ToolCall) and not part.id:
+            part = msgspec.structs.replace(part, id=call_id(None))
+        if part is not None:
+            parts.append(part)
     message = Message("assistant", tuple(parts))
     if call is not None:
         message = in_namespaces(message, call.tools)
@@ -262,6 +259,7 @@ def _reply(answer: _Answer, raw: bytes, call: Call | None) -> Reply:
     )
 
 
+@from_upstream
 def decode_reply(body: bytes, call: Call | None = None) -> Reply:
     return _reply(read_upstream(_answer, body), body, call)
 
@@ -273,11 +271,12 @@ class MessagesAccumulator:
         self._call = call
         self._parser = Parser()
         self._fed: list[bytes] = []
-        self._answer = _Answer()
+        self._answer = _Answer([])
         self._blocks: dict[int, dict[str, Any]] = {}
         self._pieces: dict[tuple[int, str], list[str]] = {}
         self.done = False
 
+    @from_upstream
     def feed(self, data: bytes) -> None:
         self._fed.append(data)
         for event in self._parser.feed(data):
@@ -312,9 +311,12 @@ class MessagesAccumulator:
             if value is not None:
                 setattr(mine, name, value)
 
+    @from_upstream
     def reply(self) -> Reply:
         for event in self._parser.close():
             self._take(read_upstream(_event, event.data))
+        if not self.done:
+            raise cut_off()
         for (index, name), pieces in self._pieces.items():
             block = self._blocks.setdefault(index, {"type": "text"})
             whole = "".join(pieces)

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from rollyard.core.call import Call, Finish, Reply, Sampling
-from rollyard.core.errors import BadRequest, UpstreamError
+from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Opaque, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import dump, read_upstream, split_object
+from rollyard.wire.body import cut_off, dump, from_upstream, read_upstream, split_object
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id
 from rollyard.wire.responses_items import assistant_items, content_blocks, message_of
@@ -147,7 +147,7 @@ class _Incomplete(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    output: list[msgspec.Raw] = []
+    output: list[msgspec.Raw]
     model: str | None = None
     status: str | None = None
     incomplete_details: _Incomplete | None = None
@@ -201,10 +201,7 @@ def _reply(response: _Response, raw: bytes, call: Call | None) -> Reply:
     if response.status == "failed":
         said = (response.error or {}).get("message")
         raise UpstreamError(f"the model server failed: {said}", status=502, body=raw)
-    try:
-        message = Message("assistant", tuple(_parts(response.output)))
-    except BadRequest as error:
-        raise UpstreamError(f"the model server's answer cannot be read: {error.message}", status=502) from None
+    message = Message("assistant", tuple(_parts(response.output)))
     if call is not None:
         message = in_namespaces(message, call.tools)
     contents = [c for raw_item in response.output for c in read_upstream(_output, bytes(raw_item)).content or ()]
@@ -228,6 +225,7 @@ def _reply(response: _Response, raw: bytes, call: Call | None) -> Reply:
     )
 
 
+@from_upstream
 def decode_reply(body: bytes, call: Call | None = None) -> Reply:
     return _reply(read_upstream(_response, body), body, call)
 
@@ -240,9 +238,10 @@ class ResponsesAccumulator:
         self._parser = Parser()
         self._fed: list[bytes] = []
         self._items: dict[int, msgspec.Raw] = {}
-        self._response = _Response()
+        self._response = _Response([])
         self.done = False
 
+    @from_upstream
     def feed(self, data: bytes) -> None:
         self._fed.append(data)
         for event in self._parser.feed(data):
@@ -260,9 +259,12 @@ class ResponsesAccumulator:
             self._response = event.response
             self.done = event.type in ("response.completed", "response.incomplete", "response.failed")
 
+    @from_upstream
     def reply(self) -> Reply:
         for event in self._parser.close():
             self._take(event.data)
+        if not self.done:
+            raise cut_off()
         if not self._response.output:
             self._response.output = [self._items[index] for index in sorted(self._items)]
         return _reply(self._response, b"".join(self._fed), self._call)
