@@ -122,6 +122,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[TokenText, ...] = ()
     inserted: tuple[tuple[int, int], ...] = ()
     prompt_source: PromptSource | None = None
+    break_reason: str | None = None  # why the policy had to render the prompt in full
     capture: CaptureLevel = "text"
     version_start: int | None = None
     version_end: int | None = None

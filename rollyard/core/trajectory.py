@@ -152,6 +152,8 @@ class Trajectory:
         if call.id in self._records:
             raise ValueError(f"call {call.id} was already added")
         prompt = call.prompt_ids if reply is None or reply.prompt_ids is None else reply.prompt_ids
+        if reply is not None and reply.break_reason is not None:
+            call = replace(call, break_reason=reply.break_reason)
         packed = None if prompt is None else prompt.tobytes()
         digest = call.raw_digest or (hashlib.sha256(call.raw).digest() if call.raw else b"")
         place = self._place(call, digest, packed)
@@ -499,17 +501,17 @@ def flaws_of(reply: Reply) -> tuple[str, ...]:
     """What the policy found, and what can be seen without knowing the model: an answer with a flaw never trains."""
     found = list(reply.flaws)
     logprobs = reply.logprobs
-    if logprobs is None or reply.completion_ids is None or not logprobs:
+    if logprobs is None or reply.completion_ids is None:
         return tuple(found)
     if len(logprobs) != len(reply.completion_ids):
         found.append(f"{len(logprobs)} logprobs for {len(reply.completion_ids)} tokens")
     if not math.isfinite(sum(logprobs)):
         found.append("a logprob is not finite")
-    elif min(logprobs) <= SENTINEL:
+    elif min(logprobs, default=0.0) <= SENTINEL:
         found.append("a logprob is the engine's placeholder")
-    elif max(logprobs) > POSITIVE:
+    elif max(logprobs, default=0.0) > POSITIVE:
         found.append("a logprob is positive")
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def _record(
@@ -523,7 +525,7 @@ def _record(
         kind=call.kind,
         edge=place.edge,
         parent_call_id=place.parent_call_id,
-        break_reason=place.reason,
+        break_reason=place.reason or call.break_reason,
         first_mismatch=place.mismatch,
         thread=call.thread,
         parent_thread=call.parent_thread,

@@ -16,7 +16,7 @@ import msgspec
 from rollyard.core.call import Call, Finish, Reply, Usage, VersionSpan, floats, ids
 from rollyard.core.errors import ReplyRefused
 from rollyard.core.message import Message, Text
-from rollyard.policy.evidence import examined, logprob_flaw
+from rollyard.policy.evidence import examined
 from rollyard.policy.parsers.protocol import stamped
 from rollyard.policy.renderers.protocol import Renderer
 
@@ -45,7 +45,7 @@ def answer(
 ) -> Answer:
     """The arguments of `held.reply`: arrays, lists, tensors that iterate as numbers."""
     try:
-        return Answer(
+        given = Answer(
             ids=None if sampled is None else ids(int(token) for token in sampled),
             logprobs=None if logprobs is None else floats(float(value) for value in logprobs),
             version=version,
@@ -56,12 +56,16 @@ def answer(
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise ReplyRefused(f"ids must be integers and logprobs numbers: {error}") from error
+    if given.ids is not None and any(token < 0 for token in given.ids):
+        raise ReplyRefused("an id is negative")
+    return given
 
 
 def reply_of(call: Call, given: Answer, renderer: Renderer | None) -> Reply:
     if given.reply is not None:
         return examined(given.reply)
-    check(given)
+    if given.logprobs is not None and given.ids is None:
+        raise ReplyRefused("logprobs need the ids they belong to")
     message = message_of(call, given, renderer)
     sampled = given.ids
     count = None if sampled is None else len(sampled)
@@ -70,7 +74,7 @@ def reply_of(call: Call, given: Answer, renderer: Renderer | None) -> Reply:
         versioned = {"version_start": given.version, "version_end": given.version}
         if count:
             versioned["spans"] = (VersionSpan(given.version, 0, count),)
-    return examined(
+    reply = examined(
         Reply(
             message=message,
             finish=given.finish or finish_of(message, sampled, renderer),
@@ -84,22 +88,14 @@ def reply_of(call: Call, given: Answer, renderer: Renderer | None) -> Reply:
             inserted=call.inserted,
             prompt_source=call.prompt_source,
             sampling=call.sampling,
+            break_reason=call.break_reason,
             finished_at=time.time(),
             **versioned,
         )
     )
-
-
-def check(given: Answer) -> None:
-    if given.ids is None and given.text is None and given.message is None:
-        raise ReplyRefused("an answer needs ids, text, a message or a reply")
-    if given.logprobs is not None:
-        if given.ids is None or len(given.ids) != len(given.logprobs):
-            raise ReplyRefused(f"{0 if given.ids is None else len(given.ids)} ids but {len(given.logprobs)} logprobs")
-        if (wrong := logprob_flaw(given.logprobs)) is not None:
-            raise ReplyRefused(wrong)
-    if given.ids is not None and any(token < 0 for token in given.ids):
-        raise ReplyRefused("an id is negative")
+    if reply.flaws:
+        raise ReplyRefused("; ".join(reply.flaws))
+    return reply
 
 
 def message_of(call: Call, given: Answer, renderer: Renderer | None) -> Message:
@@ -107,9 +103,10 @@ def message_of(call: Call, given: Answer, renderer: Renderer | None) -> Message:
         return given.message
     if given.text is not None:
         return Message("assistant", (Text(given.text),) if given.text else ())
+    if given.ids is None:
+        raise ReplyRefused("an answer needs ids, text, a message or a reply")
     if renderer is None:
         raise ReplyRefused("ids alone need Queue(renderer=...); or send text or a message with them")
-    assert given.ids is not None
     return stamped(renderer.parse(given.ids, call.tools), call.id)
 
 

@@ -19,7 +19,7 @@ from rollyard.core.call import Call, Reply
 from rollyard.core.errors import ConfigError, Error, PolicyClosed, ReplyRefused, UpstreamError
 from rollyard.policy.board import Board
 from rollyard.policy.held import HeldCall
-from rollyard.policy.lineage import Lineage
+from rollyard.policy.prompts import Prompts
 from rollyard.policy.renderers.protocol import Renderer
 from rollyard.wire import CODECS
 
@@ -32,15 +32,15 @@ class Queue:
         if max_held < 1 or hold_s <= 0:
             raise ConfigError(f"max_held and hold_s must be positive, got {max_held} and {hold_s}")
         self.renderer = renderer
-        self.lineage = None if renderer is None else Lineage(renderer)
+        self.prompts = None if renderer is None else Prompts(renderer)
         self.hold_s = hold_s
         self._board = Board(max_held)
 
     # the gate's side
 
     async def __call__(self, call: Call) -> Reply:
-        if self.lineage is not None:
-            call = self.lineage.prepare(call)
+        if self.prompts is not None:
+            call = self.prompts.prepare(call)
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Reply | Error] = loop.create_future()
 
@@ -59,15 +59,15 @@ class Queue:
             self._board.finish(held)
         if isinstance(outcome, Error):
             raise outcome
-        if self.lineage is not None:
-            self.lineage.answered(call, outcome)
+        if self.prompts is not None:
+            self.prompts.answered(call, outcome)
         return msgspec.structs.replace(outcome, started_at=outcome.started_at or started)
 
     async def closed(self, rollout_id: str) -> None:
         """The agent has exited: its held calls end, and whoever waits for its next one gets None."""
         self._end(self._board.close(rollout_id))
-        if self.lineage is not None:
-            self.lineage.forget(rollout_id)
+        if self.prompts is not None:
+            self.prompts.forget(rollout_id)
 
     async def aclose(self) -> None:
         self._end(self._board.close(None))

@@ -23,7 +23,7 @@ from rollyard.core.errors import ConfigError, PolicyError
 from rollyard.core.message import Message, ToolCall, ToolResult, tools_digest
 from rollyard.core.trajectory import Node
 from rollyard.policy.evidence import level_of
-from rollyard.policy.lineage import chains
+from rollyard.policy.prompts import chains
 
 
 class Recorded(Protocol):

@@ -26,7 +26,7 @@ from rollyard.core.call import Call, Reply, Usage, floats
 from rollyard.core.errors import PolicyError, UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
 from rollyard.policy.evidence import examined
-from rollyard.policy.lineage import Lineage
+from rollyard.policy.prompts import Prompts
 from rollyard.policy.renderers.bytelevel import ByteRenderer
 from rollyard.policy.script import DONE, Action, Script, Turn, load_script, turns_of
 from rollyard.policy.toolbox import named, shell_call, write_call
@@ -54,7 +54,7 @@ class Scripted:
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
         self._renderer = ByteRenderer()
-        self._lineage = Lineage(self._renderer)
+        self._prompts = Prompts(self._renderer)
         self._failed: dict[str, Counter[tuple[str | None, int]]] = {}
 
     async def __call__(self, call: Call) -> Reply:
@@ -70,9 +70,9 @@ class Scripted:
         if turn.sleep:
             await asyncio.sleep(turn.sleep)
         message = message_for(turn, call, place)
-        call = self._lineage.prepare(call)
+        call = self._prompts.prepare(call)
         reply = self._reply(call, message, started)
-        self._lineage.answered(call, reply)
+        self._prompts.answered(call, reply)
         return reply
 
     def _refuse(self, call: Call, turn: Turn, place: int) -> None:
@@ -98,6 +98,7 @@ class Scripted:
                 logprobs=floats([0.0]) * len(sampled),
                 inserted=call.inserted,
                 prompt_source=call.prompt_source,
+                break_reason=call.break_reason,
                 sampling=call.sampling,
                 engine={"kind": "scripted"},
                 started_at=started,
@@ -106,7 +107,7 @@ class Scripted:
         )
 
     async def closed(self, rollout_id: str) -> None:
-        self._lineage.forget(rollout_id)
+        self._prompts.forget(rollout_id)
         self._failed.pop(rollout_id, None)
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""`Lineage`: which earlier call a call continues, and its prompt in exact ids.
+"""`Prompts`: which earlier call a call continues, and its prompt in exact ids.
 
 Every agent resends its whole history, changed: arguments re-serialised, white space trimmed, reasoning dropped, parallel
 calls split. A renderer that tokenised that text again would give other ids than the model sampled. So the messages of a
@@ -46,7 +46,7 @@ class Thread:
         self.last: tuple[bytes, tuple[bytes, ...]] | None = None  # tools digest and message digests of the last call
 
 
-class Lineage:
+class Prompts:
     """Prompts for all rollouts of one policy. `check="always"` renders in full beside each bridge and counts where the two
     differ, and changes nothing."""
 
@@ -67,7 +67,8 @@ class Lineage:
             try:
                 return self._bridged(call, known, messages, at)
             except Unbridgeable as refusal:
-                reason = refusal.reason
+                reason = "bridge_unproven"
+                self.counts[f"unproven:{refusal.reason}"] += 1
         reason = reason or break_reason(call, thread, tools, messages)
         prompt = self.renderer.render(messages, call.tools)
         self.counts[f"render:{reason}"] += 1
@@ -93,6 +94,11 @@ class Lineage:
         for tool_call in reply.message.tool_calls:
             thread.by_tool_call[tool_call.id] = known
         thread.last = tools, tuple(m.digest for m in messages)
+
+    def known(self, rollout_id: str) -> tuple[Known, ...]:
+        """The answered calls of a rollout, in order."""
+        thread = self._threads.get(rollout_id)
+        return tuple(thread.by_id.values()) if thread is not None else ()
 
     def forget(self, rollout_id: str) -> None:
         self._threads.pop(rollout_id, None)

@@ -1,0 +1,187 @@
+import json
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollyard.core.call import Reply, floats, ids
+from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolResult, tools_digest
+from rollyard.core.trajectory import Trajectory
+from rollyard.policy.prompts import Prompts
+from rollyard.policy.renderers.bytelevel import END, ByteRenderer
+
+from .conftest import BASH, plain_call, user
+
+BYTES = ByteRenderer()
+
+
+class Rollout:
+    """A rollout against `Prompts`: asks, answers with given ids, and puts everything into a real trajectory."""
+
+    def __init__(self, renderer=BYTES, **options):
+        self.prompts = Prompts(renderer, **options)
+        self.renderer = renderer
+        self.trajectory = Trajectory("r1")
+
+    def turn(self, messages, completion, tools=(BASH,), **fields):
+        call = plain_call(*messages, tools=tools, **fields)
+        call = msgspec.structs.replace(call, tools_digest=tools_digest(call.tools))
+        prepared = self.prompts.prepare(call)
+        message = completion if isinstance(completion, Message) else self.renderer.parse(completion)
+        sampled = self.renderer.completion_of(message) if isinstance(completion, Message) else completion
+        reply = Reply(
+            message=message,
+            prompt_ids=prepared.prompt_ids,
+            completion_ids=sampled,
+            logprobs=floats([-0.1] * len(sampled)),
+            inserted=prepared.inserted,
+            prompt_source=prepared.prompt_source,
+            break_reason=prepared.break_reason,
+        )
+        self.prompts.answered(prepared, reply)
+        self.record = self.trajectory.add(call, reply).record
+        return prepared, reply
+
+
+def called(*commands, text="", thinking=""):
+    parts = [Thinking(thinking)] if thinking else []
+    parts += [Text(text)] if text else []
+    parts += [ToolCall(f"c{n}_{hash(c) % 997}", "bash", json.dumps({"command": c})) for n, c in enumerate(commands)]
+    return Message("assistant", tuple(parts))
+
+
+def results(message, text="ok"):
+    return [Message("tool", (ToolResult(c.id, (Text(text),)),)) for c in message.tool_calls]
+
+
+def rewritten(message):
+    """What agents do to an answer: arguments re-serialised, reasoning dropped, trailing white space trimmed."""
+    parts = []
+    for part in message.parts:
+        if isinstance(part, ToolCall):
+            part = msgspec.structs.replace(part, arguments=json.dumps(json.loads(part.arguments), indent=1))
+        if isinstance(part, Text):
+            part = Text(part.text.rstrip())
+        if not isinstance(part, Thinking):
+            parts.append(part)
+    return Message("assistant", tuple(parts))
+
+
+def test_a_turn_begins_with_every_id_of_the_turn_before_though_the_echo_was_rewritten():
+    rollout = Rollout()
+    messages, before = [user("go")], None
+    for n in range(5):
+        answer = called(f"ls {n}", text="  odd   white space \n\n", thinking="hm")
+        call, reply = rollout.turn(messages, answer)
+        if before is not None:
+            assert call.prompt_source == "bridge" and call.prompt_ids[: len(before)] == before
+        before = call.prompt_ids + reply.completion_ids
+        messages += [rewritten(answer), *results(answer)]
+    assert rollout.prompts.counts == {"render:new_root": 1, "bridge": 4}
+    (branch,) = rollout.trajectory.branches
+    assert branch.ids == before
+
+
+def test_split_parallel_calls_are_bridged_as_the_one_answer_they_were():
+    rollout = Rollout()
+    answer = called("a", "b", text="both")
+    first, second = answer.tool_calls
+    one, two = results(answer)
+    call, reply = rollout.turn([user("go")], answer)
+    split = [Message("assistant", (Text("both"), first)), one, Message("assistant", (second,)), two]
+    after, _ = rollout.turn([user("go"), *split], called("c"))
+    whole = call.prompt_ids + reply.completion_ids
+    assert after.prompt_source == "bridge" and after.prompt_ids[: len(whole)] == whole
+    assert BYTES.decode(after.prompt_ids[len(whole) :]) == "<tool>ok<end><tool>ok<end><assistant>"
+
+
+def test_a_cut_turn_is_closed_with_a_token_that_carries_no_loss():
+    rollout = Rollout()
+    call, reply = rollout.turn([user("go")], ids([*b"half a sent"]))
+    after, _ = rollout.turn([user("go"), reply.message, user("go on")], called("x"))
+    end = len(call.prompt_ids) + len(reply.completion_ids)
+    assert after.inserted == ((end, end + 1),) and after.prompt_ids[end] == END
+    (branch,) = rollout.trajectory.branches
+    assert branch.mask[end - 1] == 1 and branch.mask[end] == 0
+
+
+def test_two_continuations_of_one_turn_do_not_disturb_each_other():
+    rollout = Rollout()
+    answer = called("a")
+    call, reply = rollout.turn([user("go")], answer)
+    whole = call.prompt_ids + reply.completion_ids
+    history = [user("go"), answer, *results(answer)]
+    left, _ = rollout.turn([*history, user("left")], called("l"))
+    right, _ = rollout.turn([*history, user("right")], called("r"))
+    for one in (left, right):
+        assert one.prompt_ids[: len(whole)] == whole and one.prompt_source == "bridge"
+    assert len(rollout.trajectory.branches) == 2
+
+
+def test_every_fall_back_to_a_full_render_says_why():
+    answer = called("a")
+    other = called("z")
+
+    def reason(second, tools=(BASH,), **fields):
+        rollout = Rollout()
+        rollout.turn([Message("system", (Text("be good"),)), user("go")], answer)
+        call, _ = rollout.turn(second, called("b"), tools=tools, **fields)
+        assert call.prompt_source == "render"
+        assert rollout.record.prompt_source == "render"
+        return call.break_reason
+
+    system, tail = Message("system", (Text("be good"),)), [answer, *results(answer)]
+    assert reason([Message("system", (Text("be bad"),)), user("go"), *tail]) == "system_changed"
+    assert reason([system, user("went"), *tail]) == "history_edited"
+    assert reason([system, user("go"), other, *results(other)]) == "assistant_rewritten"
+    assert reason([system, user("go"), *tail], tools=()) == "tools_changed"
+    assert reason([system, user("summary")], kind="compaction") == "compaction"
+
+
+def test_a_rollout_that_is_over_is_forgotten():
+    rollout = Rollout()
+    answer = called("a")
+    rollout.turn([user("go")], answer)
+    rollout.prompts.forget("r1")
+    call, _ = rollout.turn([user("go"), answer, *results(answer)], called("b"))
+    assert call.prompt_source == "render"
+
+
+def test_memory_grows_with_new_tokens_not_with_turns_times_history():
+    rollout = Rollout()
+    messages = [user("x" * 20_000)]
+    for n in range(30):
+        answer = called(f"ls {n}")
+        rollout.turn(messages, answer)
+        messages += [answer, *results(answer)]
+    strands = {id(k.strand): k.strand for k in rollout.prompts.known("r1")}
+    assert sum(len(s) for s in strands.values()) < 30_000
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="<>"), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(texts, st.lists(texts, max_size=3), texts, st.booleans()), min_size=1, max_size=5))
+def test_the_concatenation_law_holds_for_random_conversations(turns):
+    """Whatever is said, cut or sent: each prompt is the ids before, unchanged, then new ones; and the graph agrees."""
+    rollout = Rollout(check="always")
+    messages, before = [user("go")], None
+    for n, (text, commands, tool_text, cut) in enumerate(turns):
+        answer = called(*(f"{n}{c}" for c in commands), text=text)
+        sampled = BYTES.completion_of(answer)[: -1 if cut else None]
+        call = plain_call(*messages, tools=(BASH,))
+        call = msgspec.structs.replace(call, tools_digest=tools_digest(call.tools))
+        prepared = rollout.prompts.prepare(call)
+        reply = Reply(
+            message=answer,
+            prompt_ids=prepared.prompt_ids,
+            completion_ids=sampled,
+            logprobs=floats([0.0] * len(sampled)),
+            inserted=prepared.inserted,
+        )
+        rollout.prompts.answered(prepared, reply)
+        if before is not None:
+            assert prepared.prompt_source == "bridge" and prepared.prompt_ids[: len(before)] == before
+        before = prepared.prompt_ids + sampled
+        messages += [rewritten(answer), *results(answer, tool_text)] if commands else [answer, user(tool_text)]

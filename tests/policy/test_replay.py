@@ -1,0 +1,69 @@
+import msgspec
+import pytest
+
+from rollyard.core.errors import ConfigError, PolicyError
+from rollyard.core.message import Message, Text, ToolResult, tools_digest
+from rollyard.core.trajectory import Trajectory
+from rollyard.policy.replay_policy import replay
+from rollyard.policy.scripted_policy import scripted
+
+from .conftest import BASH, plain_call, user
+
+pytestmark = pytest.mark.anyio
+
+
+async def agent(policy, *, rollout_id="r1", prompt="go", trajectory=None):
+    """A small agent: runs every tool call, stops at text. Returns what it was told."""
+    messages, said = (user(prompt),), []
+    while not said or said[-1].tool_calls:
+        call = plain_call(*messages, tools=(BASH,), rollout_id=rollout_id)
+        call = msgspec.structs.replace(call, tools_digest=tools_digest(call.tools))
+        reply = await policy(call)
+        if trajectory is not None:
+            trajectory.add(call, reply)
+        said.append(reply.message)
+        results = (Message("tool", (ToolResult(c.id, (Text("ok"),)),)) for c in reply.message.tool_calls)
+        messages = (*messages, reply.message, *results)
+    return said
+
+
+async def recorded():
+    trajectory = Trajectory("r1")
+    said = await agent(scripted([{"shell": "ls"}, {"shell": "pwd"}, {"text": "bye"}]), trajectory=trajectory)
+    return trajectory, said
+
+
+async def test_a_recorded_rollout_is_answered_again_word_for_word():
+    trajectory, said = await recorded()
+    policy = replay(trajectory)
+    assert await agent(policy, rollout_id="r2") == said and policy.mismatches == []
+    assert await agent(policy, rollout_id="r3") == said
+
+
+async def test_replayed_tokens_are_the_recorded_ones_and_never_train_again():
+    trajectory, _ = await recorded()
+    first = trajectory.records[0]
+    call = msgspec.structs.replace(plain_call(user("go"), tools=(BASH,)), tools_digest=first.tools_digest)
+    reply = await replay(trajectory)(call)
+    assert reply.prompt_ids == trajectory.prompt_ids(first.id)
+    assert reply.completion_ids == trajectory.answer(first.id).ids and not reply.trainable
+
+
+async def test_a_call_that_is_not_in_the_recording_is_refused_with_a_diff():
+    trajectory, _ = await recorded()
+    policy = replay(trajectory)
+    with pytest.raises(PolicyError, match=r"(?s)-go.*\+went"):
+        await agent(policy, prompt="went")
+    assert "+went" in policy.mismatches[0].diff
+
+
+async def test_without_strictness_a_differing_call_is_answered_by_its_place_and_reported():
+    trajectory, said = await recorded()
+    policy = replay(trajectory, strict=False)
+    assert await agent(policy, prompt="went") == said
+    assert len(policy.mismatches) == 3 and all("+went" in m.diff for m in policy.mismatches)
+
+
+async def test_a_recording_without_answers_is_refused():
+    with pytest.raises(ConfigError):
+        replay(Trajectory("empty"))
