@@ -1,0 +1,273 @@
+"""The local backend: sandboxes out of this machine's own kernel, with no daemon and nothing installed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import structlog
+
+from rollyard.core.errors import ConfigError, IsolationTooWeak, SandboxError, SandboxUnavailable, Unsupported
+from rollyard.core.ids import new_id
+from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec, at_least
+from rollyard.sandbox.home import data_home, private_dir
+from rollyard.sandbox.images import ImageStore
+from rollyard.sandbox.local import ids, limits
+from rollyard.sandbox.local.box import LocalSandbox
+from rollyard.sandbox.local.channel import Channel, Refused
+from rollyard.sandbox.local.inner import zygote
+from rollyard.sandbox.local.journal import Entry, Home, Journal
+from rollyard.sandbox.local.launcher import Launcher
+from rollyard.sandbox.local.opening import LocalOpening
+from rollyard.sandbox.rootfs import Rootfs
+
+DEFAULT_DISK_MB = 4096
+_OPTIONS = {"nesting"}
+_ROOTFS_S = 2.0
+
+
+class LocalBackend:
+    """`root` holds images and sandboxes; `mounts` are host directories that a spec may show inside."""
+
+    name = "local"
+
+    def __init__(self, *, root: str | Path | None = None, mounts: Sequence[str | Path] = ()) -> None:
+        self.root = private_dir(Path(root) if root else data_home())
+        self.images = ImageStore(self.root)
+        self._mounts = tuple(Path(path).resolve() for path in mounts)
+        self._journal = Journal(self.root)
+        self._launcher = Launcher(self.root / "launcher.log")
+        self._boxes: dict[str, tuple[LocalSandbox, str]] = {}
+        self._cgroups = limits.find()
+        self._ids = ids.choose()
+        self._last_capability = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+        self._rootfs: dict[tuple[str, tuple[str, ...]], tuple[float, Rootfs]] = {}
+        self._log: Any = structlog.get_logger("rollyard.sandbox.local")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            isolation="namespace",
+            images=True,
+            layers=True,
+            mounts=True,
+            pause=True,
+            stdin=True,
+            users=self._ids.many,
+            root=True,
+            listen=True,
+            dial=True,
+            network_none=True,
+            attach=True,
+            list=True,
+            ttl=True,
+            idle_ttl=True,
+            extend=True,
+            lifetime_ttl=True,
+            bytes_exact=True,
+            tree_kill=True,
+            memory_limit=self._cgroups.has("memory"),
+            pids_limit=True,
+            cpu_limit=self._cgroups.has("cpu"),
+            disk_limit=True,
+            pool=True,
+        )
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._journal.sweep)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        own = [box for box, lifetime in list(self._boxes.values()) if lifetime == "owner"]
+        for result in await asyncio.gather(*(box.kill() for box in own), return_exceptions=True):
+            if isinstance(result, Exception):
+                self._log.warning("sandbox.kill_failed", error=str(result))
+        await self._launcher.aclose()
+
+    def open(self, spec: SandboxSpec) -> LocalOpening:
+        self._check(spec)
+        return LocalOpening(lambda: self._open(spec))
+
+    def _check(self, spec: SandboxSpec) -> None:
+        got = self.capabilities
+        if not at_least(got.isolation, spec.min_isolation):
+            raise IsolationTooWeak(
+                f"the local backend gives {got.isolation!r} here, {spec.min_isolation!r} was asked for",
+                hint="`rollyard doctor` says what is missing",
+            )
+        if spec.network == "allowlist":
+            raise Unsupported("the local backend has no network allow-list", hint="use network='none' and the gate")
+        if spec.network == "host":
+            if not spec.allow_unsafe:
+                raise ConfigError(
+                    "network='host' exposes this machine's loopback services to the sandbox",
+                    hint="use network='none', or say allow_unsafe=True",
+                )
+            self._log.warning("sandbox.host_network", image=spec.image)
+        if unknown := set(spec.options) - _OPTIONS:
+            raise Unsupported(f"the local backend has no option {sorted(unknown)}", hint=f"it has {sorted(_OPTIONS)}")
+        if spec.options.get("nesting") and not spec.allow_unsafe:
+            raise ConfigError("options.nesting weakens the system-call filter", hint="say allow_unsafe=True")
+        for mount in spec.mounts:
+            source = Path(mount.remote_dir).resolve()
+            if not any(source.is_relative_to(allowed) for allowed in self._mounts):
+                raise ConfigError(
+                    f"mount of {mount.remote_dir!r} is not allowed",
+                    hint="name the directory in backend('local', mounts=[...])",
+                )
+            if not source.is_dir():
+                raise ConfigError(f"mount of {mount.remote_dir!r}: it is not a directory")
+
+    async def _open(self, spec: SandboxSpec) -> LocalSandbox:
+        rootfs = await self._resolve(spec)
+        sandbox_id = new_id("sbx")
+        home = self._journal.home(sandbox_id)
+        lock = home.make()
+        try:
+            group = limits.make(self._cgroups, sandbox_id, spec.resources)
+            entry = self._entry(sandbox_id, spec, rootfs, group)
+            home.write(entry)
+            box = await self._boot(home, entry, spec, rootfs, lock)
+        except OSError as error:
+            zygote.remains(str(home.path), [])
+            raise SandboxUnavailable(f"cannot make a sandbox: {error}", hint="see `rollyard doctor`") from error
+        finally:
+            os.close(lock)
+        self._boxes[sandbox_id] = (box, spec.lifetime)
+        return box
+
+    async def _resolve(self, spec: SandboxSpec) -> Rootfs:
+        """The image store's answer, kept for a moment: a run opens hundreds of the same."""
+        key = (spec.image, spec.layers)
+        at, rootfs = self._rootfs.get(key, (0.0, None))
+        if rootfs is None or time.monotonic() - at > _ROOTFS_S:
+            rootfs = await self.images.resolve(spec.image, spec.layers)
+            self._rootfs[key] = (time.monotonic(), rootfs)
+        return rootfs
+
+    def _entry(self, sandbox_id: str, spec: SandboxSpec, rootfs: Rootfs, group: limits.Group) -> Entry:
+        now = time.time()
+        trees = {tree.target: f"t{n}/upper" for n, tree in enumerate(rootfs.trees) if tree.writable}
+        return Entry(
+            info=SandboxInfo(
+                id=sandbox_id,
+                backend=self.name,
+                image=spec.image,
+                isolation=self.capabilities.isolation,
+                labels=spec.labels,
+                created_at=now,
+                expires_at=now + spec.ttl_s,
+            ),
+            capabilities=self.capabilities,
+            workdir=spec.workdir or rootfs.workdir,
+            user=spec.user or rootfs.user,
+            env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **rootfs.env, **spec.env},
+            cgroups=group.dirs,
+            lifetime=spec.lifetime,
+            owner_pid=os.getpid(),
+            uppers={"/": "root/upper", **trees},
+            image=spec.image,
+            layers=spec.layers,
+        )
+
+    def _plan(self, home: Home, entry: Entry, spec: SandboxSpec, rootfs: Rootfs) -> dict[str, Any]:
+        binds = [
+            {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
+            for m in spec.mounts
+        ]
+        return {
+            "home": str(home.path),
+            "namespace": True,
+            "network": spec.network,
+            "hostname": "sandbox",
+            "lowers": list(rootfs.lowers),
+            "trees": msgspec.to_builtins(rootfs.trees),
+            "binds": binds,
+            "writable": str(home.fs) if spec.disk == "disk" else None,
+            "tmpfs_mb": spec.resources.disk_mb or DEFAULT_DISK_MB,
+            "proc": "fresh",
+            "map": msgspec.to_builtins(self._ids),
+            "cgroups": limits.Group(entry.cgroups).procs,
+            "rlimits": limits.rlimits(self._cgroups, spec.resources),
+            "owner": spec.lifetime == "owner",
+            "ttl_s": spec.ttl_s,
+            "idle_ttl_s": spec.idle_ttl_s,
+            "nesting": bool(spec.options.get("nesting")),
+            "last_capability": self._last_capability,
+            "workdir": entry.workdir,
+        }
+
+    async def _boot(self, home: Home, entry: Entry, spec: SandboxSpec, rootfs: Rootfs, lock: int) -> LocalSandbox:
+        """Ask the zygote, then wait for the first process to say that it is ready. Whatever breaks this off (an error, a
+        cancellation) closes the control socket, and the process on its other end exits."""
+        if spec.disk == "disk":
+            home.fs.mkdir(mode=0o755)
+        deadline = time.monotonic() + spec.boot_s
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel = Channel(ours, name=f"sandbox {entry.info.id}")
+        pidfd: int | None = None
+        try:
+            with theirs, home.listener() as listener:
+                fds = [theirs.fileno(), listener.fileno(), lock]
+                plan = self._plan(home, entry, spec, rootfs)
+                reply, pidfd = await self._launcher.launch(plan, fds, spec.boot_s)
+            await channel.greeting(max(0.1, deadline - time.monotonic()))
+            entry = msgspec.structs.replace(entry, info=msgspec.structs.replace(entry.info, pid=reply["pid"]))
+            home.write(entry)
+            return LocalSandbox(home, entry, channel, pidfd, self)
+        except BaseException as error:
+            channel.close()
+            if pidfd is not None:
+                os.close(pidfd)
+            else:  # the zygote never had it, so it will not tidy up after it
+                zygote.remains(str(home.path), list(entry.cgroups))
+            if isinstance(error, Refused):
+                raise SandboxUnavailable(
+                    f"the sandbox did not start: {error.name} at {error.path}", hint="see `rollyard doctor`"
+                ) from None
+            raise
+
+    def forget(self, sandbox_id: str) -> None:
+        self._boxes.pop(sandbox_id, None)
+
+    async def attach(self, sandbox_id: str) -> LocalSandbox:
+        home = self._journal.home(sandbox_id)
+        sock = home.connect()
+        try:
+            entry = home.read()
+            pidfd = os.pidfd_open(entry.info.pid or 0)
+        except (OSError, SandboxError):
+            sock.close()
+            raise
+        return LocalSandbox(home, entry, Channel(sock, name=f"sandbox {sandbox_id}"), pidfd, self)
+
+    async def list(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
+        found = await asyncio.to_thread(lambda: [entry.info for _, entry in self._journal.live()])
+        return [info for info in found if _matches(info, labels)]
+
+    async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
+        """Remove what dead sandboxes left; with labels or an age, also kill the live ones they describe."""
+        gone = await asyncio.to_thread(self._journal.sweep)
+        if labels is None and older_than is None:
+            return gone
+        for info in await self.list(labels):
+            if older_than is None or time.time() - info.created_at >= older_than:
+                with contextlib.suppress(SandboxError):  # it ended by itself meanwhile
+                    await (await self.attach(info.id)).kill()
+                gone.append(info.id)
+        await asyncio.to_thread(self._journal.sweep)
+        return gone
+
+
+def _matches(info: SandboxInfo, labels: Mapping[str, str] | None) -> bool:
+    return all(info.labels.get(name) == value for name, value in (labels or {}).items())

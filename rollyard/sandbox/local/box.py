@@ -1,0 +1,275 @@
+"""One live sandbox, as its owner or a process that attached sees it. Every method is a request to its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from rollyard.core.errors import PathError, SandboxError, SandboxGone, SandboxInterrupted, Unsupported
+from rollyard.core.ids import new_id
+from rollyard.core.protocols import Command
+from rollyard.core.sandbox import Exit
+from rollyard.sandbox.local.channel import Channel, Refused
+from rollyard.sandbox.local.files import Files
+from rollyard.sandbox.local.inner import protocol
+from rollyard.sandbox.local.job import ANSWER_S, LocalJob
+from rollyard.sandbox.local.journal import Entry, Home
+from rollyard.sandbox.local.limits import Group
+from rollyard.sandbox.local.streams import SocketListener, SocketStream
+
+_GRACE_S = 5.0
+_KILL_S = 10.0
+JOB_OUTPUT = 256 * 2**20
+
+
+def argv_of(cmd: Command) -> list[str]:
+    """A string is `/bin/sh -c`; a sequence is executed as it is."""
+    argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else [str(part) for part in cmd]
+    if not argv or any("\0" in part for part in argv):
+        raise PathError(
+            argv[0] if argv else "", "EINVAL", hint="a command needs a program, and no NUL in its arguments"
+        )
+    return argv
+
+
+class LocalSandbox(Files):
+    """`pidfd` refers to its first process: killing that kills everything in it, and it can be mistaken for no other."""
+
+    def __init__(self, home: Home, entry: Entry, channel: Channel, pidfd: int, backend: Any) -> None:
+        super().__init__(channel, entry)
+        self.id = entry.info.id
+        self.info = entry.info
+        self.capabilities = entry.capabilities
+        self._home = home
+        self._pidfd: int | None = pidfd
+        self._backend = backend
+        self._group = Group(entry.cgroups)
+        self._oom_seen = 0
+
+    # -- programs
+
+    async def exec(
+        self,
+        cmd: Command,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bytes | None = None,
+        timeout: float,
+        max_output: int = 16 * 2**20,
+    ) -> Exit:
+        job_id = new_id("exec")
+        fields = self._launch(job_id, cmd, env, cwd, user, max_output)
+        fds = [protocol.memory_file(), protocol.memory_file()]
+        if stdin is not None:
+            fds.append(protocol.memory_file(stdin))
+        try:
+            result = await self._run(job_id, {**fields, "timeout": timeout}, fds, timeout)
+            return self._exit(result, *(protocol.read_at(fd, os.fstat(fd).st_size) for fd in fds[:2]))
+        finally:
+            protocol.close_fds(fds)
+
+    async def _run(self, job_id: str, fields: dict[str, Any], fds: list[int], timeout: float) -> dict[str, Any]:
+        """The keeper enforces the timeout; if it cannot (somebody inside stopped it) the supervisor ends the job."""
+        launch = {**fields, "wait": True, "ephemeral": True}
+        try:
+            reply, _ = await self._channel.request("run", launch, fds=fds, timeout=timeout + _GRACE_S)
+            return reply
+        except Refused as refused:
+            raise self._path_error(fields["argv"][0], refused) from None
+        except SandboxInterrupted:
+            await self._channel.request("kill", {"job": job_id, "force": True}, timeout=ANSWER_S)
+            return {"exit_code": None, "signal": signal.SIGKILL, "timed_out": True}
+        except asyncio.CancelledError:
+            self._channel.post("kill", {"job": job_id})
+            raise
+
+    def _launch(
+        self,
+        job_id: str,
+        cmd: Command,
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+        user: str | None,
+        max_output: int,
+    ) -> dict[str, Any]:
+        merged = {**self._entry.env, **(env or {})}
+        bad = next((name for name, value in merged.items() if not name or "=" in name or "\0" in name + value), None)
+        if bad is not None:
+            raise PathError(bad, "EINVAL", hint="this environment variable cannot be passed to a program")
+        return {
+            "job": job_id,
+            "argv": argv_of(cmd),
+            "env": merged,
+            "cwd": self._path(cwd or self._entry.workdir),
+            "user": user or self._entry.user,
+            "max_output": max_output,
+        }
+
+    def _exit(self, result: dict[str, Any], stdout: bytes, stderr: bytes) -> Exit:
+        code, number = result.get("exit_code"), result.get("signal")
+        oom = False
+        if number == signal.SIGKILL or code == 128 + signal.SIGKILL:
+            kills = self._group.oom_kills()
+            oom, self._oom_seen = kills > self._oom_seen, kills
+        return Exit(
+            exit_code=code,
+            stdout=stdout,
+            stderr=stderr,
+            timed_out=result.get("timed_out", False),
+            signal=number,
+            oom=oom,
+            lost=result.get("lost", False),
+            truncated=result.get("truncated", False),
+            duration_s=result.get("duration_s", 0.0),
+        )
+
+    async def start(
+        self,
+        cmd: Command,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        job_id: str | None = None,
+    ) -> LocalJob:
+        """With a `job_id` that ran here before, the job of that name is returned and nothing is started."""
+        name = job_id or new_id("job")
+        if "/" in name or name.startswith("."):
+            raise PathError(name, "EINVAL", hint="a job id is a plain name")
+        files = self._home.jobs / name
+        fds: list[int] = []
+        feed: int | None = None
+        try:
+            files.mkdir(mode=0o700, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            fds += [os.open(files / part, flags, 0o600) for part in ("out", "err")]
+            if stdin:
+                source, feed = os.pipe()
+                fds += [source, feed]
+                os.set_blocking(feed, False)
+            fields = {**self._launch(name, cmd, env, cwd, user, JOB_OUTPUT), "wait": False, "ephemeral": False}
+            reply, _ = await self._channel.request("run", fields, fds=fds, timeout=ANSWER_S)
+        except Refused as refused:
+            raise self._path_error(argv_of(cmd)[0], refused) from None
+        except FileNotFoundError:
+            raise SandboxGone(f"sandbox {self.id} is gone", hint="open another sandbox") from None
+        finally:
+            protocol.close_fds([fd for fd in fds if fd != feed])
+        if feed is not None and reply.get("known"):
+            os.close(feed)
+            feed = None
+        return LocalJob(name, self._channel, files, stdin=feed, finish=self._exit)
+
+    async def job(self, job_id: str) -> LocalJob:
+        job = LocalJob(job_id, self._channel, self._home.jobs / job_id, finish=self._exit)
+        await job.poll()
+        return job
+
+    async def kill_processes(self) -> None:
+        """End every program in the sandbox, however it was started, and keep the sandbox and its files."""
+        await self._ask("end_all", timeout=_KILL_S)
+
+    # -- network
+
+    async def listen(self, port: int = 0) -> SocketListener:
+        self._need("listen")
+        try:
+            reply, (fd,) = await self._channel.request("listen", {"port": port}, timeout=ANSWER_S)
+        except Refused as refused:
+            raise PathError(f"127.0.0.1:{port}", refused.name, hint="another port, or 0 for any") from None
+        return SocketListener(socket.socket(fileno=fd), reply["port"])
+
+    async def dial(self, port: int) -> SocketStream:
+        self._need("dial")
+        _, (fd,) = await self._ask("socket")
+        sock = socket.socket(fileno=fd)
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        except (OSError, TimeoutError) as error:
+            sock.close()
+            raise SandboxInterrupted(
+                f"nothing answers on port {port} inside {self.id}: {error}", hint="start the server first"
+            ) from error
+        return SocketStream(sock)
+
+    # -- the sandbox itself
+
+    async def snapshot(self) -> str:
+        raise Unsupported("the local backend cannot take snapshots yet")
+
+    async def extend(self, ttl_s: float) -> None:
+        await self._ask("extend", ttl_s=ttl_s)
+
+    async def pause(self) -> None:
+        self._need("pause")
+        await self._ask("pause", on=True)
+
+    async def resume(self) -> None:
+        self._need("pause")
+        await self._ask("pause", on=False)
+
+    async def alive(self) -> bool:
+        if self._channel.closed.is_set():
+            return False
+        try:
+            await self._ask("ping")
+        except SandboxError:
+            return False
+        return True
+
+    async def kill(self) -> bool:
+        """End everything in it at once. True when this call did it, False when it was dead already."""
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is None:
+            return False
+        try:
+            was_dead = _ended(pidfd)
+            if not was_dead:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                await _end(pidfd, _KILL_S)
+            return not was_dead
+        finally:
+            os.close(pidfd)
+            self._channel.close()
+            self._backend.forget(self.id)
+
+    def _need(self, capability: str) -> None:
+        if not getattr(self.capabilities, capability):
+            raise Unsupported(
+                f"the local backend cannot {capability} at isolation {self.info.isolation!r}",
+                hint="`rollyard doctor` says what is missing",
+            )
+
+
+def _ended(pidfd: int) -> bool:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+async def _end(pidfd: int, timeout: float) -> None:
+    """Wait until the first process is gone; the kernel lets it go only after all others in its namespace."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(pidfd, lambda: done.done() or done.set_result(None))
+    try:
+        async with asyncio.timeout(timeout):
+            await asyncio.shield(done)
+    except TimeoutError:
+        raise SandboxInterrupted(
+            f"the sandbox did not die within {timeout:g} s", hint="a process of it is stuck in the kernel"
+        ) from None
+    finally:
+        loop.remove_reader(pidfd)

@@ -1,0 +1,72 @@
+"""Id maps of user namespaces. Three kinds:
+
+- `range`: real root maps a whole range of unused ids, so the sandbox has users and none of them is one of the host's;
+- `helper`: an ordinary user with entries in /etc/subuid, through newuidmap and newgidmap;
+- `single`: an ordinary user without: root inside is the user outside, and there is nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from rollyard.sandbox.local.inner import syscalls
+
+
+def write(pid: int, kind: dict[str, Any]) -> None:
+    """Give `pid`'s user namespace its map. Only its parent can, and once."""
+    uid_map: list[list[int]] = kind["uids"]
+    gid_map: list[list[int]] = kind["gids"]
+    if kind["kind"] == "helper":
+        _helper("newuidmap", pid, uid_map)
+        _helper("newgidmap", pid, gid_map)
+        return
+    if kind["kind"] == "single":
+        _put(f"/proc/{pid}/setgroups", "deny")
+    _put(f"/proc/{pid}/uid_map", "\n".join(" ".join(map(str, row)) for row in uid_map))
+    _put(f"/proc/{pid}/gid_map", "\n".join(" ".join(map(str, row)) for row in gid_map))
+
+
+def _put(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(fd)
+
+
+def _helper(name: str, pid: int, rows: list[list[int]]) -> None:
+    argv = [name, str(pid), *(str(number) for row in rows for number in row)]
+    child = os.posix_spawn(f"/usr/bin/{name}", argv, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        raise OSError(1, "the id map was refused; see /etc/subuid and /etc/subgid", name)
+
+
+def namespace(kind: dict[str, Any]) -> int:
+    """A descriptor of a user namespace that has this map and no process."""
+    pid = syscalls.clone(syscalls.CLONE_NEWUSER)
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        write(pid, kind)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def wait_until_mapped() -> None:
+    """For a child in a new user namespace: sleep until its parent wrote the map, then become its root."""
+    for _ in range(2000):
+        with open("/proc/self/uid_map", "rb") as file:
+            if file.read().strip():
+                break
+        time.sleep(0.001)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)

@@ -1,0 +1,326 @@
+"""Keeps one program: starts it, moves its bytes, sees its end, and can end everything that came of it.
+
+The keeper is a child of the supervisor and a subreaper: whatever the program forks, double-forks or setsids stays below
+it, so killing the job finds all of it. The program writes to pipes made in here (so `/dev/stderr` reopens), the keeper
+copies them into files that were opened on the host and that the program cannot reach. Those files have a cap; what comes
+after it is read and dropped, so that a program never blocks on output nobody wants. The end is reported when the program
+itself ends, not when the last holder of its stdout does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from rollyard.sandbox.local.inner import protocol, syscalls
+
+_READ = 2**16
+_AFTER_EXIT = 4 * 2**20  # what is still read once the program has ended while others hold its stdout
+_KILL_ROUNDS = 200
+Launch = dict[str, Any]
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root`, by the kernel's own lists."""
+    found: list[int] = []
+    todo = [root]
+    while todo:
+        pid = todo.pop()
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                    children = [int(word) for word in file.read().split()]
+            except OSError:
+                continue
+            found += children
+            todo += children
+    return found
+
+
+def kill_below(root: int, reap: Callable[[], bool]) -> None:
+    """Stop, then kill, everything below `root`. `reap` collects the dead and says whether any child is left."""
+    stopped: set[int] = set()
+    for _ in range(_KILL_ROUNDS):  # a stopped process forks no more, so the set closes
+        fresh = set(descendants(root)) - stopped
+        if not fresh:
+            break
+        for pid in fresh:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGSTOP)
+        stopped |= fresh
+    for round_ in range(_KILL_ROUNDS):
+        for pid in descendants(root):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not reap():
+            return
+        time.sleep(0.001 * min(round_ + 1, 20))
+
+
+class _Output:
+    """One pipe on its way into one host file."""
+
+    def __init__(self, pipe: int, file: int, cap: int) -> None:
+        self.pipe, self.file, self.cap = pipe, file, cap
+        self.at = 0
+        self.truncated = False
+        self.open = True
+        os.set_blocking(pipe, False)
+
+    def pump(self) -> int:
+        """Move what is there now, at most `_READ` bytes; 0 when there was nothing."""
+        try:
+            data = os.read(self.pipe, _READ)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self.open = False
+            return 0
+        kept = memoryview(data)[: max(0, self.cap - self.at)]
+        self.truncated |= len(kept) < len(data)
+        while kept:
+            try:
+                count = os.pwrite(self.file, kept, self.at)
+            except OSError:  # the host's disk is full: the program's bytes are dropped, and that is said
+                self.truncated, self.cap = True, self.at
+                break
+            self.at += count
+            kept = kept[count:]
+        return len(data)
+
+
+class Keeper:
+    def __init__(self, launch: Launch, fds: dict[str, int], control: socket.socket) -> None:
+        self._launch = launch
+        self._fds = fds
+        self._control = control
+        self._began = time.monotonic()
+        self._main = 0
+        self._status: int | None = None
+        self._timed_out = False
+        self._reported = False
+
+    def run(self) -> NoReturn:
+        wake = protocol.wake_on_children()
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            outputs, feed = self._spawn()
+        except OSError as error:
+            where = error.filename
+            if isinstance(where, bytes):
+                where = os.fsdecode(where)
+            self._send(
+                {"error": errno.errorcode.get(error.errno or 0, "EIO"), "path": where or self._launch["argv"][0]}
+            )
+            os._exit(0)
+        self._send({"pid": self._main})
+        self._loop(wake, outputs, feed)
+        os._exit(0)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the supervisor is gone, and so is this process in a moment
+            protocol.send(self._control, message)
+
+    def _spawn(self) -> tuple[list[_Output], tuple[int, int] | None]:
+        launch, uid, gid = self._launch, self._launch["uid"], self._launch["gid"]
+        os.umask(0o022)
+        os.chdir(launch["cwd"])
+        pipes = [os.pipe(), os.pipe()]
+        feed = None
+        if "stdin" in self._fds:
+            stdin, feeder = os.pipe()
+            os.set_blocking(feeder, False)
+            os.set_blocking(self._fds["stdin"], False)
+            feed = (self._fds["stdin"], feeder)
+        else:
+            stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        if uid:
+            for fd in (stdin, pipes[0][1], pipes[1][1]):
+                with contextlib.suppress(OSError):  # /dev/null belongs to nobody here and needs no owner
+                    os.fchown(fd, uid, gid)
+        self._main = spawn(launch, (stdin, pipes[0][1], pipes[1][1]))
+        for fd in (stdin, pipes[0][1], pipes[1][1]):
+            os.close(fd)
+        cap = launch["max_output"]
+        return [_Output(pipes[0][0], self._fds["out"], cap), _Output(pipes[1][0], self._fds["err"], cap)], feed
+
+    def _loop(self, wake: int, outputs: list[_Output], feed: tuple[int, int] | None) -> None:
+        poller = select.poll()
+        poller.register(wake, select.POLLIN)
+        poller.register(self._control, select.POLLIN)
+        for output in outputs:
+            poller.register(output.pipe, select.POLLIN)
+        feeder = _Feeder(*feed, poller) if feed else None
+        limit = self._launch.get("timeout")
+        deadline = self._began + limit if limit is not None else None
+        while True:
+            wait = None if deadline is None or self._reported else max(0.0, deadline - time.monotonic()) * 1000 + 1
+            ready = {fd for fd, _ in poller.poll(wait)}
+            for output in outputs:
+                if output.pipe in ready:
+                    output.pump()
+                    if not output.open:
+                        poller.unregister(output.pipe)
+            if feeder is not None and feeder.turn(ready):
+                feeder = None
+            if self._control.fileno() in ready and not self._command():
+                return
+            if deadline is not None and self._status is None and time.monotonic() >= deadline:
+                self._timed_out = True
+                kill_below(os.getpid(), self._reap)
+            if wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096)
+            more = self._reap()
+            if self._status is not None and not self._reported:
+                self._report(outputs)
+            if self._reported and not more:
+                return
+
+    def _command(self) -> bool:
+        """A word from the supervisor; False when it is gone."""
+        try:
+            got = protocol.receive(self._control)
+        except OSError:
+            got = None
+        if got is None:
+            kill_below(os.getpid(), self._reap)
+            return False
+        if got[0].get("op") == "kill":
+            kill_below(os.getpid(), self._reap)
+        return True
+
+    def _reap(self) -> bool:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._main:
+                self._status = status
+
+    def _report(self, outputs: list[_Output]) -> None:
+        for output in outputs:
+            budget = _AFTER_EXIT
+            while output.open and budget > 0 and (moved := output.pump()):
+                budget -= moved
+        status = self._status or 0
+        self._reported = True
+        if self._launch["ephemeral"]:  # whoever asked has all it will read
+            for output in outputs:
+                output.cap = 0
+        self._send(
+            {
+                "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) and not self._timed_out else None,
+                "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                "timed_out": self._timed_out,
+                "truncated": any(output.truncated for output in outputs),
+                "duration_s": time.monotonic() - self._began,
+            }
+        )
+
+
+class _Feeder:
+    """Moves bytes from the host's side into the program's stdin, and closes it at their end."""
+
+    def __init__(self, source: int, target: int, poller: select.poll) -> None:
+        self._source, self._target, self._poller = source, target, poller
+        self._data = memoryview(b"")
+        poller.register(source, select.POLLIN)
+
+    def turn(self, ready: set[int]) -> bool:
+        """Move what can be moved; True once stdin is closed."""
+        try:
+            if not self._data and self._source in ready:
+                self._data = memoryview(os.read(self._source, _READ))
+                if not self._data:
+                    return self._close()
+                self._poller.unregister(self._source)
+                self._poller.register(self._target, select.POLLOUT)
+            if self._data:
+                self._data = self._data[os.write(self._target, self._data) :]
+                if not self._data:
+                    self._poller.unregister(self._target)
+                    self._poller.register(self._source, select.POLLIN)
+        except BlockingIOError:
+            return False
+        except OSError:  # the program closed its stdin
+            return self._close()
+        return False
+
+    def _close(self) -> bool:
+        for fd in (self._source, self._target):
+            with contextlib.suppress(KeyError):
+                self._poller.unregister(fd)
+            os.close(fd)
+        return True
+
+
+def spawn(launch: Launch, stdio: tuple[int, int, int]) -> int:
+    """Start the program in a session of its own. Raises OSError as exec does."""
+    argv, env = launch["argv"], launch["env"]
+    search = env.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")
+    candidates = [argv[0]] if "/" in argv[0] else [f"{part or '.'}/{argv[0]}" for part in search]
+    if launch["uid"] or launch["gid"]:
+        return _spawn_as(launch, candidates, stdio)
+    last: OSError = FileNotFoundError(errno.ENOENT, "not found", argv[0])
+    for path in candidates:
+        actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(stdio)]
+        try:
+            return os.posix_spawn(
+                path, argv, env, file_actions=actions, setsid=True, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ)
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as error:
+            last = error
+    last.filename = argv[0]
+    raise last
+
+
+def _spawn_as(launch: Launch, candidates: list[str], stdio: tuple[int, int, int]) -> int:
+    """As another user: that needs a fork of our own, and the errno of a failed exec comes back through a pipe."""
+    failed_r, failed_w = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(failed_w)
+        raw = os.read(failed_r, 16)
+        os.close(failed_r)
+        if raw:
+            os.waitpid(pid, 0)
+            raise OSError(int(raw), os.strerror(int(raw)), launch["argv"][0])
+        return pid
+    number = errno.ENOENT
+    try:
+        os.setsid()
+        for target, fd in enumerate(stdio):
+            os.dup2(fd, target)
+        os.setgroups(launch["groups"])
+        os.setresgid(launch["gid"], launch["gid"], launch["gid"])
+        os.setresuid(launch["uid"], launch["uid"], launch["uid"])
+        for kind in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(kind, signal.SIG_DFL)
+        for path in candidates:
+            try:
+                os.execve(path, launch["argv"], launch["env"])  # noqa: S606 - a shell is what it must not be
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except PermissionError as error:
+                number = error.errno or number
+    except OSError as error:
+        number = error.errno or number
+    os.write(failed_w, str(number).encode())
+    os._exit(127)

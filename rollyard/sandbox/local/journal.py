@@ -1,0 +1,158 @@
+"""What is known of each sandbox on disk, written before anything is started, so that nothing can be forgotten.
+
+One directory per sandbox: `box.json` (the entry), `sock` (attach), `fs` (what it wrote), `jobs` (output of its programs).
+The entry is locked by the sandbox's own first process for as long as it lives: a lock that can be taken means that it is
+dead, whatever its pid is now used for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from rollyard.core.errors import SandboxGone
+from rollyard.core.sandbox import Capabilities, SandboxInfo
+from rollyard.sandbox.home import private_dir
+from rollyard.sandbox.local.inner import tree, zygote
+
+_HALF_MADE_S = 60.0
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    info: SandboxInfo
+    capabilities: Capabilities
+    workdir: str
+    user: str | None
+    env: Mapping[str, str]
+    cgroups: tuple[str, ...] = ()
+    lifetime: str = "owner"
+    owner_pid: int = 0
+    ids: Mapping[str, str] = {}
+    uppers: Mapping[str, str] = {}  # mount target -> directory below `fs`
+    image: str = "host"
+    layers: tuple[str, ...] = ()
+    map_kind: str = "range"
+
+
+class Home:
+    """The directory of one sandbox."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fs = path / "fs"
+        self.jobs = path / "jobs"
+        self._entry = path / "box.json"
+
+    def make(self) -> int:
+        """Create it and lock its entry; the lock's descriptor is the caller's. It gets its name only once it is locked, so a
+        sweep beside it cannot take it for a dead one."""
+        fresh = self.path.with_name(f".{self.path.name}")
+        fresh.mkdir(mode=0o700)
+        (fresh / "jobs").mkdir(mode=0o700)
+        lock = os.open(fresh / "box.json", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fresh.rename(self.path)
+        return lock
+
+    def write(self, entry: Entry) -> None:
+        """In place: the lock is on this very file."""
+        data = msgspec.json.encode(entry)
+        with self._entry.open("r+b") as file:
+            file.write(data)
+            file.truncate()
+
+    def read(self) -> Entry:
+        try:
+            return msgspec.json.decode(self._entry.read_bytes(), type=Entry)
+        except (OSError, msgspec.DecodeError) as error:
+            raise SandboxGone(
+                f"sandbox {self.path.name} is gone", hint="`Backend.list` shows those that live"
+            ) from error
+
+    def locked(self) -> bool:
+        """Whether the sandbox (or its opening) is alive."""
+        try:
+            fd = os.open(self._entry, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def listener(self) -> socket.socket:
+        """The attach socket. Bound through a directory descriptor: a socket's path may not be longer than 107 bytes."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sock.bind(f"/proc/self/fd/{directory}/sock")
+            sock.listen(16)
+        finally:
+            os.close(directory)
+        return sock
+
+    def connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                sock.connect(f"/proc/self/fd/{directory}/sock")
+            finally:
+                os.close(directory)
+        except OSError as error:
+            sock.close()
+            raise SandboxGone(
+                f"sandbox {self.path.name} is gone", hint="`Backend.list` shows those that live"
+            ) from error
+        return sock
+
+
+class Journal:
+    def __init__(self, root: Path) -> None:
+        self.root = private_dir(root / "boxes")
+
+    def home(self, sandbox_id: str) -> Home:
+        if "/" in sandbox_id or sandbox_id in ("", ".", ".."):
+            raise SandboxGone(f"no sandbox is named {sandbox_id!r}")
+        return Home(self.root / sandbox_id)
+
+    def homes(self) -> Iterator[Home]:
+        for path in sorted(self.root.iterdir()):
+            if not path.name.startswith("."):
+                yield Home(path)
+
+    def live(self) -> Iterator[tuple[Home, Entry]]:
+        for home in self.homes():
+            if home.locked():
+                try:
+                    yield home, home.read()
+                except SandboxGone:  # it ended, or is so new that its entry is not written yet
+                    continue
+
+    def sweep(self) -> list[str]:
+        """Remove what sandboxes left whose first process is dead. Safe at any time, beside any other process."""
+        gone: list[str] = []
+        for path in self.root.glob(".*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _HALF_MADE_S:
+                    tree.remove(str(path))
+        for home in self.homes():
+            if home.locked():
+                continue
+            try:
+                cgroups = list(home.read().cgroups)
+            except SandboxGone:
+                cgroups = []
+            zygote.remains(str(home.path), cgroups)
+            gone.append(home.path.name)
+        return gone

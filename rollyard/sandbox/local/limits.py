@@ -1,0 +1,180 @@
+"""Limits on memory, processes and CPU: cgroup v2 where its controllers are, v1 where they are, both mixed, else rlimits.
+
+Nothing is assumed from a version: a group is made and its files looked at. Groups go under `rollyard/` at the root of each
+hierarchy; nobody else's group is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from rollyard.core.sandbox import Resources
+
+Controller = Literal["memory", "pids", "cpu"]
+CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu")
+DEFAULT_PIDS = 4096
+_PERIOD_US = 100_000
+
+
+class Hierarchy(msgspec.Struct, frozen=True):
+    """One mounted cgroup tree in which we may make groups, and the controllers it has for us."""
+
+    root: str
+    version: Literal[1, 2]
+    controllers: tuple[Controller, ...]
+
+
+class Cgroups(msgspec.Struct, frozen=True):
+    """What this machine offers. `kind` is for people: v2, v1, hybrid or none."""
+
+    hierarchies: tuple[Hierarchy, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        versions = {hierarchy.version for hierarchy in self.hierarchies}
+        return {frozenset({1}): "v1", frozenset({2}): "v2", frozenset({1, 2}): "hybrid"}.get(
+            frozenset(versions), "none"
+        )
+
+    def has(self, controller: Controller) -> bool:
+        return any(controller in hierarchy.controllers for hierarchy in self.hierarchies)
+
+
+class Group(msgspec.Struct, frozen=True):
+    """The cgroup directories of one sandbox. `procs` are the files its first process is written to."""
+
+    dirs: tuple[str, ...] = ()
+
+    @property
+    def procs(self) -> tuple[str, ...]:
+        return tuple(f"{path}/cgroup.procs" for path in self.dirs)
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel has killed here for memory."""
+        for path in self.dirs:
+            for name in ("memory.events", "memory.oom_control"):
+                with contextlib.suppress(OSError):
+                    for line in Path(path, name).read_text().splitlines():
+                        if line.startswith("oom_kill "):
+                            return int(line.split()[1])
+        return 0
+
+    def remove(self) -> None:
+        for path in self.dirs:
+            with contextlib.suppress(OSError):
+                Path(path).rmdir()
+
+
+def find() -> Cgroups:
+    """The hierarchies in which a group can really be made, with what it then has."""
+    found: list[Hierarchy] = []
+    taken: set[Controller] = set()
+    for mount, version in _mounted():
+        base = Path(mount, "rollyard")
+        try:
+            base.mkdir(exist_ok=True)
+            if version == 2:
+                _delegate(Path(mount), base)
+            probe = base / f"probe-{os.getpid()}"
+            probe.mkdir(exist_ok=True)
+        except OSError:
+            continue
+        here: tuple[Controller, ...] = tuple(
+            c for c in CONTROLLERS if c not in taken and (probe / _LIMIT_FILE[version][c]).exists()
+        )
+        probe.rmdir()
+        if here:
+            taken.update(here)
+            found.append(Hierarchy(str(base), version, here))
+    return Cgroups(tuple(found))
+
+
+_LIMIT_FILE: dict[int, dict[Controller, str]] = {
+    1: {"memory": "memory.limit_in_bytes", "pids": "pids.max", "cpu": "cpu.cfs_quota_us"},
+    2: {"memory": "memory.max", "pids": "pids.max", "cpu": "cpu.max"},
+}
+
+
+def _mounted() -> Iterator[tuple[str, Literal[1, 2]]]:
+    """Mount points of cgroup trees, v2 first."""
+    v1: list[str] = []
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, target, kind, *_ = line.split()
+        if kind == "cgroup2":
+            yield target, 2
+        elif kind == "cgroup":
+            v1.append(target)
+    for target in v1:
+        yield target, 1
+
+
+def _delegate(mount: Path, base: Path) -> None:
+    wanted = " ".join(f"+{c}" for c in CONTROLLERS if c in (mount / "cgroup.controllers").read_text().split())
+    if not wanted:
+        return
+    for path in (mount, base):
+        if set(wanted.replace("+", "").split()) - set((path / "cgroup.subtree_control").read_text().split()):
+            (path / "cgroup.subtree_control").write_text(wanted)
+
+
+def make(cgroups: Cgroups, name: str, resources: Resources) -> Group:
+    """A group with these limits. Only hierarchies that have something to limit get one."""
+    wanted: dict[Controller, bool] = {
+        "memory": resources.memory_mb is not None,
+        "pids": True,
+        "cpu": resources.cpus is not None,
+    }
+    dirs: list[str] = []
+    for hierarchy in cgroups.hierarchies:
+        controllers: list[Controller] = [c for c in hierarchy.controllers if wanted[c]]
+        if not controllers:
+            continue
+        path = Path(hierarchy.root, name)
+        path.mkdir()
+        dirs.append(str(path))
+        for controller in controllers:
+            _limit(path, hierarchy.version, controller, resources)
+    return Group(tuple(dirs))
+
+
+def _limit(path: Path, version: int, controller: Controller, resources: Resources) -> None:
+    if controller == "pids":
+        _write(path / "pids.max", resources.pids or DEFAULT_PIDS)
+    elif controller == "cpu":
+        quota = int((resources.cpus or 1.0) * _PERIOD_US)
+        if version == 2:
+            _write(path / "cpu.max", f"{quota} {_PERIOD_US}")
+        else:
+            _write(path / "cpu.cfs_period_us", _PERIOD_US)
+            _write(path / "cpu.cfs_quota_us", quota)
+    else:
+        limit = (resources.memory_mb or 0) * 2**20
+        _write(path / _LIMIT_FILE[version]["memory"], limit)
+        swap, value = ("memory.swap.max", 0) if version == 2 else ("memory.memsw.limit_in_bytes", limit)
+        if (path / swap).exists():
+            _write(path / swap, value)
+
+
+def _write(path: Path, value: int | str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def rlimits(cgroups: Cgroups, resources: Resources) -> dict[str, int]:
+    """What stands in for missing controllers, as names of the `resource` module. They bound each process or user, not the
+    sandbox as a whole; address space is left alone, because node and the JVM reserve far more than they use."""
+    out = {"RLIMIT_CORE": 0}
+    if not cgroups.has("pids"):
+        out["RLIMIT_NPROC"] = resources.pids or DEFAULT_PIDS
+    if not cgroups.has("memory") and resources.memory_mb is not None:
+        out["RLIMIT_DATA"] = resources.memory_mb * 2**20
+    return out
