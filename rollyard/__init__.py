@@ -61,7 +61,7 @@ _NAMES: dict[str, str] = {
     "tool": "rollyard.tools.tool",
     "Toolset": "rollyard.tools.toolset",
 }
-_ROOMS = ("agents", "core", "gate", "policy", "tools")
+_ROOMS = ("agents", "core", "gate", "policy", "sandbox", "tools")
 
 
 def __getattr__(name: str) -> Any:
