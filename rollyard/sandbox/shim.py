@@ -1,0 +1,245 @@
+"""Durable jobs for backends that have none of their own: a directory in the sandbox and four small shell scripts.
+
+A job's directory holds `out`, `err`, `pid` (with the process's start time, since pids come back) and, once it ended, `exit`,
+which appears by rename and so is never half written. `mkdir` of the directory is the launch guard: a launch that is repeated
+because its answer was lost starts nothing twice. Streams are offsets into the files, so a dropped connection loses no byte.
+
+A program may leave its process group and session, so killing goes by a variable that every descendant inherits. Needs /bin/sh,
+cat, tail, head, grep, sleep and /proc in the sandbox; `setsid` where present. Its stdin is null.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+import anyio
+import msgspec
+
+from rollyard.core.errors import SandboxError, UnknownName, Unsupported
+from rollyard.core.ids import new_id
+from rollyard.core.protocols import Command
+from rollyard.core.sandbox import Exit
+
+ROOT = "/tmp/.rollyard/jobs"
+MARK = "ROLLYARD_JOB"
+STEP_S = 30.0  # for one look at a job
+CHUNK = 1 << 20
+_START_GRACE_S = 10.0
+_MAX_OUTPUT = 16 * 2**20
+
+_STARTED = "started() { s=$(cat /proc/$1/stat 2>/dev/null) || return 1; s=${s##*) }; set -- $s; echo ${20}; }\n"
+_WRAP = (
+    _STARTED + 'd=$1; shift; echo "$$ $(started $$)" >"$d/pid.new"; mv "$d/pid.new" "$d/pid"; '
+    '"$@" </dev/null >"$d/out" 2>"$d/err"; c=$?; echo $c >"$d/exit.new"; mv "$d/exit.new" "$d/exit"'
+)
+_LAUNCH = """d=$1; wrap=$2; shift 2
+mkdir -p "${d%/*}" && chmod 1777 "${d%/*}" 2>/dev/null
+mkdir "$d" 2>/dev/null || { [ -d "$d" ] && exit 0; exit 73; }
+: >"$d/out"; : >"$d/err"
+if command -v setsid >/dev/null 2>&1; then setsid sh -c "$wrap" job "$d" "$@" </dev/null >/dev/null 2>&1 &
+else sh -c "$wrap" job "$d" "$@" </dev/null >/dev/null 2>&1 & fi
+n=0; while [ ! -f "$d/pid" ] && [ $n -lt 200 ]; do n=$((n+1)); sleep 0.02; done
+"""
+_LOOK = (
+    _STARTED
+    + """d=$1
+[ -d "$d" ] || { echo unknown; exit 0; }
+[ -f "$d/exit" ] && { echo "exit $(cat "$d/exit")"; exit 0; }
+[ -f "$d/pid" ] || { echo starting; exit 0; }
+read -r pid was <"$d/pid"
+[ "$(started "$pid")" = "$was" ] && { echo running; exit 0; }
+[ -f "$d/exit" ] && { echo "exit $(cat "$d/exit")"; exit 0; }
+echo lost
+"""
+)
+_FIND = (
+    f'mine() {{ grep -l "{MARK}=$1" /proc/[0-9]*/environ 2>/dev/null'
+    " | while IFS=/ read -r _ _ p _; do echo $p; done; }\n"
+)
+_KILL = (
+    _FIND
+    + """d=$1; id=${d##*/}; n=0
+while [ $n -lt 100 ]; do
+  pids=$(mine "$id"); [ -z "$pids" ] && break
+  kill -9 $pids 2>/dev/null; n=$((n+1)); sleep 0.02
+done
+"""
+)
+_CPU = _FIND + 'for p in $(mine "${1##*/}"); do cat /proc/$p/stat 2>/dev/null; done\n'
+_READ = 'tail -c +$(($2+1)) "$1" | head -c $3'
+
+
+class Runs(Protocol):
+    """The one thing a backend must be able to do: run a short command with its own environment."""
+
+    async def __call__(
+        self,
+        cmd: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float,
+    ) -> Exit: ...
+
+
+class Look(msgspec.Struct, frozen=True):
+    state: str  # starting, running, exit, lost
+    code: int | None = None
+
+
+class ShimJob:
+    def __init__(
+        self, run: Runs, job_id: str, *, root: str = ROOT, exact: bool = True, started: float | None = None
+    ) -> None:
+        self.id = job_id
+        self._run, self._exact = run, exact
+        self._dir = f"{root}/{job_id}"
+        self._began = time.monotonic() if started is None else started
+        self._killed = False
+
+    async def _script(self, script: str, *args: str, timeout: float = STEP_S) -> Exit:
+        return await self._run(["/bin/sh", "-c", script, "rollyard", *args], timeout=timeout)
+
+    async def look(self) -> Look:
+        done = await self._script(_LOOK, self._dir)
+        words = done.stdout.split()
+        if not done.ok or not words:
+            raise SandboxError(f"job {self.id} cannot be looked at: {done.text[-300:].strip()}")
+        state = words[0].decode()
+        if state == "unknown":
+            raise UnknownName("job", self.id, [])
+        if state == "starting" and time.monotonic() - self._began > _START_GRACE_S:
+            return Look("lost")
+        return Look(state, int(words[1]) if state == "exit" else None)
+
+    async def poll(self) -> int | None:
+        return (await self.look()).code
+
+    async def wait(self, timeout: float | None = None) -> Exit:
+        """Raises TimeoutError without touching the job. A wrapper that vanished gives an exit that says `lost`."""
+        with anyio.fail_after(timeout):
+            found = await self._until_over()
+        out = await self._whole("out")
+        err = await self._whole("err")
+        return Exit(
+            exit_code=found.code,
+            stdout=out[:_MAX_OUTPUT],
+            stderr=err[:_MAX_OUTPUT],
+            signal=found.code - 128 if found.code is not None and 128 < found.code < 160 else None,
+            lost=found.state == "lost" and not self._killed,
+            truncated=len(out) > _MAX_OUTPUT or len(err) > _MAX_OUTPUT,
+            duration_s=time.monotonic() - self._began,
+        )
+
+    async def _until_over(self) -> Look:
+        pause = 0.02
+        while (found := await self.look()).state in {"starting", "running"}:
+            await anyio.sleep(pause)
+            pause = min(0.5, pause * 1.5)
+        return found
+
+    async def stream(self, offset: int = 0, *, stderr: bool = False) -> AsyncIterator[tuple[int, bytes]]:
+        """(next offset, bytes) from `offset` on, live, until the job is over and everything was read."""
+        name, pause = ("err" if stderr else "out"), 0.02
+        while True:
+            over = (await self.look()).state in {"exit", "lost"}
+            data = await self._read(name, offset, CHUNK)
+            if data:
+                offset, pause = offset + len(data), 0.02
+                yield offset, data
+            elif over:
+                return
+            else:
+                await anyio.sleep(pause)
+                pause = min(0.25, pause * 1.5)
+
+    async def tail(self, n: int = 4096, *, stderr: bool = False) -> bytes:
+        name = "err" if stderr else "out"
+        return self._decoded(await self._script(self._coded('tail -c $2 "$1"'), f"{self._dir}/{name}", str(n)))
+
+    async def _whole(self, name: str) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while size <= _MAX_OUTPUT and (data := await self._read(name, size, CHUNK)):
+            parts.append(data)
+            size += len(data)
+        return b"".join(parts)
+
+    async def _read(self, name: str, offset: int, size: int) -> bytes:
+        return self._decoded(await self._script(self._coded(_READ), f"{self._dir}/{name}", str(offset), str(size)))
+
+    def _coded(self, script: str) -> str:
+        return script if self._exact else f"{script} | base64"
+
+    def _decoded(self, done: Exit) -> bytes:
+        if not done.ok:
+            raise SandboxError(
+                f"output of job {self.id} cannot be read: {done.stderr[-300:].decode('utf-8', 'replace')}"
+            )
+        if self._exact:
+            return done.stdout
+        try:
+            return base64.b64decode(done.stdout)
+        except binascii.Error as error:
+            raise SandboxError(f"output of job {self.id} came back garbled") from error
+
+    async def write(self, data: bytes) -> None:
+        raise Unsupported(f"job {self.id} runs with its stdin closed", hint="give input in a file")
+
+    async def close_stdin(self) -> None:
+        """It was never open."""
+
+    async def cpu_s(self) -> float | None:
+        done = await self._script(_CPU, self._dir)
+        total = 0
+        for line in done.stdout.splitlines():
+            fields = line.rpartition(b")")[2].split()
+            if len(fields) > 12:
+                total += int(fields[11]) + int(fields[12])
+        return total / 100 if done.ok else None
+
+    async def kill(self) -> None:
+        """The whole tree, also what left its group and session; a job that is over is left alone."""
+        self._killed = True
+        await self._script(_KILL, self._dir)
+
+
+async def launch(
+    run: Runs,
+    cmd: Command,
+    *,
+    job_id: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    user: str | None = None,
+    root: str = ROOT,
+    exact: bool = True,
+) -> ShimJob:
+    """Start a command under the shim. The same `job_id` again finds the job that is there."""
+    name = job_id or new_id("job")
+    argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
+    job = ShimJob(run, name, root=root, exact=exact)
+    done = await run(
+        ["/bin/sh", "-c", _LAUNCH, "rollyard", f"{root}/{name}", _WRAP, *argv],
+        env={**(env or {}), MARK: name},
+        cwd=cwd,
+        user=user,
+        timeout=STEP_S,
+    )
+    if not done.ok:
+        raise SandboxError(f"job could not be started: {done.text[-300:].strip() or f'exit code {done.exit_code}'}")
+    return job
+
+
+async def find(run: Runs, job_id: str, *, root: str = ROOT, exact: bool = True) -> ShimJob:
+    """A job started earlier, perhaps by another process."""
+    if "/" in job_id or not job_id:
+        raise UnknownName("job", job_id, [])
+    job = ShimJob(run, job_id, root=root, exact=exact, started=0.0)
+    await job.look()
+    return job
