@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollyard.agents.events import Fields, decoded, plain_text
-from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp
+from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp
 from rollyard.core.events import AgentEvent
 
 _MCP = "{home}/.claude/rollyard-mcp.json"
 _PROMPT = "{home}/.claude/rollyard.md"
+
+
+def _command(launch: Launch, argv: list[str]) -> list[str]:
+    """A prompt that starts with a slash would be taken for a command of its own."""
+    return [*argv[:-1], "\n" + argv[-1]] if argv[-1].startswith("/") else argv
 
 
 def stream_json(line: str, before: str) -> Iterator[AgentEvent]:
@@ -85,14 +90,15 @@ agent = Agent(
     mcp=Mcp(
         style="claude",
         file=_MCP,
-        secret="${ANTHROPIC_API_KEY}",  # noqa: S106 - a reference
+        secret="${ROLLYARD_KEY}",  # noqa: S106 - a reference; it expands no variable named ANTHROPIC_*
         transports=("stdio", "http", "sse"),
-        adds=Addition(argv=("--mcp-config", _MCP)),
+        adds=Addition(argv=("--mcp-config", _MCP), env={"ROLLYARD_KEY": "{key}"}),
     ),
     artifacts=("{home}/.claude/projects/*",),
     needs_isolation="namespace",
     says_done=True,
     subagents=True,
     off=("auto-update", "telemetry", "error reports", "side calls", "tool search"),
+    command=_command,
     events=stream_json,
 )

@@ -10,7 +10,6 @@ from rollyard.core.events import AgentEvent
 
 CONFIG = "{home}/.config/goose/config.yaml"
 _PROVIDER = "{home}/.config/goose/custom_providers/rollyard.json"
-_TASK = "{home}/.config/goose/instruction.md"
 _OFF = ("analyze", "apps", "extensionmanager", "skills", "summon", "todo", "tom", "chatrecall", "code_execution")
 
 
@@ -71,8 +70,7 @@ agent = Agent(
         "--output-format",
         "stream-json",
         "{options}",
-        "--instructions",
-        _TASK,
+        "--text={instruction}",
     ),
     env={
         "ROLLYARD_KEY": "{key}",
@@ -85,7 +83,6 @@ agent = Agent(
         "GOOSE_CONTEXT_LIMIT": "{context_window}",
     },
     files={
-        _TASK: "{instruction}",
         _PROVIDER: {
             "name": "rollyard",
             "display_name": "rollyard",
@@ -102,10 +99,10 @@ agent = Agent(
     },
     wires={"chat": _wire("openai", "{base_url}/chat/completions"), "messages": _wire("anthropic", "{root_url}")},
     options={
-        "system_prompt": Addition(argv=("--system", "{system_prompt}")),
+        "system_prompt": Addition(argv=("--system={system_prompt}",)),
         "max_tokens": Addition(env={"GOOSE_MAX_TOKENS": "{max_tokens}"}),
     },
-    mcp=Mcp(style="goose", file=CONFIG, key="extensions"),
+    mcp=Mcp(style="goose", file=CONFIG, key="extensions", secret="${ROLLYARD_KEY}"),  # noqa: S106 - a reference
     artifacts=("{home}/.local/share/goose/sessions/*", "{home}/.local/state/goose/logs/*"),
     needs_isolation="namespace",
     says_done=True,

@@ -14,6 +14,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.task import McpServer
 
 Tree = dict[str, Any]
+KEY_VARIABLE = "ROLLYARD_KEY"
 
 
 def entries(form: Mcp, servers: Iterable[McpServer], *, key: str) -> Tree:
@@ -57,14 +58,11 @@ def _gemini(server: McpServer, headers: Mapping[str, str]) -> Tree:
 def _codex(server: McpServer, headers: Mapping[str, str]) -> Tree:
     if server.transport == "stdio":
         return {"command": server.command[0], "args": list(server.command[1:]), "env": dict(server.env)}
-    plain = {name: value for name, value in headers.items() if value != "Bearer " + _CODEX_SECRET}
+    plain = {name: value for name, value in headers.items() if value != f"Bearer ${{{KEY_VARIABLE}}}"}
     entry: Tree = {"url": server.url, "http_headers": plain}
     if len(plain) < len(headers):
-        entry["bearer_token_env_var"] = _CODEX_SECRET.strip("${}")
+        entry["bearer_token_env_var"] = KEY_VARIABLE
     return entry
-
-
-_CODEX_SECRET = "${ROLLYARD_KEY}"  # noqa: S105 - the name of a variable
 
 
 def _opencode(server: McpServer, headers: Mapping[str, str]) -> Tree:
@@ -82,7 +80,14 @@ def _goose(server: McpServer, headers: Mapping[str, str]) -> Tree:
             "args": list(server.command[1:]),
             "envs": dict(server.env),
         }
-    return entry | {"type": "streamable_http", "uri": server.url, "headers": dict(headers), "envs": {}, "env_keys": []}
+    named = [KEY_VARIABLE] if any("${" + KEY_VARIABLE + "}" in value for value in headers.values()) else []
+    return entry | {
+        "type": "streamable_http",
+        "uri": server.url,
+        "headers": dict(headers),
+        "envs": {},
+        "env_keys": named,
+    }
 
 
 def _openhands(server: McpServer, headers: Mapping[str, str]) -> Tree:

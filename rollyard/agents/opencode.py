@@ -59,7 +59,8 @@ agent = Agent(
     summary="opencode, a terminal agent by Anomaly",
     layer=LayerSpec(npm=("opencode-ai@1.18.33",)),
     check=("{prefix}/bin/opencode", "--version"),
-    argv=("{prefix}/bin/opencode", "run", "--format", "json", "--auto", "--title", "task", "--", "{instruction}"),
+    argv=("{prefix}/bin/opencode", "run", "--format", "json", "--auto", "--title", "task"),
+    stdin="{instruction}",  # an argument with spaces would be quoted again, and its quotes escaped
     env={
         "ROLLYARD_KEY": "{key}",
         "OPENCODE_DISABLE_AUTOUPDATE": "1",

@@ -6,11 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollyard.agents.events import Fields, decoded, plain_text
-from rollyard.core.agent import Addition, Agent, LayerSpec
+from rollyard.core.agent import Addition, Agent, Launch, LayerSpec
 from rollyard.core.events import AgentEvent
 
 MODELS = "{home}/.pi/agent/models.json"
 _PROMPT = "{home}/.pi/agent/rollyard.md"
+
+
+def _command(launch: Launch, argv: list[str]) -> list[str]:
+    """It has no `--`: words that start like an option or a file reference need something before them."""
+    return [*argv[:-1], "\n" + argv[-1]] if argv[-1].startswith(("-", "@")) else argv
 
 
 def _wire(api: str, url: str) -> Addition:
@@ -111,5 +116,6 @@ agent = Agent(
     needs_isolation="namespace",
     says_done=True,
     off=("start-up network", "telemetry"),
+    command=_command,
     events=_events,
 )

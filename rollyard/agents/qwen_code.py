@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from rollyard.agents.claude_code import stream_json
-from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp
+from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp
 
 SETTINGS = "{home}/.qwen/settings.json"
+
+
+def _command(launch: Launch, argv: list[str]) -> list[str]:
+    """A prompt that starts with a slash would be taken for a command of its own."""
+    return [*argv[:-1], f"--prompt=\n{launch.instruction}"] if launch.instruction.startswith("/") else argv
 
 
 def _wire(auth: str, variables: dict[str, str]) -> Addition:
@@ -52,12 +57,19 @@ agent = Agent(
             files={SETTINGS: {"model": {"generationConfig": {"samplingParams": {"max_tokens": "{max_tokens}"}}}}}
         ),
     },
-    mcp=Mcp(style="gemini", file=SETTINGS, secret="$OPENAI_API_KEY", transports=("stdio", "http", "sse")),  # noqa: S106
+    mcp=Mcp(
+        style="gemini",
+        file=SETTINGS,
+        secret="$ROLLYARD_KEY",  # noqa: S106 - a reference
+        transports=("stdio", "http", "sse"),
+        adds=Addition(env={"ROLLYARD_KEY": "{key}"}, files={SETTINGS: {"tools": {"toolSearch": {"enabled": False}}}}),
+    ),
     artifacts=("{home}/.qwen/projects/*",),
     needs_isolation="namespace",
     says_done=True,
     subagents=True,
     lingers=True,
     off=("usage statistics", "telemetry", "auto-update"),
+    command=_command,
     events=stream_json,
 )

@@ -19,7 +19,6 @@ from rollyard.core.agent import Addition, Agent, Launch
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.sandbox import at_least
 
-KEY_VARIABLE = "ROLLYARD_KEY"
 MAX_ARGUMENT = 131_071  # bytes; the kernel's limit for one argument or one variable
 _PLACEHOLDER = re.compile(
     r"\{(instruction|model|root_url|base_url|key|home|workdir|prefix|context_window|system_prompt|disabled_tools"
@@ -27,6 +26,8 @@ _PLACEHOLDER = re.compile(
 )
 # What every agent starts with, and all it starts with: nothing of the host's environment reaches it.
 _ENV = {"HOME": "{home}", "TERM": "dumb", "LANG": "C.UTF-8", "NO_COLOR": "1"}
+
+_STDIN = "{home}/.rollyard-stdin"
 
 Files = dict[str, Any]  # path -> text, bytes or tree
 
@@ -58,7 +59,12 @@ def render(agent: Agent, launch: Launch) -> Rendered:
     if agent.mcp is not None and launch.mcp:
         servers = mcp.entries(agent.mcp, launch.mcp, key=launch.key)
         _merge_files(filled, {_text(agent.mcp.file, values): {agent.mcp.key: servers}})
-    argv = agent.command(launch) if agent.command is not None else _arguments(agent.argv, more, values)
+    argv = _arguments(agent.argv, more, values)
+    if agent.command is not None:
+        argv = agent.command(launch, argv)
+    if agent.stdin is not None:
+        filled[_text(_STDIN, values)] = _text(agent.stdin, values)
+        argv = ["/bin/sh", "-c", 'exec "$@" <"$0"', _text(_STDIN, values), *argv]
     rendered = Rendered(
         argv=tuple(argv),
         env={name: _text(value, values) for name, value in env.items()},

@@ -76,7 +76,7 @@ def work(prompt: str, instruction: str) -> tuple[bool, str]:
 
 if __name__ == "__main__":
     try:
-        ok, words = work(*(Path(path).read_text("utf-8") for path in sys.argv[1:3]))
+        ok, words = work(*(Path(path).read_bytes().decode() for path in sys.argv[1:3]))
     except (OSError, ValueError, LookupError) as error:
         ok, words = False, f"{type(error).__name__}: {error}"
     say("done", ok=ok, text=words)

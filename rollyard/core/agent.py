@@ -94,6 +94,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     layer: LayerSpec = LayerSpec()
     check: tuple[str, ...] = ()  # an argv that succeeds when the agent is installed
     argv: tuple[str, ...] = ()
+    stdin: str | None = None  # what it reads there, from a file; otherwise its standard input is closed
     env: Mapping[str, str] = {}
     files: Mapping[str, str | Tree] = {}
     wires: Mapping[Dialect, Addition] = {}
@@ -107,7 +108,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     says_done: bool = False  # its output says how it ended; an exit without that event is a failure
     turns_end_with_text: bool = True  # a reply without a tool call ends it
     off: tuple[str, ...] = ()  # what it would do on its own, and is told not to; for the table of agents
-    command: Callable[[Launch], list[str]] | None = None
+    command: Callable[[Launch, list[str]], list[str]] | None = None  # has the last word on argv
     config: Callable[[Launch], Mapping[str, str | bytes | Tree]] | None = None  # merged as an `Addition`'s files are
     events: Callable[[str, str], Iterable[AgentEvent]] | None = None  # of a line, given also the one before it
 

@@ -15,6 +15,7 @@ AWKWARD: dict[str, str] = {
     "templates": "{key} {home} {instruction} {{model}} {options} {env:ROLLYARD_KEY} ${ROLLYARD_KEY} {{ task }} {% raw %}",
     "newlines": "first\nsecond\r\nthird\n\n\ttabbed\n",
     "unicode": "žluťoučký 日本語 \U0001f986\u200d\U0001f33e \u2028 \u0085 \x7f \x1b[31m",
+    "slash": "/help and @README.md",
     "dash": "--help -p -- --dangerously",
     "long": "a b'c\"d\n" * 12_000,
 }
