@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rollyard.agents.events import Fields, decoded, plain_text
-from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp
+from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp
 from rollyard.core.events import AgentEvent
 
 CONFIG = "{home}/.config/goose/config.yaml"
 _PROVIDER = "{home}/.config/goose/custom_providers/rollyard.json"
+_TOOLS = ("edit", "read_image", "shell", "tree", "write")
 _OFF = ("analyze", "apps", "extensionmanager", "skills", "summon", "todo", "tom", "chatrecall", "code_execution")
+
+
+def _config(launch: Launch) -> dict[str, Any]:
+    """Tools are chosen by naming those that stay."""
+    if not launch.disabled_tools:
+        return {}
+    left = [tool for tool in _TOOLS if tool not in launch.disabled_tools]
+    return {CONFIG: {"extensions": {"developer": {"available_tools": left}}}}
 
 
 def _wire(engine: str, url: str) -> Addition:
@@ -99,6 +109,7 @@ agent = Agent(
     },
     wires={"chat": _wire("openai", "{base_url}/chat/completions"), "messages": _wire("anthropic", "{root_url}")},
     options={
+        "disabled_tools": Addition(),
         "system_prompt": Addition(argv=("--system={system_prompt}",)),
         "max_tokens": Addition(env={"GOOSE_MAX_TOKENS": "{max_tokens}"}),
     },
@@ -107,5 +118,6 @@ agent = Agent(
     needs_isolation="namespace",
     says_done=True,
     off=("session naming call", "telemetry", "keyring"),
+    config=_config,
     events=_events,
 )

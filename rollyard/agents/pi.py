@@ -4,6 +4,7 @@ with 0 when the model failed: its last event tells."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rollyard.agents.events import Fields, decoded, plain_text
 from rollyard.core.agent import Addition, Agent, Launch, LayerSpec
@@ -11,11 +12,31 @@ from rollyard.core.events import AgentEvent
 
 MODELS = "{home}/.pi/agent/models.json"
 _PROMPT = "{home}/.pi/agent/rollyard.md"
+_TOOLS = ("read", "bash", "edit", "write")
 
 
 def _command(launch: Launch, argv: list[str]) -> list[str]:
-    """It has no `--`: words that start like an option or a file reference need something before them."""
-    return [*argv[:-1], "\n" + argv[-1]] if argv[-1].startswith(("-", "@")) else argv
+    """Tools are chosen by naming those that stay. It has no `--`, so words that start like an option or a file reference
+    need something before them."""
+    *before, words = argv
+    if launch.disabled_tools:
+        left = [tool for tool in _TOOLS if tool not in launch.disabled_tools]
+        before += ["--tools", ",".join(left)] if left else ["--no-tools"]
+    return [*before, "\n" + words if words.startswith(("-", "@")) else words]
+
+
+def _config(launch: Launch) -> dict[str, Any]:
+    """A list of models, which an addition could not reach into."""
+    model = {
+        "id": launch.model,
+        "name": "policy",
+        "reasoning": True,
+        "input": ["text"],
+        "contextWindow": launch.context_window,
+        "maxTokens": launch.max_tokens or 8192,
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+    }
+    return {MODELS: {"providers": {"rollyard": {"models": [model]}}}}
 
 
 def _wire(api: str, url: str) -> Addition:
@@ -87,17 +108,6 @@ agent = Agent(
             "providers": {
                 "rollyard": {
                     "apiKey": "ROLLYARD_KEY",
-                    "models": [
-                        {
-                            "id": "{model}",
-                            "name": "policy",
-                            "reasoning": True,
-                            "input": ["text"],
-                            "contextWindow": "{context_window}",
-                            "maxTokens": 8192,
-                            "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
-                        }
-                    ],
                 }
             }
         }
@@ -110,6 +120,8 @@ agent = Agent(
     },
     options={
         "system_prompt": Addition(argv=("--append-system-prompt", _PROMPT), files={_PROMPT: "{system_prompt}"}),
+        "disabled_tools": Addition(),
+        "max_tokens": Addition(),
         "disable_thinking": Addition(argv=("--thinking", "off")),
     },
     artifacts=("{home}/.pi/agent/sessions/*",),
@@ -117,5 +129,6 @@ agent = Agent(
     says_done=True,
     off=("start-up network", "telemetry"),
     command=_command,
+    config=_config,
     events=_events,
 )

@@ -53,9 +53,9 @@ def render(agent: Agent, launch: Launch) -> Rendered:
         more.extend(extra.argv)
         env.update(extra.env)
         _merge_files(files, extra.files)
-    if agent.config is not None:
-        _merge_files(files, agent.config(launch))
     filled = _fill(files, values)
+    if agent.config is not None:  # what it returns holds values already: only its paths are templates
+        _merge_files(filled, {_text(path, values): content for path, content in agent.config(launch).items()})
     if agent.mcp is not None and launch.mcp:
         servers = mcp.entries(agent.mcp, launch.mcp, key=launch.key)
         _merge_files(filled, {_text(agent.mcp.file, values): {agent.mcp.key: servers}})

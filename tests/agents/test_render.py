@@ -76,6 +76,19 @@ def test_model_home_and_tool_names_are_data_and_every_file_parses(name, text):
         assert path.startswith(f"/home/{text}/")
 
 
+@pytest.mark.parametrize("name", MODEL_AGENTS)
+def test_a_value_that_looks_like_a_template_is_not_one(name):
+    agent = agents.get(name)
+    fields = {"model": "{key}", "instruction": "{key}"}
+    if "disabled_tools" in agent.options:
+        fields["disabled_tools"] = ("{key}",)
+    rendered = agents.render(agent, launch(**fields))
+    assert not [path for path, data in rendered.files.items() if KEY.encode() in data]
+    assert any("{key}" in string for string in rendered.argv) or any(
+        b"{key}" in data for data in rendered.files.values()
+    )
+
+
 @pytest.mark.parametrize("tree", [{"a": {"b": [1, True, {"c": text}], text: text}} for text in AWKWARD.values()])
 @pytest.mark.parametrize("path", ["x.json", "x.toml", "x.yaml"])
 def test_every_format_reads_back_what_was_written(path, tree):
