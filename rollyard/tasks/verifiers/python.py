@@ -23,6 +23,7 @@ from rollyard.core.protocols import Policy, Sandbox
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Grade, VerifierSpec
 from rollyard.tasks.modules import import_file
+from rollyard.tasks.verifiers.options import read_options
 from rollyard.tasks.verifiers.rewards import from_parts
 
 Check = Callable[[Sandbox, Rollout], Any]
@@ -104,7 +105,7 @@ def spec_of(check: Callable[..., Any]) -> VerifierSpec:
 
 def make(spec: VerifierSpec, policy: Policy | None) -> PythonVerifier:
     """`options`: `ref`."""
-    options = _options(spec)
+    options = read_options(spec, _Options)
     if options.ref.rpartition(":")[0].endswith(".py"):
         file, _, name = options.ref.rpartition(":")
         value = getattr(import_file(Path(file)), name, None)
@@ -117,10 +118,3 @@ def make(spec: VerifierSpec, policy: Policy | None) -> PythonVerifier:
 
 class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ref: str
-
-
-def _options(spec: VerifierSpec) -> _Options:
-    try:
-        return msgspec.convert(dict(spec.options), _Options)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"verifier 'python': options: {error}") from error

@@ -1,0 +1,93 @@
+"""What a build needs and gives: the image store and cache it asks, the options it is given, the image it returns."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from rollyard.core.sandbox import Isolation, Network, Resources
+
+DEFAULT_SHELL = ("/bin/sh", "-c")
+
+
+class Defaults(Protocol):
+    """What an image says about programs started in it."""
+
+    @property
+    def env(self) -> Mapping[str, str]: ...
+    @property
+    def workdir(self) -> str: ...
+    @property
+    def user(self) -> str | None: ...
+
+
+class Images(Protocol):
+    """The part of an image store that a build needs. An unknown name raises `UnknownName`."""
+
+    async def resolve(self, image: str) -> Defaults: ...
+
+
+class BuildCache(Protocol):
+    """Small records under a key. `FileCache` is one."""
+
+    def get(self, key: str) -> bytes | None: ...
+    def put(self, key: str, value: bytes) -> None: ...
+    def drop(self, key: str) -> None: ...
+
+
+class FileCache:
+    """A directory of small files."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def get(self, key: str) -> bytes | None:
+        path = self.root / key
+        return path.read_bytes() if path.is_file() else None
+
+    def put(self, key: str, value: bytes) -> None:
+        with tempfile.NamedTemporaryFile(dir=self.root, delete=False) as file:
+            file.write(value)
+        Path(file.name).rename(self.root / key)
+
+    def drop(self, key: str) -> None:
+        (self.root / key).unlink(missing_ok=True)
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """An image and what its Dockerfile says about running it. `entrypoint` and `cmd` are recorded; a sandbox does not run
+    them by itself."""
+
+    image: str
+    env: Mapping[str, str] = {}
+    workdir: str = "/"
+    user: str | None = None
+    shell: tuple[str, ...] = DEFAULT_SHELL
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    labels: Mapping[str, str] = {}
+    expose: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    healthcheck: str | None = None
+    stop_signal: str | None = None
+    ran: int = 0  # instructions carried out
+    cached: int = 0  # instructions found in the cache
+
+
+class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`network` is what RUN commands may reach; `timeout_s` covers the whole build."""
+
+    dockerfile: str = "Dockerfile"
+    args: Mapping[str, str] = {}
+    target: str | None = None
+    network: Network = "none"
+    allowed_hosts: tuple[str, ...] = ()
+    timeout_s: float = 600.0
+    resources: Resources = Resources()
+    min_isolation: Isolation = "landlock"
+    allow_unsafe: bool = False

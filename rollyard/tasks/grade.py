@@ -1,0 +1,209 @@
+"""Judging what an agent left, in one of three grades.
+
+- `sealed`: a fresh sandbox from the pristine image (or the verifier's own); only the working directory and the declared
+  artifacts come along. Nothing the agent did to the system, to tools or to start-up files can matter.
+- `shared`: the agent's own file system after every process in it is dead, with clean defaults (`stand.py`), the reward and test
+  paths made anew, and the verifier's tools from read-only layers. System files the agent replaced are still replaced.
+- `live`: as shared, but processes stay. Only for a task that declares it, and the verdict says so.
+
+The caller has revoked the agent's key before. A sandbox that breaks raises its own error: an infrastructure failure is
+never a reward. A verifier that cannot run gives reward None.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from rollyard.core.errors import CommandFailed, PathError, SandboxError, VerifierError
+from rollyard.core.protocols import Backend, Sandbox, Verifier
+from rollyard.core.rollout import CommandRecord, Rollout, Verdict
+from rollyard.core.sandbox import Network, SandboxSpec
+from rollyard.core.task import Artifact, VerifierSpec
+from rollyard.tasks import carry
+from rollyard.tasks.stand import HOME, LOGS, TESTS, Stand, clean_env
+
+_TTL_MARGIN_S = 120.0
+_SHOWN = 8192
+_PRELOAD = "/etc/ld.so.preload"
+
+Forget = Callable[[str], Awaitable[object]]
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One judging. `place` is how the agent's sandbox was opened, from the pristine image; `site` a place of the verifier's
+    own, image built. `layers` are ids of read-only tools for the verifier alone, `tools` their bin directories. `env` is the
+    verifier's, resolved. `collected` are collect hooks that ran already; None: they run here."""
+
+    spec: VerifierSpec
+    rollout: Rollout
+    place: SandboxSpec
+    workdir: str
+    artifacts: tuple[Artifact, ...] = ()
+    site: SandboxSpec | None = None
+    agent_user: str | None = None
+    layers: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    timeout_s: float = 600.0
+    collected: tuple[CommandRecord, ...] | None = None
+
+    @property
+    def network(self) -> tuple[Network, tuple[str, ...]]:
+        """The verifier's own word, else its site's, else the agent's."""
+        for network, hosts in (
+            (self.spec.network, self.spec.allowed_hosts),
+            ((self.site.network, self.site.allowed_hosts) if self.site is not None else (None, ())),
+        ):
+            if network == "none" or network == "allowlist" or network == "host":
+                return network, hosts
+        return self.place.network, self.place.allowed_hosts
+
+
+async def judge(
+    case: Case, sandbox: Sandbox, backend: Backend, verifier: Verifier, *, forget: Forget | None = None
+) -> Verdict:
+    """The verdict, with its grade. `forget` removes a snapshot that judging made."""
+    failure = case.rollout.failure
+    if failure is not None and not failure.grade:
+        return Verdict(status="skipped", error=f"not judged: {failure.message}")
+    records = case.collected if case.collected is not None else await collect(case.spec, sandbox, case.workdir)
+    if case.spec.grade != "live":
+        await sandbox.kill_processes()
+    async with AsyncExitStack() as stack:
+        if case.spec.grade == "sealed":
+            stand, notes = await _sealed(case, sandbox, backend, stack)
+        elif case.spec.grade == "shared" and _must_reopen(case):
+            stand, notes = await _reopened(case, sandbox, backend, stack, forget)
+        else:
+            stand, notes = _stand(case, sandbox, case.place), []
+        await _fresh_paths(case, stand)
+        verdict = await _run(case, stand, verifier)
+    return msgspec.structs.replace(
+        verdict,
+        grade=case.spec.grade,
+        commands=(*records, *verdict.commands),
+        log="\n".join((*notes, verdict.log)) if notes else verdict.log,
+    )
+
+
+async def collect(spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[CommandRecord, ...]:
+    """Hooks that save run-time state into files, before anything is killed. One that fails is recorded, not fatal."""
+    records: list[CommandRecord] = []
+    for hook in spec.collect:
+        done = await sandbox.exec(hook.command, cwd=workdir, user=hook.user, timeout=hook.timeout_s)
+        records.append(
+            CommandRecord(
+                command=hook.command,
+                exit_code=done.exit_code,
+                stdout=done.stdout.decode("utf-8", "backslashreplace")[-_SHOWN:],
+                stderr=done.stderr.decode("utf-8", "backslashreplace")[-_SHOWN:],
+                duration_s=done.duration_s,
+                timed_out=done.timed_out,
+            )
+        )
+    return tuple(records)
+
+
+def _stand(case: Case, sandbox: Sandbox, place: SandboxSpec) -> Stand:
+    env = clean_env(place.env, case.tools, case.env)
+    return Stand(sandbox, env=env, cwd=case.workdir, user=case.spec.user or place.user)
+
+
+def _opening(case: Case, place: SandboxSpec, image: str, layers: tuple[str, ...]) -> SandboxSpec:
+    network, hosts = case.network
+    return msgspec.structs.replace(
+        place,
+        image=image,
+        layers=(*layers, *case.layers),
+        network=network,
+        allowed_hosts=hosts,
+        labels={**case.place.labels, "rollyard.role": "verifier"},
+        ttl_s=case.timeout_s + _TTL_MARGIN_S,
+        lifetime="owner",
+    )
+
+
+async def _sealed(case: Case, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack) -> tuple[Stand, list[str]]:
+    if case.spec.carry_workdir and case.workdir.rstrip("/") == "":
+        raise VerifierError(
+            "a sealed verdict takes the working directory along, and this task's is /",
+            hint="set environment.workdir, or declare artifacts with carry_workdir = false",
+        )
+    place = case.site or case.place
+    workdir = case.workdir if case.spec.carry_workdir else None
+    with tempfile.TemporaryDirectory(prefix="rollyard-judge-") as scratch:
+        load = await carry.take(sandbox, carry.wanted(workdir, case.artifacts, case.workdir), Path(scratch))
+        fresh = await stack.enter_async_context(backend.open(_opening(case, place, place.image, place.layers)))
+        await carry.put(load, fresh, user=case.agent_user)
+    stand = _stand(case, fresh, place)
+    cwd = case.site.workdir if case.site is not None and case.site.workdir else case.workdir
+    if not await fresh.exists(cwd):
+        await fresh.mkdir(cwd, user=stand.user)
+    stand.cwd = cwd
+    return stand, list(load.notes)
+
+
+def _must_reopen(case: Case) -> bool:
+    """Layers and the network are fixed when a sandbox opens; to change them the file system is opened again."""
+    missing = [layer for layer in case.layers if layer not in case.place.layers]
+    return bool(missing) or case.network != (case.place.network, case.place.allowed_hosts)
+
+
+async def _reopened(
+    case: Case, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack, forget: Forget | None
+) -> tuple[Stand, list[str]]:
+    if not backend.capabilities.snapshot:
+        raise VerifierError(
+            f"backend {backend.name!r} cannot reopen a file system, which the verifier's layers or network need",
+            hint="use grade = 'sealed'",
+        )
+    image = await sandbox.snapshot()
+    if forget is not None:
+        stack.push_async_callback(_forget, forget, image)
+    fresh = await stack.enter_async_context(backend.open(_opening(case, case.place, image, ())))
+    return _stand(case, fresh, case.place), []
+
+
+async def _forget(forget: Forget, image: str) -> None:
+    with anyio.move_on_after(30, shield=True):
+        await forget(image)
+
+
+async def _fresh_paths(case: Case, stand: Stand) -> None:
+    """Test, reward and home directories that did not exist a moment ago, owned by the verifier's user."""
+    sandbox, user = stand.sandbox, stand.user
+    for parent in ("/logs", *(() if case.spec.bundled else (TESTS,)), LOGS, HOME):
+        kind = await _kind(sandbox, parent)
+        if parent == "/logs" and kind in (None, "dir"):
+            continue
+        if kind is not None:
+            await sandbox.remove(parent)
+    for path in (*(() if case.spec.bundled else (TESTS,)), LOGS, HOME):
+        await sandbox.mkdir(path, mode=0o755, user=user)
+        if await _kind(sandbox, path) != "dir":
+            raise SandboxError(f"{path} could not be made anew for the verifier")
+    if case.spec.grade == "shared" and await _kind(sandbox, _PRELOAD) is not None:
+        await sandbox.remove(_PRELOAD)
+
+
+async def _kind(sandbox: Sandbox, path: str) -> str | None:
+    try:
+        return (await sandbox.stat(path)).kind
+    except PathError:
+        return None
+
+
+async def _run(case: Case, stand: Stand, verifier: Verifier) -> Verdict:
+    try:
+        with anyio.fail_after(case.timeout_s):
+            return await verifier(stand.as_sandbox(), case.rollout)
+    except TimeoutError:
+        return Verdict(status="failed", error=f"the verifier took longer than {case.timeout_s:g} s (limits.verify)")
+    except (VerifierError, CommandFailed) as error:
+        return Verdict(status="failed", error=str(error))

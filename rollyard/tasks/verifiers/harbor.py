@@ -1,0 +1,85 @@
+"""Harbor's own protocol: run `/tests/test.sh` from the working directory, then read the reward it wrote.
+
+`reward.json` (a number, or a flat object of numbers) wins over `reward.txt` (one number). The script's exit code says
+nothing. No file, an empty one, NaN or text is a verifier that failed: reward None.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from rollyard.core.errors import PathError
+from rollyard.core.protocols import Policy, Sandbox, Verifier
+from rollyard.core.rollout import Rollout, Verdict
+from rollyard.core.task import VerifierSpec
+from rollyard.tasks.stand import LOGS, TESTS
+from rollyard.tasks.verifiers.durable import again, run_once
+from rollyard.tasks.verifiers.options import read_options
+from rollyard.tasks.verifiers.rewards import parse_json, parse_text
+from rollyard.tasks.verifiers.tests import upload_tests
+
+_MAX_REWARD = 2**20
+_LOG_TAIL = 64 * 1024
+_MAX_CHECKS = 2000
+
+
+class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """None."""
+
+
+def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
+    read_options(spec, _Options)
+
+    async def harbor(sandbox: Sandbox, rollout: Rollout) -> Verdict:
+        await upload_tests(spec, sandbox, rollout)
+        which = hashlib.sha256("\0".join((rollout.id, *spec.tests)).encode()).hexdigest()[:16]
+        done = await run_once(sandbox, f"exec {TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1", job_id=f"verify-{which}")
+        verdict = await again(lambda: _reward(sandbox))
+        log = await _text(sandbox, f"{LOGS}/test-stdout.txt")
+        checks = _ctrf(await _text(sandbox, f"{LOGS}/ctrf.json", limit=_MAX_REWARD))
+        if verdict.reward is None and done.exit_code not in (0, None):
+            error = f"{verdict.error} (test.sh exited with {done.exit_code})"
+            verdict = msgspec.structs.replace(verdict, error=error)
+        return msgspec.structs.replace(verdict, log=log, checks=checks)
+
+    return harbor
+
+
+async def _reward(sandbox: Sandbox) -> Verdict:
+    for name, parse in (("reward.json", parse_json), ("reward.txt", parse_text)):
+        path = f"{LOGS}/{name}"
+        try:
+            found = await sandbox.stat(path)
+            if found.kind != "file" or found.size > _MAX_REWARD:
+                return Verdict(status="failed", error=f"{path} is a {found.kind} of {found.size} bytes, not a reward")
+            return parse(await sandbox.read(path, max_bytes=_MAX_REWARD))
+        except PathError as error:
+            if error.errno_name != "ENOENT":
+                raise
+    return Verdict(status="failed", error=f"the tests wrote neither {LOGS}/reward.json nor reward.txt")
+
+
+async def _text(sandbox: Sandbox, path: str, *, limit: int = 64 * 2**20) -> str:
+    try:
+        if (await sandbox.stat(path)).kind != "file":
+            return ""
+        data = await again(lambda: sandbox.read(path, max_bytes=limit))
+    except PathError:
+        return ""
+    return (
+        data[-_LOG_TAIL:].decode("utf-8", "backslashreplace")
+        if limit != _MAX_REWARD
+        else data.decode("utf-8", "replace")
+    )
+
+
+def _ctrf(text: str) -> dict[str, bool]:
+    """Named checks out of a CTRF report, where the tests left one. It is evidence beside the reward, never the reward."""
+    try:
+        report = msgspec.json.decode(text)
+        tests = report["results"]["tests"][:_MAX_CHECKS]
+        return {str(test["name"]): test["status"] == "passed" for test in tests}
+    except (msgspec.DecodeError, KeyError, TypeError, IndexError):
+        return {}
