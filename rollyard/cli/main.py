@@ -18,6 +18,7 @@ from rollyard.core.errors import ConfigError, Error
 # verb -> the one line shown in `rollyard --help`
 VERBS: dict[str, str] = {
     "doctor": "show what this machine can do, and what to do about what it cannot",
+    "serve": "run a server: the gate that agents talk to, and others",
 }
 
 OK, ROLLOUTS_FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3

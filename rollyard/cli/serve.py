@@ -1,0 +1,55 @@
+"""`rollyard serve gate|...`: long-running servers. Each prints one ready line and stops on Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="run a server", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def serve() -> None:
+    """Run a server until it is stopped."""
+
+
+@app.command()
+def gate(
+    upstream: Annotated[str | None, typer.Option(help="the model server's base URL, ending in /v1")] = None,
+    model: Annotated[str | None, typer.Option(help="replaces the model that agents ask for")] = None,
+    store: Annotated[Path | None, typer.Option(help="the database that calls are committed to")] = None,
+    mode: Annotated[str | None, typer.Option(help="transparent_proxy, interception_gate or black_box")] = None,
+    policy: Annotated[str | None, typer.Option(help="any other policy, such as scripted:FILE")] = None,
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free one")] = 0,
+    unix: Annotated[str | None, typer.Option(help="also listen on this unix socket")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM private key")] = None,
+    key_env: Annotated[str | None, typer.Option(help="the variable that holds the upstream's key")] = None,
+    admin_key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
+    trainer_key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
+    json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
+) -> None:
+    """Serve the model endpoint that agents talk to."""
+    from rollyard.runs.serve_gate import GateOptions, serve_gate
+
+    serve_gate(
+        GateOptions(
+            upstream=upstream,
+            model=model,
+            store=store,
+            mode=mode,
+            policy=policy,
+            host=host,
+            port=port,
+            unix=unix,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            key_env=key_env,
+            admin_key_file=admin_key_file,
+            trainer_key_file=trainer_key_file,
+        ),
+        say=lambda ready: typer.echo(ready.json if json else ready.line),
+    )

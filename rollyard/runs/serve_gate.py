@@ -1,0 +1,166 @@
+"""`serve gate`: a policy, a store and a gate put together, from options to the last clean shutdown.
+
+Keys are in files that only their owner reads, never in arguments: a file that does not exist is made with a new key, and
+the ready line says where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.ids import secret
+from rollyard.core.protocols import CallLog, Policy
+from rollyard.core.rollout import MODES, Mode
+from rollyard.gate import Gate, Tls
+
+
+class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    upstream: str | None = None
+    model: str | None = None
+    store: Path | None = None
+    mode: str | None = None
+    policy: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    unix: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    key_env: str | None = None
+    admin_key_file: Path | None = None
+    trainer_key_file: Path | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    url: str
+    mode: str | None
+    admin_key_file: str
+    trainer_key_file: str
+
+    @property
+    def line(self) -> str:
+        return f"rollyard gate ready at {self.url} (admin key: {self.admin_key_file}, trainer key: {self.trainer_key_file})"
+
+    @property
+    def json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def serve_gate(options: GateOptions, *, say: Callable[[Ready], None]) -> None:
+    """Blocks until SIGINT or SIGTERM."""
+    uvloop.run(run_gate(options, say))
+
+
+async def run_gate(options: GateOptions, say: Callable[[Ready], None]) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    admin, trainer = _key(options.admin_key_file), _key(options.trainer_key_file)
+    policy = policy_of(options)
+    try:
+        async with (
+            _log(options.store) as log,
+            Gate(
+                policy,
+                log=log,
+                host=options.host,
+                port=options.port,
+                unix=options.unix,
+                tls=_tls(options),
+                admin_key=admin,
+                trainer_key=trainer,
+            ) as gate,
+        ):
+            say(
+                Ready(
+                    url=gate.url or "",
+                    mode=options.mode,
+                    admin_key_file=str(_kept(options.admin_key_file, admin, "admin", gate)),
+                    trainer_key_file=str(_kept(options.trainer_key_file, trainer, "trainer", gate)),
+                )
+            )
+            await stop.wait()
+    finally:
+        await policy.aclose()
+
+
+def mode_of(name: str | None) -> Mode | None:
+    if name is None:
+        return None
+    for mode in MODES:
+        if name == mode:
+            return mode
+    raise ConfigError(f"unknown mode {name!r}", hint=f"one of {', '.join(MODES)}")
+
+
+def policy_of(options: GateOptions) -> Policy:
+    """A mode is a choice of policy."""
+    from rollyard import policy
+
+    mode = mode_of(options.mode)
+    if options.policy is not None:
+        if options.upstream is not None or mode is not None:
+            raise ConfigError("--policy stands alone", hint="leave out --upstream and --mode")
+        return policy.parse(options.policy)
+    if mode == "interception_gate":
+        return policy.Queue()
+    if options.upstream is None:
+        raise ConfigError(
+            "who answers the calls?", hint="--upstream URL, --mode interception_gate or --policy NAME:..."
+        )
+    if mode == "black_box":
+        through: Any = policy.passthrough(options.upstream, key_env=options.key_env)
+        return through
+    return policy.upstream(options.upstream, options.model, key_env=options.key_env)
+
+
+@asynccontextmanager
+async def _log(path: Path | None) -> AsyncGenerator[CallLog | None]:
+    if path is None:
+        yield None
+        return
+    from rollyard.store import Store
+
+    async with Store.open(path) as store:
+        yield store
+
+
+def _tls(options: GateOptions) -> Tls | None:
+    if options.tls_cert is None and options.tls_key is None:
+        return None
+    if options.tls_cert is None or options.tls_key is None:
+        raise ConfigError("TLS needs both --tls-cert and --tls-key")
+    return Tls(cert=str(options.tls_cert), key=str(options.tls_key))
+
+
+def _key(path: Path | None) -> str:
+    if path is not None and path.exists():
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"others can read {path}", hint=f"chmod 600 {path}")
+        return path.read_text().strip()
+    return secret("ry")
+
+
+def _kept(path: Path | None, key: str, face: str, gate: Gate) -> Path:
+    """Where the key lies, having put it there if it is new."""
+    if path is None:
+        root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rollyard"
+        port = (gate.url or "").rpartition(":")[2]
+        path = root / f"gate-{port}.{face}-key"
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(key + "\n")
+    return path
