@@ -279,7 +279,8 @@ def report(targets: list[Target], count: int) -> list[tuple[str, float, float]]:
         print(f"{target.name:14}" + "".join(f"{cell:>34}" for cell in cells))
     print("(CPU ms per call, calls/s, p50 added to direct / p99)")
     print(
-        f"\n{'':14}{'turn 1-5':>10}{'16-20':>10}{'mean ms':>10}{'kB/turn':>10}   held: at server, answered, kB each, drain s; idle MB, ready s"
+        f"\n{'':14}{'turn 1-5':>10}{'16-20':>10}{'mean ms':>10}{'kB/turn':>10}   "
+        "held: at server, answered, kB each, drain s; idle MB, ready s"
     )
     for target in targets:
         a, h = target.agent, target.held

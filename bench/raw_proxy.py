@@ -41,7 +41,7 @@ async def main(upstream: str) -> None:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
         await site.start()
-        print(site._server.sockets[0].getsockname()[1], flush=True)
+        print(runner.addresses[0][1], flush=True)
         await asyncio.Event().wait()
 
 
