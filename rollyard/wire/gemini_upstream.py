@@ -281,8 +281,7 @@ def _reply(answers: list[_Answer], raw: bytes, call: Call | None) -> Reply:
     logprobs: _Logprobs | None = None
     for answer in answers:
         if answer.error is not None:
-            said = answer.error.get("message")
-            raise UpstreamError(f"the model server's stream failed: {said}", status=502, body=raw)
+            raise UpstreamError(f"the model server failed: {answer.error.get('message')}", status=502, body=raw)
         usage = answer.usage_metadata or usage
         if answer.prompt_feedback is not None:
             reason = reason or answer.prompt_feedback.block_reason
@@ -352,6 +351,9 @@ class GeminiAccumulator:
 
     def _take(self, data: bytes) -> None:
         answer = read_upstream(_answer, data)
+        if answer.error is not None:
+            said = answer.error.get("message")
+            raise UpstreamError(f"the model server's stream failed: {said}", status=502, body=data)
         self._answers.append(answer)
         self.done = self.done or any(candidate.finish_reason for candidate in answer.candidates or ())
 

@@ -1,0 +1,240 @@
+"""Hostile bytes end in a typed error or a value, on the agent's side and on the model server's; never in another exception."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollyard.core.call import Call, Reply
+from rollyard.core.errors import BadRequest, TooLarge, UpstreamError
+from rollyard.core.message import Message, Text
+from rollyard.wire import CODECS
+from rollyard.wire.codec import MAX_BODY, Request
+
+pytestmark = pytest.mark.adversarial
+DIALECTS = list(CODECS)
+HISTORY = {
+    "chat": "messages",
+    "messages": "messages",
+    "responses": "input",
+    "gemini": "contents",
+    "completions": "prompt",
+}
+relaxed = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+
+
+def decode(dialect, body, memo=None):
+    return CODECS[dialect].decode(
+        Request(call_id="c", rollout_id="r", body=body, headers={}, model="m", stream=True), memo
+    )
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+BODIES = {
+    "empty": b"",
+    "space": b"  \n",
+    "not JSON": b"GET / HTTP/1.1",
+    "half": b'{"model": "m", "HISTORY": [',
+    "a list": b"[1, 2]",
+    "a number": b"3",
+    "null": b"null",
+    "byte order mark": b"\xef\xbb\xbf{}",
+    "latin-1": b'{"HISTORY": "\xff\xfe"}',
+    "UTF-16": '{"HISTORY": "x"}'.encode("utf-16"),
+    "NaN": b'{"HISTORY": [NaN]}',
+    "NaN as option": b'{"HISTORY": [], "temperature": NaN, "generationConfig": {"temperature": NaN}}',
+    "infinity": b'{"HISTORY": [{"role": "user", "content": Infinity}], "temperature": Infinity}',
+    "deep history": b'{"HISTORY": %b}' % DEEP,
+    "deep item": b'{"HISTORY": [{"role": "user", "content": %b, "parts": %b}]}' % (DEEP, DEEP),
+    "deep tools": b'{"HISTORY": [], "tools": %b}' % DEEP,
+    "deep unknown field": b'{"HISTORY": [], "x": %b}' % DEEP,
+    "huge integer as text": b'{"HISTORY": %b}' % (b"9" * 5000),
+    "lone surrogate": b'{"HISTORY": [{"role": "user", "content": "\\ud800", "parts": [{"text": "\\ud800"}]}, "\\ud800"]}',
+    "wrong history": b'{"HISTORY": {"a": 1}}',
+    "wrong item": b'{"HISTORY": [1, null, "x", [[]]]}',
+    "wrong role": b'{"HISTORY": [{"role": 3}]}',
+    "unknown role": b'{"HISTORY": [{"role": "wizard", "content": "x"}]}',
+    "trailing text": b'{"HISTORY": "x"} {"HISTORY": "y"}',
+}
+
+
+@pytest.mark.parametrize("what", BODIES)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_body_that_cannot_be_read_is_a_bad_request(dialect, what):
+    body = BODIES[what].replace(b"HISTORY", HISTORY[dialect].encode())
+    with pytest.raises(BadRequest):
+        decode(dialect, body)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_numbers_out_of_range_are_a_bad_request(dialect):
+    options = b'"temperature": 1e999, "max_tokens": 1e400, "max_output_tokens": 1e400'
+    config = b'"generationConfig": {"temperature": 1e999}'
+    with pytest.raises(BadRequest):
+        decode(dialect, b'{"%b": [], %b, %b}' % (HISTORY[dialect].encode(), options, config))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_body_of_64_megabytes_is_too_large(dialect):
+    body = b'{"%b": "%b"}' % (HISTORY[dialect].encode(), b"x" * 64_000_000)
+    assert len(body) > MAX_BODY
+    with pytest.raises(TooLarge):
+        decode(dialect, body)
+
+
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses", "gemini"])
+def test_millions_of_tiny_items_are_refused_before_they_are_objects(dialect):
+    body = b'{"%b": [%b1]}' % (HISTORY[dialect].encode(), b"1," * 8_000_000)
+    with pytest.raises(TooLarge):
+        decode(dialect, body)
+
+
+def test_the_last_of_duplicate_keys_counts_and_the_body_is_kept():
+    body = b'{"model": "a", "model": "b", "messages": [{"role": "user", "role": "system", "content": "x"}]}'
+    call = decode("chat", body)
+    assert (call.model, call.messages[0].role, call.raw) == ("b", "system", body)
+
+
+def test_arguments_deeper_than_the_stack_are_carried_as_text():
+    deep = '{"a":' * 50_000 + "1" + "}" * 50_000
+    item = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": deep}}]}
+    call = decode("chat", json.dumps({"messages": [item]}).encode())
+    assert call.messages[0].tool_calls[0].arguments == deep
+    for dialect in ("chat", "responses", "messages", "gemini"):
+        reply = Reply(message=call.messages[0], finish="tool_calls")
+        body = CODECS[dialect].encode(call, reply)
+        assert CODECS[dialect].decode_reply(body).message.tool_calls[0].arguments == deep
+
+
+def test_an_unreadable_item_is_not_remembered():
+    memo = {}
+    for _ in range(2):
+        with pytest.raises(BadRequest):
+            decode("chat", b'{"messages": [{"role": "user", "content": 3}]}', memo)
+    assert memo == {}
+
+
+WORDS = [
+    *("messages", "input", "contents", "prompt", "model", "system", "tools", "stream", "role", "content", "parts"),
+    *("type", "text", "tool_calls", "function", "name", "arguments", "id", "tool_call_id", "tool_use", "tool_result"),
+    *("tool_use_id", "input_text", "output_text", "reasoning", "summary", "thinking", "signature", "call_id", "output"),
+    *("functionCall", "functionResponse", "response", "args", "thought", "inlineData", "mimeType", "data", "source"),
+    *("image", "image_url", "url", "base64", "media_type", "system_instruction", "systemInstruction", "namespace"),
+    *("parameters", "functionDeclarations", "generationConfig", "toolConfig", "thinkingConfig", "tool_choice", "stop"),
+    *("choices", "message", "delta", "finish_reason", "logprobs", "token_ids", "prompt_token_ids", "meta_info"),
+    *("output_token_logprobs", "weight_versions", "usage", "candidates", "finishReason", "usageMetadata", "index"),
+    *("logprobsResult", "chosenCandidates", "tokenId", "logProbability", "status", "incomplete_details", "reason"),
+    *("stop_reason", "input_tokens", "output_tokens", "prompt_tokens", "completion_tokens", "custom", "refusal"),
+    *("user", "assistant", "model", "tool", "developer", "message", "function_call", "function_call_output", "text"),
+    *(
+        "custom_tool_call",
+        "redacted_thinking",
+        "document",
+        "web_search_call",
+        "namespace",
+        "error",
+        "token",
+        "top_logprobs",
+    ),
+]
+leaves = (
+    st.sampled_from(WORDS)
+    | st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=5),
+    max_leaves=30,
+)
+roots = st.dictionaries(st.sampled_from(WORDS), trees, max_size=6)
+
+
+@st.composite
+def bodies(draw, dialect):
+    """Anything, but with a history of objects, so that it gets past the first look."""
+    root = draw(roots)
+    items = st.dictionaries(st.sampled_from(WORDS), trees, max_size=5)
+    root[HISTORY[dialect]] = draw(st.lists(items, max_size=3))
+    for item in root[HISTORY[dialect]]:
+        item["role"] = draw(st.sampled_from(["user", "assistant", "model", "system", "tool"]))
+    return root
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@relaxed
+@given(data=st.data())
+def test_any_json_is_a_call_or_a_bad_request_and_a_call_can_be_sent_anywhere(dialect, data):
+    body = msgspec.json.encode(data.draw(bodies(dialect)))
+    try:
+        call = decode(dialect, body)
+    except BadRequest:
+        return
+    for other in ("chat", "responses", "messages", "gemini"):
+        sent = CODECS[other].encode_request(call, model="m", sampling=call.sampling, extra={})
+        json.loads(sent)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@relaxed
+@given(data=st.data())
+def test_any_answer_is_a_reply_or_an_upstream_error_and_a_reply_can_be_told_to_anyone(dialect, data):
+    root = data.draw(roots)
+    seed = {
+        "chat": "choices",
+        "completions": "choices",
+        "messages": "content",
+        "responses": "output",
+        "gemini": "candidates",
+    }
+    objects = st.lists(st.dictionaries(st.sampled_from(WORDS), trees, max_size=5), max_size=3)
+    root[seed[dialect]] = data.draw(objects)
+    try:
+        reply = CODECS[dialect].decode_reply(msgspec.json.encode(root))
+    except UpstreamError:
+        return
+    call = Call(id="c", rollout_id="r", dialect="chat", model="m", messages=())
+    for codec in CODECS.values():
+        json.loads(codec.encode(call, reply))
+        assert b"".join(codec.stream(call, reply))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@relaxed
+@given(data=st.data())
+def test_any_stream_is_a_reply_or_an_upstream_error(dialect, data):
+    accumulator = CODECS[dialect].accumulator()
+    kinds = ["", "event: message_start\n", "event: response.completed\n"]
+    try:
+        for root in data.draw(st.lists(roots | st.just("[DONE]"), max_size=5)):
+            body = b"[DONE]" if root == "[DONE]" else msgspec.json.encode(root)
+            accumulator.feed(data.draw(st.sampled_from(kinds)).encode() + b"data: " + body + b"\n\n")
+        assert isinstance(accumulator.reply(), Reply)
+    except UpstreamError:
+        pass
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@given(junk=st.binary(max_size=200))
+@settings(deadline=None, max_examples=100)
+def test_any_bytes_are_refused_on_both_sides(dialect, junk):
+    with pytest.raises(BadRequest):
+        decode(dialect, b"\x00" + junk)
+    with pytest.raises(UpstreamError):
+        CODECS[dialect].decode_reply(b"\x00" + junk)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_stream_that_ends_early_is_an_error_and_not_half_an_answer(dialect):
+    codec = CODECS[dialect]
+    call = Call(id="c", rollout_id="r", dialect=dialect, model="m", messages=(), stream=True)
+    frames = list(codec.stream(call, Reply(message=Message("assistant", (Text("x" * 20_000),)))))
+    accumulator = codec.accumulator(call)
+    accumulator.feed(b"".join(frames[:2]))
+    assert not accumulator.done
+    with pytest.raises(UpstreamError):
+        accumulator.reply()
