@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rollyard.gate.limits import Budget as Budget
     from rollyard.sandbox.images import ImageStore as ImageStore
     from rollyard.sandbox.images import layer as layer
+    from rollyard.store.store import Store as Store
     from rollyard.tasks.taskset import Taskset as Taskset
     from rollyard.tasks.verifiers.python import verifier as verifier
     from rollyard.tools.tool import tool as tool
@@ -58,10 +59,11 @@ _NAMES: dict[str, str] = {
     "verifier": "rollyard.tasks.verifiers.python",
     "Gate": "rollyard.gate.gate",
     "Budget": "rollyard.gate.limits",
+    "Store": "rollyard.store.store",
     "tool": "rollyard.tools.tool",
     "Toolset": "rollyard.tools.toolset",
 }
-_ROOMS = ("agents", "core", "gate", "policy", "sandbox", "tools")
+_ROOMS = ("agents", "core", "gate", "policy", "sandbox", "store", "tools")
 
 
 def __getattr__(name: str) -> Any:
