@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from rollyard.core.task import Task as Task
     from rollyard.gate.gate import Gate as Gate
     from rollyard.gate.limits import Budget as Budget
+    from rollyard.runs.once import run_rollout as run_rollout
     from rollyard.sandbox.images import ImageStore as ImageStore
     from rollyard.sandbox.images import layer as layer
-    from rollyard.store.store import Store as Store
     from rollyard.tasks.taskset import Taskset as Taskset
     from rollyard.tasks.verifiers.python import verifier as verifier
     from rollyard.tools.tool import tool as tool
@@ -54,16 +54,16 @@ _NAMES: dict[str, str] = {
     "Taskset": "rollyard.tasks.taskset",
     "Rollout": "rollyard.core.rollout",
     "Verdict": "rollyard.core.rollout",
+    "run_rollout": "rollyard.runs.once",
     "ImageStore": "rollyard.sandbox.images",
     "layer": "rollyard.sandbox.images",
     "verifier": "rollyard.tasks.verifiers.python",
     "Gate": "rollyard.gate.gate",
     "Budget": "rollyard.gate.limits",
-    "Store": "rollyard.store.store",
     "tool": "rollyard.tools.tool",
     "Toolset": "rollyard.tools.toolset",
 }
-_ROOMS = ("agents", "core", "gate", "policy", "sandbox", "store", "tools")
+_ROOMS = ("agents", "core", "gate", "policy", "sandbox", "tools")
 
 
 def __getattr__(name: str) -> Any:

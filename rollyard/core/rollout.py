@@ -122,5 +122,16 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.failure is None or self.failure.trainable
 
     @property
+    def turns(self) -> list[Turn]:
+        """Per-turn records: messages, completion ids, logprobs, finish; [] where nothing was captured (`black_box`)."""
+        from rollyard.core.turns import turns
+
+        return turns(self.trajectory)
+
+    @property
+    def task_id(self) -> str:
+        return self.task.id
+
+    @property
     def error(self) -> str | None:
         return self.failure.message if self.failure is not None else None

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from rollyard import agents
 from rollyard.core.agent import Agent
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.limits import Limits
@@ -42,8 +43,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str | None = None
     disabled_tools: tuple[str, ...] = ()
     mcp: tuple[McpServer, ...] = ()
-    disable_thinking: bool = False
-    max_tokens: int | None = None
     allow_network: bool = False
     allow_unsafe: bool = False
     min_isolation: Isolation = "landlock"
@@ -51,6 +50,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     verifier: Verifier | None = None  # a callable that takes the place of the task's own
     files_wanted: tuple[str, ...] = ()  # globs to bring back in `Rollout.files`
     hooks: Hooks = Hooks()
+    direct: tuple[str, str] | None = None  # base url and key the agent is given itself (`black_box` only)
     gate_url: str | None = None  # a route of the user's own to the gate, instead of a listener in the sandbox
     sandbox_options: Mapping[str, str] = {}
 
@@ -77,19 +77,16 @@ def check(plan: Plan, task: Task, backend: Backend) -> None:
             f"backend {backend.name!r} cannot carry model calls out of the sandbox",
             hint="pass gate_url= with a route of your own",
         )
+    if plan.direct is not None and not can.network_allowlist and not plan.allow_unsafe:
+        raise Unsupported(
+            f"backend {backend.name!r} cannot open one host only, so direct=True would open the whole network",
+            hint="pass allow_unsafe=True if you mean it, or drop direct",
+        )
     if (task.build or task.image != "host") and not can.images:
         raise Unsupported(f"backend {backend.name!r} has no images, and task {task.id!r} needs one")
     if task.compose is not None:
         raise Unsupported(f"task {task.id!r} needs docker compose, which backend {backend.name!r} does not run")
-    wanted = {
-        "system_prompt": plan.system_prompt is not None,
-        "disabled_tools": bool(plan.disabled_tools),
-        "mcp": bool(plan.mcp or task.mcp),
-        "disable_thinking": plan.disable_thinking,
-        "max_tokens": plan.max_tokens is not None,
-    }
-    for option, asked in wanted.items():
-        if asked and option in {"system_prompt", "disabled_tools", "mcp"} and option not in plan.agent.switches:
-            raise Unsupported(
-                f"agent {plan.agent.name!r} cannot honour {option}", hint=f"drop {option}, or choose another agent"
-            )
+    agents.refuse(
+        plan.agent,
+        {"system_prompt": plan.system_prompt, "disabled_tools": plan.disabled_tools, "mcp": (*task.mcp, *plan.mcp)},
+    )

@@ -17,8 +17,8 @@ from rollyard.core.errors import CommandFailed, ConfigError
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import CommandRecord
-from rollyard.core.sandbox import Exit
-from rollyard.core.task import File, Healthcheck, Task
+from rollyard.core.sandbox import Exit, SandboxSpec
+from rollyard.core.task import File, Healthcheck
 from rollyard.runs.stages import Stages
 
 DEFAULT_WORKDIR = "/workspace"
@@ -38,13 +38,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return self.uid == 0
 
 
-async def look_around(sandbox: Sandbox, task: Task, user: str | None, deadline: Deadline) -> Place:
+async def look_around(sandbox: Sandbox, spec: SandboxSpec, deadline: Deadline) -> Place:
     """Working directory, PATH and uid as the agent will have them."""
-    workdir = task.workdir or (DEFAULT_WORKDIR if task.image == "host" and task.build is None else None)
+    workdir = spec.workdir or (DEFAULT_WORKDIR if spec.image == "host" else None)
     if workdir is not None:
-        await sandbox.mkdir(workdir, user=user)
+        await sandbox.mkdir(workdir, user=spec.user)
     script = 'pwd; printf "%s\\n" "$PATH"; id -u'
-    done = await sandbox.exec(script, cwd=workdir, user=user, timeout=max(1.0, deadline.left))
+    done = await sandbox.exec(script, cwd=workdir, user=spec.user, timeout=max(1.0, deadline.left))
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     if not done.ok or len(lines) < 3:
         raise CommandFailed(

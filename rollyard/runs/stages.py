@@ -37,7 +37,7 @@ class StageFailed(Exception):
     def __init__(self, stage: str, boundary: Boundary, error: Exception) -> None:
         super().__init__(str(error))
         self.stage = stage
-        self.boundary = boundary
+        self.boundary: Boundary = boundary
         self.error = error
 
 

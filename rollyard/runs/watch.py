@@ -1,7 +1,7 @@
 """While the agent runs: its output becomes events as it comes, and a watchdog tells a parked agent from a slow model.
 
-Parked means: no model call in flight, no CPU used, no output, for `limits.idle` seconds. An agent whose process lingers after
-its own final event is given a short grace and ended. Why it ended is part of the result; nothing here judges it.
+What counts as parked is `agents.watchdog`'s to say; this looks, and ends what it says is over. An agent whose process lingers
+after its own final event is given a short grace. Why it ended is part of the result; nothing here judges it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import anyio
 import msgspec
 
+from rollyard.agents import Sample, Watchdog
 from rollyard.core.events import AgentEvent
 from rollyard.core.protocols import Job
 from rollyard.core.sandbox import Exit
@@ -20,9 +21,7 @@ from rollyard.runs.stages import Stages
 
 LOG_KEPT = 8 * 2**20
 LINGER_S = 3.0
-TICK_S = 0.25
-_CPU_EVERY_S = 2.0
-_CPU_BUSY_S = 0.02  # CPU seconds between two looks that count as work
+TICK_S = 0.5
 
 
 class Activity(Protocol):
@@ -101,27 +100,24 @@ class Watch:
                 await self._stages.tell(f"agent.{event.kind}", **msgspec.to_builtins(event))
 
     async def _guard(self) -> None:
-        busy_at, cpu_seen, cpu_asked = time.monotonic(), 0.0, 0.0
+        dog = Watchdog(idle_s=self._idle_s, linger_s=LINGER_S)
         while True:
             await anyio.sleep(TICK_S)
-            now = time.monotonic()
             in_flight = self._activity.in_flight if self._activity else 0
-            if self._done_at is not None and now - self._done_at > LINGER_S and not in_flight:
-                await self._end("lingered")
-                return
-            if in_flight:
-                busy_at = now
-                continue
             last_call = self._activity.last_activity if self._activity else 0.0
-            busy_at = max(busy_at, self._last_output, last_call)
-            if now - busy_at < self._idle_s / 2 or now - cpu_asked < _CPU_EVERY_S:
-                continue
-            cpu_asked = now
-            cpu = await self._job.cpu_s()
-            if cpu is None or cpu - cpu_seen > _CPU_BUSY_S:
-                busy_at, cpu_seen = now, cpu or 0.0
-            elif now - busy_at > self._idle_s:
+            sample = Sample(
+                at=time.monotonic(),
+                in_flight=in_flight,
+                last_event_at=max(self._last_output, last_call),
+                cpu_s=await self._job.cpu_s(),
+                done_at=self._done_at,
+            )
+            state = dog.see(sample)
+            if state == "parked":
                 await self._end("parked")
+                return
+            if state == "lingering":
+                await self._end("lingered")
                 return
 
     async def _end(self, how: Literal["lingered", "parked"]) -> None:

@@ -1,0 +1,82 @@
+"""One TOML file is one run. `RunConfig` is that file as a frozen value; the command line and Python fill the same one."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.limits import Limits
+from rollyard.core.sandbox import Isolation
+
+POLICY = "policy"  # the name of a run's only policy
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a run is: tasks x agents x policies x attempts, and how each rollout is made.
+
+    `policies` maps a name (shown in reports) to how it is reached: `upstream:URL`, `tokens:URL`, `scripted:FILE`,
+    `replay:ID`. `concurrency` bounds the rollouts in flight per policy name."""
+
+    tasks: str = ""
+    agents: tuple[str, ...] = ("pi",)
+    policies: Mapping[str, str] = {}
+    model: str | None = None
+    mode: str | None = None
+    attempts: int = 1
+    parallel: int = 4
+    concurrency: Mapping[str, int] = {}
+    retries: int = 1
+    sandbox: str = "local"
+    sandbox_options: Mapping[str, str] = {}
+    limits: Limits | None = None
+    seed: int | None = None
+    filter: tuple[str, ...] = ()  # globs on task ids
+    limit: int | None = None
+    labels: Mapping[str, str] = {}
+    system_prompt: str | None = None
+    disabled_tools: tuple[str, ...] = ()
+    disable_thinking: bool = False
+    max_tokens_cap: int | None = None
+    top_logprobs: int | None = None
+    max_calls: int | None = None  # a session's budget of model calls
+    max_tokens: int | None = None  # the run's budget of completion tokens
+    allow_network: bool = False
+    allow_unsafe: bool = False
+    min_isolation: Isolation = "landlock"
+    gate_url: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("attempts", "parallel"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.retries < 0:
+            raise ConfigError(f"retries must not be negative, got {self.retries}")
+        for name in self.concurrency:
+            if name not in self.policies:
+                raise ConfigError(f"concurrency names the policy {name!r}, which the run does not have")
+
+
+def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """A TOML file with `RunConfig`'s fields; relative task paths are relative to the file."""
+    file = Path(path)
+    try:
+        values: dict[str, Any] = tomllib.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"no such file: {file}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from error
+    if "tasks" in values and not Path(values["tasks"]).is_absolute():
+        values["tasks"] = str((file.parent / values["tasks"]).resolve())
+    return convert({**values, **(overrides or {})}, str(file))
+
+
+def convert(values: Mapping[str, Any], source: str) -> RunConfig:
+    try:
+        return msgspec.convert(values, RunConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {error}", hint="see `rollyard run --help` for the fields") from error

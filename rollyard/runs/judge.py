@@ -1,0 +1,87 @@
+"""From a task's verifier to a verdict: chooses the verifier, gathers its tools, and hands over to the grades of `tasks`."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from rollyard.core.limits import Deadline
+from rollyard.core.protocols import Backend, Policy, Sandbox, Verifier
+from rollyard.core.rollout import CommandRecord, Rollout, Verdict
+from rollyard.core.sandbox import Network, SandboxSpec
+from rollyard.core.task import Site, Step, Task, VerifierSpec
+from rollyard.runs.provision import Provision
+from rollyard.sandbox.layers import layer_prefix
+from rollyard.tasks import grade
+from rollyard.tasks.environ import resolve_env
+from rollyard.tasks.verifiers import verifier_for
+
+
+class Judge:
+    """`verifier` is a callable that takes the place of the task's own; `policy` answers a model judge."""
+
+    def __init__(
+        self, backend: Backend, provision: Provision, verifier: Verifier | None = None, policy: Policy | None = None
+    ) -> None:
+        self._backend, self._provision, self._verifier, self._policy = backend, provision, verifier, policy
+
+    def spec(self, task: Task, step: Step | None) -> VerifierSpec | None:
+        """How this task (or step) is judged; None when nobody does."""
+        own = step.verifier if step is not None else task.verifier
+        if self._verifier is None:
+            return own
+        chosen = getattr(self._verifier, "grade", None)
+        if own is not None:
+            return msgspec.structs.replace(own, grade=chosen) if chosen is not None else own
+        return VerifierSpec(kind="python", grade=chosen or "sealed")
+
+    async def collect(self, spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[CommandRecord, ...]:
+        """The task's hooks that save run-time state, while the processes they look at still live."""
+        return await grade.collect(spec, sandbox, workdir)
+
+    async def __call__(
+        self,
+        spec: VerifierSpec,
+        rollout: Rollout,
+        sandbox: Sandbox,
+        *,
+        place: SandboxSpec,
+        workdir: str,
+        collected: tuple[CommandRecord, ...],
+        step: Step | None,
+        deadline: Deadline,
+    ) -> Verdict:
+        task = rollout.task
+        layers = await self._provision.layers(spec.layers)
+        case = grade.Case(
+            spec=spec,
+            rollout=rollout,
+            place=place,
+            workdir=workdir,
+            artifacts=(*task.artifacts, *(step.artifacts if step is not None else ())),
+            site=await self._site(spec.site, place, deadline) if spec.site is not None else None,
+            agent_user=task.user,
+            layers=layers,
+            tools=tuple(f"{layer_prefix(layer)}/bin" for layer in layers),
+            env=resolve_env(spec.env, os.environ, where=f"task {task.id}: verifier.env"),
+            timeout_s=max(1.0, deadline.left),
+            collected=collected,
+        )
+        verifier = self._verifier or verifier_for(spec, self._policy)
+        return await grade.judge(case, sandbox, self._backend, verifier, forget=self._provision.forget)
+
+    async def _site(self, site: Site, place: SandboxSpec, deadline: Deadline) -> SandboxSpec:
+        """A place of the verifier's own, with its image built."""
+        built = await self._provision.image(site, self._backend, deadline)
+        return msgspec.structs.replace(
+            place,
+            image=built.image,
+            layers=await self._provision.layers(site.layers),
+            env={**built.env, **resolve_env(site.env, os.environ, where="verifier.environment.env")},
+            workdir=site.workdir or built.workdir,
+            user=built.user,
+            resources=site.resources,
+            network=msgspec.convert(site.network or "none", Network),
+            allowed_hosts=site.allowed_hosts,
+        )

@@ -1,0 +1,155 @@
+"""`run_rollout`: one rollout from plain arguments, with everything it needs opened and closed around it.
+
+The MCP tool, the environment and the command line call this; it wires a backend, a gate and a policy, and calls the one
+lifecycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from rollyard import agents
+from rollyard.core.agent import Agent
+from rollyard.core.errors import ConfigError
+from rollyard.core.ids import new_id
+from rollyard.core.limits import Limits
+from rollyard.core.protocols import Backend, EventSink, Policy, Verifier
+from rollyard.core.rollout import Rollout
+from rollyard.core.task import File, McpServer, Task, VerifierSpec
+from rollyard.gate import Budget, Gate
+from rollyard.runs.modes import choose
+from rollyard.runs.plan import Hooks, Plan
+from rollyard.runs.provision import Provision
+from rollyard.runs.rollout import rollout
+from rollyard.runs.stages import nowhere
+from rollyard.sandbox import backend as open_backend
+from rollyard.tasks.rows import as_task
+
+
+async def run_rollout(
+    instruction: str | Mapping[str, Any] | Task,
+    *,
+    agent: str | Agent = "opencode",
+    mode: str | None = None,
+    model: str | None = None,
+    base_url: str | None = None,
+    key: str | None = None,
+    policy: Policy | str | None = None,
+    direct: bool = False,
+    sandbox: str | Backend = "local",
+    template: str | None = None,
+    files: Mapping[str, str | bytes] | Sequence[File] | None = None,
+    setup: Sequence[str] = (),
+    verify: Sequence[str] = (),
+    verifier: Verifier | None = None,
+    system_prompt: str | None = None,
+    disabled_tools: Sequence[str] = (),
+    mcp: Sequence[McpServer] = (),
+    disable_thinking: bool | None = None,
+    max_tokens_cap: int | None = None,
+    top_logprobs: int | None = None,
+    max_calls: int | None = None,
+    limits: Limits | None = None,
+    task_id: str | None = None,
+    episode_id: str | None = None,
+    seed: int | None = None,
+    labels: Mapping[str, str] | None = None,
+    collect: Sequence[str] = (),
+    gate: Gate | None = None,
+    gate_url: str | None = None,
+    hooks: Hooks | None = None,
+    provision: Provision | None = None,
+    allow_network: bool = False,
+    allow_unsafe: bool = False,
+    sink: EventSink = nowhere,
+    rollout_id: str | None = None,
+) -> Rollout:
+    """Run an agent once on an instruction (a string, a mapping with a task's fields, or a `Task`).
+
+    Who answers its model calls: `policy`, or `base_url` with `model` and `key`. `files` maps paths to contents; `setup` and
+    `verify` are shell commands, the reward being the share of `verify` commands that succeed. `collect` are globs of files
+    to bring back. Options a mode, agent or backend cannot honour are refused by name before anything opens."""
+    task = _task(instruction, template=template, files=files, setup=setup, verify=verify, task_id=task_id)
+    chosen = agents.get(agent) if isinstance(agent, str) else agent
+    if direct and (mode != "black_box" or base_url is None or key is None):
+        raise ConfigError("direct=True is for mode='black_box' with base_url and key given explicitly")
+    answering = choose(
+        mode,
+        policy=policy if policy is not None or gate is None or base_url is not None else gate.policy,
+        base_url=base_url,
+        model=model,
+        key=key,
+        disable_thinking=disable_thinking,
+        max_tokens_cap=max_tokens_cap,
+        top_logprobs=top_logprobs,
+    )
+    plan = Plan(
+        rollout_id=rollout_id or new_id("ro"),
+        agent=chosen,
+        mode=answering.mode,
+        model=model or "policy",
+        episode_id=episode_id,
+        seed=seed,
+        labels=dict(labels or {}),
+        limits=limits,
+        system_prompt=system_prompt,
+        disabled_tools=tuple(disabled_tools),
+        mcp=tuple(mcp),
+        allow_network=allow_network,
+        allow_unsafe=allow_unsafe,
+        verifier=verifier,
+        files_wanted=tuple(collect),
+        hooks=hooks or Hooks(),
+        gate_url=gate_url,
+        direct=(base_url, key) if direct and base_url is not None and key is not None else None,
+    )
+    async with AsyncExitStack() as stack:
+        if answering.owned:
+            stack.push_async_callback(answering.policy.aclose)
+        backend = await stack.enter_async_context(open_backend(sandbox)) if isinstance(sandbox, str) else sandbox
+        if gate is None:
+            gate = await stack.enter_async_context(Gate(answering.policy))
+        return await rollout(
+            task,
+            plan,
+            backend=backend,
+            gate=gate,
+            session_options={
+                "policy": answering.policy,
+                "budget": Budget(calls=max_calls),
+                "settings": answering.settings,
+            },
+            provision=provision or Provision(),
+            sink=sink,
+        )
+
+
+def _task(
+    instruction: str | Mapping[str, Any] | Task,
+    *,
+    template: str | None,
+    files: Mapping[str, str | bytes] | Sequence[File] | None,
+    setup: Sequence[str],
+    verify: Sequence[str],
+    task_id: str | None,
+) -> Task:
+    from msgspec.structs import replace
+
+    task = as_task(instruction)
+    if files is not None:
+        task = replace(task, files=(*task.files, *_files(files)))
+    if template is not None:
+        task = replace(task, image=template)
+    if setup:
+        task = replace(task, setup=(*task.setup, *setup))
+    if verify:
+        task = replace(task, verifier=VerifierSpec(kind="commands", options={"commands": list(verify)}))
+    return replace(task, id=task_id) if task_id is not None else task
+
+
+def _files(files: Mapping[str, str | bytes] | Sequence[File]) -> list[File]:
+    if not isinstance(files, Mapping):
+        return list(files)
+    return [File(path=path, data=text.encode() if isinstance(text, str) else text) for path, text in files.items()]

@@ -1,0 +1,173 @@
+"""How a run shows itself while it works: `rich` (a live table), `plain` (a line per attempt), `json` (a line per event), `none`.
+
+All four take the same two things: events as they happen and rollouts as they end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from types import TracebackType
+from typing import IO, Any, Literal, Protocol, Self
+
+import msgspec
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.events import Event
+from rollyard.core.rollout import Rollout
+
+Style = Literal["rich", "plain", "json", "none", "auto"]
+
+
+class Display(Protocol):
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def begin(self, run_id: str, owed: int, done: int) -> None: ...
+    async def event(self, event: Event) -> None: ...
+    def rollout(self, rollout: Rollout) -> None: ...
+
+
+def display(style: str, out: IO[str] | None = None) -> Display:
+    stream: IO[str] = out if out is not None else sys.stderr
+    if style == "auto":
+        style = "rich" if stream.isatty() else "plain"
+    kinds: dict[str, type[Display]] = {"rich": _Rich, "plain": _Plain, "json": _Json, "none": _Nothing}
+    if style not in kinds:
+        raise ConfigError(f"no display named {style!r}; there are {', '.join(kinds)} and auto")
+    return kinds[style](stream)  # type: ignore[call-arg]  # all four take the stream
+
+
+def one_line(rollout: Rollout) -> str:
+    reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
+    words = [rollout.task.id, f"#{rollout.attempt}", rollout.agent, rollout.status, reward]
+    words += [f"{rollout.calls} calls", f"{rollout.wall_s:.1f} s"]
+    if rollout.failure is not None:
+        words.append(f"[{rollout.failure.boundary}: {rollout.failure.message[:160]}]")
+    return "  ".join(words)
+
+
+class _Nothing:
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def begin(self, run_id: str, owed: int, done: int) -> None:
+        return None
+
+    async def event(self, event: Event) -> None:
+        return None
+
+    def rollout(self, rollout: Rollout) -> None:
+        return None
+
+
+class _Plain(_Nothing):
+    def begin(self, run_id: str, owed: int, done: int) -> None:
+        already = f", {done} already done" if done else ""
+        print(f"run {run_id}: {owed} attempts to do{already}", file=self._out, flush=True)
+
+    def rollout(self, rollout: Rollout) -> None:
+        print(one_line(rollout), file=self._out, flush=True)
+
+
+class _Json(_Nothing):
+    """One JSON object a line: `{"event": ...}` and `{"rollout": ...}`."""
+
+    def _line(self, value: Any) -> None:
+        print(msgspec.json.encode(value).decode(), file=self._out, flush=True)
+
+    def begin(self, run_id: str, owed: int, done: int) -> None:
+        self._line({"run": run_id, "owed": owed, "done": done})
+
+    async def event(self, event: Event) -> None:
+        self._line({"event": event})
+
+    def rollout(self, rollout: Rollout) -> None:
+        self._line({"rollout": summary(rollout)})
+
+
+def summary(rollout: Rollout) -> dict[str, Any]:
+    """The fields of a rollout that fit on a line."""
+    return {
+        "id": rollout.id,
+        "task_id": rollout.task.id,
+        "attempt": rollout.attempt,
+        "agent": rollout.agent,
+        "status": rollout.status,
+        "reward": rollout.reward,
+        "calls": rollout.calls,
+        "wall_s": round(rollout.wall_s, 3),
+        "failure": None if rollout.failure is None else msgspec.to_builtins(rollout.failure),
+    }
+
+
+class _Rich(_Nothing):
+    """What is in flight by stage, what ended how, failures by boundary, rate and time left; redrawn four times a second."""
+
+    def __init__(self, out: IO[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        super().__init__(out)
+        self._console = Console(file=out, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._draw)
+        self._run_id, self._owed, self._done = "", 0, 0
+        self._stage_of: dict[str, str] = {}
+        self._statuses: Counter[str] = Counter()
+        self._boundaries: Counter[str] = Counter()
+        self._rewards: list[float] = []
+        self._clock = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def begin(self, run_id: str, owed: int, done: int) -> None:
+        self._run_id, self._owed, self._done = run_id, owed, done
+        self._clock = time.monotonic()
+
+    async def event(self, event: Event) -> None:
+        if event.name == "stage.started" and event.rollout_id is not None:
+            self._stage_of[event.rollout_id] = event.fields["stage"]
+
+    def rollout(self, rollout: Rollout) -> None:
+        self._stage_of.pop(rollout.id, None)
+        self._statuses[rollout.status] += 1
+        if rollout.failure is not None:
+            self._boundaries[rollout.failure.boundary] += 1
+        if rollout.reward is not None:
+            self._rewards.append(rollout.reward)
+        self._console.print(one_line(rollout), markup=False)
+
+    def _draw(self) -> Any:
+        from rich.text import Text
+
+        finished = sum(self._statuses.values())
+        took = time.monotonic() - self._clock
+        rate = finished / took if took > 0 else 0.0
+        left = max(0, self._owed - finished)
+        eta = f"{left / rate:.0f} s left" if rate else "starting"
+        mean = f"{sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else "-"
+        flight = ", ".join(f"{stage} {n}" for stage, n in Counter(self._stage_of.values()).items()) or "nothing"
+        lines = [
+            f"run {self._run_id}  {finished}/{self._owed} attempts  mean reward {mean}  {rate * 60:.1f}/min  {eta}",
+            f"in flight: {flight}",
+        ]
+        if self._boundaries:
+            lines.append("failed at: " + ", ".join(f"{name} {n}" for name, n in self._boundaries.items()))
+        return Text("\n".join(lines))
