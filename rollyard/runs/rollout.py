@@ -20,7 +20,7 @@ import msgspec
 
 from rollyard import agents
 from rollyard.core.agent import Launch
-from rollyard.core.errors import AgentError, AgentParked, Error, PolicyError
+from rollyard.core.errors import AgentError, AgentParked, Error, PolicyError, SandboxUnavailable
 from rollyard.core.protocols import Backend, EventSink, Sandbox
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, Status, Verdict
 from rollyard.core.sandbox import Network, SandboxSpec
@@ -117,8 +117,7 @@ class _Rollout:
         async with self.stages.stage("provision", limit_s=self.limits.boot + self.limits.install) as deadline:
             ground = await self.provision.ground(self.task, self.plan.agent, self.backend, deadline)
             self.spec = spec = self._spec(ground)
-            with anyio.fail_after(min(deadline.left, self.limits.boot)):
-                sandbox: Sandbox = await self.backend.open(spec)
+            sandbox = await self._open(spec, min(deadline.left, self.limits.boot))
             self.sandbox, self.ground = sandbox, ground
             stack.push_async_callback(self._close_sandbox)
             await self.stages.tell(
@@ -133,6 +132,15 @@ class _Rollout:
             elif self.plan.agent.dialect is not None:
                 self.session = await self.gate.open_session(self.plan.rollout_id, **self.session_options)
                 self.root_url = await self._route(self.session)
+
+    async def _open(self, spec: SandboxSpec, limit_s: float) -> Sandbox:
+        try:
+            with anyio.fail_after(limit_s):
+                return await self.backend.open(spec)
+        except TimeoutError as error:
+            raise SandboxUnavailable(
+                f"the sandbox did not open within limits.boot ({self.limits.boot:g} s)", hint="raise limits.boot"
+            ) from error
 
     def _spec(self, ground: Ground) -> SandboxSpec:
         plan, task, built = self.plan, self.task, ground.built
