@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rollyard.core.task import Task as Task
     from rollyard.gate.gate import Gate as Gate
     from rollyard.gate.limits import Budget as Budget
+    from rollyard.policy.renderers.load import renderer as renderer
     from rollyard.runs.once import run_rollout as run_rollout
     from rollyard.sandbox.images import ImageStore as ImageStore
     from rollyard.sandbox.images import layer as layer
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 
 # public name -> module that holds it
 _NAMES: dict[str, str] = {
+    "renderer": "rollyard.policy.renderers.load",
     "Error": "rollyard.core.errors",
     "Limits": "rollyard.core.limits",
     "Resources": "rollyard.core.sandbox",

@@ -1,4 +1,4 @@
-"""Who answers a call: another model server (`upstream`), the trainer (`Queue`), a script, a recording.
+"""Who answers a call: another model server (`upstream`, `tokens`), the trainer (`Queue`), a script, a recording.
 
 Read `queue.py` for the trainer's side, `upstream_policy.py` for a relayed one; `evidence.py` says what a reply proves. Names are
 imported on first use (a queue needs no HTTP client), and no module is called like one of them.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rollyard.policy.queue import QueueSession as QueueSession
     from rollyard.policy.replay_policy import replay as replay
     from rollyard.policy.scripted_policy import scripted as scripted
+    from rollyard.policy.tokens_policy import tokens as tokens
     from rollyard.policy.upstream_policy import upstream as upstream
 
 # public name -> module that holds it
@@ -30,6 +31,7 @@ _NAMES = {
     "passthrough": "passthrough_policy",
     "replay": "replay_policy",
     "scripted": "scripted_policy",
+    "tokens": "tokens_policy",
     "upstream": "upstream_policy",
 }
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
-from rollyard.core.call import Call, Finish, Reply, Usage, VersionSpan, floats, ids
+from rollyard.core.call import Call, Finish, Reply, TokenText, Usage, VersionSpan, floats, ids
 from rollyard.core.errors import ReplyRefused
 from rollyard.core.message import Message, Text
 from rollyard.policy.evidence import examined
@@ -67,35 +66,72 @@ def reply_of(call: Call, given: Answer, renderer: Renderer | None) -> Reply:
     if given.logprobs is not None and given.ids is None:
         raise ReplyRefused("logprobs need the ids they belong to")
     message = message_of(call, given, renderer)
-    sampled = given.ids
-    count = None if sampled is None else len(sampled)
-    versioned: dict[str, Any] = {}
-    if given.version is not None:
-        versioned = {"version_start": given.version, "version_end": given.version}
-        if count:
-            versioned["spans"] = (VersionSpan(given.version, 0, count),)
-    reply = examined(
-        Reply(
-            message=message,
-            finish=given.finish or finish_of(message, sampled, renderer),
-            usage=Usage(
-                prompt_tokens=None if call.prompt_ids is None else len(call.prompt_ids), completion_tokens=count
-            ),
-            model=call.model,
-            prompt_ids=call.prompt_ids,
-            completion_ids=sampled,
-            logprobs=given.logprobs,
-            inserted=call.inserted,
-            prompt_source=call.prompt_source,
-            sampling=call.sampling,
-            break_reason=call.break_reason,
-            finished_at=time.time(),
-            **versioned,
-        )
-    )
+    finish = given.finish or finish_of(message, given.ids, renderer)
+    reply = built(call, message, finish, given.ids, given.logprobs, renderer)
     if reply.flaws:
         raise ReplyRefused("; ".join(reply.flaws))
-    return reply
+    if given.version is None:
+        return reply
+    spans = (VersionSpan(given.version, 0, len(given.ids)),) if given.ids else ()
+    return msgspec.structs.replace(reply, version_start=given.version, version_end=given.version, spans=spans)
+
+
+def sampled_reply(
+    call: Call,
+    sampled: array[int],
+    logprobs: array[float] | None,
+    renderer: Renderer,
+    *,
+    cut: bool,
+    flaws: tuple[str, ...] = (),
+) -> Reply:
+    """What an engine sampled for a prepared call. Contradictions mark the turn; they do not stop the agent."""
+    message = stamped(renderer.parse(sampled, call.tools), call.id)
+    finish: Finish = "length" if cut else "tool_calls" if message.tool_calls else "stop"
+    return built(call, message, finish, sampled, logprobs, renderer, flaws)
+
+
+def built(
+    call: Call,
+    message: Message,
+    finish: Finish,
+    sampled: array[int] | None,
+    logprobs: array[float] | None,
+    renderer: Renderer | None,
+    flaws: tuple[str, ...] = (),
+) -> Reply:
+    prompt = call.prompt_ids
+    return examined(
+        Reply(
+            message=message,
+            finish=finish,
+            usage=Usage(
+                prompt_tokens=None if prompt is None else len(prompt),
+                completion_tokens=None if sampled is None else len(sampled),
+            ),
+            model=call.model,
+            prompt_ids=prompt,
+            completion_ids=sampled,
+            logprobs=logprobs,
+            tokens=token_texts(sampled, logprobs, renderer),
+            inserted=call.inserted,
+            prompt_source=call.prompt_source,
+            break_reason=call.break_reason,
+            sampling=call.sampling,
+            flaws=flaws,
+            finished_at=time.time(),
+        )
+    )
+
+
+def token_texts(
+    sampled: array[int] | None, logprobs: array[float] | None, renderer: Renderer | None
+) -> tuple[TokenText, ...]:
+    """Each sampled token as text, for people; a token that is part of a character shows as the replacement sign."""
+    if sampled is None or renderer is None:
+        return ()
+    values = logprobs if logprobs is not None and len(logprobs) == len(sampled) else [None] * len(sampled)
+    return tuple(TokenText(renderer.decode(ids((t,))), value) for t, value in zip(sampled, values, strict=True))
 
 
 def message_of(call: Call, given: Answer, renderer: Renderer | None) -> Message:

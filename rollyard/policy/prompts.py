@@ -115,10 +115,10 @@ class Prompts:
         new = messages[at:]
         if not new:
             raise Unbridgeable("nothing_new", "the conversation ends with the model's own answer")
-        turn = Turn(known.strand[known.end - known.sampled : known.end], known.message)
+        begun = known.end - known.sampled
+        turn = Turn(known.strand[:begun], known.strand[begun : known.end], known.message)
         bridged = self.renderer.bridge(turn, new, call.tools)
-        prompt = known.strand[: known.end]
-        prompt.extend(bridged.ids)
+        prompt = turn.prompt + turn.completion + bridged.ids
         self.counts["bridge"] += 1
         if self.check == "always":
             same = self.renderer.render(messages, call.tools) == prompt

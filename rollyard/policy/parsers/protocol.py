@@ -17,6 +17,7 @@ from rollyard.core.message import Message, Part, Text, Thinking, ToolCall, ToolS
 
 class Parser(Protocol):
     name: str
+    think: tuple[str, str]  # what opens and closes reasoning; empty where the family has none
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Message: ...
     def format(self, message: Message) -> str: ...

@@ -30,6 +30,7 @@ class Tagged:
 
     def __init__(self, name: str, tags: Tags, read: Body, write: Callable[[ToolCall], str]) -> None:
         self.name = name
+        self.think = tags.think
         self._tags = tags
         self._read = read
         self._write = write

@@ -33,8 +33,9 @@ class Bridged(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A sampled turn: the ids of its completion, and the message they were parsed into."""
+    """A sampled turn: what the model saw, what it sampled, and the message that was made of it."""
 
+    prompt: array[int]
     completion: array[int]
     message: Message
 

@@ -1,0 +1,245 @@
+"""Model servers that take token ids and give token ids: how each is asked, and how its answer is read.
+
+Values, no I/O. `vllm` is the tokens endpoint of vLLM (and of our own `serve model`), `completions` the older one that every
+vLLM has, `sglang` its native endpoint, `llamacpp` its `/completion`. None of them parses tool calls: that is the renderer's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from rollyard.core.call import Sampling, VersionSpan, floats, ids
+from rollyard.core.errors import UpstreamError
+
+Kind = Literal["vllm", "completions", "sglang", "llamacpp", "torch"]
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One request: the prompt, what to sample with, and the tokens that end a turn."""
+
+    model: str
+    prompt: array[int]
+    sampling: Sampling
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    top_logprobs: int = 0
+
+
+class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. `mode` says whether the logprobs are of the raw or of the truncated, tempered distribution."""
+
+    ids: array[int] | None
+    logprobs: array[float] | None
+    cut: bool = False
+    aborted: bool = False
+    mode: Literal["raw", "processed"] | None = None
+    version: int | None = None
+    spans: tuple[VersionSpan, ...] = ()
+    stop_reason: str | None = None
+    flaws: tuple[str, ...] = ()
+    engine: Mapping[str, Any] = {}
+
+
+class Engine(msgspec.Struct, frozen=True):
+    name: Kind
+    path: str  # below the server's root
+    request: Callable[[Ask], dict[str, Any]]
+    read: Callable[[dict[str, Any]], Sampled]
+
+
+def known(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def shared(ask: Ask) -> dict[str, Any]:
+    """Sampling as vLLM, SGLang and llama.cpp alike call it."""
+    s = ask.sampling
+    return known(
+        temperature=s.temperature,
+        top_p=s.top_p,
+        top_k=s.top_k,
+        min_p=s.min_p,
+        seed=s.seed,
+        presence_penalty=s.presence_penalty,
+        frequency_penalty=s.frequency_penalty,
+        stop=list(s.stop) or None,
+    )
+
+
+def ask_vllm(ask: Ask) -> dict[str, Any]:
+    params = shared(ask) | {
+        "max_tokens": ask.max_tokens,
+        "logprobs": max(1, ask.top_logprobs),
+        "stop_token_ids": list(ask.stop_ids),
+        "skip_special_tokens": False,
+    }
+    return {"model": ask.model, "token_ids": ask.prompt.tolist(), "sampling_params": params, "stream": False}
+
+
+def read_vllm(body: dict[str, Any]) -> Sampled:
+    choice = first(body, "choices")
+    entries = (choice.get("logprobs") or {}).get("content")
+    spans = spans_of(body.get("weight_versions"))
+    return Sampled(
+        ids=id_array(choice.get("token_ids")),
+        logprobs=None if entries is None else logprob_array([entry.get("logprob") for entry in entries]),
+        cut=choice.get("finish_reason") == "length",
+        aborted=choice.get("finish_reason") == "abort",
+        mode=body.get("logprobs_mode"),
+        version=whole(body.get("weight_version")),
+        spans=spans,
+        stop_reason=choice.get("finish_reason"),
+        engine=known(request_id=body.get("request_id")),
+    )
+
+
+def ask_completions(ask: Ask) -> dict[str, Any]:
+    return shared(ask) | {
+        "model": ask.model,
+        "prompt": ask.prompt.tolist(),
+        "max_tokens": ask.max_tokens,
+        "logprobs": ask.top_logprobs,
+        "return_token_ids": True,
+        "stop_token_ids": list(ask.stop_ids),
+        "skip_special_tokens": False,
+        "add_special_tokens": False,
+        "stream": False,
+    }
+
+
+def read_completions(body: dict[str, Any]) -> Sampled:
+    choice = first(body, "choices")
+    values = (choice.get("logprobs") or {}).get("token_logprobs")
+    return Sampled(
+        ids=id_array(choice.get("token_ids")),
+        logprobs=None if values is None else logprob_array(values),
+        cut=choice.get("finish_reason") == "length",
+        aborted=choice.get("finish_reason") == "abort",
+        stop_reason=choice.get("finish_reason"),
+        engine=known(request_id=body.get("id")),
+    )
+
+
+def ask_sglang(ask: Ask) -> dict[str, Any]:
+    params = shared(ask) | {
+        "max_new_tokens": ask.max_tokens,
+        "stop_token_ids": list(ask.stop_ids),
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    seed = params.pop("seed", None)
+    if seed is not None:
+        params["sampling_seed"] = seed
+    return {
+        "input_ids": ask.prompt.tolist(),
+        "sampling_params": params,
+        "return_logprob": True,
+        "logprob_start_len": -1,
+        "top_logprobs_num": ask.top_logprobs,
+        "stream": False,
+    }
+
+
+def read_sglang(body: dict[str, Any]) -> Sampled:
+    meta = body.get("meta_info") or {}
+    rows = meta.get("output_token_logprobs")
+    finish = meta.get("finish_reason") or {}
+    flaws: tuple[str, ...] = ()
+    sampled = id_array(body.get("output_ids"))
+    if rows is not None:
+        named = id_array([row[1] for row in rows])
+        if sampled is not None and named != sampled:
+            flaws = ("the ids beside the logprobs are not the ids of the answer",)
+        sampled = named if sampled is None else sampled
+    return Sampled(
+        ids=sampled,
+        logprobs=None if rows is None else logprob_array([row[0] for row in rows]),
+        cut=finish.get("type") == "length",
+        aborted=finish.get("type") == "abort",
+        version=whole(meta.get("weight_version")),
+        spans=spans_of(meta.get("weight_versions")),
+        stop_reason=finish.get("type"),
+        flaws=flaws,
+        engine=known(request_id=meta.get("id")),
+    )
+
+
+def ask_llamacpp(ask: Ask) -> dict[str, Any]:
+    open_ended = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}  # its own defaults truncate
+    return (
+        open_ended
+        | shared(ask)
+        | {
+            "prompt": ask.prompt.tolist(),
+            "n_predict": ask.max_tokens,
+            "n_probs": max(1, ask.top_logprobs),
+            "return_tokens": True,
+            "cache_prompt": True,
+            "stream": False,
+        }
+    )
+
+
+def read_llamacpp(body: dict[str, Any]) -> Sampled:
+    sampled = id_array(body.get("tokens"))
+    entries = body.get("completion_probabilities") or []
+    flaws: tuple[str, ...] = ()
+    if sampled is not None and [entry.get("id") for entry in entries] != sampled.tolist():
+        flaws = (f"{len(sampled)} sampled ids but logprobs for {len(entries)} others",)
+    return Sampled(
+        ids=sampled,
+        logprobs=None if flaws else logprob_array([entry.get("logprob") for entry in entries]),
+        cut=body.get("stop_type") == "limit",
+        mode="raw",
+        stop_reason=body.get("stop_type"),
+        flaws=flaws,
+        engine=known(truncated=body.get("truncated") or None),
+    )
+
+
+ENGINES: Mapping[str, Engine] = {
+    "vllm": Engine("vllm", "/inference/v1/generate", ask_vllm, read_vllm),
+    "torch": Engine("torch", "/inference/v1/generate", ask_vllm, read_vllm),
+    "completions": Engine("completions", "/v1/completions", ask_completions, read_completions),
+    "sglang": Engine("sglang", "/generate", ask_sglang, read_sglang),
+    "llamacpp": Engine("llamacpp", "/completion", ask_llamacpp, read_llamacpp),
+}
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "rollyard": "torch"}  # `owned_by` in /v1/models
+
+
+def first(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    rows = body.get(name)
+    if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
+        raise UpstreamError(f"the model server's answer has no {name}", status=502)
+    return rows[0]
+
+
+def id_array(values: Any) -> array[int] | None:
+    if not isinstance(values, list):
+        return None
+    try:
+        return ids(values)
+    except (TypeError, OverflowError) as error:
+        raise UpstreamError("the model server's ids are not integers", status=502) from error
+
+
+def logprob_array(values: Sequence[Any]) -> array[float]:
+    """A missing value becomes NaN, which the checks refuse; nothing is filled in."""
+    return floats(float("nan") if value is None else float(value) for value in values)
+
+
+def whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | str) and str(value).isdecimal() else None
+
+
+def spans_of(rows: Any) -> tuple[VersionSpan, ...]:
+    if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == 3 for r in rows):
+        return ()
+    found = [(whole(row[0]), whole(row[1]), whole(row[2])) for row in rows]
+    if any(value is None for row in found for value in row):
+        return ()
+    return tuple(VersionSpan(int(v or 0), int(a or 0), int(b or 0)) for v, a, b in found)

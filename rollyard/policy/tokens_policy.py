@@ -1,0 +1,204 @@
+"""`tokens`: a model server that is given ids and gives ids, so that turn n begins with exactly what was sampled before.
+
+The prompt of each call comes from `Prompts` (the ids of the turn it continues, plus what is new), whatever dialect the agent
+speaks. The answer's ids are parsed here, by the renderer: no tool parser of a server touches them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from rollyard.core.call import Call, CaptureLevel, Reply, Sampling
+from rollyard.core.errors import ConfigError, UpstreamError
+from rollyard.core.ids import new_id
+from rollyard.core.message import Message, Text
+from rollyard.policy.answer import sampled_reply
+from rollyard.policy.connection import Connection, Timeouts, checked_url, json_object, resolve_key
+from rollyard.policy.engines import ENGINES, OWNERS, Ask, Engine, Sampled
+from rollyard.policy.prompts import Check, Prompts
+from rollyard.policy.renderers.load import renderer as load_renderer
+from rollyard.policy.renderers.protocol import Renderer
+from rollyard.policy.upstream_policy import checked_sampling
+
+DEFAULT_MAX_TOKENS = 4096  # for an agent that names none; servers would stop at 16
+
+
+def tokens(
+    url: str,
+    model: str | None = None,
+    *,
+    renderer: Renderer | str,
+    kind: Literal["auto", "vllm", "completions", "sglang", "llamacpp", "torch"] = "auto",
+    key: str | None = None,
+    key_env: str | None = None,
+    max_tokens_cap: int | None = None,
+    max_context: int | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    check: Check = "never",
+    timeouts: Timeouts | None = None,
+) -> Tokens:
+    """A policy on the server at `url` (with or without `/v1`). `kind="auto"` asks the server what it is. `sampling`
+    overrides what agents ask for; `check="always"` compares every bridge with a full render and counts."""
+    return Tokens(
+        checked_url(url).removesuffix("/v1"),
+        model,
+        load_renderer(renderer) if isinstance(renderer, str) else renderer,
+        engine=None if kind == "auto" else engine_named(kind),
+        key=resolve_key(key, key_env),
+        max_tokens_cap=max_tokens_cap,
+        max_context=max_context,
+        sampling=checked_sampling(sampling or {}),
+        check=check,
+        timeouts=timeouts or Timeouts(),
+    )
+
+
+def engine_named(kind: str) -> Engine:
+    if kind not in ENGINES:
+        raise ConfigError(f"no engine named {kind!r}", hint=f"known: auto, {', '.join(ENGINES)}")
+    return ENGINES[kind]
+
+
+class Tokens:
+    """A `Policy`. `prompts.counts` says how many prompts were bridged, and why the others were not."""
+
+    def __init__(
+        self,
+        root: str,
+        model: str | None,
+        renderer: Renderer,
+        *,
+        engine: Engine | None,
+        key: str | None,
+        max_tokens_cap: int | None,
+        max_context: int | None,
+        sampling: Mapping[str, Any],
+        check: Check,
+        timeouts: Timeouts,
+    ) -> None:
+        self.root = root
+        self.model = model
+        self.renderer = renderer
+        self.prompts = Prompts(renderer, check=check)
+        self.engine = engine
+        self.max_context = max_context
+        self.level: CaptureLevel | None = None
+        self._cap = max_tokens_cap
+        self._sampling = sampling
+        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        self._connection = Connection(timeouts=timeouts, secrets=(key,) if key else ())
+
+    async def __call__(self, call: Call) -> Reply:
+        engine = self.engine or await self.discover()
+        call = self.prompts.prepare(call)
+        ask = self._ask(call)
+        started = time.time()
+        body = await self._connection.post(
+            self.root + engine.path, msgspec.json.encode(engine.request(ask)), self._headers
+        )
+        found = self._read(engine, body)
+        reply = self._reply(call, ask, found, engine, started)
+        self.prompts.answered(call, reply)
+        self.level = reply.capture
+        return reply
+
+    async def probe(self) -> CaptureLevel:
+        """Samples one token and says what the server tells about it."""
+        hello = Call(
+            id=new_id("call"),
+            rollout_id="probe",
+            dialect="chat",
+            model=self.model or "default",
+            messages=(Message("user", (Text("Say hi."),)),),
+            sampling=Sampling(max_tokens=1),
+            kind="auxiliary",
+        )
+        level = (await self(hello)).capture
+        self.prompts.forget("probe")
+        return level
+
+    async def discover(self) -> Engine:
+        """Which engine serves here, by what its model list says; its model and context length where none were given."""
+        status, body, _ = await self._connection.exchange("GET", f"{self.root}/v1/models", None, self._headers)
+        if status != 200:
+            raise UpstreamError(f"the model server answered {status} to /v1/models", status=502)
+        listed = json_object(body).get("data")
+        first: dict[str, Any] = listed[0] if isinstance(listed, list) and listed else {}
+        owner = str(first.get("owned_by", ""))
+        if owner not in OWNERS:
+            raise ConfigError(f"cannot tell which engine serves {self.root} (owned_by {owner!r})", hint="pass kind=")
+        self.model = self.model or str(first.get("id"))
+        length = first.get("max_model_len") or (first.get("meta") or {}).get("n_ctx")
+        self.max_context = self.max_context or (length if isinstance(length, int) else None)
+        engine = ENGINES[OWNERS[owner]]
+        if engine.name == "vllm" and not await self._has(engine.path):
+            engine = ENGINES["completions"]
+        self.engine = engine
+        return engine
+
+    async def _has(self, path: str) -> bool:
+        """A route that exists refuses an empty body; one that does not is 404."""
+        status, _, _ = await self._connection.exchange("POST", self.root + path, b"{}", self._headers)
+        return status not in (404, 405)
+
+    def _ask(self, call: Call) -> Ask:
+        assert call.prompt_ids is not None
+        changes = {**self._sampling, **checked_sampling(call.options.get("sampling") or {})}
+        wanted = msgspec.structs.replace(call.sampling, **changes) if changes else call.sampling
+        limit = wanted.max_tokens or DEFAULT_MAX_TOKENS
+        for cap in (self._cap, call.options.get("max_tokens_cap")):
+            limit = min(limit, cap) if cap else limit
+        if self.max_context is not None:
+            left = self.max_context - len(call.prompt_ids)
+            if left < 1:
+                raise UpstreamError(
+                    f"the prompt has {len(call.prompt_ids)} tokens; the model's context is {self.max_context}",
+                    status=400,
+                )
+            limit = min(limit, left)
+        return Ask(
+            model=call.options.get("model") or self.model or call.model,
+            prompt=call.prompt_ids,
+            sampling=msgspec.structs.replace(wanted, max_tokens=limit, logprobs=True),
+            max_tokens=limit,
+            stop_ids=self.renderer.stop_ids,
+        )
+
+    def _read(self, engine: Engine, body: bytes) -> Sampled:
+        try:
+            found = engine.read(json_object(body))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise UpstreamError(f"the answer is not {engine.name}'s", status=502, body=body[:4096]) from error
+        if found.ids is None:
+            raise UpstreamError(f"{engine.name} gave no token ids", status=502, body=body[:4096])
+        if found.aborted:
+            raise UpstreamError(f"{engine.name} aborted the request", status=503)
+        return found
+
+    def _reply(self, call: Call, ask: Ask, found: Sampled, engine: Engine, started: float) -> Reply:
+        assert found.ids is not None
+        reply = sampled_reply(call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws)
+        spans = found.spans
+        return msgspec.structs.replace(
+            reply,
+            model=ask.model,
+            sampling=ask.sampling,
+            stop_reason=found.stop_reason,
+            logprobs_mode=found.mode,
+            version_start=spans[0].version if spans else found.version,
+            version_end=spans[-1].version if spans else found.version,
+            spans=spans,
+            engine={**found.engine, "kind": engine.name, "url": self.root},
+            started_at=started,
+            finished_at=time.time(),
+        )
+
+    async def closed(self, rollout_id: str) -> None:
+        self.prompts.forget(rollout_id)
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
