@@ -82,7 +82,7 @@ class LocalBackend:
         )
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self._journal.sweep)
+        await asyncio.to_thread(self._sweep)
         return self
 
     async def __aexit__(
@@ -134,8 +134,7 @@ class LocalBackend:
         home = self._journal.home(sandbox_id)
         lock = home.make()
         try:
-            group = limits.make(self._cgroups, sandbox_id, spec.resources)
-            entry = self._entry(sandbox_id, spec, rootfs, group)
+            entry = self._entry(sandbox_id, spec, rootfs)
             home.write(entry)
             box = await self._boot(home, entry, spec, rootfs, lock)
         except OSError as error:
@@ -155,7 +154,7 @@ class LocalBackend:
             self._rootfs[key] = (time.monotonic(), rootfs)
         return rootfs
 
-    def _entry(self, sandbox_id: str, spec: SandboxSpec, rootfs: Rootfs, group: limits.Group) -> Entry:
+    def _entry(self, sandbox_id: str, spec: SandboxSpec, rootfs: Rootfs) -> Entry:
         now = time.time()
         trees = {tree.target: f"t{n}/upper" for n, tree in enumerate(rootfs.trees) if tree.writable}
         return Entry(
@@ -172,7 +171,6 @@ class LocalBackend:
             workdir=spec.workdir or rootfs.workdir,
             user=spec.user or rootfs.user,
             env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **rootfs.env, **spec.env},
-            cgroups=group.dirs,
             lifetime=spec.lifetime,
             owner_pid=os.getpid(),
             uppers={"/": "root/upper", **trees},
@@ -185,26 +183,26 @@ class LocalBackend:
             {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
             for m in spec.mounts
         ]
+        recipe = limits.recipe(self._cgroups, spec.resources)
         return {
             "home": str(home.path),
             "namespace": True,
             "network": spec.network,
-            "hostname": "sandbox",
             "lowers": list(rootfs.lowers),
             "trees": msgspec.to_builtins(rootfs.trees),
             "binds": binds,
             "writable": str(home.fs) if spec.disk == "disk" else None,
             "tmpfs_mb": spec.resources.disk_mb or DEFAULT_DISK_MB,
-            "proc": "fresh",
+            "proc": True,
             "map": msgspec.to_builtins(self._ids),
-            "cgroups": limits.Group(entry.cgroups).procs,
+            "cgroup_roots": recipe.roots,
+            "limits": recipe.limits,
             "rlimits": limits.rlimits(self._cgroups, spec.resources),
             "owner": spec.lifetime == "owner",
             "ttl_s": spec.ttl_s,
             "idle_ttl_s": spec.idle_ttl_s,
             "nesting": bool(spec.options.get("nesting")),
             "last_capability": self._last_capability,
-            "workdir": entry.workdir,
         }
 
     async def _boot(self, home: Home, entry: Entry, spec: SandboxSpec, rootfs: Rootfs, lock: int) -> LocalSandbox:
@@ -222,7 +220,12 @@ class LocalBackend:
                 plan = self._plan(home, entry, spec, rootfs)
                 reply, pidfd = await self._launcher.launch(plan, fds, spec.boot_s)
             await channel.greeting(max(0.1, deadline - time.monotonic()))
-            entry = msgspec.structs.replace(entry, info=msgspec.structs.replace(entry.info, pid=reply["pid"]))
+            entry = msgspec.structs.replace(
+                entry,
+                info=msgspec.structs.replace(entry.info, pid=reply["pid"]),
+                cgroups=tuple(reply["cgroups"]),
+                shifted=reply["shifted"],
+            )
             home.write(entry)
             return LocalSandbox(home, entry, channel, pidfd, self)
         except BaseException as error:
@@ -230,12 +233,17 @@ class LocalBackend:
             if pidfd is not None:
                 os.close(pidfd)
             else:  # the zygote never had it, so it will not tidy up after it
-                zygote.remains(str(home.path), list(entry.cgroups))
+                zygote.remains(str(home.path), [])
             if isinstance(error, Refused):
                 raise SandboxUnavailable(
                     f"the sandbox did not start: {error.name} at {error.path}", hint="see `rollyard doctor`"
                 ) from None
             raise
+
+    def _sweep(self) -> list[str]:
+        gone = self._journal.sweep()
+        limits.sweep(self._cgroups)
+        return gone
 
     def forget(self, sandbox_id: str) -> None:
         self._boxes.pop(sandbox_id, None)
@@ -257,7 +265,7 @@ class LocalBackend:
 
     async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
         """Remove what dead sandboxes left; with labels or an age, also kill the live ones they describe."""
-        gone = await asyncio.to_thread(self._journal.sweep)
+        gone = await asyncio.to_thread(self._sweep)
         if labels is None and older_than is None:
             return gone
         for info in await self.list(labels):
@@ -265,7 +273,7 @@ class LocalBackend:
                 with contextlib.suppress(SandboxError):  # it ended by itself meanwhile
                     await (await self.attach(info.id)).kill()
                 gone.append(info.id)
-        await asyncio.to_thread(self._journal.sweep)
+        await asyncio.to_thread(self._sweep)
         return gone
 
 

@@ -34,6 +34,8 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._number = 0
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
+        self._greeting: asyncio.Future[tuple[dict[str, Any], list[int]]] = self._loop.create_future()
+        self._waiting[0] = self._greeting  # from the start: it may come before anybody asks for it
         self.closed = asyncio.Event()
         self._loop.add_reader(sock.fileno(), self._read)
 
@@ -66,14 +68,11 @@ class Channel:
 
     async def greeting(self, timeout: float) -> None:
         """The one message the other side sends unasked: that it is ready, or what it failed at."""
-        future = self._expect(0)
         try:
             async with asyncio.timeout(timeout):
-                await future
+                await self._greeting
         except TimeoutError:
             raise SandboxInterrupted(f"{self._name} was not ready within {timeout:g} s") from None
-        finally:
-            self._waiting.pop(0, None)
 
     def _expect(self, number: int) -> asyncio.Future[tuple[dict[str, Any], list[int]]]:
         if self.closed.is_set():
@@ -136,7 +135,9 @@ class Channel:
         self.closed.set()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        for future in self._waiting.values():
+        for number, future in self._waiting.items():
             if not future.done():
                 future.set_exception(self._gone())
+            if number == 0:
+                future.exception()  # seen: nobody may ever ask for it
         self._waiting.clear()

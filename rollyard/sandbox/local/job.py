@@ -143,10 +143,10 @@ class LocalJob:
         return reply["cpu_s"]
 
     async def kill(self) -> None:
-        """End the whole tree. Nothing happens when it has ended already."""
+        """End the whole tree, what a program that has ended left running too. Idempotent."""
+        await self._ask("kill")
         if self._result is not None:
             return
-        await self._ask("kill")
         try:
             self._result, _ = await self._ask("wait", timeout=5.0)
         except SandboxGone:

@@ -34,11 +34,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     cgroups: tuple[str, ...] = ()
     lifetime: str = "owner"
     owner_pid: int = 0
-    ids: Mapping[str, str] = {}
+    shifted: bool = False  # what it wrote has the ids of its range, not its own
     uppers: Mapping[str, str] = {}  # mount target -> directory below `fs`
     image: str = "host"
     layers: tuple[str, ...] = ()
-    map_kind: str = "range"
 
 
 class Home:

@@ -28,6 +28,7 @@ class Hierarchy(msgspec.Struct, frozen=True):
     root: str
     version: Literal[1, 2]
     controllers: tuple[Controller, ...]
+    swap: bool = False  # whether swap can be limited with memory
 
 
 class Cgroups(msgspec.Struct, frozen=True):
@@ -47,13 +48,9 @@ class Cgroups(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The cgroup directories of one sandbox. `procs` are the files its first process is written to."""
+    """The cgroup directories of one sandbox."""
 
     dirs: tuple[str, ...] = ()
-
-    @property
-    def procs(self) -> tuple[str, ...]:
-        return tuple(f"{path}/cgroup.procs" for path in self.dirs)
 
     def oom_kills(self) -> int:
         """How many processes the kernel has killed here for memory."""
@@ -65,10 +62,12 @@ class Group(msgspec.Struct, frozen=True):
                             return int(line.split()[1])
         return 0
 
-    def remove(self) -> None:
-        for path in self.dirs:
-            with contextlib.suppress(OSError):
-                Path(path).rmdir()
+
+class Recipe(msgspec.Struct, frozen=True):
+    """Where a sandbox's groups go, and what is written into each: file name to value."""
+
+    roots: tuple[str, ...]
+    limits: tuple[dict[str, str], ...]
 
 
 def find() -> Cgroups:
@@ -88,10 +87,11 @@ def find() -> Cgroups:
         here: tuple[Controller, ...] = tuple(
             c for c in CONTROLLERS if c not in taken and (probe / _LIMIT_FILE[version][c]).exists()
         )
+        swap = (probe / _SWAP_FILE[version]).exists()
         probe.rmdir()
         if here:
             taken.update(here)
-            found.append(Hierarchy(str(base), version, here))
+            found.append(Hierarchy(str(base), version, here, swap))
     return Cgroups(tuple(found))
 
 
@@ -99,6 +99,9 @@ _LIMIT_FILE: dict[int, dict[Controller, str]] = {
     1: {"memory": "memory.limit_in_bytes", "pids": "pids.max", "cpu": "cpu.cfs_quota_us"},
     2: {"memory": "memory.max", "pids": "pids.max", "cpu": "cpu.max"},
 }
+
+
+_SWAP_FILE = {1: "memory.memsw.limit_in_bytes", 2: "memory.swap.max"}
 
 
 def _mounted() -> Iterator[tuple[str, Literal[1, 2]]]:
@@ -123,50 +126,49 @@ def _delegate(mount: Path, base: Path) -> None:
             (path / "cgroup.subtree_control").write_text(wanted)
 
 
-def make(cgroups: Cgroups, name: str, resources: Resources) -> Group:
-    """A group with these limits. Only hierarchies that have something to limit get one."""
+def recipe(cgroups: Cgroups, resources: Resources) -> Recipe:
+    """Groups only in hierarchies that have something to limit: joining each costs milliseconds."""
     wanted: dict[Controller, bool] = {
         "memory": resources.memory_mb is not None,
         "pids": True,
         "cpu": resources.cpus is not None,
     }
-    dirs: list[str] = []
+    roots: list[str] = []
+    limits: list[dict[str, str]] = []
     for hierarchy in cgroups.hierarchies:
-        controllers: list[Controller] = [c for c in hierarchy.controllers if wanted[c]]
-        if not controllers:
-            continue
-        path = Path(hierarchy.root, name)
-        path.mkdir()
-        dirs.append(str(path))
-        for controller in controllers:
-            _limit(path, hierarchy.version, controller, resources)
-    return Group(tuple(dirs))
+        files: dict[str, str] = {}
+        for controller in hierarchy.controllers:
+            if wanted[controller]:
+                files.update(_files(hierarchy, controller, resources))
+        if files:
+            roots.append(hierarchy.root)
+            limits.append(files)
+    return Recipe(tuple(roots), tuple(limits))
 
 
-def _limit(path: Path, version: int, controller: Controller, resources: Resources) -> None:
+def _files(hierarchy: Hierarchy, controller: Controller, resources: Resources) -> dict[str, str]:
     if controller == "pids":
-        _write(path / "pids.max", resources.pids or DEFAULT_PIDS)
-    elif controller == "cpu":
+        return {"pids.max": str(resources.pids or DEFAULT_PIDS)}
+    if controller == "cpu":
         quota = int((resources.cpus or 1.0) * _PERIOD_US)
-        if version == 2:
-            _write(path / "cpu.max", f"{quota} {_PERIOD_US}")
-        else:
-            _write(path / "cpu.cfs_period_us", _PERIOD_US)
-            _write(path / "cpu.cfs_quota_us", quota)
-    else:
-        limit = (resources.memory_mb or 0) * 2**20
-        _write(path / _LIMIT_FILE[version]["memory"], limit)
-        swap, value = ("memory.swap.max", 0) if version == 2 else ("memory.memsw.limit_in_bytes", limit)
-        if (path / swap).exists():
-            _write(path / swap, value)
+        if hierarchy.version == 2:
+            return {"cpu.max": f"{quota} {_PERIOD_US}"}
+        return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(quota)}
+    limit = str((resources.memory_mb or 0) * 2**20)
+    files = {_LIMIT_FILE[hierarchy.version]["memory"]: limit}
+    if hierarchy.swap:
+        files[_SWAP_FILE[hierarchy.version]] = "0" if hierarchy.version == 2 else limit
+    return files
 
 
-def _write(path: Path, value: int | str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, str(value).encode())
-    finally:
-        os.close(fd)
+def sweep(cgroups: Cgroups) -> None:
+    """Remove groups that no process is in and whose zygote (the number they begin with) is dead."""
+    for hierarchy in cgroups.hierarchies:
+        for path in Path(hierarchy.root).iterdir():
+            pid, _, number = path.name.partition("-")
+            if pid.isdigit() and number.isdigit() and not Path("/proc", pid).exists():
+                with contextlib.suppress(OSError):  # a sandbox outlived it
+                    path.rmdir()
 
 
 def rlimits(cgroups: Cgroups, resources: Resources) -> dict[str, int]:

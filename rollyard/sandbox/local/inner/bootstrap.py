@@ -1,7 +1,9 @@
-"""From a fresh clone to PID 1 of a ready sandbox: identity, network, root, limits, privileges given up, then serve.
+"""From a fresh clone to PID 1 of a ready sandbox, in two steps.
 
-The order is the point. Descriptors of sources are opened while this is still the host's user; the map is in force before
-anything is created; nothing is answered before no_new_privs, capabilities, dumpable and the filter are all in place.
+`Blank` is everything that can be done before it is known what the sandbox is for: identity, cgroups, loopback, staging
+area, /proc and /dev. The zygote keeps some waiting, because joining a cgroup alone can cost more than all the rest. A
+plan turns a blank into a sandbox: root, limits, privileges given up, then serve. Nothing is answered before no_new_privs,
+capabilities, dumpable and the filter are all in place.
 """
 
 from __future__ import annotations
@@ -21,58 +23,95 @@ Plan = dict[str, Any]
 # chown dac_override fowner fsetid kill setgid setuid net_bind_service sys_chroot setfcap
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
 NESTING_CAPABILITIES = KEPT_CAPABILITIES | {8, 12, 21}  # setpcap net_admin sys_admin
+FILTERS = {nesting: seccomp.program(syscalls.MACHINE, nesting=nesting) for nesting in (False, True)}
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
-def become(plan: Plan, fds: list[int], inherited: list[int], mapped: list[int], go: int) -> NoReturn:
-    """Never returns. A failure is told to the owner, with the step it was in, and ends the process."""
-    control, listener, lock = fds
+class Kind:
+    """What a blank must fit: recipes that are equal can share one."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.namespace: bool = plan["namespace"]
+        self.proc: bool = plan["proc"]
+        self.network: bool = plan["network"] == "host"
+        self.id_map: dict[str, Any] = plan["map"]
+        self.cgroups: list[str] = plan["cgroup_roots"]
+
+    @property
+    def key(self) -> str:
+        return repr((self.namespace, self.proc, self.network, self.id_map, self.cgroups))
+
+
+def become(kind: Kind, channel: socket.socket, joins: list[int]) -> NoReturn:
+    """The clone's whole life. `joins` are open `cgroup.procs` files; `channel` leads to the zygote, which sends the plan
+    once it has one. A failure is told to whoever is listening at that point, with the step it was in."""
+    listening = channel
     try:
         os.dup2(0, 1)
         os.dup2(0, 2)
-        syscalls.close_all_but({control, listener, lock, go, *inherited})
-        sock = socket.socket(fileno=control)
+        syscalls.close_all_but({channel.fileno(), *joins})
         try:
-            upper = _enter(plan, mapped, go)
-            supervisor = Supervisor(plan, sock, socket.socket(fileno=listener), upper)
-            protocol.send(sock, {"n": 0, "ok": {}})
+            stage = _blank(kind, channel, joins)
+            protocol.send(channel, {"ready": True})
+            plan, fds = _plan(channel)
+            control, listener, lock, *held = fds
+            listening = socket.socket(fileno=control)
+            channel.close()
+            upper = _enter(kind, stage, plan, held)
+            supervisor = Supervisor(plan, listening, socket.socket(fileno=listener), upper, lock)
+            protocol.send(listening, {"n": 0, "ok": {}})
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "EIO")
-            protocol.send(sock, {"n": 0, "error": name, "step": str(error.filename)})
+            protocol.send(listening, {"n": 0, "error": name, "step": str(error.filename)})
             os._exit(1)
         supervisor.serve()
     finally:
         os._exit(70)
 
 
-def _enter(plan: Plan, mapped: list[int], go: int) -> int | None:
+def _plan(channel: socket.socket) -> tuple[Plan, list[int]]:
+    got = protocol.receive(channel)
+    if got is None:
+        os._exit(0)
+    return got
+
+
+def _blank(kind: Kind, channel: socket.socket, joins: list[int]) -> mounts.Stage | None:
+    for fd in joins:
+        os.write(fd, b"0")
+        os.close(fd)
+    if not kind.namespace:
+        return None
+    _plan(channel)  # the id map is written
+    syscalls.unshare(syscalls.CLONE_NEWCGROUP)  # only now: it is in its own groups, and sees them as the root
+    if kind.id_map["kind"] != "single":
+        os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    if not kind.network:
+        _loopback_up()
+    stage = mounts.Stage(proc=kind.proc)
+    syscalls.sethostname("sandbox")
+    return stage
+
+
+def _enter(kind: Kind, stage: mounts.Stage | None, plan: Plan, held: list[int]) -> int | None:
     upper = None
-    if plan["namespace"]:
-        held = mounts.hold(plan, mapped)
-        devices = [syscalls.open_tree(f"/dev/{name}") for name in mounts.DEVICES]
-        if os.read(go, 1) != b"g":
-            raise OSError(errno.ECANCELED, "the zygote is gone", "start")
-        os.close(go)
-        syscalls.unshare(syscalls.CLONE_NEWCGROUP)  # only now: it is in its own groups, and sees them as the root
-        if plan["map"]["kind"] != "single":
-            os.setgroups([])
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
-        if plan["network"] == "none":
-            _loopback_up()
-        upper = mounts.enter(plan, held, devices)
-        syscalls.sethostname(plan["hostname"])
+    if stage is not None:
+        if not held:
+            held = [syscalls.open_tree(path) for path in mounts.sources(plan)]
+        upper = stage.enter(plan, held)
     for name, value in plan["rlimits"].items():
         _, hard = resource.getrlimit(getattr(resource, name))
         limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(getattr(resource, name), (limit, limit))
     nesting: bool = plan["nesting"]
-    if plan["namespace"]:
+    if kind.namespace:
         keep = NESTING_CAPABILITIES if nesting else KEPT_CAPABILITIES
         syscalls.set_capabilities(keep, plan["last_capability"])
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    seccomp.install(seccomp.program(syscalls.MACHINE, nesting=nesting))
+    seccomp.install(FILTERS[nesting])
     return upper
 
 

@@ -24,6 +24,8 @@ from rollyard.sandbox.local.inner import protocol, syscalls
 _READ = 2**16
 _AFTER_EXIT = 4 * 2**20  # what is still read once the program has ended while others hold its stdout
 _KILL_ROUNDS = 200
+# ignored by the zygote or by Python, and a program must not inherit that
+_DEFAULTED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 Launch = dict[str, Any]
 
 
@@ -100,8 +102,30 @@ class _Output:
         return len(data)
 
 
+def serve(control: socket.socket) -> NoReturn:
+    """A keeper's life: wait for a program, keep it and all that came of it to the end, be ready for the next."""
+    wake, woken = protocol.wake_on_children()
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    os.umask(0o022)
+    while True:
+        control.setblocking(True)
+        got = protocol.receive(control)
+        if got is None:
+            os._exit(0)
+        if "argv" not in got[0]:
+            continue  # a word about the program before this one, which has ended
+        control.setblocking(False)
+        if not Keeper(*got, control).run(wake):
+            os._exit(0)
+        os.chdir("/")
+        syscalls.close_all_but({control.fileno(), wake, woken})
+        protocol.send(control, {"idle": True})
+
+
 class Keeper:
-    def __init__(self, launch: Launch, fds: dict[str, int], control: socket.socket) -> None:
+    """One program. `fds` are the host's files for its output, then the source of its stdin, if it has one."""
+
+    def __init__(self, launch: Launch, fds: list[int], control: socket.socket) -> None:
         self._launch = launch
         self._fds = fds
         self._control = control
@@ -111,22 +135,20 @@ class Keeper:
         self._timed_out = False
         self._reported = False
 
-    def run(self) -> NoReturn:
-        wake = protocol.wake_on_children()
-        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    def run(self, wake: int) -> bool:
+        """Start the program and stay until nothing of it is left; False when the supervisor is gone."""
         try:
             outputs, feed = self._spawn()
         except OSError as error:
             where = error.filename
             if isinstance(where, bytes):
                 where = os.fsdecode(where)
-            self._send(
-                {"error": errno.errorcode.get(error.errno or 0, "EIO"), "path": where or self._launch["argv"][0]}
-            )
-            os._exit(0)
-        self._send({"pid": self._main})
-        self._loop(wake, outputs, feed)
-        os._exit(0)
+            name = errno.errorcode.get(error.errno or 0, "EIO")
+            self._send({"error": name, "path": where or self._launch["argv"][0]})
+            return True
+        if not self._launch["wait"]:
+            self._send({"pid": self._main})
+        return self._loop(wake, outputs, feed)
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the supervisor is gone, and so is this process in a moment
@@ -134,15 +156,15 @@ class Keeper:
 
     def _spawn(self) -> tuple[list[_Output], tuple[int, int] | None]:
         launch, uid, gid = self._launch, self._launch["uid"], self._launch["gid"]
-        os.umask(0o022)
         os.chdir(launch["cwd"])
         pipes = [os.pipe(), os.pipe()]
         feed = None
-        if "stdin" in self._fds:
+        out, err, *source = self._fds
+        if source:
             stdin, feeder = os.pipe()
             os.set_blocking(feeder, False)
-            os.set_blocking(self._fds["stdin"], False)
-            feed = (self._fds["stdin"], feeder)
+            os.set_blocking(source[0], False)
+            feed = (source[0], feeder)
         else:
             stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         if uid:
@@ -153,9 +175,9 @@ class Keeper:
         for fd in (stdin, pipes[0][1], pipes[1][1]):
             os.close(fd)
         cap = launch["max_output"]
-        return [_Output(pipes[0][0], self._fds["out"], cap), _Output(pipes[1][0], self._fds["err"], cap)], feed
+        return [_Output(pipes[0][0], out, cap), _Output(pipes[1][0], err, cap)], feed
 
-    def _loop(self, wake: int, outputs: list[_Output], feed: tuple[int, int] | None) -> None:
+    def _loop(self, wake: int, outputs: list[_Output], feed: tuple[int, int] | None) -> bool:
         poller = select.poll()
         poller.register(wake, select.POLLIN)
         poller.register(self._control, select.POLLIN)
@@ -175,7 +197,7 @@ class Keeper:
             if feeder is not None and feeder.turn(ready):
                 feeder = None
             if self._control.fileno() in ready and not self._command():
-                return
+                return False
             if deadline is not None and self._status is None and time.monotonic() >= deadline:
                 self._timed_out = True
                 kill_below(os.getpid(), self._reap)
@@ -186,7 +208,7 @@ class Keeper:
             if self._status is not None and not self._reported:
                 self._report(outputs)
             if self._reported and not more:
-                return
+                return True
 
     def _command(self) -> bool:
         """A word from the supervisor; False when it is gone."""
@@ -280,9 +302,7 @@ def spawn(launch: Launch, stdio: tuple[int, int, int]) -> int:
     for path in candidates:
         actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(stdio)]
         try:
-            return os.posix_spawn(
-                path, argv, env, file_actions=actions, setsid=True, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ)
-            )
+            return os.posix_spawn(path, argv, env, file_actions=actions, setsid=True, setsigdef=_DEFAULTED)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError as error:
@@ -311,7 +331,7 @@ def _spawn_as(launch: Launch, candidates: list[str], stdio: tuple[int, int, int]
         os.setgroups(launch["groups"])
         os.setresgid(launch["gid"], launch["gid"], launch["gid"])
         os.setresuid(launch["uid"], launch["uid"], launch["uid"])
-        for kind in (signal.SIGPIPE, signal.SIGXFSZ):
+        for kind in _DEFAULTED:
             signal.signal(kind, signal.SIG_DFL)
         for path in candidates:
             try:

@@ -13,7 +13,7 @@ from typing import Any
 from rollyard.sandbox.local.inner import syscalls as sys
 
 Plan = dict[str, Any]
-STAGE = "/tmp"
+STAGE = "/sys"  # a directory every system has and no image lies below
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEV_LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 
@@ -28,63 +28,62 @@ def sources(plan: Plan) -> list[str]:
     return out
 
 
-def id_mapped(path: str, userns: int) -> int:
-    """A detached mount of `path` on which the namespace's ids are those on disk; -1 where the filesystem cannot."""
-    try:
-        fd = sys.open_tree(path)
-    except OSError:
-        return -1
+def id_mapped(path: str, userns: int) -> tuple[int, bool]:
+    """A detached mount of `path`, and whether the namespace's ids on it are those on disk; some filesystems cannot."""
+    fd = sys.open_tree(path)
     try:
         sys.mount_setattr(fd, sys.MOUNT_ATTR_IDMAP, userns)
     except OSError:
-        os.close(fd)
-        return -1
-    return fd
+        return fd, False
+    return fd, True
 
 
-def hold(plan: Plan, mapped: list[int]) -> list[int]:
-    """Detached mounts of all sources; those that came id-mapped are used as they are."""
-    return [fd if fd >= 0 else sys.open_tree(path) for path, fd in zip(sources(plan), mapped, strict=True)]
+class Stage:
+    """What can be made before it is known what the sandbox will show: the staging area, /proc and /dev."""
 
+    def __init__(self, *, proc: bool) -> None:
+        devices = [sys.open_tree(f"/dev/{name}") for name in DEVICES]
+        sys.mount("none", "/", None, sys.MS_REC | sys.MS_PRIVATE)
+        sys.mount("stage", STAGE, "tmpfs", 0, "mode=755,size=1m")
+        os.chdir(STAGE)
+        self._system: list[tuple[int, str]] = []
+        if proc:
+            os.mkdir("p")
+            sys.mount("proc", "p", "proc", sys.MS_NOSUID | sys.MS_NODEV | sys.MS_NOEXEC)
+            self._system.append((sys.open_tree("p"), "/proc"))
+        _devices(devices)
+        self._system.append((sys.open_tree("d", recursive=True), "/dev"))
 
-def enter(plan: Plan, held: list[int], devices: list[int]) -> int | None:
-    """Build the root and pivot into it. Returns a descriptor of the tmpfs that holds what will be written, if it does."""
-    mounts = list(held)
-    sys.mount("none", "/", None, sys.MS_REC | sys.MS_PRIVATE)
-    sys.mount("stage", STAGE, "tmpfs", 0, "mode=755,size=1m")
-    os.chdir(STAGE)
-    os.mkdir("w")
-    upper = None
-    if plan["writable"]:
-        sys.move_mount(mounts.pop(0), "w")
-    else:
-        sys.mount("tmp", "w", "tmpfs", 0, f"mode=755,size={plan['tmpfs_mb']}m")
-        upper = os.open("w", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    names = _place("l", [mounts.pop(0) for _ in plan["lowers"]])
-    _overlay("root", names)
-    attach: list[tuple[int, str]] = []
-    for number, tree in enumerate(plan["trees"]):
-        if tree["writable"]:
-            _overlay(f"t{number}", _place(f"s{number}_", [mounts.pop(0) for _ in (*tree["over"], tree["source"])]))
-            attach.append((sys.open_tree(f"t{number}"), tree["target"]))
+    def enter(self, plan: Plan, held: list[int]) -> int | None:
+        """Build the root and pivot into it. Returns a descriptor of the tmpfs that takes what is written, if one does."""
+        mounts = list(held)
+        os.mkdir("w")
+        upper = None
+        if plan["writable"]:
+            sys.move_mount(mounts.pop(0), "w")
         else:
-            attach.append((_sealed(mounts.pop(0), writable=False), tree["target"]))
-    if plan["proc"] == "fresh":
-        os.mkdir("p")
-        sys.mount("proc", "p", "proc", sys.MS_NOSUID | sys.MS_NODEV | sys.MS_NOEXEC)
-        attach.append((sys.open_tree("p"), "/proc"))
-    _devices(devices)
-    attach.append((sys.open_tree("d", recursive=True), "/dev"))
-    attach += [(_sealed(mounts.pop(0), writable=bind["writable"]), bind["target"]) for bind in plan["binds"]]
-    os.chdir("root")
-    sys.pivot_root(".", ".")
-    sys.umount(".")
-    os.chdir("/")
-    for fd, target in attach:
-        os.makedirs(target, exist_ok=True)
-        sys.move_mount(fd, target)
-        os.close(fd)
-    return upper
+            sys.mount("tmp", "w", "tmpfs", 0, f"mode=755,size={plan['tmpfs_mb']}m")
+            upper = os.open("w", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        _overlay("root", _place("l", [mounts.pop(0) for _ in plan["lowers"]]))
+        attach: list[tuple[int, str]] = []
+        for number, tree in enumerate(plan["trees"]):
+            if tree["writable"]:
+                _overlay(f"t{number}", _place(f"s{number}_", [mounts.pop(0) for _ in (*tree["over"], tree["source"])]))
+                attach.append((sys.open_tree(f"t{number}"), tree["target"]))
+            else:
+                attach.append((_sealed(mounts.pop(0), writable=False), tree["target"]))
+        attach += self._system
+        attach += [(_sealed(mounts.pop(0), writable=bind["writable"]), bind["target"]) for bind in plan["binds"]]
+        os.chdir("root")
+        sys.pivot_root(".", ".")
+        sys.umount(".")
+        os.chdir("/")
+        for fd, target in attach:
+            if not os.path.isdir(target):
+                os.makedirs(target)
+            sys.move_mount(fd, target)
+            os.close(fd)
+        return upper
 
 
 def _place(prefix: str, mounts: list[int]) -> list[str]:
@@ -101,8 +100,7 @@ def _place(prefix: str, mounts: list[int]) -> list[str]:
 def _overlay(name: str, lowers: list[str]) -> None:
     """Mount at `name` an overlay that keeps its changes in `w/<name>`."""
     for part in (f"w/{name}", f"w/{name}/upper", f"w/{name}/work"):
-        if not os.path.isdir(part):
-            os.mkdir(part)
+        os.mkdir(part)
     os.mkdir(name)
     options = f"lowerdir={':'.join(lowers)},upperdir=w/{name}/upper,workdir=w/{name}/work,userxattr"
     sys.mount("overlay", name, "overlay", 0, options)

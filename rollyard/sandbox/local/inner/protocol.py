@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 INLINE = 48 * 1024
-MAX_FDS = 64
+MAX_FDS = 250
 MAX_BODY = 64 * 2**20
 _FD = array.array("i").itemsize
 
@@ -82,14 +82,14 @@ def read_at(fd: int, size: int, offset: int = 0) -> bytes:
     return b"".join(parts)
 
 
-def wake_on_children() -> int:
-    """A descriptor that becomes readable when a child ends, for a poll loop."""
+def wake_on_children() -> tuple[int, int]:
+    """A descriptor that becomes readable when a child ends, for a poll loop; and the one Python writes to."""
     wake, woken = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _noted)
-    return wake
+    return wake, woken
 
 
 def _noted(_number: int, _frame: object) -> None:

@@ -45,9 +45,9 @@ class Supervisor:
     """`plan` is the zygote's; `namespace` says whether this process is PID 1 of its own pid namespace."""
 
     def __init__(
-        self, plan: dict[str, Any], control: socket.socket, listener: socket.socket, upper: int | None
+        self, plan: dict[str, Any], control: socket.socket, listener: socket.socket, upper: int | None, lock: int
     ) -> None:
-        self._plan = plan
+        self._lock = lock  # of the journal entry, held for as long as this process lives
         self._clients = {control.fileno(): _Client(control, owner=plan["owner"])}
         self._listener = listener
         listener.setblocking(False)
@@ -56,6 +56,7 @@ class Supervisor:
         self._by_control: dict[int, _Job] = {}
         self._workers: dict[int, tuple[_Client, int]] = {}
         self._keepers: set[int] = set()
+        self._spare: tuple[int, socket.socket] | None = None  # it has kept a program before and waits for the next
         self._namespace: bool = plan["namespace"]
         self._proc_dev = os.stat("/proc").st_dev if os.path.exists("/proc/self") else None
         self._expires = time.monotonic() + plan["ttl_s"]
@@ -67,7 +68,7 @@ class Supervisor:
         }
 
     def serve(self) -> NoReturn:
-        wake = protocol.wake_on_children()
+        wake, _ = protocol.wake_on_children()
         for fd in (wake, self._listener.fileno(), *self._clients):
             self._poller.register(fd, select.POLLIN)
         while True:
@@ -163,30 +164,42 @@ class Supervisor:
         user = users.find(message["user"])
         env = {"HOME": user.home, "USER": user.name, "LOGNAME": user.name, **message["env"]}
         launch = {**message, "env": env, "uid": user.uid, "gid": user.gid, "groups": user.groups}
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        named: dict[str, int] = dict(zip(("out", "err", "stdin", "feed"), fds, strict=False))
-        pid = os.fork()
-        if pid == 0:
-            self._become_keeper(launch, named, theirs)
-        theirs.close()
-        ours.setblocking(False)
-        job = _Job(message["job"], pid, ours, ephemeral=message["ephemeral"])
-        if "feed" in named:
-            job.feed = os.dup(named["feed"])
-        self._keepers.add(pid)
+        pid, control = self._send_to_keeper(launch, fds[:3])
+        job = _Job(message["job"], pid, control, ephemeral=message["ephemeral"])
+        if len(fds) > 3:
+            job.feed = os.dup(fds[3])
         self._jobs[job.id] = job
-        self._by_control[ours.fileno()] = job
-        self._poller.register(ours.fileno(), select.POLLIN)
+        self._by_control[control.fileno()] = job
+        self._poller.register(control.fileno(), select.POLLIN)
         (job.waiting if message["wait"] else job.started).append((client, message["n"]))
         return None
 
-    def _become_keeper(self, launch: Message, named: dict[str, int], control: socket.socket) -> NoReturn:
-        try:
-            keep = {control.fileno(), *(fd for name, fd in named.items() if name != "feed")}
-            keeper.syscalls.close_all_but(keep)
-            keeper.Keeper(launch, named, control).run()
-        finally:
-            os._exit(70)
+    def _send_to_keeper(self, launch: Message, fds: list[int]) -> tuple[int, socket.socket]:
+        """The spare keeper takes it, if there is one and nobody killed it."""
+        if self._spare is not None:
+            spare, self._spare = self._spare, None
+            try:
+                protocol.send(spare[1], launch, fds)
+                return spare
+            except OSError:
+                spare[1].close()
+        fresh = self._fork_keeper()
+        protocol.send(fresh[1], launch, fds)
+        return fresh
+
+    def _fork_keeper(self) -> tuple[int, socket.socket]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                keeper.syscalls.close_all_but({theirs.fileno()})
+                keeper.serve(theirs)
+            finally:
+                os._exit(70)
+        theirs.close()
+        ours.setblocking(False)
+        self._keepers.add(pid)
+        return pid, ours
 
     def _seen_before(self, job: _Job, message: Message, client: _Client) -> Message | None:
         """At most once: a launch with a known id joins that job instead of starting another."""
@@ -208,7 +221,9 @@ class Supervisor:
             self._forget_control(job)
             return
         message = got[0]
-        if "pid" in message:
+        if "idle" in message:
+            self._keep_or_dismiss(job)
+        elif "pid" in message:
             job.program = message["pid"]
             for client, number in job.started:
                 self._answer(client, number, {"ok": {"job": job.id, "pid": job.program}})
@@ -239,6 +254,15 @@ class Supervisor:
             if oldest is not None:
                 del self._jobs[oldest.id]
 
+    def _keep_or_dismiss(self, job: _Job) -> None:
+        """A keeper with nothing left to keep waits for the next program, if no other does."""
+        self._by_control.pop(job.control.fileno(), None)
+        self._poller.unregister(job.control.fileno())
+        if self._spare is None:
+            self._spare = (job.pid, job.control)
+        else:
+            job.control.close()
+
     def _forget_control(self, job: _Job) -> None:
         fd = job.control.fileno()
         self._by_control.pop(fd, None)
@@ -262,11 +286,11 @@ class Supervisor:
     def op_kill(self, message: Message, _fds: list[int], _client: _Client) -> Message:
         """The keeper ends its whole tree. `force` does it from here, for a keeper that was itself stopped or killed."""
         job = self._jobs.get(message["job"])
-        if job is None or job.pid not in self._keepers:
+        if job is None or job.control.fileno() not in self._by_control:
             return {}
         job.killed = True
         if message.get("force"):
-            keeper.kill_below(job.pid, lambda: bool(keeper.descendants(job.pid)))
+            keeper.kill_below(job.pid, lambda: False)  # what slips through becomes a stray, and those end too
             with contextlib.suppress(ProcessLookupError):
                 os.kill(job.pid, signal.SIGKILL)
         else:

@@ -1,8 +1,8 @@
 """The process sandboxes are forked from: executed once with an empty environment, so that it cannot leak what it never had.
 
-For each request it makes the id-mapped mounts (only real root can), clones a child into new namespaces, writes its id map
-and cgroups, and lets it go; it never waits for one. It is the parent of every PID 1: when one ends, it removes what that
-sandbox left on disk, also after its owner was killed. It ends when its owner is gone and no sandbox is left.
+It keeps a few blanks (see `bootstrap`) ahead of demand. For each request it makes the id-mapped mounts (only real root
+can), writes the limits and hands the plan to a blank; it waits for none. It is the parent of every PID 1: when one ends,
+it removes what that sandbox left, also after its owner was killed. It ends when its owner is gone and no sandbox is left.
 """
 
 from __future__ import annotations
@@ -26,46 +26,84 @@ _NAMESPACES = (
     | syscalls.CLONE_NEWIPC
     | syscalls.CLONE_NEWUTS
 )
+_SPARE = 2
 Plan = dict[str, Any]
+
+
+class _Blank:
+    def __init__(self, pid: int, kind: bootstrap.Kind, channel: socket.socket, groups: list[str]) -> None:
+        self.pid, self.kind, self.channel, self.groups = pid, kind, channel, groups
+        self.ready = False
+
+
+class _Request:
+    def __init__(self, plan: Plan, fds: list[int]) -> None:
+        self.plan, self.fds, self.kind = plan, fds, bootstrap.Kind(plan)
 
 
 class Zygote:
     def __init__(self, control: socket.socket) -> None:
         self._control: socket.socket | None = control
-        self._live: dict[int, Plan] = {}
+        self._live: dict[int, tuple[Plan, list[str]]] = {}
+        self._blanks: dict[int, _Blank] = {}
+        self._waiting: list[_Request] = []
         self._janitors: set[int] = set()
         self._userns: dict[str, int] = {}
         self._settling: list[int] = []
+        self._made = 0
+        self._poller = select.poll()
 
     def serve(self) -> NoReturn:
-        wake = protocol.wake_on_children()
-        poller = select.poll()
-        poller.register(wake, select.POLLIN)
+        wake, _ = protocol.wake_on_children()
         assert self._control is not None
         control = self._control.fileno()
-        poller.register(control, select.POLLIN)
-        while self._control is not None or self._live or self._janitors:
-            for fd, _event in poller.poll():
+        self._poller.register(wake, select.POLLIN)
+        self._poller.register(control, select.POLLIN)
+        while self._control is not None or self._live or self._janitors or self._blanks:
+            for fd, _event in self._poller.poll():
                 if fd == wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
+                elif fd != control:
+                    self._blank_spoke(fd)
                 elif self._control is not None and not self._hear(self._control):
-                    poller.unregister(control)
-                    self._control.close()
-                    self._control = None
-                    self._settling.clear()
+                    self._owner_gone(control)
             self._reap()
             self._settle()
         os._exit(0)
 
+    def _owner_gone(self, control: int) -> None:
+        self._poller.unregister(control)
+        assert self._control is not None
+        self._control.close()
+        self._control = None
+        self._settling.clear()
+        for request in self._waiting:
+            protocol.close_fds(request.fds)
+        self._waiting.clear()
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        for blank in self._blanks.values():
+            if blank.channel.fileno() >= 0:
+                self._poller.unregister(blank.channel.fileno())
+                blank.channel.close()
+
     def _settle(self) -> None:
         """Answer those who asked to be told when nothing of their dead sandboxes is left."""
-        if self._settling and not self._janitors and not any(plan["owner"] for plan in self._live.values()):
-            for number in self._settling:
-                with contextlib.suppress(OSError):
-                    assert self._control is not None
-                    protocol.send(self._control, {"n": number, "ok": {}})
-            self._settling.clear()
+        if not self._settling:
+            return
+        self._dismiss()
+        if self._janitors or self._blanks or any(plan["owner"] for plan, _ in self._live.values()):
+            return
+        for number in self._settling:
+            self._answer(number, {"ok": {}})
+        self._settling.clear()
+
+    def _answer(self, number: int, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        if self._control is not None:
+            with contextlib.suppress(OSError):  # the owner is gone; the next receive says so
+                protocol.send(self._control, {"n": number, **message}, fds)
 
     def _hear(self, control: socket.socket) -> bool:
         try:
@@ -78,55 +116,131 @@ class Zygote:
         if message["op"] == "settle":
             self._settling.append(message["n"])
             return True
-        try:
-            reply, handed = self._open(message, fds)
-        except OSError as error:
-            reply, handed = {"error": errno.errorcode.get(error.errno or 0, "EIO"), "step": str(error.filename)}, []
-        with contextlib.suppress(OSError):  # the owner is gone; the next receive says so
-            protocol.send(control, {"n": message["n"], **reply}, handed)
-        protocol.close_fds([*handed, *fds])
+        request = _Request(message, fds)
+        self._waiting.append(request)
+        self._serve_waiting()
+        self._stock(request.kind)
         return True
 
-    def _open(self, plan: Plan, fds: list[int]) -> tuple[dict[str, Any], list[int]]:
-        """`fds`: the control socket, the attach listener, the lock. Answers with the pid and a descriptor for it."""
-        mapped = self._mapped(plan)
-        go_r, go_w = os.pipe()
-        flags = _NAMESPACES | (syscalls.CLONE_NEWNET if plan["network"] == "none" else 0)
-        try:
-            pid = syscalls.clone(flags if plan["namespace"] else 0)
-            if pid == 0:
-                bootstrap.become(plan, fds, [fd for fd in mapped if fd >= 0], mapped, go_r)
-            self._live[pid] = plan
-            try:
-                if plan["namespace"]:
-                    idmap.write(pid, plan["map"])
-                for path in plan["cgroups"]:
-                    with open(path, "wb", buffering=0) as file:
-                        file.write(str(pid).encode())
-                os.write(go_w, b"g")
-                return {"ok": {"pid": pid, "shifted": bool(plan["writable"]) and mapped[0] < 0}}, [os.pidfd_open(pid)]
-            except OSError:
-                os.kill(pid, signal.SIGKILL)
-                raise
-        finally:
-            protocol.close_fds([go_r, go_w, *(fd for fd in mapped if fd >= 0)])
+    # -- blanks
 
-    def _mapped(self, plan: Plan) -> list[int]:
-        sources = mounts.sources(plan) if plan["namespace"] else []
-        if plan["map"]["kind"] != "range":
-            return [-1] * len(sources)
-        userns = self._userns_of(plan["map"])
-        mapped = [mounts.id_mapped(path, userns) for path in sources]
-        if plan["writable"] and mapped[0] < 0:  # this filesystem cannot: the ids on disk are the shifted ones
-            os.chown(plan["writable"], plan["map"]["uids"][0][1], plan["map"]["gids"][0][1])
-        return mapped
+    def _stock(self, kind: bootstrap.Kind) -> None:
+        """Have one blank for every waiting request and a few more; drop those that no longer fit."""
+        for blank in list(self._blanks.values()):
+            if blank.kind.key != kind.key and blank.channel.fileno() >= 0:
+                if any(request.kind.key == blank.kind.key for request in self._waiting):
+                    continue
+                self._poller.unregister(blank.channel.fileno())
+                blank.channel.close()
+        fit = sum(1 for blank in self._blanks.values() if blank.kind.key == kind.key and blank.channel.fileno() >= 0)
+        same = sum(1 for request in self._waiting if request.kind.key == kind.key)
+        for _ in range(same + (_SPARE if kind.namespace else 0) - fit):
+            try:
+                self._make_blank(kind)
+            except OSError as error:
+                self._refuse(kind, error)
+                return
+
+    def _refuse(self, kind: bootstrap.Kind, error: OSError) -> None:
+        name = errno.errorcode.get(error.errno or 0, "EIO")
+        for request in [r for r in self._waiting if r.kind.key == kind.key]:
+            self._answer(request.plan["n"], {"error": name, "step": str(error.filename)})
+            protocol.close_fds(request.fds)
+            self._waiting.remove(request)
+
+    def _make_blank(self, kind: bootstrap.Kind) -> None:
+        self._made += 1
+        groups = [f"{root}/{os.getpid()}-{self._made}" for root in kind.cgroups]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        joins: list[int] = []
+        try:
+            for group in groups:
+                os.mkdir(group)
+                joins.append(os.open(f"{group}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+            flags = _NAMESPACES | (0 if kind.network else syscalls.CLONE_NEWNET)
+            pid = syscalls.clone(flags if kind.namespace else 0)
+            if pid == 0:
+                bootstrap.become(kind, theirs, joins)
+            self._blanks[pid] = _Blank(pid, kind, ours, groups)
+            self._poller.register(ours.fileno(), select.POLLIN)
+            if kind.namespace:
+                idmap.write(pid, kind.id_map)
+                protocol.send(ours, {"mapped": True})
+        except OSError:
+            _remove_groups(groups)
+            raise
+        finally:
+            theirs.close()
+            protocol.close_fds(joins)
+
+    def _blank_spoke(self, fd: int) -> None:
+        blank = next((b for b in self._blanks.values() if b.channel.fileno() == fd), None)
+        if blank is None:
+            return
+        got = None
+        with contextlib.suppress(OSError):
+            got = protocol.receive(blank.channel)
+        if got is None or "error" in got[0]:
+            self._poller.unregister(fd)
+            blank.channel.close()
+            if got is not None:
+                number = getattr(errno, got[0]["error"], errno.EIO)
+                self._refuse(blank.kind, OSError(number, "", got[0]["step"]))
+            return
+        blank.ready = True
+        self._serve_waiting()
+
+    def _serve_waiting(self) -> None:
+        for request in list(self._waiting):
+            ready = (b for b in self._blanks.values() if b.ready and b.kind.key == request.kind.key)
+            blank = next(ready, None)
+            if blank is not None:
+                self._waiting.remove(request)
+                self._assign(request, blank)
+
+    def _assign(self, request: _Request, blank: _Blank) -> None:
+        plan, number = request.plan, request.plan["n"]
+        del self._blanks[blank.pid]
+        self._live[blank.pid] = (plan, blank.groups)
+        self._poller.unregister(blank.channel.fileno())
+        held: list[int] = []
+        try:
+            shifted = self._hold(plan, held)
+            for group, limits in zip(blank.groups, plan["limits"], strict=True):
+                for name, value in limits.items():
+                    _write(f"{group}/{name}", value)
+            protocol.send(blank.channel, plan, [*request.fds, *held])
+            pidfd = os.pidfd_open(blank.pid)
+            self._answer(number, {"ok": {"pid": blank.pid, "shifted": shifted, "cgroups": blank.groups}}, (pidfd,))
+            os.close(pidfd)
+        except OSError as error:
+            self._answer(number, {"error": errno.errorcode.get(error.errno or 0, "EIO"), "step": str(error.filename)})
+        finally:
+            blank.channel.close()
+            protocol.close_fds([*held, *request.fds])
+
+    def _hold(self, plan: Plan, held: list[int]) -> bool:
+        """Real root holds the sources here, id-mapped where their filesystem can. True when the writable part cannot, and
+        keeps shifted ids on disk. Everybody else's sandbox opens them itself."""
+        if not plan["namespace"] or plan["map"]["kind"] != "range":
+            return False
+        userns, shifted = self._userns_of(plan["map"]), False
+        for position, path in enumerate(mounts.sources(plan)):
+            fd, mapped = mounts.id_mapped(path, userns)
+            held.append(fd)
+            if position == 0 and plan["writable"] and not mapped:
+                shifted = True
+                os.chown(path, plan["map"]["uids"][0][1], plan["map"]["gids"][0][1])
+        return shifted
 
     def _userns_of(self, kind: dict[str, Any]) -> int:
         """A user namespace with this map, for id-mapped mounts; made once."""
-        key = str(kind)
+        key = repr(kind)
         if key not in self._userns:
             self._userns[key] = idmap.namespace(kind)
         return self._userns[key]
+
+    # -- ends
 
     def _reap(self) -> None:
         while True:
@@ -137,11 +251,17 @@ class Zygote:
             if pid == 0:
                 return
             self._janitors.discard(pid)
-            plan = self._live.pop(pid, None)
-            if plan is not None:
-                self._tidy(plan)
+            blank = self._blanks.pop(pid, None)
+            if blank is not None:
+                if blank.channel.fileno() >= 0:
+                    self._poller.unregister(blank.channel.fileno())
+                    blank.channel.close()
+                _remove_groups(blank.groups)
+            ended = self._live.pop(pid, None)
+            if ended is not None:
+                self._tidy(*ended)
 
-    def _tidy(self, plan: Plan) -> None:
+    def _tidy(self, plan: Plan, groups: list[str]) -> None:
         """Remove what a dead sandbox left, in a fork: trees can be large."""
         enter = plan["map"]["kind"] == "helper"
         pid = syscalls.clone(syscalls.CLONE_NEWUSER) if enter else os.fork()
@@ -149,7 +269,7 @@ class Zygote:
             try:
                 if enter:
                     idmap.wait_until_mapped()
-                remains(plan["home"], [os.path.dirname(path) for path in plan["cgroups"]])
+                remains(plan["home"], groups)
             finally:
                 os._exit(0)
         self._janitors.add(pid)
@@ -158,11 +278,25 @@ class Zygote:
                 idmap.write(pid, plan["map"])
 
 
-def remains(home: str, cgroups: list[str]) -> None:
-    """The directory and the cgroups of one sandbox, gone. The journal entry goes last."""
-    for path in cgroups:
+def _write(path: str, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(fd)
+
+
+def _remove_groups(groups: list[str]) -> None:
+    for path in groups:
         with contextlib.suppress(OSError):
             os.rmdir(path)
+
+
+def remains(home: str, groups: list[str]) -> None:
+    """The cgroups and the directory of one sandbox, gone. The journal entry goes last."""
+    _remove_groups(groups)
     for name in ("fs", "jobs", "sock"):
         tree.remove(f"{home}/{name}")
     tree.remove(home)
