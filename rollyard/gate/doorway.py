@@ -46,7 +46,7 @@ class Doorway:
         self._session = session
         self._operator = operator
         self._capacity = capacity
-        self._routes: dict[tuple[str, str, bool, bool], Route | None] = {}
+        self._routes: dict[tuple[str, str, bool, bool, bool], Route | None] = {}
 
     def connection(self) -> Connection:
         return Connection(self, time.monotonic)
@@ -146,13 +146,15 @@ class Doorway:
 
     def _route(self, method: str, path: str, exchange: Exchange) -> Route | None:
         anthropic = b"anthropic-version" in exchange.headers
-        key = (method, path, b"alt=sse" in exchange.query, anthropic)
+        google = b"x-goog-api-key" in exchange.headers
+        key = (method, path, b"alt=sse" in exchange.query, anthropic, google)
         try:
             return self._routes[key]
         except KeyError:
             if len(self._routes) >= _ROUTES:
                 self._routes.clear()
-            found = self._routes[key] = route(method, path, {"alt": "sse"} if key[2] else {}, anthropic=anthropic)
+            query = {"alt": "sse"} if key[2] else {}
+            found = self._routes[key] = route(method, path, query, anthropic=anthropic, google=google)
             return found
 
 

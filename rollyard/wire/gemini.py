@@ -7,7 +7,7 @@ clients of this dialect (they read the answer, throw it away and ask again): kee
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,8 @@ from rollyard.wire.openai_shapes import counts
 from rollyard.wire.options import named_choice, reasoning_of, text_of
 from rollyard.wire.parts import pieces
 from rollyard.wire.sse import frame
+
+T = TypeVar("T")
 
 _NONE = msgspec.Raw()
 
@@ -63,10 +65,12 @@ class _ToolConfig(msgspec.Struct, rename="camel"):
 class _Body(msgspec.Struct, rename="camel"):
     contents: list[msgspec.Raw] | None = None
     system_instruction: msgspec.Raw = _NONE
-    system_snake: msgspec.Raw = msgspec.field(name="system_instruction", default=_NONE)
+    system_instruction_snake: msgspec.Raw = msgspec.field(name="system_instruction", default=_NONE)
     tools: msgspec.Raw = _NONE
-    tool_config: _ToolConfig | None = None
-    generation_config: _Config | None = None
+    tool_config: msgspec.Raw = _NONE
+    tool_config_snake: msgspec.Raw = msgspec.field(name="tool_config", default=_NONE)
+    generation_config: msgspec.Raw = _NONE
+    generation_config_snake: msgspec.Raw = msgspec.field(name="generation_config", default=_NONE)
     generate_content_request: msgspec.Raw = _NONE
 
 
@@ -75,34 +79,63 @@ class _Function(msgspec.Struct, rename="camel"):
     description: str | None = None
     parameters: msgspec.Raw = _NONE
     parameters_json_schema: msgspec.Raw = _NONE
+    parameters_json_schema_snake: msgspec.Raw = msgspec.field(name="parameters_json_schema", default=_NONE)
 
 
 class _Tool(msgspec.Struct, rename="camel"):
     function_declarations: list[_Function] | None = None
-    functions_snake: list[_Function] | None = msgspec.field(name="function_declarations", default=None)
+    function_declarations_snake: list[_Function] | None = msgspec.field(name="function_declarations", default=None)
 
 
 _body = msgspec.json.Decoder(_Body)
+_config = msgspec.json.Decoder(_Config)
+_tool_config = msgspec.json.Decoder(_ToolConfig)
 _tools = msgspec.json.Decoder(list[msgspec.Raw])
 _tool = msgspec.json.Decoder(_Tool)
 
 
-def json_schema(schema: Any) -> Any:
-    """An OpenAPI schema with `"type": "OBJECT"` as JSON Schema."""
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+def _options(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], kind: type[T]) -> T | None:
+    """A small object of options, in either case of its names."""
+    if not given(raw):
+        return None
+    if b"_" not in bytes(raw):
+        return read(decoder, raw, kind.__name__)
+    return msgspec.convert(_camel_names(read_object(raw)), kind)
+
+
+def _camel_names(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {_camel(n): inner if "chema" in n else _camel_names(inner) for n, inner in value.items()}
+
+
+def json_schema(schema: Any, *, names: bool = False) -> Any:
+    """An OpenAPI schema (`"type": "OBJECT"`, `any_of`) as JSON Schema. `names`: the keys are property names."""
     if isinstance(schema, list):
         return [json_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        name: value.lower() if name == "type" and isinstance(value, str) else json_schema(value)
-        for name, value in schema.items()
-    }
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if not names and key == "type" and isinstance(value, str):
+            out[key] = value.lower()
+        else:
+            out[key if names else _camel(key)] = json_schema(value, names=not names and key == "properties")
+    return out
 
 
 def _spec(function: _Function) -> ToolSpec:
     schema = "{}"
-    if given(function.parameters_json_schema):
-        schema = raw_text(function.parameters_json_schema, "tools")
+    given_schema = function.parameters_json_schema
+    if not given(given_schema):
+        given_schema = function.parameters_json_schema_snake
+    if given(given_schema):
+        schema = raw_text(given_schema, "tools")
     elif given(function.parameters):
         schema = text_of(json_schema(read_object(function.parameters, "tools")))
     return ToolSpec(function.name, function.description or "", schema)
@@ -112,7 +145,7 @@ def _tool_specs(raw: msgspec.Raw) -> tuple[tuple[ToolSpec, ...], bytes]:
     specs: list[ToolSpec] = []
     for item in read(_tools, raw, "tools"):
         tool = read(_tool, item, "tools")
-        functions = tool.function_declarations or tool.functions_snake
+        functions = tool.function_declarations or tool.function_declarations_snake
         if functions is not None:
             specs.extend(_spec(function) for function in functions)
             continue
@@ -158,9 +191,11 @@ def _reasoning(thinking: _Thinking | None) -> str | None:
 
 
 def _sampling(body: _Body) -> Sampling:
-    config = body.generation_config or _Config()
+    raw = body.generation_config if given(body.generation_config) else body.generation_config_snake
+    config = _options(raw, _config, _Config) or _Config()
     if config.candidate_count is not None and config.candidate_count != 1:
         raise BadRequest("generationConfig.candidateCount: one candidate per call is answered")
+    calling = body.tool_config if given(body.tool_config) else body.tool_config_snake
     return Sampling(
         temperature=config.temperature,
         top_p=config.top_p,
@@ -172,7 +207,7 @@ def _sampling(body: _Body) -> Sampling:
         frequency_penalty=config.frequency_penalty,
         logprobs=config.response_logprobs,
         top_logprobs=config.logprobs,
-        tool_choice=_choice(body.tool_config),
+        tool_choice=_choice(_options(calling, _tool_config, _ToolConfig)),
         reasoning=_reasoning(config.thinking_config),
         response_format=_response_format(config),
     )
@@ -187,7 +222,7 @@ def decode(request: Request, memo: Memo | None = None) -> Call:
         raise BadRequest("contents: missing")
     memo = {} if memo is None else memo
     messages: list[Message] = []
-    system = body.system_instruction if given(body.system_instruction) else body.system_snake
+    system = body.system_instruction if given(body.system_instruction) else body.system_instruction_snake
     if given(system):
         messages.extend(recall(memo, b"gemini system", system, _system))
     for raw in body.contents:

@@ -2,6 +2,9 @@
 
 A signature may sit on any part there. On a thought or a call it has a place of its own; on a text it becomes a `Thinking`
 without text right after it, and goes back onto that text. A call or response without an id is known by its name.
+
+Field names come in camel case and in snake case, by Google's own SDK in one and the same body; a `_snake` field is the
+second name of the one above it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from rollyard.wire.toolnames import flat_name
 
 _NONE = msgspec.Raw()
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
-_SNAKE = re.compile(r"_([a-z])")
 
 
 class _Call(msgspec.Struct):
@@ -31,13 +33,21 @@ class _Call(msgspec.Struct):
 
 class _Blob(msgspec.Struct, rename="camel"):
     mime_type: str | None = None
+    mime_type_snake: str | None = msgspec.field(name="mime_type", default=None)
     data: str | None = None
     file_uri: str | None = None
+    file_uri_snake: str | None = msgspec.field(name="file_uri", default=None)
 
 
 class _ResponsePart(msgspec.Struct, rename="camel"):
     inline_data: _Blob | None = None
+    inline_data_snake: _Blob | None = msgspec.field(name="inline_data", default=None)
     file_data: _Blob | None = None
+    file_data_snake: _Blob | None = msgspec.field(name="file_data", default=None)
+
+    @property
+    def blob(self) -> _Blob | None:
+        return self.inline_data or self.inline_data_snake or self.file_data or self.file_data_snake
 
 
 class _Response(msgspec.Struct):
@@ -47,14 +57,15 @@ class _Response(msgspec.Struct):
     parts: list[_ResponsePart] | None = None
 
 
-class _Part(msgspec.Struct, rename="camel"):
+class _Part(_ResponsePart, rename="camel"):
     text: str | None = None
     thought: bool | None = None
     thought_signature: str | None = None
+    thought_signature_snake: str | None = msgspec.field(name="thought_signature", default=None)
     function_call: _Call | None = None
+    function_call_snake: _Call | None = msgspec.field(name="function_call", default=None)
     function_response: _Response | None = None
-    inline_data: _Blob | None = None
-    file_data: _Blob | None = None
+    function_response_snake: _Response | None = msgspec.field(name="function_response", default=None)
 
 
 class Content(msgspec.Struct):
@@ -67,11 +78,14 @@ content_decoder = msgspec.json.Decoder(Content)
 
 
 def _image(blob: _Blob | None) -> Image | None:
-    if blob is None or not (blob.mime_type or "").startswith("image/"):
+    if blob is None:
+        return None
+    mime_type = blob.mime_type or blob.mime_type_snake
+    if mime_type is None or not mime_type.startswith("image/"):
         return None
     if blob.data is not None:
-        return Image(media_type=blob.mime_type, data=blob.data)
-    return Image(media_type=blob.mime_type, url=blob.file_uri)
+        return Image(media_type=mime_type, data=blob.data)
+    return Image(media_type=mime_type, url=blob.file_uri or blob.file_uri_snake)
 
 
 def _result(response: _Response) -> ToolResult:
@@ -83,43 +97,31 @@ def _result(response: _Response) -> ToolResult:
         text, is_error = body["error"], True
     else:
         text = dump(body).decode() if body else ""
-    images = [_image(part.inline_data or part.file_data) for part in response.parts or ()]
+    images = [_image(part.blob) for part in response.parts or ()]
     parts = (*((Text(text),) if text else ()), *(image for image in images if image is not None))
     return ToolResult(response.id or response.name, parts, is_error, response.name)
 
 
-def _camel(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        _SNAKE.sub(lambda found: found.group(1).upper(), name): _camel(inner)
-        if isinstance(inner, dict) and name in ("inline_data", "file_data")
-        else inner
-        for name, inner in value.items()
-    }
-
-
 def parts_of(raw: msgspec.Raw) -> tuple[Part, ...]:
     part = read(_part, raw, "contents")
-    if part.function_call is not None:
-        call = part.function_call
+    signature = part.thought_signature or part.thought_signature_snake
+    call = part.function_call or part.function_call_snake
+    if call is not None:
         arguments = raw_text(call.args, "contents") if given(call.args) else "{}"
-        return (ToolCall(call.id or call.name, call.name, arguments_text(arguments), None, part.thought_signature),)
-    if part.function_response is not None:
-        return (_result(part.function_response),)
+        return (ToolCall(call.id or call.name, call.name, arguments_text(arguments), None, signature),)
+    response = part.function_response or part.function_response_snake
+    if response is not None:
+        return (_result(response),)
     if part.text is not None:
         if part.thought:
-            return (Thinking(part.text, part.thought_signature),) if part.text or part.thought_signature else ()
+            return (Thinking(part.text, signature),) if part.text or signature else ()
         text = (Text(part.text),) if part.text else ()
-        return (*text, Thinking("", part.thought_signature)) if part.thought_signature else text
-    image = _image(part.inline_data or part.file_data)
+        return (*text, Thinking("", signature)) if signature else text
+    image = _image(part.blob)
     if image is not None:
         return (image,)
     value = read_object(raw, "contents")
-    if not value:
-        return ()
-    renamed = _camel(value)
-    if renamed != value:
-        return parts_of(msgspec.Raw(dump(renamed)))
-    return (opaque("gemini", next(iter(value)), value),)
+    return (opaque("gemini", next(iter(value)), value),) if value else ()
 
 
 def messages_of(raw: msgspec.Raw) -> tuple[Message, ...]:

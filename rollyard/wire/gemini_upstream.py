@@ -11,7 +11,7 @@ from rollyard.core.call import Call, Finish, Reply, Sampling, Usage
 from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import cut_off, dump, from_upstream, parse_json, read_upstream, split_object
+from rollyard.wire.body import cut_off, dump, from_upstream, given, parse_json, read_upstream, split_object
 from rollyard.wire.gemini_parts import parts_of, wire_parts
 from rollyard.wire.parts import call_id
 from rollyard.wire.sse import Parser
@@ -108,14 +108,16 @@ def _patched(call: Call, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     body: dict[str, Any] = dict(split_object(call.raw))
     differs = options.changed(call.sampling, sampling)
     if differs:
-        config: dict[str, Any] = dict(split_object(bytes(body.get("generationConfig", b"{}"))))
+        place = "generation_config" if "generation_config" in body else "generationConfig"
+        sent: msgspec.Raw = body.get(place, msgspec.Raw())
+        config: dict[str, Any] = dict(split_object(bytes(sent))) if given(sent) else {}
         members = _config(sampling)
         for name in differs & _IN_CONFIG.keys():
             for member in _IN_CONFIG[name]:
                 config.pop(member, None)
                 if member in members:
                     config[member] = members[member]
-        body["generationConfig"] = config
+        body[place] = config
         if "tool_choice" in differs:
             body.pop("toolConfig", None)
             wanted = _tool_config(sampling)

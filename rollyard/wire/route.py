@@ -43,9 +43,16 @@ _GEMINI: dict[str, tuple[Endpoint, bool]] = {
 _VERSIONS = ("v1", "v1beta", "v1alpha")
 
 
-def route(method: str, path: str, query: Mapping[str, str] | None = None, *, anthropic: bool = False) -> Route | None:
-    """The route of a request, or None. `path` has no query; `anthropic` is True when the request carries
-    `anthropic-version`, which is how `/v1/models` is told apart."""
+def route(
+    method: str,
+    path: str,
+    query: Mapping[str, str] | None = None,
+    *,
+    anthropic: bool = False,
+    google: bool = False,
+) -> Route | None:
+    """The route of a request, or None. `path` has no query. Three dialects list their models at `/v1/models`:
+    `anthropic` is True when the request carries `anthropic-version`, `google` when it carries `x-goog-api-key`."""
     parts = [part for part in path.split("/") if part]
     rollout_id = None
     if len(parts) > 2 and parts[0] == "r":
@@ -55,24 +62,25 @@ def route(method: str, path: str, query: Mapping[str, str] | None = None, *, ant
         version, parts = parts[0], parts[1:]
         if parts and parts[0] == "v1":  # a base URL that ended in /v1, joined with a path that begins with it
             parts = parts[1:]
+    google = google or version in ("v1beta", "v1alpha")
+    listing: Dialect = "messages" if anthropic else "gemini" if google else "chat"
     found = _FIXED.get((method, "/".join(parts)))
     if found is not None:
         dialect, endpoint = found
         if endpoint == "models":
-            dialect = "messages" if anthropic else "gemini" if version in ("v1beta", "v1alpha") else "chat"
+            dialect = listing
         return Route(dialect=dialect, endpoint=endpoint, rollout_id=rollout_id)
-    return _model_route(method, parts, query or {}, rollout_id, version, anthropic)
+    return _model_route(method, parts, query or {}, rollout_id, listing)
 
 
 def _model_route(
-    method: str, parts: list[str], query: Mapping[str, str], rollout_id: str | None, version: str, anthropic: bool
+    method: str, parts: list[str], query: Mapping[str, str], rollout_id: str | None, listing: Dialect
 ) -> Route | None:
     if len(parts) < 2 or parts[0] not in ("models", "tunedModels"):
         return None
     rest = unquote("/".join(parts[1:]))  # a model id may hold slashes
     if method == "GET":
-        dialect: Dialect = "messages" if anthropic else "gemini" if version in ("v1beta", "v1alpha") else "chat"
-        return Route(dialect=dialect, endpoint="models", model=rest, rollout_id=rollout_id)
+        return Route(dialect=listing, endpoint="models", model=rest, rollout_id=rollout_id)
     model, _, verb = rest.rpartition(":")
     if method != "POST" or not model or verb not in _GEMINI:
         return None

@@ -53,9 +53,11 @@ def test_a_path_and_the_same_below_a_rollout(method, path, query, expected):
     assert (below.dialect, below.endpoint, below.model) == (expected.dialect, expected.endpoint, expected.model)
 
 
-def test_the_list_of_models_is_told_apart_by_the_anthropic_header():
-    found = route("GET", "/v1/models", {}, anthropic=True)
-    assert found is not None and found.dialect == "messages"
+def test_the_list_of_models_is_told_apart_by_headers():
+    found = [
+        route("GET", "/v1/models", {}, anthropic=a, google=g) for a, g in [(False, False), (True, False), (False, True)]
+    ]
+    assert [route and route.dialect for route in found] == ["chat", "messages", "gemini"]
 
 
 @pytest.mark.parametrize(
