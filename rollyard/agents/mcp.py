@@ -90,6 +90,14 @@ def _goose(server: McpServer, headers: Mapping[str, str]) -> Tree:
     }
 
 
+def _cline(server: McpServer, headers: Mapping[str, str]) -> Tree:
+    if server.transport == "stdio":
+        command, *arguments = server.command
+        return {"transport": {"type": "stdio", "command": command, "args": arguments, "env": dict(server.env)}}
+    kind = "streamableHttp" if server.transport == "http" else "sse"
+    return {"transport": {"type": kind, "url": server.url, "headers": dict(headers)}}
+
+
 def _openhands(server: McpServer, headers: Mapping[str, str]) -> Tree:
     if server.transport == "stdio":
         return {"command": server.command[0], "args": list(server.command[1:]), "env": dict(server.env)}
@@ -102,5 +110,6 @@ _STYLES: dict[McpStyle, Callable[[McpServer, Mapping[str, str]], Tree]] = {
     "codex": _codex,
     "opencode": _opencode,
     "goose": _goose,
+    "cline": _cline,
     "openhands": _openhands,
 }

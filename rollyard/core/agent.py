@@ -21,7 +21,7 @@ from rollyard.core.sandbox import Isolation
 from rollyard.core.task import McpServer
 
 Switch = Literal["system_prompt", "disabled_tools", "disable_thinking", "max_tokens"]
-McpStyle = Literal["claude", "gemini", "codex", "opencode", "goose", "openhands"]
+McpStyle = Literal["claude", "gemini", "codex", "opencode", "goose", "cline", "openhands"]
 Tree = Mapping[str, Any]
 
 
