@@ -1,0 +1,35 @@
+"""The sandbox conformance suite: what every backend owes, as cases that any backend can be held against.
+
+async with ry.sandbox.backend("local") as backend:
+    async for outcome in check_sandbox(Ground(backend=backend, name="local")):
+        print(outcome.id, outcome.result, outcome.why)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from rollyard.testing.sandbox import commands, files, jobs, lifecycle, network, refusals, state
+from rollyard.testing.sandbox.ground import Ground as Ground
+from rollyard.testing.suite import Case, Outcome, run_case
+
+
+def cases() -> list[Case[Ground]]:
+    """All of them, in the order of the files."""
+    rooms = (lifecycle, commands, jobs, files, network, state, refusals)
+    return [value for room in rooms for value in vars(room).values() if isinstance(value, Case)]
+
+
+def missing(ground: Ground) -> set[str]:
+    """Capabilities that this backend says it does not have."""
+    fields = msgspec.structs.fields(type(ground.can))
+    return {field.name for field in fields if getattr(ground.can, field.name) is False}
+
+
+async def check_sandbox(ground: Ground, *, only: str | None = None, slow: bool = False) -> AsyncIterator[Outcome]:
+    """Outcomes as they come. `only` is a letter or an id: `F` for the files, `E9` for one case."""
+    for case in cases():
+        if only is None or case.id == only or case.id.rstrip("0123456789") == only:
+            yield await run_case(case, ground, missing=missing(ground), slow=slow)

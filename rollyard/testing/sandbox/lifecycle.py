@@ -1,0 +1,237 @@
+"""Opening, finding, ending: what a backend owes from the first byte to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Mapping
+
+import anyio
+import msgspec
+
+from rollyard.core.errors import Error, SandboxError, SandboxGone
+from rollyard.core.protocols import Sandbox
+from rollyard.core.sandbox import SandboxSpec
+from rollyard.testing.sandbox.ground import ATTACH, CHILD, Ground, eventually, out, raises, sh
+from rollyard.testing.suite import case, check
+
+
+@case("C1", "opens a sandbox that is alive until it is killed")
+async def open_and_kill(ground: Ground) -> None:
+    box = await ground.open()
+    try:
+        check(await box.alive(), "a fresh sandbox says that it is not alive")
+        check((await sh(box, "true")).exit_code == 0, "`true` did not succeed")
+    finally:
+        killed = await box.kill()
+    check(killed is True, f"kill() of a live sandbox returned {killed!r}")
+    check(not await box.alive(), "a killed sandbox says that it is alive")
+
+
+@case("C2", "kills once: the second kill is False and no error")
+async def kill_twice(ground: Ground) -> None:
+    box = await ground.open()
+    seen = [await box.kill(), await box.kill(), await box.kill()]
+    check(seen == [True, False, False], f"three kills returned {seen}")
+
+
+@case("C3", "raises SandboxGone for every use after kill")
+async def use_after_kill(ground: Ground) -> None:
+    box = await ground.open()
+    await box.kill()
+    await raises(SandboxGone, sh(box, "true"), "exec after kill")
+    await raises(SandboxGone, box.read("/etc/hostname"), "read after kill")
+    await raises(SandboxGone, box.write("/tmp/x", b""), "write after kill")
+    await raises(SandboxGone, box.start(["true"]), "start after kill")
+
+
+@case("C4", "ends a sandbox when its TTL is over", needs=("ttl",))
+async def ttl(ground: Ground) -> None:
+    box = await ground.open(ttl_s=2.0)
+    try:
+        await eventually(lambda: _dead(box), within=20, why="alive after its TTL")
+        await raises(SandboxError, sh(box, "true"), "exec after the TTL")
+    finally:
+        await box.kill()
+
+
+@case("C5", "ends an idle sandbox, and not one that is used", needs=("idle_ttl",))
+async def idle_ttl(ground: Ground) -> None:
+    box = await ground.open(idle_ttl_s=2.0)
+    try:
+        for _ in range(8):
+            await anyio.sleep(0.5)
+            check((await sh(box, "true")).exit_code == 0, "ended while it was being used")
+        await eventually(lambda: _dead(box), within=20, why="alive after its idle TTL")
+    finally:
+        await box.kill()
+
+
+@case("C6", "lives longer when it is extended", needs=("ttl", "extend"))
+async def extend(ground: Ground) -> None:
+    async with ground.open(ttl_s=3.0) as box:
+        await box.extend(120)
+        await anyio.sleep(5)
+        check(await box.alive(), "died at its first TTL although it was extended")
+
+
+@case("C7", "finds sandboxes by label, and none that are gone", needs=("list",))
+async def list_by_label(ground: Ground) -> None:
+    spec = ground.asked()
+    async with ground.backend.open(spec) as box, ground.open():
+        found = await ground.backend.list(spec.labels)
+        check([info.id for info in found] == [box.id], f"list by label found {[info.id for info in found]}")
+        check(dict(found[0].labels) == dict(spec.labels), f"labels came back as {found[0].labels}")
+    await eventually(lambda: _none(ground, spec.labels), within=10, why="listed after it was killed")
+
+
+@case("C8", "lets a second process attach and find its jobs", needs=("attach",))
+async def attach_elsewhere(ground: Ground) -> None:
+    async with ground.open() as box:
+        await box.write("/tmp/mark", "seen")
+        job = await box.start("exit 5")
+        async with ground.child(ATTACH, id=box.id, job=job.id) as process:
+            assert process.stdout is not None
+            said = await asyncio.wait_for(process.stdout.read(), 45)
+        check(b'"mark": "seen"' in said and b'"code": 5' in said, f"the second process saw {said!r}")
+        check(await box.alive(), "detaching a second process killed the sandbox")
+
+
+@case("C9", "refuses to attach to what does not exist", needs=("attach",))
+async def attach_unknown(ground: Ground) -> None:
+    error = await raises(Error, ground.backend.attach("sbx_0000000000000000000000000"), "attach to an unknown id")
+    check("sbx_0000000000000000000000000" in str(error), f"the error does not name the id: {error}")
+
+
+@case("C10", "leaves nothing when opening is cancelled", needs=("list",))
+async def cancelled_open(ground: Ground) -> None:
+    spec = ground.asked()
+    for delay in (0.0, 0.001, 0.005, 0.02):
+        opening = asyncio.ensure_future(_opened(ground, spec))
+        await anyio.sleep(delay)
+        opening.cancel()
+        try:
+            await (await opening).kill()
+        except asyncio.CancelledError:
+            continue
+    await eventually(lambda: _none(ground, spec.labels), within=20, why="a cancelled open left a sandbox")
+
+
+@case("C11", "leaves nothing when its process gets Ctrl-C", needs=("list",))
+async def interrupted_process(ground: Ground) -> None:
+    spec = ground.asked()
+    async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=True) as process:
+        assert process.stdout is not None
+        check(await asyncio.wait_for(process.stdout.readline(), 45), "the other process opened no sandbox")
+        process.send_signal(signal.SIGINT)
+        await asyncio.wait_for(process.wait(), 30)
+    await eventually(lambda: _none(ground, spec.labels), within=20, why="a sandbox outlived Ctrl-C")
+
+
+@case("C12", "leaves nothing for long after its process is killed", needs=("list",))
+async def killed_process(ground: Ground) -> None:
+    spec = ground.asked()
+    async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=True) as process:
+        assert process.stdout is not None
+        check(await asyncio.wait_for(process.stdout.readline(), 45), "the other process opened no sandbox")
+        process.kill()
+        await process.wait()
+        await ground.backend.reap(spec.labels)
+    await eventually(lambda: _none(ground, spec.labels), within=20, why="a sandbox outlived SIGKILL and reap")
+
+
+@case("C13", "keeps a lifetime='ttl' sandbox when its opener ends", needs=("lifetime_ttl", "attach", "list"))
+async def lifetime_ttl(ground: Ground) -> None:
+    spec = ground.asked(lifetime="ttl", ttl_s=120.0)
+    async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=False) as process:
+        assert process.stdout is not None
+        sandbox_id = (await asyncio.wait_for(process.stdout.readline(), 45)).decode().strip()
+        await asyncio.wait_for(process.wait(), 30)
+    box = await ground.backend.attach(sandbox_id)
+    try:
+        check(await out(box, "echo on") == "on", "the sandbox does not answer after its opener ended")
+    finally:
+        check(await box.kill() is True, "killing it from here did nothing")
+    await eventually(lambda: _none(ground, spec.labels), within=10, why="listed after it was killed")
+
+
+@case("C14", "reaps by label and age, and nothing else", needs=("list",))
+async def reap(ground: Ground) -> None:
+    mine, other = ground.asked(), ground.asked()
+    async with ground.backend.open(other) as bystander:
+        box = await ground.backend.open(mine)
+        check(await ground.backend.reap(mine.labels, older_than=3600) == [], "a young sandbox was reaped")
+        check(await box.alive(), "a young sandbox was reaped")
+        reaped = await ground.backend.reap(mine.labels)
+        check(reaped == [box.id], f"reap by label returned {reaped}")
+        check(not await box.alive(), "a reaped sandbox is alive")
+        check(await bystander.alive(), "reap killed a sandbox with other labels")
+        await box.kill()
+
+
+@case("C15", "opens many at once that share nothing", timeout=180)
+async def parallel(ground: Ground) -> None:
+    count = min(ground.parallel, ground.can.max_concurrent or ground.parallel)
+    ids: dict[str, str] = {}
+
+    async def one(n: int) -> None:
+        async with ground.open(env={"NUMBER": str(n)}) as box:
+            await box.write("/tmp/number", str(n))
+            await anyio.sleep(0.05)
+            ids[box.id] = await out(box, 'echo "$NUMBER $(cat /tmp/number) $(ls /tmp | wc -l)"')
+
+    async with anyio.create_task_group() as group:
+        for n in range(count):
+            group.start_soon(one, n)
+    wanted = {f"{n} {n} 1" for n in range(count)}
+    check(len(ids) == count and set(ids.values()) == wanted, f"{count} sandboxes saw {sorted(ids.values())}")
+
+
+@case("C16", "kills the sandbox when its `async with` is left, also by an error")
+async def left_by_error(ground: Ground) -> None:
+    kept: list[Sandbox] = []
+    try:
+        async with ground.open() as box:
+            kept.append(box)
+            raise KeyError("from the body")
+    except KeyError:
+        pass
+    check(not await kept[0].alive(), "alive after its block was left")
+
+
+@case("C17", "says what it is: id, image, isolation, labels, times")
+async def info(ground: Ground) -> None:
+    spec = ground.asked()
+    before = time.time()
+    async with ground.backend.open(spec) as box:
+        got = box.info
+        check(got.id == box.id and got.id, f"info.id is {got.id!r}, the sandbox's is {box.id!r}")
+        check(got.isolation == ground.can.isolation, f"isolation is {got.isolation}, promised {ground.can.isolation}")
+        check(dict(got.labels) == dict(spec.labels), f"labels came back as {got.labels}")
+        check(before - 60 <= got.created_at <= time.time() + 60, f"created_at is {got.created_at}")
+
+
+@case("C18", "ends every program and keeps the files with kill_processes")
+async def kill_processes(ground: Ground) -> None:
+    async with ground.open() as box:
+        job = await box.start("setsid sleep 1000 & sleep 1000")
+        await box.write("/tmp/kept", "yes")
+        await anyio.sleep(0.2)
+        await box.kill_processes()
+        check((await job.wait(20)).exit_code != 0, "the job ended well although it was killed")
+        check(await box.read_text("/tmp/kept") == "yes", "a file is gone")
+        left = await out(box, "cat /proc/[0-9]*/comm 2>/dev/null | grep -cx sleep || true")
+        check(left == "0", f"{left} programs survived kill_processes")
+
+
+async def _opened(ground: Ground, spec: SandboxSpec) -> Sandbox:
+    return await ground.backend.open(spec)
+
+
+async def _dead(box: Sandbox) -> bool:
+    return not await box.alive()
+
+
+async def _none(ground: Ground, labels: Mapping[str, str]) -> bool:
+    return await ground.backend.list(labels) == []

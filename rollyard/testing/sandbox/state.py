@@ -1,0 +1,105 @@
+"""State and parts: pause, snapshot, layers, mounts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+
+from rollyard.core.errors import Error
+from rollyard.core.sandbox import Mount
+from rollyard.testing.sandbox.ground import Ground, out, raises, sh
+from rollyard.testing.suite import Skip, case, check
+
+
+@case("S1", "stops programs while paused and goes on with the same ones", needs=("pause",))
+async def pause(ground: Ground) -> None:
+    async with ground.open() as box:
+        job = await box.start("while :; do echo tick; sleep 0.1; done")
+        await anyio.sleep(0.5)
+        await box.pause()
+        await anyio.sleep(0.3)
+        before = len(await job.tail(1 << 20))
+        await anyio.sleep(1)
+        check(len(await job.tail(1 << 20)) == before, "a paused program went on")
+        await box.resume()
+        await anyio.sleep(1)
+        check(len(await job.tail(1 << 20)) > before, "a resumed program did not go on")
+        await job.kill()
+
+
+@case("S2", "opens from a snapshot with its files, and apart from it", needs=("snapshot",))
+async def snapshot(ground: Ground) -> None:
+    async with ground.open() as box:
+        await out(
+            box, "mkdir -p /srv/state; echo one > /srv/state/f; rm -f /etc/issue; echo tool > /usr/local/bin/made"
+        )
+        frozen = await box.snapshot()
+        await out(box, "echo two > /srv/state/f")
+        async with ground.open(image=frozen) as copy:
+            check(
+                await out(copy, "cat /srv/state/f /usr/local/bin/made") == "one\ntool",
+                "files are not those of the snapshot",
+            )
+            check(not await copy.exists("/etc/issue"), "a removed file is back")
+            await out(copy, "echo three > /srv/state/f")
+        check(await out(box, "cat /srv/state/f") == "two", "a copy changed its origin")
+
+
+@case("S3", "opens many from one snapshot that share nothing", needs=("snapshot",))
+async def forks(ground: Ground) -> None:
+    async with ground.open() as box:
+        await box.write("/srv/base", "base")
+        frozen = await box.snapshot()
+    async with ground.open(image=frozen) as one, ground.open(image=frozen) as two:
+        await one.write("/srv/base", "one")
+        check(await two.read_text("/srv/base") == "base", "a sibling sees the change")
+    async with ground.open(image=frozen) as three:
+        check(await three.read_text("/srv/base") == "base", "the snapshot itself was changed")
+
+
+@case("S4", "takes a snapshot of what came from a snapshot", needs=("snapshot",))
+async def chain(ground: Ground) -> None:
+    image = ground.spec.image
+    for n in range(4):
+        async with ground.open(image=image) as box:
+            await box.write(f"/srv/step{n}", str(n))
+            image = await box.snapshot()
+    async with ground.open(image=image) as box:
+        check(await out(box, "cat /srv/step*") == "0123", "a step is missing")
+
+
+@case("S5", "shows a layer's programs, read-only for others", needs=("layers",))
+async def layers(ground: Ground) -> None:
+    if ground.layer is None:
+        raise Skip("no layer was given to try")
+    layer, program = ground.layer
+    async with ground.open(layers=(layer,)) as box:
+        done = await box.exec([program, "--version"], timeout=60)
+        check(done.exit_code == 0, f"{program} ended with {done.exit_code}: {done.text[-300:]}")
+        await sh(box, f"rm -f {program}")
+    async with ground.open(layers=(layer,)) as box:
+        check(await box.exists(program), "one sandbox removed a layer's file for all")
+
+
+@case("S6", "shows an allowed host directory, read-only unless asked", needs=("mounts",))
+async def mounts(ground: Ground) -> None:
+    if ground.mount is None:
+        raise Skip("no host directory was given to mount")
+    Path(ground.mount, "from-host").write_text("seen")
+    async with ground.open(mounts=(Mount(local_dir="/mnt/data", remote_dir=ground.mount),)) as box:
+        check(await out(box, "cat /mnt/data/from-host") == "seen", "the host's file is not there")
+        check((await sh(box, "echo x > /mnt/data/new")).exit_code != 0, "a read-only mount was written to")
+    writable = Mount(local_dir="/mnt/data", remote_dir=ground.mount, writable=True)
+    async with ground.open(mounts=(writable,)) as box:
+        await out(box, "echo back > /mnt/data/from-sandbox")
+    check(Path(ground.mount, "from-sandbox").read_text() == "back\n", "a write did not reach the host")
+
+
+@case("S7", "refuses a host directory that is not allowed")
+async def mount_refused(ground: Ground) -> None:
+    async def attempt() -> None:
+        async with ground.open(mounts=(Mount(local_dir="/mnt/etc", remote_dir="/etc"),)):
+            pass
+
+    await raises(Error, attempt(), "a mount of the host's /etc")
