@@ -79,8 +79,8 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
             raise Skip("no name by which another process could open this backend")
         argument = json.dumps({"backend": self.name, "options": dict(self.options), **asked})
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", program, argument,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, env=dict(os.environ),
+            sys.executable, "-c", program, argument, env=dict(os.environ),
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         try:
             yield process
@@ -100,6 +100,13 @@ async def out(box: Sandbox, script: str, **options: Any) -> str:
     done = await sh(box, script, **options)
     check(done.exit_code == 0, f"{script!r} ended with {done.exit_code}: {done.text[-500:]}")
     return done.stdout.decode().removesuffix("\n")
+
+
+async def sleepers(box: Sandbox, mark: str) -> int:
+    """How many programs `sleep MARK` run inside."""
+    same = f"""[ "$(tr '\\0' ' ' 2>/dev/null < $f)" = "sleep {mark} " ]"""
+    each = f"for f in /proc/[0-9]*/cmdline; do {same} && echo x; done | wc -l"
+    return int(await out(box, each))
 
 
 async def eventually(question: Callable[[], Awaitable[bool]], *, within: float, why: str) -> None:

@@ -8,7 +8,7 @@ import time
 import anyio
 
 from rollyard.core.errors import Error
-from rollyard.testing.sandbox.ground import Ground, eventually, out, raises
+from rollyard.testing.sandbox.ground import Ground, eventually, out, raises, sleepers
 from rollyard.testing.suite import case, check
 
 
@@ -95,10 +95,9 @@ async def kill_tree(ground: Ground) -> None:
     mark = f"32{secrets.randbelow(10**6):06d}"
     async with ground.open() as box:
         job = await box.start(f"(setsid sleep {mark} &); sleep {mark} & sleep {mark}")
-        count = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o 'sleep [{mark[0]}]{mark[1:]} ' | wc -l"
 
         async def running(n: int) -> bool:
-            return await out(box, count) == str(n)
+            return await sleepers(box, mark) == n
 
         await eventually(lambda: running(3), within=10, why="the three programs did not start")
         await job.kill()
