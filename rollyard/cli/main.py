@@ -18,6 +18,8 @@ from rollyard.core.errors import ConfigError, Error
 # verb -> the one line shown in `rollyard --help`
 VERBS: dict[str, str] = {
     "doctor": "show what this machine can do, and what to do about what it cannot",
+    "image": "add, list and remove images; build layers",
+    "check": "hold a sandbox backend (or another part) against its conformance list",
     "serve": "run a server: the gate that agents talk to, and others",
 }
 

@@ -1,0 +1,17 @@
+"""`rollyard check SUBJECT`: hold a part against its list. Each subject has its own file, `check_<subject>.py`."""
+
+from __future__ import annotations
+
+import typer
+
+from rollyard.cli import check_sandbox
+
+app = typer.Typer(help="hold a part against its list", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def check() -> None:
+    """Hold a part against what is expected of it."""
+
+
+app.command("sandbox")(check_sandbox.sandbox)

@@ -1,0 +1,37 @@
+"""`rollyard check sandbox NAME`: the conformance suite on any backend."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+
+def sandbox(
+    name: Annotated[str, typer.Argument(help="a backend: local, docker, ... or package.module:attribute")],
+    option: Annotated[list[str] | None, typer.Option(help="name=value for the backend; may be repeated")] = None,
+    image: Annotated[str, typer.Option(help="the image to open with")] = "host",
+    only: Annotated[str | None, typer.Option(help="a letter (F: files) or one id (E9)")] = None,
+    slow: Annotated[bool, typer.Option("--slow", help="also the cases that take minutes")] = False,
+    json: Annotated[bool, typer.Option("--json", help="the outcomes as JSON")] = False,
+) -> None:
+    """Run the conformance suite: passed, skipped (why), failed. Exit code 3 when a case failed."""
+    from rollyard.cli.printing import print_json
+    from rollyard.testing.sandbox.verdict import Totals, examine_backend
+
+    async def run() -> Totals:
+        async with examine_backend(name, option or [], image) as examination:
+            async for outcome in examination.outcomes(only=only, slow=slow):
+                if not json:
+                    why = f"  ({outcome.why})" if outcome.why else ""
+                    typer.echo(f"{outcome.result:8} {outcome.id:4} {outcome.title}{why}")
+            return examination.totals()
+
+    totals = anyio.run(run)
+    if json:
+        print_json(totals)
+    else:
+        typer.echo(totals.line)
+    if totals.failed:
+        raise typer.Exit(3)

@@ -1,0 +1,112 @@
+"""`rollyard image add|list|rm|layer`: the images and layers that sandboxes open from."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import anyio
+import typer
+
+from rollyard.cli.printing import print_json, print_table
+
+app = typer.Typer(help="images and layers", no_args_is_help=True, rich_markup_mode=None)
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@app.callback()
+def image() -> None:
+    """The images and layers that sandboxes open from."""
+
+
+@app.command()
+def add(
+    source: Annotated[
+        str, typer.Argument(help="a rootfs directory, a tar, a `docker save` or OCI archive, or an image's name")
+    ],
+    name: Annotated[list[str] | None, typer.Option(help="a name for it; may be repeated")] = None,
+    alias: Annotated[list[str] | None, typer.Option(help="another name, such as python:3.11-slim")] = None,
+    json: Json = False,
+) -> None:
+    """Take an image in, or give more names to one that is here."""
+    from rollyard.sandbox.images import ImageStore
+
+    store = ImageStore()
+    record = anyio.run(lambda: store.add(source, names=[*(name or []), *(alias or [])]))
+    names = sorted(known for known, target in store.catalog.names().items() if target == record.id)
+    if json:
+        print_json({"image": record, "names": names})
+    else:
+        typer.echo(f"{record.id}  {', '.join(names)}")
+
+
+@app.command("list")
+def list_images(json: Json = False) -> None:
+    """Images, snapshots and layers, oldest first."""
+    from rollyard.sandbox.images import ImageStore
+
+    store = ImageStore()
+    names = store.catalog.names()
+    layers = [store.layer_record(layer) for layer in store.layers.ids()]
+    if json:
+        print_json({"images": store.catalog.records(), "names": names, "layers": layers})
+        return
+    rows = [["host", "image", "", ", ".join(known for known, target in names.items() if target == "host")]]
+    for record in store.catalog.records():
+        given = ", ".join(known for known, target in names.items() if target == record.id)
+        rows.append([record.id, record.kind, _ago(record.created_at), given or f"from {record.source}"])
+    for layer in sorted(layers, key=lambda layer: layer.created_at):
+        rows.append([layer.id, "layer", _ago(layer.created_at), " ".join((*layer.spec.npm, *layer.spec.pip))])
+    print_table(["id", "kind", "age", "names"], rows)
+
+
+@app.command()
+def rm(
+    image: Annotated[str, typer.Argument(help="a name or an id")],
+    json: Json = False,
+) -> None:
+    """Forget a name; with its last name, the image. Disk is freed once nothing has opened it for a day."""
+    from rollyard.sandbox.images import ImageStore
+
+    store = ImageStore()
+
+    async def remove() -> tuple[list[str], list[str]]:
+        return await store.remove(image), await store.sweep()
+
+    forgotten, swept = anyio.run(remove)
+    if json:
+        print_json({"forgotten": forgotten, "swept": swept})
+    else:
+        typer.echo(f"forgot {', '.join(forgotten)}" + (f"; freed {len(swept)} trees" if swept else ""))
+
+
+@app.command()
+def layer(
+    npm: Annotated[
+        list[str] | None, typer.Option(help="an npm package, best with its version; may be repeated")
+    ] = None,
+    pip: Annotated[
+        list[str] | None, typer.Option(help="a Python package, best with its version; may be repeated")
+    ] = None,
+    node: Annotated[str | None, typer.Option(help="the oldest Node that will do, such as 22")] = None,
+    python: Annotated[str | None, typer.Option(help="the Python it carries, such as 3.12")] = None,
+    json: Json = False,
+) -> None:
+    """Build a layer (once) and print its id and where it lies in a sandbox."""
+    from rollyard.sandbox.images import ImageStore
+
+    store = ImageStore()
+    layer_id = anyio.run(lambda: store.layer(npm=npm or [], pip=pip or [], node=node, python=python))
+    record = store.layer_record(layer_id)
+    if json:
+        print_json(record)
+    else:
+        typer.echo(f"{layer_id}  {record.prefix}  {record.files} files, {record.bytes >> 20} MiB")
+
+
+def _ago(at: float) -> str:
+    seconds = max(0.0, time.time() - at)
+    for size, letter in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size:.0f}{letter}"
+    return f"{seconds:.0f}s"

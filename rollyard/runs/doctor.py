@@ -1,0 +1,278 @@
+"""What this machine can do, found by trying: one `Finding` per question, with advice where the answer is no.
+
+Nothing is inferred from a version where it can be tried: a sandbox is really opened, an engine's socket really answers. A
+finding that is `bad` stops something; `weak` means that something works less well; `absent` is an option not installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from rollyard.core.errors import Error
+from rollyard.core.sandbox import SandboxSpec, at_least
+from rollyard.sandbox import backend
+from rollyard.sandbox.home import cache_home, data_home, private_dir
+from rollyard.sandbox.local import limits
+
+State = Literal["ok", "weak", "bad", "absent"]
+ROOM_MB = 5000
+OLDEST_NODE = 20
+LANDLOCK_CREATE_RULESET = 444
+SDKS = {
+    "docker": "aiodocker",
+    "e2b": "e2b",
+    "hf": "huggingface_hub",
+    "daytona": "daytona",
+    "prime": "prime_sandboxes",
+    "postgres": "asyncpg",
+    "redis": "redis",
+    "parquet": "pyarrow",
+    "tokens": "tokenizers",
+    "tui": "textual",
+    "report": "matplotlib",
+}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`group` puts related rows together; `advice` is one line, and there is one for every row that is not `ok`."""
+
+    group: str
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+async def examine() -> list[Finding]:
+    """All findings, in the order they are shown."""
+    kernel = await anyio.to_thread.run_sync(_kernel)
+    sandbox = await _sandbox()
+    rest = await anyio.to_thread.run_sync(lambda: [*_engines(), *_programs(), *_packages(), *_places()])
+    return [*kernel, *sandbox, *rest]
+
+
+def healthy(findings: list[Finding]) -> bool:
+    return not any(finding.state == "bad" for finding in findings)
+
+
+def _kernel() -> list[Finding]:
+    return [
+        Finding(group="kernel", name="release", state="ok", found=f"{platform.release()} {platform.machine()}"),
+        _user_namespaces(),
+        _overlay(),
+        _landlock(),
+        _seccomp(),
+        _cgroups(),
+    ]
+
+
+def _user_namespaces() -> Finding:
+    row = {"group": "kernel", "name": "user namespaces"}
+    tried = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "true"], capture_output=True, timeout=20, check=False
+    )
+    if tried.returncode == 0:
+        return Finding(**row, state="ok", found="allowed")
+    if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        advice = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or run as root"
+    elif _sysctl("user/max_user_namespaces") == "0":
+        advice = "sysctl -w user.max_user_namespaces=15000"
+    elif _sysctl("kernel/unprivileged_userns_clone") == "0":
+        advice = "sysctl -w kernel.unprivileged_userns_clone=1"
+    else:
+        advice = "in a container: start it with --security-opt seccomp=unconfined, or use the docker backend"
+    return Finding(**row, state="bad", found="refused", advice=advice)
+
+
+def _overlay() -> Finding:
+    known = "\toverlay\n" in Path("/proc/filesystems").read_text()
+    return Finding(
+        group="kernel", name="overlayfs", state="ok" if known else "bad", found="known" if known else "not known to the kernel",
+        advice="" if known else "modprobe overlay",
+    )  # fmt: skip
+
+
+def _landlock() -> Finding:
+    libc = ctypes.CDLL(None, use_errno=True)
+    abi = libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1)
+    if abi >= 4:
+        return Finding(group="kernel", name="landlock", state="ok", found=f"ABI {abi}")
+    return Finding(
+        group="kernel", name="landlock", state="weak", found=f"ABI {abi}" if abi > 0 else "absent",
+        advice="kernel 6.7 or newer with lsm=landlock; only needed where namespaces are refused",
+    )  # fmt: skip
+
+
+def _seccomp() -> Finding:
+    known = "Seccomp_filters" in Path("/proc/self/status").read_text() or Path("/proc/sys/kernel/seccomp").is_dir()
+    return Finding(
+        group="kernel", name="seccomp filters", state="ok" if known else "bad", found="known" if known else "absent",
+        advice="" if known else "a kernel with CONFIG_SECCOMP_FILTER",
+    )  # fmt: skip
+
+
+def _cgroups() -> Finding:
+    found = limits.find()
+    have = [name for name in ("memory", "pids", "cpu") if found.has(name)]
+    if len(have) == 3:
+        return Finding(group="kernel", name="cgroups", state="ok", found=f"{found.kind}: {' '.join(have)}")
+    lacking = " ".join(name for name in ("memory", "pids", "cpu") if name not in have)
+    advice = f"no limit on {lacking}: run as root, or under `systemd-run --user --scope -p Delegate=yes`"
+    return Finding(
+        group="kernel", name="cgroups", state="weak", found=f"{found.kind}: {' '.join(have) or 'none usable'}", advice=advice
+    )  # fmt: skip
+
+
+async def _sandbox() -> list[Finding]:
+    """Open one and run a program in it: the only proof there is."""
+    started = time.monotonic()
+    try:
+        with anyio.fail_after(60):
+            async with backend("local") as local, local.open(SandboxSpec(min_isolation="none")) as box:
+                opened = time.monotonic()
+                done = await box.exec(["true"], timeout=20)
+                ran = time.monotonic()
+                isolation, code = box.info.isolation, done.exit_code
+    except (Error, OSError, TimeoutError) as error:
+        advice = getattr(error, "hint", None) or "the rows above say what the kernel refused"
+        return [Finding(group="sandbox", name="local", state="bad", found=f"does not open: {error}", advice=advice)]
+    strong = at_least(isolation, "namespace") and code == 0
+    timing = f"open {(opened - started) * 1000:.0f} ms, exec {(ran - opened) * 1000:.0f} ms"
+    advice = "" if strong else "weaker than namespaces: see the kernel rows; min_isolation='namespace' refuses it"
+    return [
+        Finding(
+            group="sandbox", name="local", state="ok" if strong else "weak", found=f"{isolation}; {timing}", advice=advice
+        )
+    ]  # fmt: skip
+
+
+def _engines() -> list[Finding]:
+    found = [_engine(name) for name in ("docker", "podman")]
+    kvm = os.access("/dev/kvm", os.R_OK | os.W_OK)
+    found.append(
+        Finding(group="engines", name="kvm", state="ok" if kvm else "absent", found="opens" if kvm else "not usable",
+                advice="" if kvm else "only microVM backends need it: load the kvm module and join the group kvm")
+    )  # fmt: skip
+    return found
+
+
+def _engine(name: str) -> Finding:
+    program = shutil.which(name)
+    sockets = [os.environ.get("DOCKER_HOST", "").removeprefix("unix://")] if name == "docker" else []
+    runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
+    sockets += {
+        "docker": ["/var/run/docker.sock", f"{runtime}/docker.sock"],
+        "podman": ["/run/podman/podman.sock", f"{runtime}/podman/podman.sock"],
+    }[name]
+    answering = next((path for path in sockets if path and _answers(path)), None)
+    if answering:
+        return Finding(group="engines", name=name, state="ok", found=f"answers at {answering}")
+    advice = (
+        f"start it ({'dockerd' if name == 'docker' else 'podman system service'}), or set DOCKER_HOST"
+        if program
+        else f"only the docker backend needs it: install {name}"
+    )
+    return Finding(
+        group="engines", name=name, state="absent", found="client only" if program else "not installed", advice=advice
+    )
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(2)
+        try:
+            sock.connect(path)
+            sock.sendall(b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n")
+            return sock.recv(64).startswith(b"HTTP/1.")
+        except OSError:
+            return False
+
+
+def _programs() -> list[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    found = [Finding(group="programs", name="python", state="ok", found=f"{version} at {sys.executable}"), _node()]
+    for name, why in (
+        ("npm", "agents from npm"),
+        ("git", "patches of an agent's work"),
+        ("newuidmap", "more than one user without root"),
+    ):
+        program = shutil.which(name)
+        package = {"newuidmap": "uidmap"}.get(name, name)
+        needless = name == "newuidmap" and os.geteuid() == 0
+        found.append(
+            Finding(
+                group="programs", name=name, state="ok" if program or needless else "weak",
+                found=program or ("not needed by root" if needless else "not found"),
+                advice="" if program or needless else f"needed for {why}: apt-get install {package}",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _node() -> Finding:
+    program = shutil.which("node")
+    if program is None:
+        return Finding(
+            group="programs", name="node", state="weak", found="not found", advice="layers fetch one from PyPI (60 MB)"
+        )
+    tried = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    version = tried.stdout.strip().lstrip("v")
+    new_enough = version.split(".")[0].isdigit() and int(version.split(".")[0]) >= OLDEST_NODE
+    return Finding(
+        group="programs", name="node", state="ok" if new_enough else "weak", found=f"{version or 'does not run'} at {program}",
+        advice="" if new_enough else f"older than {OLDEST_NODE}: layers fetch a newer one from PyPI",
+    )  # fmt: skip
+
+
+def _packages() -> list[Finding]:
+    return [
+        Finding(
+            group="extras", name=extra, state="ok" if importlib.util.find_spec(module) else "absent",
+            found="installed" if importlib.util.find_spec(module) else "not installed",
+            advice="" if importlib.util.find_spec(module) else f"pip install 'rollyard[{extra}]'",
+        )
+        for extra, module in SDKS.items()
+    ]  # fmt: skip
+
+
+def _places() -> list[Finding]:
+    found: list[Finding] = []
+    for name, path, variable in (("data", data_home(), "ROLLYARD_HOME"), ("cache", cache_home(), "ROLLYARD_CACHE")):
+        try:
+            free = shutil.disk_usage(private_dir(path)).free // 2**20
+        except OSError as error:
+            found.append(
+                Finding(
+                    group="disk", name=name, state="bad", found=f"{path}: {error.strerror}", advice=f"set {variable}"
+                )
+            )
+            continue
+        enough = free >= ROOM_MB
+        found.append(
+            Finding(
+                group="disk", name=name, state="ok" if enough else "weak", found=f"{free / 1024:.0f} GB free at {path}",
+                advice="" if enough else f"an agent's layer takes up to 1 GB: free some, or set {variable}",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _sysctl(name: str) -> str | None:
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return None

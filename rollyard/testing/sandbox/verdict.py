@@ -1,0 +1,94 @@
+"""The suite on a backend that is named, with its options as text: what `rollyard check sandbox` runs."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rollyard.core.errors import ConfigError, Error
+from rollyard.core.protocols import Backend
+from rollyard.core.sandbox import SandboxSpec
+from rollyard.sandbox import backend as open_backend
+from rollyard.sandbox.images import ImageStore
+from rollyard.sandbox.layers import layer_prefix
+from rollyard.testing.sandbox import check_sandbox
+from rollyard.testing.sandbox.ground import Ground
+from rollyard.testing.suite import Outcome
+
+LAYER_PACKAGE, LAYER_PROGRAM = "packaging==24.2", "bin/python3"
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    backend: str
+    isolation: str
+    passed: int
+    skipped: int
+    failed: int
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def line(self) -> str:
+        return f"{self.backend} ({self.isolation}): {self.passed} passed, {self.skipped} skipped, {self.failed} failed"
+
+
+class Examination:
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._seen: list[Outcome] = []
+
+    async def outcomes(self, *, only: str | None = None, slow: bool = False) -> AsyncIterator[Outcome]:
+        async for outcome in check_sandbox(self._ground, only=only, slow=slow):
+            self._seen.append(outcome)
+            yield outcome
+
+    def totals(self) -> Totals:
+        count = {result: sum(o.result == result for o in self._seen) for result in ("passed", "skipped", "failed")}
+        can = self._ground.can
+        return Totals(backend=self._ground.backend.name, isolation=can.isolation, **count, outcomes=tuple(self._seen))
+
+
+@contextlib.asynccontextmanager
+async def examine_backend(name: str, options: Sequence[str] = (), image: str = "host") -> AsyncGenerator[Examination]:
+    """Open the backend and what the cases need beside it: a directory to mount and a layer, where it takes them."""
+    given = dict(_option(text) for text in options)
+    with tempfile.TemporaryDirectory(prefix="rollyard-check-") as scratch:
+        given_here = {**given, "mounts": [scratch]} if name == "local" else given
+        async with open_backend(name, **given_here) as backend:
+            ground = Ground(
+                backend=backend,
+                spec=SandboxSpec(image=image),
+                name=name,
+                options=given_here,
+                layer=await _layer(backend),
+                mount=_shared(scratch) if backend.capabilities.mounts else None,
+            )
+            yield Examination(ground)
+
+
+async def _layer(backend: Backend) -> tuple[str, str] | None:
+    """A small layer of the backend's own store; None where one cannot be built, and the case says so."""
+    store = getattr(backend, "images", None)
+    if not backend.capabilities.layers or not isinstance(store, ImageStore):
+        return None
+    try:
+        layer = await store.layer(pip=[LAYER_PACKAGE])
+    except Error:  # no package index reachable: the case that wants a layer is skipped and says so
+        return None
+    return layer, f"{layer_prefix(layer)}/{LAYER_PROGRAM}"
+
+
+def _shared(scratch: str) -> str:
+    """A sandbox's root is nobody on the host: a directory it may write to is open to all."""
+    Path(scratch).chmod(0o777)
+    return scratch
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ConfigError(f"{text!r} is no option", hint="write --option name=value")
+    return name, value
