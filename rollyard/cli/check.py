@@ -6,7 +6,9 @@ import typer
 
 from rollyard.cli import check_sandbox
 
-app = typer.Typer(help="hold a part against its list", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="hold a part against its list", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
 
 
 @app.callback()

@@ -7,7 +7,7 @@ from typing import Annotated
 import anyio
 import typer
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 MARKS = {"ok": "ok", "weak": "weak", "bad": "BAD", "absent": "-"}
 
 

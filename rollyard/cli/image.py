@@ -10,7 +10,7 @@ import typer
 
 from rollyard.cli.printing import print_json, print_table
 
-app = typer.Typer(help="images and layers", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="images and layers", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 

@@ -1,0 +1,76 @@
+"""The local backend against the sandbox conformance suite, as whoever runs the tests and as an ordinary user."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollyard.sandbox import backend
+from rollyard.testing.pytest_adapter import conformance, hold
+from rollyard.testing.sandbox import Ground, cases, missing
+from rollyard.testing.sandbox.verdict import examine_backend
+from rollyard.testing.suite import run_case
+
+pytestmark = pytest.mark.anyio
+NOBODY = 65534
+
+
+@conformance(cases())
+async def test_local(case, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    mounts = [str(tmp_path / "shared")]
+    async with backend("local", mounts=mounts) as local:
+        ground = Ground(backend=local, name="local", options={"mounts": mounts}, mount=mounts[0])
+        hold(await run_case(case, ground, missing=missing(ground), slow=True))
+
+
+async def test_a_layer_of_the_backends_store_opens():
+    async with examine_backend("local") as examination:
+        (outcome,) = [outcome async for outcome in examination.outcomes(only="S5")]
+    hold(outcome)
+
+
+def ordinary_python():
+    """A Python that an ordinary user may run, with this one's packages: the interpreter may lie in root's home."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for candidate in (os.path.realpath(sys.executable), f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        argv = [
+            "setpriv",
+            f"--reuid={NOBODY}",
+            f"--regid={NOBODY}",
+            "--clear-groups",
+            candidate,
+            "-c",
+            "import msgspec, anyio",
+        ]
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        tried = subprocess.run(argv, env={"PYTHONPATH": path}, cwd="/", capture_output=True)
+        if tried.returncode == 0:
+            return argv[:-2], path
+    return None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="already an ordinary user")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv to become an ordinary user with")
+def test_local_as_an_ordinary_user(tmp_path_factory):
+    found = ordinary_python()
+    if found is None:
+        pytest.skip("no Python here that an ordinary user may run")
+    argv, path = found
+    home = Path(subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip())
+    try:
+        os.chown(home, NOBODY, NOBODY)
+        env = {"HOME": str(home), "PATH": os.defpath, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [*argv, "-c", "from rollyard.cli.main import main; main()", "check", "sandbox", "local", "--json"]
+        done = subprocess.run(command, env=env, cwd=home, capture_output=True, text=True, timeout=500)
+        totals = json.loads(done.stdout)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    failed = [f"{o['id']} {o['title']}: {o['why']}" for o in totals["outcomes"] if o["result"] == "failed"]
+    assert not failed, "\n".join(failed)
+    assert totals["passed"] > 60
