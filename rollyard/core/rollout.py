@@ -104,6 +104,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     log_tail: str = ""
     gate_log_tail: str | None = None
     files: Mapping[str, bytes] = {}
+    workdir: bytes | None = None  # a tar of the working directory as the agent left it
     artifacts: Mapping[str, str] = {}  # name -> blob digest
     diff: str | None = None
     calls: int = 0

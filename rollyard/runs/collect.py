@@ -1,26 +1,123 @@
 """After the agent: what it changed and what it left, taken out of the sandbox before judging can touch it.
 
-The patch of the working directory comes from git where the task has a repository and `git` exists, else from a snapshot of
-text files taken before the agent started. Sizes are bounded; what was cut is said.
+The working directory is copied out once, as a tar with bounds. The patch comes from comparing that copy with one made before the
+agent started; `rescore` judges the same copy again later. A directory over the bound is not kept, and the patch then says so.
 """
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
+import io
+import os
+import tarfile
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import anyio.to_thread
+import msgspec
 
 from rollyard.core.errors import PathError, SandboxError
 from rollyard.core.protocols import Sandbox
 
 MAX_DIFF = 2 * 2**20
 MAX_FILE = 16 * 2**20
-_SNAPSHOT_FILES = 400
-_SNAPSHOT_BYTES = 256 * 1024
+MAX_WORKDIR = 64 * 2**20
+_TEXT = 256 * 1024  # a larger file is compared, not shown
 _SKIP_DIRS = frozenset({".git", "node_modules", "__pycache__", ".venv", "venv"})
 
 
-async def walk(sandbox: Sandbox, root: str, *, limit: int) -> dict[str, int]:
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory as it was. `files` maps paths below it to contents, without what nobody reads in a patch (`.git`, caches);
+    `tar` is all of it, None when it was too large or could not be read; `why` says which."""
+
+    files: Mapping[str, bytes] = {}
+    tar: bytes | None = None
+    why: str | None = None
+
+
+async def copy_out(sandbox: Sandbox, path: str) -> Copy:
+    with tempfile.TemporaryDirectory(prefix="rollyard-copy-") as scratch:
+        try:
+            await sandbox.download_dir(path, scratch, max_bytes=MAX_WORKDIR)
+        except SandboxError as error:
+            return Copy(why=f"the working directory was not copied: {error}")
+        return await anyio.to_thread.run_sync(_read, Path(scratch))
+
+
+def _read(root: Path) -> Copy:
+    files: dict[str, bytes] = {}
+    for folder, names, entries in os.walk(root):
+        names[:] = [name for name in names if name not in _SKIP_DIRS]
+        for entry in entries:
+            file = Path(folder, entry)
+            if file.is_file() and not file.is_symlink():
+                files[str(file.relative_to(root))] = file.read_bytes()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+        archive.add(root, arcname=".")
+    return Copy(files=files, tar=packed.getvalue())
+
+
+def unpack(tar: bytes, target: Path) -> None:
+    """A kept copy back into a directory of the host; links that lead outside it are left out."""
+    with tarfile.open(fileobj=io.BytesIO(tar), mode="r:gz") as archive:
+        archive.extractall(target, filter=_inside)  # noqa: S202 - the filter refuses what leads outside
+
+
+def _inside(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+    try:
+        return tarfile.data_filter(member, path)
+    except tarfile.FilterError:
+        return None
+
+
+def patch(before: Copy, after: Copy) -> str:
+    if before.why or after.why:
+        return f"[no patch: {before.why or after.why}]\n"
+    out: list[str] = []
+    for name in sorted(set(before.files) | set(after.files)):
+        old, new = before.files.get(name), after.files.get(name)
+        if old != new:
+            out.extend(_file_patch(name, old, new))
+    text = "".join(out)
+    return text if len(text) <= MAX_DIFF else text[:MAX_DIFF] + "\n[cut here: the patch is larger]\n"
+
+
+def _file_patch(name: str, old: bytes | None, new: bytes | None) -> list[str]:
+    if len(old or b"") > _TEXT or len(new or b"") > _TEXT:
+        return [f"Large file {name} differs\n"]
+    try:
+        left = (old or b"").decode().splitlines(keepends=True)
+        right = (new or b"").decode().splitlines(keepends=True)
+    except UnicodeDecodeError:
+        return [f"Binary file {name} differs\n"]
+    source = f"a/{name}" if old is not None else "/dev/null"
+    target = f"b/{name}" if new is not None else "/dev/null"
+    lines = difflib.unified_diff(left, right, source, target)
+    return [line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines]
+
+
+async def artifacts(sandbox: Sandbox, patterns: Sequence[str], *, limit: int = 200) -> dict[str, bytes]:
+    """Files that match globs with absolute paths. A pattern that matches nothing is not an error."""
+    found: dict[str, bytes] = {}
+    for pattern in patterns:
+        try:
+            if "*" not in pattern and (await sandbox.stat(pattern)).kind == "file":
+                found[pattern] = await sandbox.read(pattern, max_bytes=MAX_FILE)
+                continue
+            wanted = pattern if "*" in pattern else pattern.rstrip("/") + "/*"
+            names = await _walk(sandbox, wanted.split("*", 1)[0].rsplit("/", 1)[0] or "/", limit=limit)
+        except SandboxError:
+            continue
+        for path, size in names.items():
+            if fnmatch.fnmatchcase(path, wanted) and size <= MAX_FILE and len(found) < limit:
+                found[path] = await sandbox.read(path, max_bytes=MAX_FILE)
+    return found
+
+
+async def _walk(sandbox: Sandbox, root: str, *, limit: int) -> dict[str, int]:
     """Regular files below `root` with their sizes; symbolic links are not followed."""
     found: dict[str, int] = {}
     queue = [root]
@@ -30,61 +127,8 @@ async def walk(sandbox: Sandbox, root: str, *, limit: int) -> dict[str, int]:
         except PathError:
             continue
         for entry in entries:
-            name = entry.path.rsplit("/", 1)[-1]
-            if entry.kind == "dir" and name not in _SKIP_DIRS:
+            if entry.kind == "dir" and entry.path.rsplit("/", 1)[-1] not in _SKIP_DIRS:
                 queue.append(entry.path)
             elif entry.kind == "file" and len(found) < limit:
                 found[entry.path] = entry.size
-    return found
-
-
-async def photograph(sandbox: Sandbox, workdir: str) -> dict[str, bytes]:
-    """Small files of the working directory as they are now."""
-    files = await walk(sandbox, workdir, limit=_SNAPSHOT_FILES)
-    return {
-        path: await sandbox.read(path, max_bytes=_SNAPSHOT_BYTES)
-        for path, size in files.items()
-        if size <= _SNAPSHOT_BYTES
-    }
-
-
-def patch(before: Mapping[str, bytes], after: Mapping[str, bytes], workdir: str) -> str:
-    out: list[str] = []
-    for path in sorted(set(before) | set(after)):
-        old, new = before.get(path), after.get(path)
-        if old == new:
-            continue
-        name = path.removeprefix(workdir.rstrip("/") + "/")
-        try:
-            left = old.decode().splitlines(keepends=True) if old is not None else []
-            right = new.decode().splitlines(keepends=True) if new is not None else []
-        except UnicodeDecodeError:
-            out.append(f"Binary file {name} differs\n")
-            continue
-        source = f"a/{name}" if old is not None else "/dev/null"
-        target = f"b/{name}" if new is not None else "/dev/null"
-        for line in difflib.unified_diff(left, right, source, target):
-            out.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
-    text = "".join(out)
-    return text if len(text) <= MAX_DIFF else text[:MAX_DIFF] + "\n[cut here: the patch is larger]\n"
-
-
-async def artifacts(sandbox: Sandbox, patterns: Sequence[str], *, limit: int = 200) -> dict[str, bytes]:
-    """Files that match globs with absolute paths. A pattern that matches nothing is not an error."""
-    found: dict[str, bytes] = {}
-    for pattern in patterns:
-        fixed = pattern.split("*", 1)[0]
-        root = fixed.rsplit("/", 1)[0] or "/"
-        try:
-            if "*" not in pattern:
-                if (await sandbox.stat(pattern)).kind == "file":
-                    found[pattern] = await sandbox.read(pattern, max_bytes=MAX_FILE)
-                    continue
-                root, pattern = pattern, pattern.rstrip("/") + "/*"
-            names = await walk(sandbox, root, limit=limit)
-        except SandboxError:
-            continue
-        for path, size in names.items():
-            if fnmatch.fnmatchcase(path, pattern) and size <= MAX_FILE and len(found) < limit:
-                found[path] = await sandbox.read(path, max_bytes=MAX_FILE)
     return found

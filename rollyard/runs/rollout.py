@@ -89,7 +89,8 @@ class _Rollout:
         self.sandbox: Sandbox | None = None
         self.session: Session | None = None
         self.place: prepare.Place | None = None
-        self.before: dict[str, bytes] = {}
+        self.before = collect.Copy()
+        self.workdir: bytes | None = None
         self.files: dict[str, bytes] = {}
         self.diff: str | None = None
         self.log = b""
@@ -207,7 +208,7 @@ class _Rollout:
                 await prepare.wait_healthy(self.sandbox, task.healthcheck, cwd=self.place.workdir, deadline=deadline)
             for hook in self.plan.hooks.after_setup:
                 await self._hook(hook, "after_setup")
-            self.before = await collect.photograph(self.sandbox, self.place.workdir)
+            self.before = await collect.copy_out(self.sandbox, self.place.workdir)
 
     # the attempt: once, or once per step
 
@@ -351,8 +352,9 @@ class _Rollout:
         assert self.sandbox is not None
         assert self.place is not None
         async with self.stages.stage("collect"):
-            after = await collect.photograph(self.sandbox, self.place.workdir)
-            self.diff = collect.patch(self.before, after, self.place.workdir)
+            after = await collect.copy_out(self.sandbox, self.place.workdir)
+            self.diff = collect.patch(self.before, after)
+            self.workdir = after.tar
             patterns = agents.artifacts(self.plan.agent, self.launched) if self.launched else ()
             wanted = [p if p.startswith("/") else f"{self.place.workdir}/{p}" for p in self.plan.files_wanted]
             self.files = await collect.artifacts(self.sandbox, [*patterns, *wanted])
@@ -451,6 +453,7 @@ class _Rollout:
             log_tail=self.log[-_TAIL:].decode("utf-8", "backslashreplace"),
             gate_log_tail=session.log_tail() if session is not None and self.failure is not None else None,
             files=self.files,
+            workdir=self.workdir,
             diff=self.diff,
             calls=session.calls if session else 0,
             usage=msgspec.to_builtins(session.usage) if session else {},
