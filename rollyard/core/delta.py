@@ -31,7 +31,13 @@ class Delta(msgspec.Struct, frozen=True):
     pieces: tuple[bytes | tuple[int, int], ...]
 
     @property
+    def whole(self) -> int:
+        """The size of the body it stands for."""
+        return sum(len(piece) if isinstance(piece, bytes) else piece[1] - piece[0] for piece in self.pieces)
+
+    @property
     def size(self) -> int:
+        """About what it takes to keep."""
         return sum(len(piece) if isinstance(piece, bytes) else 8 for piece in self.pieces)
 
 

@@ -30,4 +30,5 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float
     name: str
     rollout_id: str | None = None
+    run_id: str | None = None
     fields: Mapping[str, Any] = {}

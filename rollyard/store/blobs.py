@@ -14,7 +14,7 @@ from rollyard.store.database import Put
 from rollyard.store.schema import blobs
 
 COMPRESS_FROM = 16 * 1024  # below this the time costs more than the space
-_put = Put(blobs, ("digest", "encoding", "data"), there="keep")
+_put = Put(blobs, ("digest", "size", "encoding", "data"), there="keep")
 _pieces = msgspec.msgpack.Decoder(Delta)
 
 
@@ -40,11 +40,18 @@ def get(connection: Connection, digest: bytes) -> bytes:
     return body
 
 
-def _encoded(body: Blob) -> tuple[str, bytes]:
+def size(connection: Connection, digest: bytes) -> int:
+    found = connection.execute(select(blobs.c.size).where(blobs.c.digest == digest)).scalar()
+    if found is None:
+        raise StoreError(f"no body is kept under {digest.hex()}")
+    return found
+
+
+def _encoded(body: Blob) -> tuple[int, str, bytes]:
     if isinstance(body, Delta):
-        return "delta", msgspec.msgpack.encode(body)
+        return body.whole, "delta", msgspec.msgpack.encode(body)
     if len(body) >= COMPRESS_FROM:
         packed = zlib.compress(body, 1)
         if len(packed) * 10 < len(body) * 9:
-            return "zlib", packed
-    return "raw", body
+            return len(body), "zlib", packed
+    return len(body), "raw", body

@@ -8,6 +8,7 @@ again when its transaction had to be repeated, so it does nothing but talk to th
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection, Table
@@ -25,6 +26,7 @@ class Database(Protocol):
         ...
 
     async def read(self, work: Work[T]) -> T: ...
+    async def backup(self, target: Path) -> None: ...
     async def aclose(self) -> None: ...
 
 
@@ -42,7 +44,7 @@ class Put:
         for insert in (sqlite.insert, postgresql.insert):
             statement = insert(table)
             if there == "keep":
-                statement = statement.on_conflict_do_nothing(index_elements=keys)
+                statement = statement.on_conflict_do_nothing()
             elif there == "replace":
                 rest = {name: statement.excluded[name] for name in columns if name not in keys}
                 statement = statement.on_conflict_do_update(index_elements=keys, set_=rest)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from rollyard.core.errors import MissingExtra, StoreError
+from rollyard.core.errors import MissingExtra, StoreError, Unsupported
 from rollyard.store.database import Work
 
 T = TypeVar("T")
@@ -45,6 +46,9 @@ class Postgres:
     async def read(self, work: Work[T]) -> T:
         async with asyncio.timeout(DEADLINE_S), self._engine.connect() as connection:
             return await connection.run_sync(work)
+
+    async def backup(self, target: Path) -> None:
+        raise Unsupported("backup copies a SQLite store", hint=f"use pg_dump --file {target} for this one")
 
     async def aclose(self) -> None:
         await self._engine.dispose()

@@ -80,6 +80,7 @@ blobs = Table(
     "blobs",
     metadata,
     Column("digest", LargeBinary, primary_key=True),
+    Column("size", BigInteger, nullable=False),  # of the whole body
     Column("encoding", String, nullable=False),  # raw, zlib, delta
     Column("data", LargeBinary, nullable=False),
 )
@@ -88,30 +89,30 @@ runs = Table(
     "runs",
     metadata,
     Column("id", String, primary_key=True),
-    Column("name", String, nullable=False),
-    Column("status", String, nullable=False),  # open, finished, cancelled
-    Column("config", Text, nullable=False),
     Column("created_at", Float, nullable=False),
-    Column("finished_at", Float),
+    Column("config", Text, nullable=False),
 )
 
 attempts = Table(
     "attempts",
     metadata,
-    Column("id", _Serial, primary_key=True),
+    Column("id", String, primary_key=True),
     Column("run_id", String, nullable=False),
+    Column("position", Integer, nullable=False),  # the order in which attempts are handed out
     Column("task_id", String, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("variant", String, nullable=False),  # what else tells attempts of one run apart, e.g. the agent
-    Column("spec", Text, nullable=False),
-    Column("state", String, nullable=False),  # waiting, leased, done
-    Column("fence", Integer, nullable=False),
+    Column("task_digest", String, nullable=False),
+    Column("agent", String, nullable=False),
+    Column("policy", String, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("seed", BigInteger),
+    Column("state", String, nullable=False),
     Column("tries", Integer, nullable=False),
+    Column("fence", Integer, nullable=False),
     Column("owner", String),
     Column("expires_at", Float),
     Column("rollout_id", String),
-    UniqueConstraint("run_id", "task_id", "attempt", "variant", name="attempts_once"),
-    Index("attempts_claim", "run_id", "state", "expires_at"),
+    UniqueConstraint("run_id", "task_id", "agent", "policy", "number", name="attempts_once"),
+    Index("attempts_claim", "run_id", "state", "position"),
 )
 
 rollouts = Table(
@@ -131,8 +132,9 @@ rollouts = Table(
     Column("started_at", Float, nullable=False),
     Column("wall_s", Float, nullable=False),
     Column("fence", Integer),
+    Column("task", LargeBinary, nullable=False),  # digest of the task's body
     Column("body", Text, nullable=False),
-    Index("rollouts_of_run", "run_id", "task_id", "attempt"),
+    Index("rollouts_of_run", "run_id", "id"),
     Index("rollouts_by_time", "started_at"),
 )
 
@@ -167,5 +169,6 @@ artifacts = Table(
     Column("rollout_id", String, primary_key=True),
     Column("name", String, primary_key=True),
     Column("digest", LargeBinary, nullable=False),
-    Column("size", Integer, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("collected", Boolean, nullable=False),  # a file of the rollout itself, rather than one kept beside it
 )

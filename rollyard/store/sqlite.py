@@ -11,24 +11,26 @@ written the next group gathers.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from rollyard.core.errors import Error, StoreError
+from rollyard.core.errors import ConfigError, Error, StoreError
 from rollyard.store.database import Work
 
 T = TypeVar("T")
 Synchronous = Literal["normal", "full"]
 
 DEADLINE_S = 60.0
+BACKUP_S = 3600.0
 BUSY_MS = 30_000  # how long another process may hold the write lock
 GROUP = 512  # the most functions in one transaction
 
@@ -65,6 +67,17 @@ class SQLite:
         async with asyncio.timeout(DEADLINE_S), self._reading.connect() as connection:
             return await connection.run_sync(work)
 
+    async def backup(self, target: Path) -> None:
+        """A copy taken from one snapshot, complete and compact; it is itself a store."""
+        if target.exists():
+            raise ConfigError(f"{target} exists", hint="choose a new file")
+        async with asyncio.timeout(BACKUP_S), self._reading.connect() as connection:
+            await connection.execute(text("PRAGMA query_only=OFF"))
+            try:
+                await connection.execute(text("VACUUM INTO :target"), {"target": str(target)})
+            finally:
+                await connection.execute(text("PRAGMA query_only=ON"))
+
     async def aclose(self) -> None:
         """Everything handed in is written first."""
         self._waiting.put(None)
@@ -91,6 +104,21 @@ class SQLite:
                 if group:
                     _hand_back(group, _together(connection, [waiting.work for waiting in group]))
         self._engine.dispose()
+
+
+def restore(backup: Path, target: Path) -> None:
+    """Put a backup in the place of a store that is not there (any more), after checking that it is whole."""
+    if target.exists():
+        raise ConfigError(f"{target} exists", hint="move it away first, with its -wal and -shm files")
+    engine = create_engine(f"sqlite:///{backup}", poolclass=NullPool)
+    try:
+        with engine.connect() as connection:
+            found = connection.execute(text("PRAGMA integrity_check")).scalar()
+    except SQLAlchemyError as error:
+        raise StoreError(f"{backup} is not a store: {error}") from error
+    if found != "ok":
+        raise StoreError(f"{backup} is damaged: {found}")
+    shutil.copyfile(backup, target)
 
 
 def _together(connection: Connection, works: list[Work[Any]]) -> list[Any]:

@@ -7,38 +7,55 @@ Each method is one transaction or one consistent read. A method that writes retu
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
 
 from rollyard.core.call import CallRecord
 from rollyard.core.delta import Blob
 from rollyard.core.errors import ConfigError
+from rollyard.core.events import Event
+from rollyard.core.ids import new_id
+from rollyard.core.lease import Attempt, AttemptState, Lease
 from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
+from rollyard.core.rollout import Rollout, Verdict
+from rollyard.core.task import Task
 from rollyard.core.trajectory import Trajectory
-from rollyard.store import blobs, calls
+from rollyard.store import blobs, calls, clean, events, rollouts, runs
 from rollyard.store.database import Database
 from rollyard.store.migrate import prepare
-from rollyard.store.sqlite import SQLite, Synchronous
+from rollyard.store.sqlite import SQLite, Synchronous, restore
+from rollyard.store.values import ArtifactInfo, Page, RunInfo, SortKey, StoredEvent, StoredVerdict
+
+_STREAMED = 64  # rollouts read at once while streaming
 
 
 class Store:
     """Made by `Store.open`. It is a `CallLog` for the gate."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database = database
+        self._clock = clock
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, where: str | Path, *, synchronous: Synchronous = "normal") -> AsyncGenerator[Store]:
+    async def open(
+        cls, where: str | Path, *, synchronous: Synchronous = "normal", clock: Callable[[], float] = time.time
+    ) -> AsyncGenerator[Store]:
         """`where` is a path, `sqlite:///path` or `postgresql://user@host/name`. A new database is set up; an older one is
-        brought up to date; a newer one is refused."""
+        brought up to date; a newer one is refused. `clock` decides when leases run out."""
         database = _database(str(where), synchronous)
         try:
             await prepare(database)
-            yield cls(database)
+            yield cls(database, clock)
         finally:
             await database.aclose()
 
@@ -67,6 +84,191 @@ class Store:
     async def trajectory(self, rollout_id: str) -> Trajectory:
         """The graph of a rollout's calls, as it was when the last of them was committed."""
         return Trajectory.restore(rollout_id, *await self.load_calls(rollout_id))
+
+    # runs and the leases under which their attempts are done
+
+    async def create_run(self, config: Mapping[str, Any], *, id: str | None = None) -> str:
+        """Keep a run's config, which is any JSON object; gives its id."""
+        run_id = id or new_id("run")
+        return await self._database.write(partial(runs.create, run_id=run_id, config=config, at=self._clock()))
+
+    async def get_run(self, run_id: str) -> RunInfo:
+        return await self._database.read(partial(runs.get, run_id=run_id))
+
+    async def list_runs(self, *, limit: int = 50, offset: int = 0) -> list[RunInfo]:
+        """Newest first."""
+        return await self._database.read(partial(runs.listed, limit=limit, offset=offset))
+
+    async def add_attempts(self, run_id: str, attempts: Iterable[Attempt]) -> None:
+        """What the run owes, handed out in this order. An attempt that is there already is left alone."""
+        await self._database.write(partial(runs.add_attempts, run_id=run_id, new=list(attempts)))
+
+    async def attempts(self, run_id: str) -> list[Attempt]:
+        return await self._database.read(partial(runs.attempts_of, run_id=run_id))
+
+    async def progress(self, run_id: str) -> Mapping[AttemptState, int]:
+        """How many attempts are in each state."""
+        return await self._database.read(partial(runs.progress, run_id=run_id))
+
+    async def claim(self, run_id: str, *, owner: str, ttl_s: float) -> Lease | None:
+        """The next attempt that is owed or whose lease ran out, with a fencing number nobody had before; None if all are
+        out or done."""
+        work = partial(runs.claim, run_id=run_id, owner=owner, now=self._clock(), ttl_s=ttl_s)
+        return await self._database.write(work)
+
+    async def heartbeat(self, lease: Lease, *, ttl_s: float) -> Lease:
+        """Keep a claim for another `ttl_s`. Raises `LeaseLost` once somebody else has claimed the attempt."""
+        return await self._database.write(partial(runs.renew, lease=lease, now=self._clock(), ttl_s=ttl_s))
+
+    async def release(self, lease: Lease) -> bool:
+        """Give an attempt back undone; it is owed again. False, and nothing changes, when the lease was lost."""
+        return await self._database.write(partial(runs.give_back, lease=lease))
+
+    async def expire(self, lease: Lease) -> bool:
+        """End the lease of an owner that is known to be dead, before its time is up."""
+        return await self._database.write(partial(runs.give_back, lease=lease))
+
+    async def leases(self, run_id: str) -> list[Lease]:
+        """Claims that are out, whether their time is up or not."""
+        return await self._database.read(partial(runs.leases, run_id=run_id))
+
+    # rollouts
+
+    async def commit_rollout(self, rollout: Rollout, *, lease: Lease | None = None) -> None:
+        """Keep a rollout with its verdict, files and artifacts in one transaction. With a lease the attempt is settled in
+        the same one, and `LeaseLost` means that nothing was kept."""
+        await self._database.write(partial(rollouts.commit, rollout=rollout, lease=lease, at=self._clock()))
+
+    async def get_rollout(self, rollout_id: str) -> Rollout:
+        """A rollout whole: task, verdict, files and trajectory."""
+        found = await self._database.read(partial(rollouts.get, rollout_id=rollout_id, files=True))
+        return replace(found, trajectory=await self.trajectory(rollout_id))
+
+    async def rollouts(self, run_id: str | None = None, *, trajectories: bool = False) -> AsyncGenerator[Rollout]:
+        """All rollouts of a run, or of the store, in the order they were begun, a few in memory at a time; without files."""
+        last = ""
+        tasks: dict[bytes, Task] = {}
+        while True:
+            work = partial(rollouts.after, run_id=run_id, last=last, limit=_STREAMED, tasks=tasks)
+            found = await self._database.read(work)
+            for rollout in found:
+                if trajectories:
+                    rollout = replace(rollout, trajectory=await self.trajectory(rollout.id))
+                yield rollout
+            if len(found) < _STREAMED:
+                return
+            last = found[-1].id
+
+    async def list_rollouts(
+        self,
+        run_id: str | None = None,
+        *,
+        task_id: str | None = None,
+        agent: str | None = None,
+        status: str | None = None,
+        boundary: str | None = None,
+        group_id: str | None = None,
+        search: str | None = None,
+        sort: SortKey = "started_at",
+        descending: bool = False,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> Page:
+        """One page of lines, filtered and sorted by the database. `search` is a part of a task id or the start of a
+        rollout id."""
+        return await self._database.read(
+            partial(
+                rollouts.page,
+                run_id=run_id,
+                task_id=task_id,
+                agent=agent,
+                status=status,
+                boundary=boundary,
+                group_id=group_id,
+                search=search,
+                sort=sort,
+                descending=descending,
+                limit=limit,
+                offset=offset,
+            )
+        )
+
+    async def add_verdict(self, rollout_id: str, verdict: Verdict) -> None:
+        """Judge a rollout again: this verdict counts from now on, the earlier ones stay listed."""
+        work = partial(rollouts.rescore, rollout_id=rollout_id, verdict=verdict, at=self._clock())
+        await self._database.write(work)
+
+    async def verdicts(self, rollout_id: str) -> list[StoredVerdict]:
+        """Every judgement of a rollout, oldest first."""
+        return await self._database.read(partial(rollouts.verdicts_of, rollout_id=rollout_id))
+
+    # events
+
+    async def event(self, *new: Event) -> None:
+        """Append what happened, as it happens."""
+        if new:
+            await self._database.write(partial(events.append, new=list(new)))
+
+    async def events(
+        self, *, run_id: str | None = None, rollout_id: str | None = None, after: int = 0, limit: int = 1000
+    ) -> list[StoredEvent]:
+        """Events past number `after`, in order."""
+        work = partial(events.after, seq=after, run_id=run_id, rollout_id=rollout_id, limit=limit)
+        return await self._database.read(work)
+
+    async def watch(
+        self, *, run_id: str | None = None, rollout_id: str | None = None, after: int = 0, every_s: float = 0.25
+    ) -> AsyncGenerator[StoredEvent]:
+        """Events past number `after` for as long as the caller listens, from this process or any other."""
+        while True:
+            found = await self.events(run_id=run_id, rollout_id=rollout_id, after=after)
+            for stored in found:
+                yield stored
+                after = stored.seq
+            if not found:
+                await asyncio.sleep(every_s)
+
+    # bodies and artifacts
+
+    async def put_blob(self, data: bytes) -> str:
+        """Keep a body once; gives the hexadecimal sha256 it is found under."""
+        digest = hashlib.sha256(data).digest()
+        await self._database.write(partial(blobs.put, bodies={digest: data}))
+        return digest.hex()
+
+    async def get_blob(self, digest: str) -> bytes:
+        return await self.load_blob(bytes.fromhex(digest))
+
+    async def add_artifacts(self, rollout_id: str, files: Mapping[str, bytes]) -> None:
+        """Keep more files with a rollout."""
+        await self._database.write(partial(rollouts.put_files, rollout_id=rollout_id, files=files, collected=False))
+
+    async def artifacts(self, rollout_id: str) -> list[ArtifactInfo]:
+        return await self._database.read(partial(rollouts.artifacts_of, rollout_id=rollout_id))
+
+    # housekeeping
+
+    async def resolve(self, text: str) -> tuple[str, str]:
+        """A run or rollout by its id or the unique start of one: `("run" | "rollout", id)`."""
+        return await self._database.read(partial(clean.resolve, text=text))
+
+    async def delete_run(self, run_id: str) -> int:
+        """Remove a run with all its rollouts; gives how many those were. Bodies go with `sweep`."""
+        return await self._database.write(partial(clean.delete_run, run_id=run_id))
+
+    async def sweep(self) -> int:
+        """Remove bodies that nothing refers to; gives how many. Refused while leases or sessions are open, since a body
+        may be kept a moment before what refers to it."""
+        return await self._database.write(partial(clean.sweep, now=self._clock()))
+
+    async def backup(self, target: Path) -> None:
+        """A consistent copy of the whole store in one new file, while it is in use (SQLite)."""
+        await self._database.backup(target)
+
+    @staticmethod
+    async def restore(backup: Path, target: Path) -> None:
+        """Put a backup where a store is to be, once it is proved whole; never over one that is there."""
+        await asyncio.to_thread(restore, backup, target)
 
 
 def _database(where: str, synchronous: Synchronous) -> Database:

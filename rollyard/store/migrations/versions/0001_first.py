@@ -13,30 +13,35 @@ def upgrade() -> None:
         sa.Column("rollout_id", sa.String(), nullable=False),
         sa.Column("name", sa.String(), nullable=False),
         sa.Column("digest", sa.LargeBinary(), nullable=False),
-        sa.Column("size", sa.Integer(), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("collected", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("rollout_id", "name"),
     )
     op.create_table(
         "attempts",
-        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", sa.String(), nullable=False),
         sa.Column("run_id", sa.String(), nullable=False),
+        sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("task_id", sa.String(), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("variant", sa.String(), nullable=False),
-        sa.Column("spec", sa.Text(), nullable=False),
+        sa.Column("task_digest", sa.String(), nullable=False),
+        sa.Column("agent", sa.String(), nullable=False),
+        sa.Column("policy", sa.String(), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("seed", sa.BigInteger(), nullable=True),
         sa.Column("state", sa.String(), nullable=False),
-        sa.Column("fence", sa.Integer(), nullable=False),
         sa.Column("tries", sa.Integer(), nullable=False),
+        sa.Column("fence", sa.Integer(), nullable=False),
         sa.Column("owner", sa.String(), nullable=True),
         sa.Column("expires_at", sa.Float(), nullable=True),
         sa.Column("rollout_id", sa.String(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
-        sa.UniqueConstraint("run_id", "task_id", "attempt", "variant", name="attempts_once"),
+        sa.UniqueConstraint("run_id", "task_id", "agent", "policy", "number", name="attempts_once"),
     )
-    op.create_index("attempts_claim", "attempts", ["run_id", "state", "expires_at"], unique=False)
+    op.create_index("attempts_claim", "attempts", ["run_id", "state", "position"], unique=False)
     op.create_table(
         "blobs",
         sa.Column("digest", sa.LargeBinary(), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
         sa.Column("encoding", sa.String(), nullable=False),
         sa.Column("data", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("digest"),
@@ -105,19 +110,17 @@ def upgrade() -> None:
         sa.Column("started_at", sa.Float(), nullable=False),
         sa.Column("wall_s", sa.Float(), nullable=False),
         sa.Column("fence", sa.Integer(), nullable=True),
+        sa.Column("task", sa.LargeBinary(), nullable=False),
         sa.Column("body", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("rollouts_by_time", "rollouts", ["started_at"], unique=False)
-    op.create_index("rollouts_of_run", "rollouts", ["run_id", "task_id", "attempt"], unique=False)
+    op.create_index("rollouts_of_run", "rollouts", ["run_id", "id"], unique=False)
     op.create_table(
         "runs",
         sa.Column("id", sa.String(), nullable=False),
-        sa.Column("name", sa.String(), nullable=False),
-        sa.Column("status", sa.String(), nullable=False),
-        sa.Column("config", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
-        sa.Column("finished_at", sa.Float(), nullable=True),
+        sa.Column("config", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(

@@ -1,0 +1,76 @@
+"""Finding by the start of an id, removing runs, and sweeping bodies that nothing refers to."""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import Connection, delete, func, select
+
+from rollyard.core.call import CallRecord
+from rollyard.core.delta import Delta
+from rollyard.core.errors import StoreError
+from rollyard.store.schema import artifacts, attempts, blobs, calls, events, nodes, rollouts, runs, sessions, verdicts
+
+_record = msgspec.msgpack.Decoder(CallRecord)
+_delta = msgspec.msgpack.Decoder(Delta)
+_SHOWN = 5
+
+
+def resolve(connection: Connection, text: str) -> tuple[str, str]:
+    found: list[tuple[str, str]] = []
+    for kind, table in (("run", runs), ("rollout", rollouts)):
+        query = select(table.c.id).where(table.c.id.startswith(text, autoescape=True)).limit(_SHOWN)
+        ids = list(connection.execute(query).scalars())
+        if text in ids:
+            return kind, text
+        found += [(kind, found_id) for found_id in ids]
+    if not found:
+        raise StoreError(f"no run or rollout is named {text}", hint="rollyard list shows those there are")
+    if len(found) > 1:
+        raise StoreError(f"{text} could be {', '.join(name for _, name in found)}", hint="give more of the id")
+    return found[0]
+
+
+def delete_run(connection: Connection, run_id: str) -> int:
+    if connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
+        raise StoreError(f"no run {run_id}", hint="rollyard list shows those there are")
+    own = select(rollouts.c.id).where(rollouts.c.run_id == run_id)
+    for table in (calls, nodes, verdicts, artifacts, sessions, events):
+        connection.execute(delete(table).where(table.c.rollout_id.in_(own)))
+    connection.execute(delete(events).where(events.c.run_id == run_id))
+    count = connection.execute(delete(rollouts).where(rollouts.c.run_id == run_id)).rowcount
+    connection.execute(delete(attempts).where(attempts.c.run_id == run_id))
+    connection.execute(delete(runs).where(runs.c.id == run_id))
+    return count
+
+
+def sweep(connection: Connection, now: float) -> int:
+    busy = connection.execute(
+        select(func.count()).where(attempts.c.state == "leased", attempts.c.expires_at > now)
+    ).scalar_one()
+    busy += connection.execute(select(func.count()).where(sessions.c.closed_at.is_(None))).scalar_one()
+    if busy:
+        raise StoreError(f"{busy} leases or sessions are open", hint="sweep when nothing runs")
+    used = _referred(connection)
+    every = set(connection.execute(select(blobs.c.digest)).scalars())
+    unused = [digest for digest in every if digest not in used]
+    for start in range(0, len(unused), 500):
+        connection.execute(delete(blobs).where(blobs.c.digest.in_(unused[start : start + 500])))
+    return len(unused)
+
+
+def _referred(connection: Connection) -> set[bytes]:
+    used: set[bytes] = set(connection.execute(select(artifacts.c.digest)).scalars())
+    used |= set(connection.execute(select(rollouts.c.task)).scalars())
+    for packed in connection.execute(select(calls.c.record).execution_options(yield_per=500)).scalars():
+        record = _record.decode(packed)
+        used |= {record.raw_request, record.raw_response, record.tools_digest}
+    query = select(blobs.c.digest, blobs.c.data).where(blobs.c.encoding == "delta")
+    bases = {row.digest: _delta.decode(row.data).base for row in connection.execute(query)}
+    waiting = [digest for digest in used if digest in bases]
+    while waiting:
+        base = bases[waiting.pop()]
+        if base not in used:
+            used.add(base)
+            if base in bases:
+                waiting.append(base)
+    return used

@@ -1,0 +1,55 @@
+"""Events: appended as they happen, read by number.
+
+Numbers are handed out in commit order. On PostgreSQL a sequence alone does not give that: two transactions may commit in the
+other order, and a reader that has seen the later number would never see the earlier one. So appends take turns there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import Connection, insert, select, text
+
+from rollyard.core.events import Event
+from rollyard.store.schema import events
+from rollyard.store.values import StoredEvent
+
+_TURNS = 7_031_115_902  # PostgreSQL's advisory lock of whoever appends
+
+
+def append(connection: Connection, new: list[Event]) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({_TURNS})"))
+    rows = [
+        {
+            "rollout_id": event.rollout_id,
+            "run_id": event.run_id,
+            "at": event.at,
+            "name": event.name,
+            "fields": msgspec.json.encode(event.fields).decode(),
+        }
+        for event in new
+    ]
+    connection.execute(insert(events), rows)
+
+
+def after(
+    connection: Connection, seq: int, *, run_id: str | None, rollout_id: str | None, limit: int
+) -> list[StoredEvent]:
+    query = select(events).where(events.c.seq > seq).order_by(events.c.seq).limit(limit)
+    if run_id is not None:
+        query = query.where(events.c.run_id == run_id)
+    if rollout_id is not None:
+        query = query.where(events.c.rollout_id == rollout_id)
+    return [
+        StoredEvent(
+            row.seq,
+            Event(
+                at=row.at,
+                name=row.name,
+                rollout_id=row.rollout_id,
+                run_id=row.run_id,
+                fields=msgspec.json.decode(row.fields),
+            ),
+        )
+        for row in connection.execute(query)
+    ]

@@ -1,0 +1,175 @@
+"""Rollouts: committed whole in one transaction, read back whole or as lines of a list.
+
+The task, which many rollouts share, is a body of its own; so is every collected file. The trajectory is not written here:
+its calls were committed one by one before they were answered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+from sqlalchemy import Connection, Select, func, insert, select, update
+
+from rollyard.core.errors import StoreError
+from rollyard.core.lease import Lease
+from rollyard.core.rollout import Rollout, Verdict
+from rollyard.core.task import Task
+from rollyard.store import blobs, runs
+from rollyard.store.database import Put
+from rollyard.store.schema import artifacts, rollouts, verdicts
+from rollyard.store.values import ArtifactInfo, Page, RolloutRow, SortKey, StoredVerdict
+
+_put_rollouts = Put(rollouts, tuple(column.name for column in rollouts.columns), there="fail")
+_put_artifacts = Put(artifacts, tuple(column.name for column in artifacts.columns), there="replace")
+_body = msgspec.json.Decoder(Rollout)
+_task = msgspec.msgpack.Decoder(Task)
+_verdict = msgspec.json.Decoder(Verdict)
+_ROW = tuple(RolloutRow.__struct_fields__)
+LONGEST_PAGE = 1000
+
+
+def commit(connection: Connection, rollout: Rollout, lease: Lease | None, at: float) -> None:
+    """All of a rollout, or nothing. With a lease it also settles the attempt, and a lost lease commits nothing."""
+    if lease is not None:
+        used_up = rollout.failure is not None and rollout.failure.retry
+        runs.settle(connection, lease, "failed" if used_up else "done", rollout.id)
+    task = msgspec.msgpack.encode(rollout.task)
+    digest = hashlib.sha256(task).digest()
+    blobs.put(connection, {digest: task})
+    body = replace(rollout, task=Task(id=rollout.task.id, instruction=""), files={}, trajectory=None)
+    row = (
+        rollout.id,
+        rollout.run_id,
+        rollout.task.id,
+        rollout.attempt,
+        rollout.group_id,
+        rollout.agent,
+        rollout.mode,
+        rollout.status,
+        rollout.reward,
+        rollout.failure.boundary if rollout.failure is not None else None,
+        rollout.calls,
+        rollout.started_at,
+        rollout.wall_s,
+        lease.fence if lease is not None else rollout.fence,
+        digest,
+        msgspec.json.encode(body).decode(),
+    )
+    _put_rollouts.rows(connection, [row])
+    if rollout.verdict is not None:
+        _add_verdict(connection, rollout.id, rollout.verdict, at)
+    put_files(connection, rollout.id, rollout.files, collected=True)
+    kept = {name: bytes.fromhex(digest) for name, digest in rollout.artifacts.items()}
+    rows = [(rollout.id, name, digest, blobs.size(connection, digest), False) for name, digest in kept.items()]
+    _put_artifacts.rows(connection, rows)
+
+
+def put_files(connection: Connection, rollout_id: str, files: Mapping[str, bytes], *, collected: bool) -> None:
+    digests = {name: hashlib.sha256(data).digest() for name, data in files.items()}
+    blobs.put(connection, {digests[name]: data for name, data in files.items()})
+    rows = [(rollout_id, name, digests[name], len(data), collected) for name, data in files.items()]
+    _put_artifacts.rows(connection, rows)
+
+
+def rescore(connection: Connection, rollout_id: str, verdict: Verdict, at: float) -> None:
+    """A later judgement takes the place of the earlier one, which stays in the list of verdicts."""
+    row = connection.execute(select(rollouts.c.body).where(rollouts.c.id == rollout_id)).first()
+    if row is None:
+        raise _missing(rollout_id)
+    body = replace(_body.decode(row.body), verdict=verdict)
+    changed = {"reward": verdict.reward, "body": msgspec.json.encode(body).decode()}
+    connection.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(**changed))
+    _add_verdict(connection, rollout_id, verdict, at)
+
+
+def _add_verdict(connection: Connection, rollout_id: str, verdict: Verdict, at: float) -> None:
+    connection.execute(
+        insert(verdicts).values(
+            rollout_id=rollout_id,
+            at=at,
+            reward=verdict.reward,
+            status=verdict.status,
+            body=msgspec.json.encode(verdict).decode(),
+        )
+    )
+
+
+def get(connection: Connection, rollout_id: str, *, files: bool) -> Rollout:
+    row = connection.execute(select(rollouts.c.body, rollouts.c.task).where(rollouts.c.id == rollout_id)).first()
+    if row is None:
+        raise _missing(rollout_id)
+    found = replace(_body.decode(row.body), task=_task.decode(blobs.get(connection, row.task)))
+    if not files:
+        return found
+    query = select(artifacts).where(artifacts.c.rollout_id == rollout_id, artifacts.c.collected)
+    return replace(found, files={row.name: blobs.get(connection, row.digest) for row in connection.execute(query)})
+
+
+def after(connection: Connection, run_id: str | None, last: str, limit: int, tasks: dict[bytes, Task]) -> list[Rollout]:
+    """The next rollouts of a run in the order of their ids, without files; `tasks` remembers those already read."""
+    query = select(rollouts.c.body, rollouts.c.task).where(rollouts.c.id > last).order_by(rollouts.c.id).limit(limit)
+    if run_id is not None:
+        query = query.where(rollouts.c.run_id == run_id)
+    found: list[Rollout] = []
+    for row in connection.execute(query).all():
+        key = bytes(row.task)
+        if key not in tasks:
+            tasks[key] = _task.decode(blobs.get(connection, key))
+        found.append(replace(_body.decode(row.body), task=tasks[key]))
+    return found
+
+
+def page(
+    connection: Connection,
+    *,
+    run_id: str | None,
+    task_id: str | None,
+    agent: str | None,
+    status: str | None,
+    boundary: str | None,
+    group_id: str | None,
+    search: str | None,
+    sort: SortKey,
+    descending: bool,
+    limit: int,
+    offset: int,
+) -> Page:
+    same = {"run_id": run_id, "task_id": task_id, "agent": agent, "status": status, "boundary": boundary}
+    same["group_id"] = group_id
+    limit = max(1, min(limit, LONGEST_PAGE))
+
+    def chosen(query: Select[Any]) -> Select[Any]:
+        for name, value in same.items():
+            if value is not None:
+                query = query.where(rollouts.c[name] == value)
+        if search:
+            query = query.where(
+                rollouts.c.task_id.contains(search, autoescape=True) | rollouts.c.id.startswith(search, autoescape=True)
+            )
+        return query
+
+    total = connection.execute(chosen(select(func.count()).select_from(rollouts))).scalar_one()
+    key = rollouts.c[sort]
+    order = (key.is_(None), key.desc() if descending else key.asc(), rollouts.c.id)
+    query = chosen(select(*(rollouts.c[name] for name in _ROW))).order_by(*order).limit(limit).offset(offset)
+    rows = tuple(RolloutRow(**row) for row in connection.execute(query).mappings())
+    end = offset + len(rows)
+    return Page(rows=rows, total=total, next=end if rows and end < total else None)
+
+
+def verdicts_of(connection: Connection, rollout_id: str) -> list[StoredVerdict]:
+    query = select(verdicts.c.at, verdicts.c.body).where(verdicts.c.rollout_id == rollout_id).order_by(verdicts.c.id)
+    return [StoredVerdict(row.at, _verdict.decode(row.body)) for row in connection.execute(query)]
+
+
+def artifacts_of(connection: Connection, rollout_id: str) -> list[ArtifactInfo]:
+    query = select(artifacts).where(artifacts.c.rollout_id == rollout_id).order_by(artifacts.c.name)
+    return [ArtifactInfo(row.name, row.digest.hex(), row.size) for row in connection.execute(query)]
+
+
+def _missing(rollout_id: str) -> StoreError:
+    return StoreError(f"no rollout {rollout_id}", hint="rollyard list RUN shows those of a run")

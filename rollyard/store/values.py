@@ -1,0 +1,78 @@
+"""What the store gives back when it is asked about runs and rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from rollyard.core.events import Event
+from rollyard.core.lease import AttemptState
+from rollyard.core.rollout import Status, Verdict
+
+SortKey = Literal["started_at", "task_id", "attempt", "agent", "status", "reward", "calls", "wall_s"]
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and where it stands. `mean_reward` is over the scored rollouts, None when there are none."""
+
+    id: str
+    created_at: float
+    config: Mapping[str, Any]
+    attempts: Mapping[AttemptState, int]
+    rollouts: int
+    scored: int
+    mean_reward: float | None
+
+    @property
+    def finished(self) -> bool:
+        return not self.attempts.get("owed") and not self.attempts.get("leased")
+
+
+class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a list of rollouts."""
+
+    id: str
+    run_id: str | None
+    task_id: str
+    attempt: int
+    group_id: str | None
+    agent: str
+    mode: str
+    status: Status
+    reward: float | None
+    boundary: str | None
+    calls: int
+    started_at: float
+    wall_s: float
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """`total` counts everything that fits the filter; `next` is the offset to go on with, None at the end."""
+
+    rows: tuple[RolloutRow, ...]
+    total: int
+    next: int | None
+
+
+class StoredEvent(msgspec.Struct, frozen=True):
+    """`seq` grows in commit order: who has seen it has seen everything before it."""
+
+    seq: int
+    event: Event
+
+
+class StoredVerdict(msgspec.Struct, frozen=True):
+    """One judgement of a rollout; rescoring adds another."""
+
+    at: float
+    verdict: Verdict
+
+
+class ArtifactInfo(msgspec.Struct, frozen=True):
+    """A file kept with a rollout, under the hexadecimal digest of its content."""
+
+    name: str
+    digest: str
+    size: int

@@ -1,0 +1,58 @@
+"""A database that went through every migration has the schema of a new one."""
+
+import pytest
+from sqlalchemy import inspect, text
+
+from rollyard.core.errors import StoreError
+from rollyard.store import Store
+from rollyard.store.migrate import upgrade
+from rollyard.store.schema import HEAD, metadata
+from rollyard.store.store import _database
+
+pytestmark = pytest.mark.anyio
+
+
+def described(connection):
+    """Tables, columns, keys and indexes as the database reports them."""
+    found = inspect(connection)
+    tables = {}
+    for name in sorted(found.get_table_names()):
+        columns = [(c["name"], str(c["type"]), c["nullable"]) for c in found.get_columns(name)]
+        key = found.get_pk_constraint(name)["constrained_columns"]
+        indexes = sorted((i["name"], i["column_names"], i["unique"]) for i in found.get_indexes(name))
+        unique = sorted((u["name"] or "", u["column_names"]) for u in found.get_unique_constraints(name))
+        tables[name] = (columns, key, indexes, unique)
+    return tables
+
+
+async def test_a_migrated_database_is_a_new_one(store_url):
+    database = _database(store_url, "normal")
+    try:
+        await database.write(lambda connection: upgrade(connection, None))
+        migrated = await database.read(described)
+        version = await database.read(lambda c: c.execute(text("SELECT version_num FROM alembic_version")).scalar())
+        assert version == HEAD
+        await database.write(
+            lambda c: [c.execute(text(f"DROP TABLE {t}")) for t in [*metadata.tables, "alembic_version"]]
+        )
+    finally:
+        await database.aclose()
+    async with Store.open(store_url) as store:
+        new = await store._database.read(described)
+    assert migrated == new
+    assert set(new) == {*metadata.tables, "alembic_version"}
+
+
+async def test_opening_twice_keeps_everything(store_url):
+    async with Store.open(store_url) as store:
+        await store.create_run({"a": 1}, id="run1")
+    async with Store.open(store_url) as store:
+        assert (await store.get_run("run1")).config == {"a": 1}
+
+
+async def test_a_database_from_the_future_is_refused(store_url):
+    async with Store.open(store_url) as store:
+        await store._database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    with pytest.raises(StoreError, match="newer"):
+        async with Store.open(store_url):
+            pass
