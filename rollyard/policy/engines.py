@@ -169,19 +169,14 @@ def read_sglang(body: dict[str, Any]) -> Sampled:
 
 
 def ask_llamacpp(ask: Ask) -> dict[str, Any]:
-    open_ended = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}  # its own defaults truncate
-    return (
-        open_ended
-        | shared(ask)
-        | {
-            "prompt": ask.prompt.tolist(),
-            "n_predict": ask.max_tokens,
-            "n_probs": max(1, ask.top_logprobs),
-            "return_tokens": True,
-            "cache_prompt": True,
-            "stream": False,
-        }
-    )
+    return shared(ask) | {
+        "prompt": ask.prompt.tolist(),
+        "n_predict": ask.max_tokens,
+        "n_probs": max(1, ask.top_logprobs),
+        "return_tokens": True,
+        "cache_prompt": True,
+        "stream": False,
+    }
 
 
 def read_llamacpp(body: dict[str, Any]) -> Sampled:

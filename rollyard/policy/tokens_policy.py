@@ -25,6 +25,8 @@ from rollyard.policy.renderers.protocol import Renderer
 from rollyard.policy.upstream_policy import checked_sampling
 
 DEFAULT_MAX_TOKENS = 4096  # for an agent that names none; servers would stop at 16
+# where nobody chose: the whole distribution, said aloud, since servers have truncating defaults of their own
+OPEN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
 
 def tokens(
@@ -147,8 +149,9 @@ class Tokens:
 
     def _ask(self, call: Call) -> Ask:
         assert call.prompt_ids is not None
-        changes = {**self._sampling, **checked_sampling(call.options.get("sampling") or {})}
-        wanted = msgspec.structs.replace(call.sampling, **changes) if changes else call.sampling
+        unset = {name: value for name, value in OPEN.items() if getattr(call.sampling, name) is None}
+        own = checked_sampling(call.options.get("sampling") or {})
+        wanted = msgspec.structs.replace(call.sampling, **{**unset, **self._sampling, **own})
         limit = wanted.max_tokens or DEFAULT_MAX_TOKENS
         for cap in (self._cap, call.options.get("max_tokens_cap")):
             limit = min(limit, cap) if cap else limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -82,3 +83,34 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
+
+
+MODELS = Path(__file__).parent / "models"
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def make_model(folder: Path, template: str, specials: tuple[str, ...] = SPECIALS) -> Path:
+    """A model's files: a small byte-level BPE trained here, and a chat template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    corpus = [
+        MODELS.joinpath("tools.jinja").read_text(),
+        "hello world, the quick brown fox; echo hello > out.txt\n",
+    ] * 40
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, special_tokens=[], show_progress=False)
+    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(msgspec.json.encode({"eos_token": "<|im_end|>"}).decode())
+    (folder / "chat_template.jinja").write_text(MODELS.joinpath(f"{template}.jinja").read_text())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tool_model(tmp_path_factory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "tool-model", "tools")

@@ -15,8 +15,8 @@ TAG = "<|python_tag|>"
 
 class _Call(msgspec.Struct):
     name: str
-    parameters: msgspec.Raw | None = None
-    arguments: msgspec.Raw | None = None
+    parameters: msgspec.Raw = msgspec.Raw()
+    arguments: msgspec.Raw = msgspec.Raw()
 
 
 class Llama:
@@ -51,8 +51,8 @@ def read_calls(body: str) -> list[tuple[str, str]] | None:
             call = msgspec.json.decode(body[at:end], type=_Call)
         except (ValueError, RecursionError, msgspec.MsgspecError):
             return None
-        arguments = call.parameters if call.parameters is not None else call.arguments
-        found.append((call.name, "{}" if arguments is None else bytes(arguments).decode()))
+        arguments = bytes(call.parameters) or bytes(call.arguments) or b"{}"
+        found.append((call.name, arguments.decode()))
         at = end
         while at < len(body) and body[at] in "; \n":
             at += 1

@@ -22,6 +22,7 @@ from rollyard.policy.renderers.chat_template import ChatTemplate, TemplateRefuse
 from rollyard.policy.renderers.protocol import Bridged, Turn, Unbridgeable
 
 MARK = "⁂here⁂"
+THOUGHT = "⁂thought⁂"
 STAND_IN = Message("user", (Text("hello"),))
 History = Literal["keep", "template"]
 
@@ -118,8 +119,8 @@ class TemplateRenderer:
         stands = self._stand_in(turn)
         before = self._template.render((STAND_IN, stands), tools, generation=False)
         after = self._template.render((STAND_IN, stands, *new), tools, generation=True)
-        if self._history == "template" and not after.startswith(before):
-            raise Unbridgeable("thinking_stripped", "the template rewrites the answer when new messages follow it")
+        if THOUGHT in before and THOUGHT not in after:
+            raise Unbridgeable("thinking_stripped", "the template strips reasoning when these messages follow it")
         if MARK in before and after.count(MARK) == 1:
             before, after = before[before.rfind(MARK) :], after[after.rfind(MARK) :]
         if not after.startswith(before):
@@ -135,7 +136,7 @@ class TemplateRenderer:
         """An answer of the same shape: the same tool calls, short text, reasoning only where it decides."""
         parts: list[Part] = [Text(MARK)]
         if self._history == "template" and turn.message.thinking:
-            parts.insert(0, Thinking("hm"))
+            parts.insert(0, Thinking(THOUGHT))
         return Message("assistant", (*parts, *turn.message.tool_calls))
 
     def _closed_by_us(self, turn: Turn) -> array[int]:

@@ -1,0 +1,191 @@
+import json
+
+import pytest
+from aiohttp import web
+
+import rollyard as ry
+from rollyard.core.call import Sampling, ids
+from rollyard.core.errors import ConfigError, UpstreamError
+from rollyard.core.trajectory import Trajectory
+from rollyard.policy.renderers.bytelevel import END, ByteRenderer
+from rollyard.testing.smollm import weights
+
+from .conftest import plain_call, user
+
+pytestmark = pytest.mark.anyio
+
+TEXT = [*b"hi", END]
+LOGPROBS = [-0.5, -0.25, -0.125]
+
+
+def content(values):
+    return {"content": [{"token": "x", "logprob": value} for value in values]}
+
+
+def vllm(sampled=TEXT, values=LOGPROBS, **more):
+    return {
+        "request_id": "q1",
+        "choices": [{"token_ids": sampled, "logprobs": content(values), "finish_reason": "stop"}],
+        **more,
+    }
+
+
+ANSWERS = {
+    "vllm": vllm(),
+    "torch": vllm(weight_version=4, weight_versions=[[3, 0, 1], [4, 1, 3]]),
+    "completions": {
+        "choices": [{"token_ids": TEXT, "logprobs": {"token_logprobs": LOGPROBS}, "finish_reason": "stop"}]
+    },
+    "sglang": {
+        "output_ids": TEXT,
+        "meta_info": {
+            "output_token_logprobs": [[lp, token, None] for lp, token in zip(LOGPROBS, TEXT, strict=True)],
+            "finish_reason": {"type": "stop"},
+            "weight_version": "4",
+        },
+    },
+    "llamacpp": {
+        "tokens": TEXT,
+        "completion_probabilities": [{"id": token, "logprob": lp} for lp, token in zip(LOGPROBS, TEXT, strict=True)],
+        "stop_type": "eos",
+    },
+}
+PROMPTS = {
+    "vllm": "token_ids",
+    "torch": "token_ids",
+    "completions": "prompt",
+    "sglang": "input_ids",
+    "llamacpp": "prompt",
+}
+
+
+async def asking(serving, kind, answer, seen, **options):
+    async def handler(request):
+        seen.append((request.path, json.loads(await request.read() or b"{}")))
+        return web.json_response(answer)
+
+    return ry.policy.tokens(await serving(handler), "m", kind=kind, renderer="bytes", **options)
+
+
+@pytest.mark.parametrize("kind", sorted(ANSWERS))
+async def test_each_engine_is_given_ids_and_its_ids_are_kept(serving, kind):
+    seen = []
+    policy = await asking(serving, kind, ANSWERS[kind], seen)
+    reply = await policy(plain_call(user("yo"), sampling=Sampling(max_tokens=7, temperature=0.5)))
+    path, body = seen[0]
+    assert body[PROMPTS[kind]] == ByteRenderer().render((user("yo"),)).tolist()
+    params = body.get("sampling_params", body)
+    assert params["temperature"] == 0.5 and params["top_p"] == 1.0
+    assert 7 in (params.get("max_tokens"), params.get("max_new_tokens"), params.get("n_predict"))
+    if kind != "llamacpp":
+        assert params["stop_token_ids"] == [END]
+    assert reply.completion_ids.tolist() == TEXT and reply.logprobs.tolist() == LOGPROBS
+    assert reply.message.text == "hi" and reply.capture == "tokens" and reply.finish == "stop"
+    assert [t.text for t in reply.tokens] == ["h", "i", "<end>"]
+    assert reply.sampling.temperature == 0.5 and reply.sampling.max_tokens == 7
+    await policy.aclose()
+
+
+async def test_versions_per_token_are_kept_where_the_server_gives_them(serving):
+    policy = await asking(serving, "torch", ANSWERS["torch"], [])
+    reply = await policy(plain_call())
+    assert (reply.version_start, reply.version_end) == (3, 4)
+    assert [(s.version, s.start, s.end) for s in reply.spans] == [(3, 0, 1), (4, 1, 3)]
+    await policy.aclose()
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "flaw"),
+    [
+        ("vllm", vllm(values=LOGPROBS[:2]), "2 logprobs for 3 tokens"),
+        ("vllm", vllm(values=[-9999.0, -0.1, -0.1]), "placeholder"),
+        ("vllm", vllm(values=[None, -0.1, -0.1]), "finite"),
+        ("sglang", ANSWERS["sglang"] | {"output_ids": [1, 2, 3]}, "not the ids of the answer"),
+        ("llamacpp", ANSWERS["llamacpp"] | {"completion_probabilities": [{"id": 1, "logprob": -1.0}]}, "others"),
+    ],
+)
+async def test_a_turn_that_contradicts_itself_is_untrainable_and_says_why(serving, kind, answer, flaw):
+    policy = await asking(serving, kind, answer, [])
+    reply = await policy(plain_call())
+    assert not reply.trainable and any(flaw in f for f in reply.flaws), reply.flaws
+    assert reply.message.text  # the agent goes on
+    await policy.aclose()
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"choices": []}, {"choices": [{"text": "hi"}]}, {"choices": [{"token_ids": ["a"]}]}, []]
+)
+async def test_an_answer_without_ids_is_an_error_not_a_guess(serving, answer):
+    policy = await asking(serving, "vllm", answer, [])
+    with pytest.raises(UpstreamError) as broken:
+        await policy(plain_call())
+    assert broken.value.status == 502
+    await policy.aclose()
+
+
+async def test_the_server_says_which_engine_it_is(serving):
+    seen = []
+
+    async def handler(request):
+        seen.append(request.path)
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "served", "owned_by": "vllm", "max_model_len": 40}]})
+        if request.path == "/inference/v1/generate":
+            return web.json_response({}, status=404)
+        return web.json_response(ANSWERS["completions"])
+
+    policy = ry.policy.tokens(await serving(handler) + "/v1", renderer="bytes")
+    reply = await policy(plain_call(user("yo")))
+    assert policy.engine.name == "completions" and reply.model == "served" and reply.sampling.max_tokens == 40 - 5
+    with pytest.raises(UpstreamError) as long:
+        await policy(plain_call(user("y" * 60)))
+    assert long.value.status == 400
+    await policy.aclose()
+
+
+async def test_an_unknown_engine_is_refused(serving):
+    with pytest.raises(ConfigError):
+        ry.policy.tokens("http://127.0.0.1:1", kind="tgi", renderer="bytes")
+
+    async def handler(request):
+        return web.json_response({"data": [{"id": "m", "owned_by": "somebody"}]})
+
+    policy = ry.policy.tokens(await serving(handler), renderer="bytes")
+    with pytest.raises(ConfigError, match="kind="):
+        await policy(plain_call())
+    await policy.aclose()
+
+
+async def test_turn_by_turn_on_a_real_server_every_prompt_begins_with_what_was_sampled(smollm_url):
+    """SmolLM2 on llama.cpp: token in, token out, bridged; and the graph holds one branch of exactly these ids."""
+    policy = ry.policy.tokens(smollm_url, renderer=ry.renderer(weights()), sampling={"seed": 7}, check="always")
+    trajectory = Trajectory("r1")
+    messages, before = [user("Name a colour.")], ids()
+    for turn in range(3):
+        call = plain_call(*messages, sampling=Sampling(max_tokens=24 if turn else 3))
+        reply = await policy(call)
+        trajectory.add(call, reply)
+        assert reply.capture == "tokens" and not reply.flaws and reply.logprobs_mode == "raw"
+        assert reply.prompt_ids[: len(before)] == before
+        assert reply.prompt_source == ("bridge" if turn else "render")
+        before = reply.prompt_ids + reply.completion_ids
+        messages += [reply.message, user("Another?")]
+        if turn == 0:
+            assert reply.finish == "length"  # cut: the next prompt closes it with an inserted token
+        if turn == 1:
+            assert len(reply.inserted) == 1
+    assert policy.engine.name == "llamacpp" and policy.prompts.counts["bridge"] == 2
+    (branch,) = trajectory.branches
+    assert branch.ids == before and sum(branch.mask) == sum(len(n.ids) for n in branch.nodes if n.sampled)
+    await policy.aclose()
+
+
+async def test_the_logprobs_of_a_real_server_are_the_models_own(smollm_url):
+    """Greedy sampling of one prompt twice gives the same ids, and logprobs that differ by no more than rounding."""
+    policy = ry.policy.tokens(smollm_url, renderer=ry.renderer(weights()), sampling={"temperature": 0.0})
+    assert await policy.probe() == "tokens"
+    one = await policy(plain_call(user("What is 2+2?"), sampling=Sampling(max_tokens=8)))
+    two = await policy(plain_call(user("What is 2+2?"), sampling=Sampling(max_tokens=8), rollout_id="r2"))
+    assert one.completion_ids == two.completion_ids
+    assert all(abs(a - b) < 0.05 for a, b in zip(one.logprobs, two.logprobs, strict=True))
+    await policy.aclose()
