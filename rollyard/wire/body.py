@@ -133,7 +133,8 @@ def raw_text(raw: msgspec.Raw, what: str = "body") -> str:
 
 def given(raw: msgspec.Raw) -> bool:
     """Whether an optional raw member was there and not null."""
-    return len(memoryview(raw)) > 0 and bytes(raw) != b"null"
+    size = len(memoryview(raw))
+    return size > 0 and (size != 4 or bytes(raw) != b"null")
 
 
 def digest(space: bytes, data: bytes | msgspec.Raw) -> bytes:

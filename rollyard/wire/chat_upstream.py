@@ -15,11 +15,12 @@ from rollyard.core.call import Call, Finish, Reply, Sampling
 from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import cut_off, dump, from_upstream, read_upstream, split_object
+from rollyard.wire.body import cut_off, dump, from_upstream, given, read_upstream, split_object
+from rollyard.wire.codec import Memo
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id, image_url
 from rollyard.wire.sse import Parser
-from rollyard.wire.tokens import TokenLogprob, from_meta_info, sampled, version_of, version_spans
+from rollyard.wire.tokens import TokenLogprob, from_meta_info, prompt_ids, sampled, version_of, version_spans
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, custom_arguments, flat_name, in_namespaces
 
 _DROPPED = ("stream", "stream_options", "n")
@@ -181,7 +182,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
     meta_info: dict[str, Any] | None = None
 
 
@@ -189,7 +190,7 @@ class _Completion(msgspec.Struct):
     choices: list[_Choice] = []
     model: str | None = None
     usage: UsageBody | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
     id: str | None = None
     system_fingerprint: str | None = None
     error: Any = None
@@ -224,7 +225,7 @@ def _message(body: _Delta) -> Message:
     return Message("assistant", tuple(parts))
 
 
-def _reply(completion: _Completion, raw: bytes, call: Call | None) -> Reply:
+def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | None = None) -> Reply:
     if not completion.choices:
         raise UpstreamError("the model server's answer has no choices", status=502, body=raw)
     choice = completion.choices[0]
@@ -239,7 +240,8 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None) -> Reply:
         found = from_meta_info(meta)
         if found is not None:
             ids, entries = ids or found[0], entries or found[1]
-    prompt = completion.prompt_token_ids if completion.prompt_token_ids is not None else choice.prompt_token_ids
+    at_top = given(completion.prompt_token_ids)
+    prompt = prompt_ids(completion.prompt_token_ids if at_top else choice.prompt_token_ids, memo)
     tokens = sampled(prompt=prompt, completion=ids, entries=entries, usage=usage)
     finish = _FINISH.get(choice.finish_reason or "stop", "stop")
     if finish == "stop" and message.tool_calls:
@@ -273,9 +275,8 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None) -> Reply:
 
 
 @from_upstream
-def decode_reply(body: bytes, call: Call | None = None) -> Reply:
-    completion = read_upstream(_completion, body)
-    return _reply(completion, body, call)
+def decode_reply(body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:
+    return _reply(read_upstream(_completion, body), body, call, memo)
 
 
 class ChatAccumulator:
@@ -305,10 +306,12 @@ class ChatAccumulator:
         if chunk.error is not None:
             raise UpstreamError("the model server's stream failed", status=502, body=dump(chunk.error))
         whole = self._whole
-        for name in ("model", "usage", "prompt_token_ids", "id", "system_fingerprint"):
+        for name in ("model", "usage", "id", "system_fingerprint"):
             value = getattr(chunk, name)
             if value is not None:
                 setattr(whole, name, value)
+        if given(chunk.prompt_token_ids):
+            whole.prompt_token_ids = chunk.prompt_token_ids.copy()
         for choice in chunk.choices[:1]:
             self._take_choice(choice)
 
@@ -325,8 +328,8 @@ class ChatAccumulator:
             mine.logprobs.content.extend(choice.logprobs.content)
         if choice.token_ids is not None:
             mine.token_ids = [*(mine.token_ids or ()), *choice.token_ids]
-        if choice.prompt_token_ids is not None:
-            mine.prompt_token_ids = choice.prompt_token_ids
+        if given(choice.prompt_token_ids):
+            mine.prompt_token_ids = choice.prompt_token_ids.copy()
         if choice.meta_info is not None:
             mine.meta_info = choice.meta_info
 

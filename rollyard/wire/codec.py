@@ -72,8 +72,9 @@ class Codec(Protocol):
         patched, not rebuilt, so nothing its agent sent is lost: drop its `raw` when you have changed its messages."""
         ...
 
-    def decode_reply(self, body: bytes, call: Call | None = None) -> Reply:
-        """With `call`, tool names that were flattened for the upstream come back in their namespace."""
+    def decode_reply(self, body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:
+        """With `call`, tool names that were flattened for the upstream come back in their namespace. With a rollout's
+        `memo`, prompt ids that the turn before had are compared, not parsed again."""
         ...
 
     def accumulator(self, call: Call | None = None) -> Accumulator: ...

@@ -16,12 +16,21 @@ from rollyard.core.call import Call, Dialect, Finish, Reply, Sampling
 from rollyard.core.errors import BadRequest, Unsupported, UpstreamError
 from rollyard.core.message import Message, Text
 from rollyard.wire import openai_shapes, options
-from rollyard.wire.body import cut_off, dump, from_agent, from_upstream, read_request, read_upstream, split_object
+from rollyard.wire.body import (
+    cut_off,
+    dump,
+    from_agent,
+    from_upstream,
+    given,
+    read_request,
+    read_upstream,
+    split_object,
+)
 from rollyard.wire.chat_upstream import sampling_members
 from rollyard.wire.codec import Accumulator, Memo, Request
 from rollyard.wire.parts import pieces
 from rollyard.wire.sse import COMMENT, DONE, Parser, frame
-from rollyard.wire.tokens import TokenLogprob, TopLogprob, as_ids, sampled
+from rollyard.wire.tokens import TokenLogprob, TopLogprob, as_ids, prompt_ids, sampled
 
 
 class _StreamOptions(msgspec.Struct):
@@ -181,7 +190,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
 
 
 class _Completion(msgspec.Struct):
@@ -208,14 +217,13 @@ def _entries(logprobs: _Logprobs | None) -> list[TokenLogprob] | None:
     return entries
 
 
-def _reply(completion: _Completion, raw: bytes) -> Reply:
+def _reply(completion: _Completion, raw: bytes, memo: Memo | None = None) -> Reply:
     if not completion.choices:
         raise UpstreamError("the model server's answer has no choices", status=502, body=raw)
     choice = completion.choices[0]
     usage = openai_shapes.usage_of(completion.usage)
-    tokens = sampled(
-        prompt=choice.prompt_token_ids, completion=choice.token_ids, entries=_entries(choice.logprobs), usage=usage
-    )
+    prompt = prompt_ids(choice.prompt_token_ids, memo)
+    tokens = sampled(prompt=prompt, completion=choice.token_ids, entries=_entries(choice.logprobs), usage=usage)
     return Reply(
         message=Message("assistant", (Text(choice.text),) if choice.text else ()),
         finish=_FINISH.get(choice.finish_reason or "stop", "stop"),
@@ -237,8 +245,8 @@ def _reply(completion: _Completion, raw: bytes) -> Reply:
 
 
 @from_upstream
-def decode_reply(body: bytes, call: Call | None = None) -> Reply:
-    return _reply(read_upstream(_completion, body), body)
+def decode_reply(body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:
+    return _reply(read_upstream(_completion, body), body, memo)
 
 
 class CompletionsAccumulator:
@@ -270,7 +278,8 @@ class CompletionsAccumulator:
         for choice in chunk.choices[:1]:
             self._text.append(choice.text)
             mine.finish_reason = choice.finish_reason or mine.finish_reason
-            mine.prompt_token_ids = choice.prompt_token_ids or mine.prompt_token_ids
+            if given(choice.prompt_token_ids):
+                mine.prompt_token_ids = choice.prompt_token_ids.copy()
             if choice.token_ids is not None:
                 mine.token_ids = [*(mine.token_ids or ()), *choice.token_ids]
             if choice.logprobs is not None:

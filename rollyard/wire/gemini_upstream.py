@@ -12,6 +12,7 @@ from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
 from rollyard.wire.body import cut_off, dump, from_upstream, given, parse_json, read_upstream, split_object
+from rollyard.wire.codec import Memo
 from rollyard.wire.gemini_parts import parts_of, wire_parts
 from rollyard.wire.parts import call_id
 from rollyard.wire.sse import Parser
@@ -321,7 +322,7 @@ def _reply(answers: list[_Answer], raw: bytes, call: Call | None) -> Reply:
 
 
 @from_upstream
-def decode_reply(body: bytes, call: Call | None = None) -> Reply:
+def decode_reply(body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:
     return _reply([read_upstream(_answer, body)], body, call)
 
 

@@ -16,6 +16,7 @@ from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Opaque, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
 from rollyard.wire.body import cut_off, dump, from_upstream, parse_json, read_upstream, split_object
+from rollyard.wire.codec import Memo
 from rollyard.wire.messages_blocks import blocks, part_of
 from rollyard.wire.parts import call_id
 from rollyard.wire.sse import Parser
@@ -260,7 +261,7 @@ def _reply(answer: _Answer, raw: bytes, call: Call | None) -> Reply:
 
 
 @from_upstream
-def decode_reply(body: bytes, call: Call | None = None) -> Reply:
+def decode_reply(body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:
     return _reply(read_upstream(_answer, body), body, call)
 
 

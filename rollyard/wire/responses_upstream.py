@@ -15,6 +15,7 @@ from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Opaque, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
 from rollyard.wire.body import cut_off, dump, from_upstream, read_upstream, split_object
+from rollyard.wire.codec import Memo
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id
 from rollyard.wire.responses_items import assistant_items, content_blocks, message_of
@@ -226,7 +227,7 @@ def _reply(response: _Response, raw: bytes, call: Call | None) -> Reply:
 
 
 @from_upstream
-def decode_reply(body: bytes, call: Call | None = None) -> Reply:
+def decode_reply(body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:
     return _reply(read_upstream(_response, body), body, call)
 
 

@@ -8,13 +8,18 @@ a flaw, never repaired.
 from __future__ import annotations
 
 import math
+import struct
 from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from rollyard.core.call import CaptureLevel, TokenText, Usage, VersionSpan, floats, ids
+from rollyard.core.call import CaptureLevel, TokenText, Usage, VersionSpan, floats
+from rollyard.wire.body import digest, given
+from rollyard.wire.codec import Memo
+
+_numbers = msgspec.json.Decoder(list[int])
 
 _SENTINEL = -9999.0
 _ROUNDING = 1e-4  # engines that compute in half precision may end a hair above zero
@@ -57,22 +62,47 @@ def _ids_within(entries: Sequence[TokenLogprob]) -> array[int] | None:
 
 
 def as_ids(values: Sequence[int] | None) -> array[int] | None:
+    """None also where a value is no 32-bit number. Packing first is twice as fast as `array` is on its own."""
     if values is None:
         return None
     try:
-        return ids(values)
-    except OverflowError:
+        return array("i", struct.pack(f"{len(values)}i", *values))
+    except struct.error:
         return None
+
+
+class _Prompt(msgspec.Struct, frozen=True):
+    text: bytes  # the JSON of `ids` without its closing bracket
+    ids: array[int]
+
+
+def prompt_ids(raw: msgspec.Raw, memo: Memo | None) -> array[int] | None:
+    """A server's prompt ids. They begin with those of the turn before, so with a memo only what was added is parsed."""
+    if not given(raw):
+        return None
+    data = bytes(raw)
+    if memo is None:
+        return as_ids(_numbers.decode(data))
+    key = digest(b"prompt ids", data[:256])
+    known: _Prompt | None = memo.get(key)
+    if known is not None and data.startswith(known.text) and data[len(known.text)] in b",] ":
+        rest = _numbers.decode(b"[" + data[len(known.text) :].lstrip(b", "))
+        added = as_ids(rest)
+        found = None if added is None else known.ids + added
+    else:
+        found = as_ids(_numbers.decode(data))
+    if found:
+        memo[key] = _Prompt(data.rstrip(b"] \n\r\t"), found)
+    return found
 
 
 def sampled(
     *,
-    prompt: Sequence[int] | None,
+    prompt: array[int] | None,
     completion: Sequence[int] | None,
     entries: Sequence[TokenLogprob] | None,
     usage: Usage,
 ) -> Sampled:
-    prompt_ids = as_ids(prompt)
     completion_ids = as_ids(completion)
     tokens = tuple(_token(entry) for entry in entries) if entries is not None else ()
     values = [entry.logprob for entry in entries] if entries is not None else None
@@ -89,7 +119,7 @@ def sampled(
         flaws.append(f"token_count: {len(completion_ids)} ids, usage says {usage.completion_tokens}")
     logprobs = _checked(values, completion_ids, flaws)
     return Sampled(
-        prompt_ids=prompt_ids,
+        prompt_ids=prompt,
         completion_ids=completion_ids,
         logprobs=logprobs,
         tokens=tokens,
