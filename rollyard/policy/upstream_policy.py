@@ -22,7 +22,7 @@ from rollyard.core.message import Message, Text
 from rollyard.policy.connection import Connection, Timeouts, checked_url, json_object, origin, resolve_key
 from rollyard.policy.evidence import level_of
 from rollyard.wire import CODECS
-from rollyard.wire.codec import Codec
+from rollyard.wire.codec import Codec, Memo
 
 Speaks = Literal["auto", "chat", "completions", "messages", "responses", "gemini"]
 REFUSED = (400, 422)  # statuses with which servers refuse a field they do not know
@@ -88,6 +88,7 @@ class Upstream:
         self._key = key
         self._connection = Connection(timeouts=timeouts, secrets=(key,) if key else ())
         self._accepted: dict[tuple[str, str], Asks] = {}
+        self._memos: dict[str, Memo] = {}  # by rollout: the prompt ids of its turns before
 
     async def __call__(self, call: Call) -> Reply:
         settings = session_settings(self.settings, call.options)
@@ -153,7 +154,7 @@ class Upstream:
 
     def _decoded(self, codec: Codec, answer: bytes, call: Call) -> Reply:
         try:
-            return codec.decode_reply(answer, call)
+            return codec.decode_reply(answer, call, self._memos.setdefault(call.rollout_id, {}))
         except UpstreamError:
             raise
         except (PolicyError, msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
@@ -168,7 +169,7 @@ class Upstream:
         return self._key if origin(url) == origin(self.settings.url) else None
 
     async def closed(self, rollout_id: str) -> None:
-        return None
+        self._memos.pop(rollout_id, None)
 
     async def aclose(self) -> None:
         await self._connection.aclose()

@@ -14,7 +14,7 @@ from rollyard.core.call import Call, Finish, Reply, Sampling
 from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Opaque, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import cut_off, dump, from_upstream, read_upstream, split_object
+from rollyard.wire.body import cut_off, dump, from_upstream, parse_json, read_upstream, split_object
 from rollyard.wire.codec import Memo
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id
@@ -23,12 +23,12 @@ from rollyard.wire.sse import Parser
 from rollyard.wire.tokens import TokenLogprob, sampled
 from rollyard.wire.toolnames import custom_tools, in_namespaces
 
+_LOGPROBS = "message.output_text.logprobs"
 _MEMBERS: dict[str, tuple[str, ...]] = {
     "temperature": ("temperature",),
     "top_p": ("top_p",),
     "max_tokens": ("max_output_tokens",),
     "top_logprobs": ("top_logprobs",),
-    "logprobs": ("include",),
     "tool_choice": ("tool_choice",),
     "parallel_tool_calls": ("parallel_tool_calls",),
     "reasoning": ("reasoning",),
@@ -45,7 +45,7 @@ def _sampling_members(sampling: Sampling) -> dict[str, Any]:
     if sampling.max_tokens is not None:
         out["max_output_tokens"] = sampling.max_tokens
     if sampling.logprobs:
-        out["include"] = ["message.output_text.logprobs"]
+        out["include"] = [_LOGPROBS]
     if sampling.tool_choice is not None:
         name = options.chosen_name(sampling.tool_choice)
         out["tool_choice"] = {"type": "function", "name": name} if name else options.chat_choice(sampling.tool_choice)
@@ -89,6 +89,10 @@ def _patched(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any
                 body.pop(member, None)
                 if member in members:
                     body[member] = members[member]
+        if "logprobs" in differs:
+            sent = parse_json(bytes(body["include"])) if "include" in body else None
+            others = [name for name in (sent or ()) if name != _LOGPROBS]
+            body["include"] = [*others, _LOGPROBS] if sampling.logprobs else others
         body.update(sampling.extra)
     body["model"] = model
     return dump({**body, **extra})
