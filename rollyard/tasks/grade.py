@@ -37,8 +37,9 @@ Forget = Callable[[str], Awaitable[object]]
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One judging. `place` is how the agent's sandbox was opened, from the pristine image; `site` a place of the verifier's
-    own, image built. `layers` are ids of read-only tools for the verifier alone, `tools` their bin directories. `env` is the
-    verifier's, resolved. `collected` are collect hooks that ran already; None: they run here."""
+    own, image built. `layers` are ids of read-only tools for the verifier alone, `tools` their bin directories; `image_env` is
+    the pristine image's environment, `env` the verifier's own, resolved. `collected` are collect hooks that ran already; None:
+    they run here."""
 
     spec: VerifierSpec
     rollout: Rollout
@@ -49,6 +50,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     agent_user: str | None = None
     layers: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
+    image_env: Mapping[str, str] = {}
     env: Mapping[str, str] = {}
     timeout_s: float = 600.0
     collected: tuple[CommandRecord, ...] | None = None
@@ -111,7 +113,7 @@ async def collect(spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[C
 
 
 def _stand(case: Case, sandbox: Sandbox, place: SandboxSpec) -> Stand:
-    env = clean_env(place.env, case.tools, case.env)
+    env = clean_env({**case.image_env, **place.env}, case.tools, case.env)
     return Stand(sandbox, env=env, cwd=case.workdir, user=case.spec.user or place.user)
 
 

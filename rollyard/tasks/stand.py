@@ -1,9 +1,9 @@
 """A sandbox as a verifier sees it: the same sandbox, with clean defaults for every program it starts.
 
-What an agent can leave behind to steer a judge's programs (a start-up file, a PATH entry, a preloaded library, a user-site
-package, a git hook) reaches them through the environment, the home directory or the working directory. Here PATH is the
-image's own with the verifier's tools first, HOME is new and empty, and the variables that load code are emptied or pointed
-nowhere. A task's `[verifier.env]` is applied last and may say otherwise.
+A program's environment comes from the pristine image and the host, never from files the agent could write. What is left are the
+places programs look by themselves: HOME is new and empty, Python's user site is off, pytest loads no plugins it happens to find,
+git runs no hooks; with tools of its own the verifier's PATH starts with them. A task's `[verifier.env]` is applied last and may
+say otherwise, as a test that inspects the agent's home has to.
 """
 
 from __future__ import annotations
@@ -23,27 +23,20 @@ _GIT = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", "core.pager": 
 
 CLEAN: Mapping[str, str] = {
     "HOME": HOME,
-    "LANG": "C.UTF-8",
-    "TERM": "dumb",
     "PYTHONNOUSERSITE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_CONFIG_COUNT": str(len(_GIT)),
     **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_GIT)},
     **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_GIT.values())},
 }
-# empty means "not set" to the program that reads it
-_EMPTIED = ("BASH_ENV", "ENV", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD", "NODE_OPTIONS", "PERL5LIB", "PERL5OPT")
-_EMPTIED_PYTHON = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONPATH", "PYTHONSTARTUP", "RUBYOPT")
 
 
 def clean_env(image: Mapping[str, str], tools: tuple[str, ...], extra: Mapping[str, str]) -> dict[str, str]:
-    """`image` is the pristine image's own environment: what it sets on purpose stays, PATH included."""
-    emptied = {name: "" for name in (*_EMPTIED, *_EMPTIED_PYTHON) if name not in image}
-    path = ":".join((*tools, image.get("PATH") or DEFAULT_PATH))
-    return {**emptied, **CLEAN, **{k: v for k, v in image.items() if k not in CLEAN}, "PATH": path, **extra}
+    """`image` is the pristine image's own environment; `tools` are the bin directories of the verifier's layers."""
+    path = {"PATH": ":".join((*tools, image.get("PATH") or DEFAULT_PATH))} if tools else {}
+    return {**CLEAN, **path, **extra}
 
 
 class Stand:

@@ -1,9 +1,18 @@
-"""Task folders and a sandbox backend for the tests of this room."""
+"""Task folders, and sandboxes to judge in."""
 
 import importlib.util
 from pathlib import Path
 
+import msgspec
 import pytest
+
+import rollyard as ry
+from rollyard.core.rollout import Rollout
+from rollyard.core.sandbox import SandboxSpec
+from rollyard.sandbox import backend as make_backend
+from rollyard.tasks.grade import Case, judge
+from rollyard.tasks.rows import as_task
+from rollyard.tasks.verifiers import verifier_for
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +21,64 @@ def folders():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def sandbox_root(tmp_path_factory):
+    return tmp_path_factory.mktemp("sandboxes")
+
+
+@pytest.fixture
+async def backend(sandbox_root):
+    async with make_backend("local", root=sandbox_root) as local:
+        yield local
+
+
+class Attempt:
+    """An agent's sandbox, what a test does in it, and the verdict on that."""
+
+    def __init__(self, task, backend, sandbox, place, workdir):
+        self.task, self.backend, self.sandbox, self.place, self.workdir = task, backend, sandbox, place, workdir
+
+    async def act(self, script, *, user=None):
+        """What the agent does, as root unless said otherwise."""
+        done = await self.sandbox.exec(script, cwd=self.workdir, user=user, timeout=30)
+        assert done.ok, done.text
+        return done
+
+    async def leave(self, script):
+        """What the agent leaves running."""
+        await self.sandbox.start(script, cwd=self.workdir)
+
+    async def verdict(self, *, grade=None, verifier=None, policy=None, **case):
+        spec = self.task.verifier
+        if grade is not None:
+            spec = msgspec.structs.replace(spec, grade=grade)
+        rollout = Rollout(id="ro_test", task=self.task, **case.pop("rollout", {}))
+        described = Case(
+            spec=spec,
+            rollout=rollout,
+            place=self.place,
+            workdir=self.workdir,
+            artifacts=self.task.artifacts,
+            **{"timeout_s": 60.0, **case},
+        )
+        return await judge(described, self.sandbox, self.backend, verifier or verifier_for(spec, policy))
+
+
+@pytest.fixture
+async def attempt(backend):
+    """`async with attempt(task) as it`: a sandbox with the task's files in /app."""
+    from contextlib import asynccontextmanager
+
+    @asynccontextmanager
+    async def start(task, *, image="host", workdir="/app", **spec):
+        task = as_task(task) if not isinstance(task, ry.Task) else task
+        place = SandboxSpec(image=image, workdir=workdir, ttl_s=300, **spec)
+        async with backend.open(place) as sandbox:
+            await sandbox.mkdir(workdir)
+            for file in task.files:
+                await sandbox.write(f"{workdir}/{file.path}", file.data, mode=file.mode)
+            yield Attempt(task, backend, sandbox, place, workdir)
+
+    return start

@@ -13,6 +13,7 @@ from typing import TypeVar
 import anyio
 
 from rollyard.core.errors import SandboxError, SandboxInterrupted, SandboxUnavailable, StreamDropped
+from rollyard.core.ids import new_id
 from rollyard.core.protocols import Job, Sandbox
 from rollyard.core.sandbox import Exit
 from rollyard.tasks.stand import LOGS
@@ -23,8 +24,9 @@ _TRIES = 6
 _AGAIN = (StreamDropped, SandboxInterrupted, SandboxUnavailable)
 
 
-async def run_once(sandbox: Sandbox, script: str, *, job_id: str) -> Exit:
-    """The end of `script`, a shell text, run as job `job_id`. The caller bounds the time; its tree is dead afterwards."""
+async def run_once(sandbox: Sandbox, script: str) -> Exit:
+    """The end of `script`, a shell text. The caller bounds the time; its process tree is dead afterwards."""
+    job_id = new_id("verify")
     lock = shlex.quote(f"{LOGS}/.{job_id}")
     guarded = f"mkdir {lock} 2>/dev/null || exit {_RUN_ALREADY}\n{script}"
     job = await again(lambda: sandbox.start(guarded, job_id=job_id))

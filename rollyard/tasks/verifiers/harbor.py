@@ -6,8 +6,6 @@ nothing. No file, an empty one, NaN or text is a verifier that failed: reward No
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
 from rollyard.core.errors import PathError
@@ -34,8 +32,7 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
 
     async def harbor(sandbox: Sandbox, rollout: Rollout) -> Verdict:
         await upload_tests(spec, sandbox, rollout)
-        which = hashlib.sha256("\0".join((rollout.id, *spec.tests)).encode()).hexdigest()[:16]
-        done = await run_once(sandbox, f"exec {TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1", job_id=f"verify-{which}")
+        done = await run_once(sandbox, f"exec {TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1")
         verdict = await again(lambda: _reward(sandbox))
         log = await _text(sandbox, f"{LOGS}/test-stdout.txt")
         checks = _ctrf(await _text(sandbox, f"{LOGS}/ctrf.json", limit=_MAX_REWARD))

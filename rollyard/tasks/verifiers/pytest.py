@@ -28,7 +28,7 @@ _LOG_TAIL = 64 * 1024
 
 
 class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    paths: list[str] = ["."]  # below /tests
+    paths: tuple[str, ...] = (".",)  # below /tests
     pythonpath: list[str] = []  # where the code under test lies; relative to the working directory
     args: list[str] = []
     python: str = "python3"
