@@ -30,6 +30,7 @@ from rollyard.tasks.stand import HOME, LOGS, TESTS, Stand, clean_env
 
 _TTL_MARGIN_S = 120.0
 _SHOWN = 8192
+_OWN_S = 30.0
 _PRELOAD = "/etc/ld.so.preload"
 
 Forget = Callable[[str], Awaitable[object]]
@@ -190,7 +191,10 @@ async def _fresh_paths(case: Case, stand: Stand) -> None:
         await sandbox.mkdir(path, mode=0o755, user=user)
         if await _kind(sandbox, path) != "dir":
             raise SandboxError(f"{path} could not be made anew for the verifier")
-    if case.spec.grade == "shared" and await _kind(sandbox, _PRELOAD) is not None:
+    if case.agent_user is not None and sandbox.capabilities.users:
+        # renaming a directory takes rights on its parent, which the agent's user may have been given
+        await sandbox.exec("chown 0:0 /logs && chmod 755 /logs", cwd="/", user="0", timeout=_OWN_S)
+    if case.spec.grade != "sealed" and await _kind(sandbox, _PRELOAD) is not None:
         await sandbox.remove(_PRELOAD)
 
 

@@ -10,6 +10,7 @@ import rollyard as ry
 from rollyard.core.rollout import Rollout
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend as make_backend
+from rollyard.sandbox.home import cache_home
 from rollyard.tasks.grade import Case, judge
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.verifiers import verifier_for
@@ -25,7 +26,12 @@ def folders():
 
 @pytest.fixture(scope="session")
 def sandbox_root(tmp_path_factory):
-    return tmp_path_factory.mktemp("sandboxes")
+    """Sandboxes and snapshots of this session alone; layers are kept for the next one."""
+    root, kept = tmp_path_factory.mktemp("sandboxes"), cache_home() / "test-layers"
+    for name in ("layers", "index", "toolchains"):
+        (kept / name).mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(kept / name)
+    return root
 
 
 @pytest.fixture

@@ -1,0 +1,3 @@
+# must fail: sealed shared
+set -e
+printf 'import os\nos._exit(0)\n' > work.py
