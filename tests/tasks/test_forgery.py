@@ -87,14 +87,13 @@ async def test_an_attack_fails(attempt, task, attack, grade):
 
 @pytest.mark.parametrize("grade", DEAD)
 async def test_everything_the_agent_left_running_is_dead_before_the_tests_start(attempt, folders, tmp_path, grade):
-    script = "#!/bin/sh\nps -e -o args 2>/dev/null | grep -c 'sleep 9876' > /logs/verifier/reward.txt\n"
+    script = "#!/bin/sh\nps -e -o args | grep -q '[s]leep 9876'\necho $? > /logs/verifier/reward.txt\n"
     task = load_folder(folders.simple(tmp_path / "t", **{"tests/test.sh": script}))
     async with attempt(task) as it:
         await it.leave("setsid sh -c 'trap \"\" TERM HUP; sleep 9876; sleep 9876' & wait")
         await it.act("ps -e -o args | grep -q '[s]leep 9876'")
         verdict = await it.verdict(grade=grade)
-    assert verdict.reward in (0.0, 1.0), verdict
-    assert verdict.reward == 1.0  # only the grep itself has it in its arguments
+    assert verdict.reward == 1.0, verdict
 
 
 @pytest.mark.parametrize("grade", ALL)
