@@ -31,9 +31,13 @@ if TYPE_CHECKING:
     from rollyard.gate.gate import Gate as Gate
     from rollyard.gate.limits import Budget as Budget
     from rollyard.policy.renderers.load import renderer as renderer
+    from rollyard.runs.config import RunConfig as RunConfig
+    from rollyard.runs.drive import report as report
     from rollyard.runs.once import run_rollout as run_rollout
+    from rollyard.runs.run import Run as Run
     from rollyard.sandbox.images import ImageStore as ImageStore
     from rollyard.sandbox.images import layer as layer
+    from rollyard.store.store import Store as Store
     from rollyard.tasks.taskset import Taskset as Taskset
     from rollyard.tasks.verifiers.python import verifier as verifier
     from rollyard.tools.tool import tool as tool
@@ -57,6 +61,10 @@ _NAMES: dict[str, str] = {
     "Rollout": "rollyard.core.rollout",
     "Verdict": "rollyard.core.rollout",
     "run_rollout": "rollyard.runs.once",
+    "Run": "rollyard.runs.run",
+    "Store": "rollyard.store.store",
+    "RunConfig": "rollyard.runs.config",
+    "report": "rollyard.runs.drive",
     "ImageStore": "rollyard.sandbox.images",
     "layer": "rollyard.sandbox.images",
     "verifier": "rollyard.tasks.verifiers.python",

@@ -26,6 +26,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     agents: tuple[str, ...] = ("pi",)
     policies: Mapping[str, str] = {}
     model: str | None = None
+    key_env: str | None = None  # the variable that holds the model server's key; the key itself is never kept
     mode: str | None = None
     attempts: int = 1
     parallel: int = 4

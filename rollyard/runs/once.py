@@ -25,6 +25,7 @@ from rollyard.runs.provision import Provision
 from rollyard.runs.rollout import rollout
 from rollyard.runs.stages import nowhere
 from rollyard.sandbox import backend as open_backend
+from rollyard.store import Store
 from rollyard.tasks.rows import as_task
 
 
@@ -57,6 +58,7 @@ async def run_rollout(
     seed: int | None = None,
     labels: Mapping[str, str] | None = None,
     collect: Sequence[str] = (),
+    store: Store | None = None,
     gate: Gate | None = None,
     gate_url: str | None = None,
     hooks: Hooks | None = None,
@@ -110,8 +112,8 @@ async def run_rollout(
             stack.push_async_callback(answering.policy.aclose)
         backend = await stack.enter_async_context(open_backend(sandbox)) if isinstance(sandbox, str) else sandbox
         if gate is None:
-            gate = await stack.enter_async_context(Gate(answering.policy))
-        return await rollout(
+            gate = await stack.enter_async_context(Gate(answering.policy, log=store))
+        done = await rollout(
             task,
             plan,
             backend=backend,
@@ -124,6 +126,9 @@ async def run_rollout(
             provision=provision or Provision(),
             sink=sink,
         )
+        if store is not None:
+            await store.commit_rollout(done)
+        return done
 
 
 def _task(

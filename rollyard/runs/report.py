@@ -166,14 +166,14 @@ async def summarise_stream(
     return tally.report()
 
 
-def text(report: Report, *, width: int = 100, color: bool = False) -> str:
+def text(report: Report) -> str:
     """The report as a terminal shows it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     out = io.StringIO()
-    console = Console(file=out, width=width, force_terminal=color, no_color=not color, highlight=False)
+    console = Console(file=out, width=240, no_color=True, highlight=False)
     console.print(
         f"run {report.run_id}: {report.tasks} tasks, {report.attempts} attempts, {report.scored} scored, "
         f"{report.attempts - report.scored} without a reward"
@@ -183,7 +183,7 @@ def text(report: Report, *, width: int = 100, color: bool = False) -> str:
     heads = ["agent", "attempts", "reward [95 %]", *(f"pass@{k}" for k in ks), "calls", "tokens in", "out", "wall s"]
     money = any(line.cost is not None for line in report.lines)
     for head in [*heads, *(["cost"] if money else [])]:
-        table.add_column(head, justify="left" if head == "agent" else "right")
+        table.add_column(head, justify="left" if head == "agent" else "right", no_wrap=True)
     for line in report.lines:
         cells = [line.name, f"{line.scored}/{line.attempts}", _shown(line.reward)]
         cells += [_shown(line.pass_at[k]) if k in line.pass_at else "-" for k in ks]
@@ -200,7 +200,7 @@ def text(report: Report, *, width: int = 100, color: bool = False) -> str:
     for boundary, causes in report.failures.items():
         listing = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
         console.print(f"failed at {boundary}: {listing}")
-    return out.getvalue().rstrip() + "\n"
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines() if line.strip())
 
 
 def _shown(interval: Interval) -> str:

@@ -1,0 +1,86 @@
+"""`rollyard run`: a taskset, or one instruction, through agents in sandboxes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import anyio
+import typer
+
+from rollyard.cli.main import ROLLOUTS_FAILED
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def run(
+    tasks: Annotated[
+        str | None, typer.Argument(help="task folder, folder of tasks, dataset, JSONL or a run's TOML file")
+    ] = None,
+    agent: Annotated[str, typer.Option(help="agent, or several separated by commas; a .toml file is one too")] = "pi",
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="who answers: scripted:FILE, upstream:URL, tokens:URL, replay:ID; NAME=... names several"),
+    ] = None,
+    base_url: Annotated[str | None, typer.Option(help="a model server, instead of --policy upstream:URL")] = None,
+    model: Annotated[str | None, typer.Option(help="the model id asked of the server")] = None,
+    key_env: Annotated[str | None, typer.Option(help="name of the variable that holds the model server's key")] = None,
+    mode: Annotated[str | None, typer.Option(help="black_box, transparent_proxy or interception_gate")] = None,
+    attempts: Annotated[int, typer.Option(help="attempts at each task")] = 1,
+    parallel: Annotated[int, typer.Option(help="rollouts at a time")] = 4,
+    sandbox: Annotated[str, typer.Option(help="sandbox backend")] = "local",
+    store: Annotated[str, typer.Option(help="where everything is kept: a file, or postgresql://...")] = "runs.db",
+    resume: Annotated[str | None, typer.Option(help="finish this run; only what is missing is done")] = None,
+    retries: Annotated[int, typer.Option(help="further tries after a failure that may be retried")] = 1,
+    limit: Annotated[int | None, typer.Option(help="only the first N tasks")] = None,
+    filter: Annotated[list[str] | None, typer.Option(help="only tasks whose id matches this glob")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of the first attempt")] = None,
+    agent_s: Annotated[float | None, typer.Option(help="seconds an agent may take (limits.agent)")] = None,
+    max_calls: Annotated[int | None, typer.Option(help="model calls a rollout may make")] = None,
+    instruction: Annotated[str | None, typer.Option(help="one rollout with no task folder: the text, or @FILE")] = None,
+    setup: Annotated[list[str] | None, typer.Option(help="with --instruction: a command before the agent")] = None,
+    verify: Annotated[list[str] | None, typer.Option(help="with --instruction: a command that must succeed")] = None,
+    file: Annotated[list[str] | None, typer.Option(help="with --instruction: SRC:DST to put into the sandbox")] = None,
+    allow_network: Annotated[bool, typer.Option(help="let tasks that ask for a public network have it")] = False,
+    allow_unsafe: Annotated[bool, typer.Option(help="accept a sandbox that isolates nothing")] = False,
+    display: Annotated[str, typer.Option(help="auto, rich, plain, json or none")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="the result as JSON on stdout")] = False,
+) -> None:
+    """Run agents on tasks and keep every call, event and verdict.
+
+    rollyard run examples/tasks --agent pi --policy scripted:FILE --attempts 4 --store runs.db
+    """
+    from rollyard.runs.command import Request, execute
+
+    fields: dict[str, Any] = {
+        "tasks": tasks,
+        "agents": tuple(a for a in agent.split(",") if a),
+        "policies": tuple(policy or ()),
+        "base_url": base_url,
+        "model": model,
+        "key_env": key_env,
+        "mode": mode,
+        "attempts": attempts,
+        "parallel": parallel,
+        "sandbox": sandbox,
+        "store": store,
+        "resume": resume,
+        "retries": retries,
+        "limit": limit,
+        "filter": tuple(filter or ()),
+        "seed": seed,
+        "agent_s": agent_s,
+        "max_calls": max_calls,
+        "instruction": instruction,
+        "setup": tuple(setup or ()),
+        "verify": tuple(verify or ()),
+        "files": tuple(file or ()),
+        "allow_network": allow_network,
+        "allow_unsafe": allow_unsafe,
+        "display": display,
+        "as_json": as_json,
+    }
+    outcome = anyio.run(execute, Request(**fields))
+    typer.echo(outcome.text, nl=False)
+    if outcome.failed:
+        raise typer.Exit(ROLLOUTS_FAILED)

@@ -1,0 +1,206 @@
+"""What `rollyard run` was asked for, turned into a run or a single rollout, and its outcome as text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.limits import Limits
+from rollyard.core.rollout import Rollout
+from rollyard.core.task import File
+from rollyard.runs.config import POLICY, RunConfig, load
+from rollyard.runs.drive import drive
+from rollyard.runs.once import run_rollout
+from rollyard.runs.progress import display, one_line, summary
+from rollyard.store import Store
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    tasks: str | None = None
+    agents: tuple[str, ...]
+    policies: tuple[str, ...] = ()
+    base_url: str | None = None
+    model: str | None = None
+    key_env: str | None = None
+    mode: str | None = None
+    attempts: int = 1
+    parallel: int = 4
+    sandbox: str = "local"
+    store: str = "runs.db"
+    resume: str | None = None
+    retries: int = 1
+    limit: int | None = None
+    filter: tuple[str, ...] = ()
+    seed: int | None = None
+    agent_s: float | None = None
+    max_calls: int | None = None
+    instruction: str | None = None
+    setup: tuple[str, ...] = ()
+    verify: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    allow_network: bool = False
+    allow_unsafe: bool = False
+    display: str = "auto"
+    as_json: bool = False
+
+    @property
+    def limits(self) -> Limits | None:
+        return None if self.agent_s is None else Limits(agent=self.agent_s)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    text: str
+    failed: bool
+
+
+async def execute(request: Request) -> Outcome:
+    if request.instruction is not None:
+        if request.tasks is not None or request.resume is not None:
+            raise ConfigError("--instruction runs one rollout; it takes no tasks and no --resume")
+        return await _one(request)
+    if request.setup or request.verify or request.files:
+        raise ConfigError("--setup, --verify and --file go with --instruction", hint="tasks bring their own")
+    return await _many(request)
+
+
+async def _one(request: Request) -> Outcome:
+    named = _named(request.policies)
+    if len(named) > 1 or len(request.agents) != 1:
+        raise ConfigError("--instruction takes one agent and one policy")
+    async with Store.open(request.store) as store:
+        done = await run_rollout(
+            _text(request.instruction or ""),
+            agent=request.agents[0],
+            mode=request.mode,
+            model=request.model,
+            base_url=request.base_url,
+            key=_key(request.key_env),
+            policy=next(iter(named.values()), None),
+            sandbox=request.sandbox,
+            files=[_file(text) for text in request.files],
+            setup=request.setup,
+            verify=request.verify,
+            limits=request.limits,
+            seed=request.seed,
+            max_calls=request.max_calls,
+            allow_network=request.allow_network,
+            allow_unsafe=request.allow_unsafe,
+            store=store,
+        )
+    failed = done.failure is not None
+    return Outcome(_json(done) if request.as_json else _shown(done), failed)
+
+
+async def _many(request: Request) -> Outcome:
+    if request.resume is not None:
+        config = None
+    elif request.tasks is not None and request.tasks.endswith(".toml") and Path(request.tasks).name != "dataset.toml":
+        config = load(request.tasks)
+    elif request.tasks is not None:
+        config = _config(request, request.tasks)
+    else:
+        raise ConfigError("nothing to run", hint="name a folder of tasks, a run's TOML file, --instruction or --resume")
+    shown = display("none" if request.as_json and request.display == "auto" else request.display)
+    report = await drive(config, store=request.store, display=shown, resume=request.resume)
+    failed = any(status != "completed" for status in report.statuses)
+    if request.as_json:
+        return Outcome(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed)
+    return Outcome(f"{report}kept in {request.store}; look closer with: rollyard show {report.run_id}\n", failed)
+
+
+def _config(request: Request, tasks: str) -> RunConfig:
+    if not request.policies and request.base_url is None:
+        raise ConfigError("nobody answers the model calls", hint="--policy scripted:FILE, or --base-url URL --model M")
+    return RunConfig(
+        tasks=str(Path(tasks).resolve()) if Path(tasks).exists() else tasks,
+        agents=request.agents,
+        policies=_named(request.policies) or _server(request),
+        model=request.model,
+        key_env=request.key_env,
+        mode=request.mode,
+        attempts=request.attempts,
+        parallel=request.parallel,
+        retries=request.retries,
+        sandbox=request.sandbox,
+        limits=request.limits,
+        seed=request.seed,
+        filter=request.filter,
+        limit=request.limit,
+        max_calls=request.max_calls,
+        allow_network=request.allow_network,
+        allow_unsafe=request.allow_unsafe,
+    )
+
+
+def _named(policies: tuple[str, ...]) -> Mapping[str, str]:
+    """`NAME=kind:where` for several, or one without a name."""
+    named: dict[str, str] = {}
+    for number, text in enumerate(policies):
+        name, separator, rest = text.partition("=")
+        if not separator or ":" in name:
+            name, rest = (POLICY if number == 0 else f"{POLICY}{number + 1}"), text
+        if name in named:
+            raise ConfigError(f"two policies are named {name!r}")
+        named[name] = rest
+    return named
+
+
+def _server(request: Request) -> Mapping[str, str]:
+    kind = "passthrough" if request.mode == "black_box" else "upstream"
+    return {POLICY: f"{kind}:{request.base_url}"}
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise ConfigError(f"the variable {variable!r} named by --key-env is not set")
+    return os.environ[variable]
+
+
+def _text(text: str) -> str:
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read the instruction from {text[1:]!r}: {error.strerror}") from error
+
+
+def _file(text: str) -> File:
+    source, separator, target = text.rpartition(":")
+    if not separator or not target:
+        raise ConfigError(f"--file {text!r} is not SRC:DST")
+    return File(path=target, source=source)
+
+
+def _shown(done: Rollout) -> str:
+    lines = [one_line(done)]
+    for record in (*done.setup, *(done.verdict.commands if done.verdict else ())):
+        lines.append(f"  $ {record.command}  -> {record.exit_code}")
+    if done.diff:
+        lines.append(done.diff.rstrip())
+    if done.failure is not None:
+        lines += [
+            f"failed at {done.failure.boundary} in {done.failure.stage}: {done.failure.message}",
+            done.log_tail[-2000:],
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _json(done: Rollout) -> str:
+    fields = summary(done) | {
+        "sandbox_id": done.sandbox_id,
+        "mode": done.mode,
+        "exit_code": done.exit_code,
+        "setup": msgspec.to_builtins(done.setup),
+        "verdict": msgspec.to_builtins(done.verdict),
+        "diff": done.diff,
+        "log_tail": done.log_tail,
+        "gate_log_tail": done.gate_log_tail,
+    }
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode() + "\n"
