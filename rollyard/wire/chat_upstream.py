@@ -79,6 +79,8 @@ def _patched(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any
     differs = options.changed(call.sampling, sampling)
     if differs:
         members = sampling_members(sampling)
+        if "max_completion_tokens" in body and "max_tokens" in members:  # some models refuse the older name
+            members["max_completion_tokens"] = members.pop("max_tokens")
         for name in differs:
             for member in _MEMBERS[name]:
                 body.pop(member, None)
