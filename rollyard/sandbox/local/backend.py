@@ -15,22 +15,25 @@ from typing import Any, Self
 import msgspec
 import structlog
 
-from rollyard.core.errors import ConfigError, IsolationTooWeak, SandboxError, SandboxUnavailable, Unsupported
+from rollyard.core.errors import ConfigError, SandboxError, SandboxUnavailable
 from rollyard.core.ids import new_id
-from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec, at_least
+from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
 from rollyard.sandbox.home import data_home, private_dir
 from rollyard.sandbox.images import ImageStore
-from rollyard.sandbox.local import ids, limits
+from rollyard.sandbox.local import cgroups, ids
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, Refused
+from rollyard.sandbox.local.checks import check
+from rollyard.sandbox.local.disk import DiskWatch
 from rollyard.sandbox.local.inner import zygote
 from rollyard.sandbox.local.journal import Entry, Home, Journal
 from rollyard.sandbox.local.launcher import Launcher
 from rollyard.sandbox.local.opening import LocalOpening
+from rollyard.sandbox.local.pool import Pool
+from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 from rollyard.sandbox.rootfs import Rootfs
 
 DEFAULT_DISK_MB = 4096
-_OPTIONS = {"nesting"}
 _ROOTFS_S = 2.0
 
 
@@ -39,16 +42,25 @@ class LocalBackend:
 
     name = "local"
 
-    def __init__(self, *, root: str | Path | None = None, mounts: Sequence[str | Path] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        root: str | Path | None = None,
+        mounts: Sequence[str | Path] = (),
+        limits: OpenLimits | None = None,
+    ) -> None:
         self.root = private_dir(Path(root) if root else data_home())
         self.images = ImageStore(self.root)
         self._mounts = tuple(Path(path).resolve() for path in mounts)
         self._journal = Journal(self.root)
         self._launcher = Launcher(self.root / "launcher.log")
         self._boxes: dict[str, tuple[LocalSandbox, str]] = {}
-        self._cgroups = limits.find()
+        self._cgroups = cgroups.find()
         self._ids = ids.choose()
         self._last_capability = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+        self._limits = limits or OpenLimits()
+        self._throttle = Throttle(self._limits)
+        self._watch = DiskWatch(self.root)
         self._rootfs: dict[tuple[str, tuple[str, ...]], tuple[float, Rootfs]] = {}
         self._log: Any = structlog.get_logger("rollyard.sandbox.local")
 
@@ -59,6 +71,7 @@ class LocalBackend:
             images=True,
             layers=True,
             mounts=True,
+            snapshot=True,
             pause=True,
             stdin=True,
             users=self._ids.many,
@@ -79,6 +92,8 @@ class LocalBackend:
             cpu_limit=self._cgroups.has("cpu"),
             disk_limit=True,
             pool=True,
+            max_concurrent=self._limits.live,
+            creates_per_s=self._limits.creates_per_s,
         )
 
     async def __aenter__(self) -> Self:
@@ -92,41 +107,25 @@ class LocalBackend:
         for result in await asyncio.gather(*(box.kill() for box in own), return_exceptions=True):
             if isinstance(result, Exception):
                 self._log.warning("sandbox.kill_failed", error=str(result))
+        await self._watch.aclose()
         await self._launcher.aclose()
 
     def open(self, spec: SandboxSpec) -> LocalOpening:
-        self._check(spec)
-        return LocalOpening(lambda: self._open(spec))
-
-    def _check(self, spec: SandboxSpec) -> None:
-        got = self.capabilities
-        if not at_least(got.isolation, spec.min_isolation):
-            raise IsolationTooWeak(
-                f"the local backend gives {got.isolation!r} here, {spec.min_isolation!r} was asked for",
-                hint="`rollyard doctor` says what is missing",
-            )
-        if spec.network == "allowlist":
-            raise Unsupported("the local backend has no network allow-list", hint="use network='none' and the gate")
+        check(spec, self.capabilities, self._mounts)
         if spec.network == "host":
-            if not spec.allow_unsafe:
-                raise ConfigError(
-                    "network='host' exposes this machine's loopback services to the sandbox",
-                    hint="use network='none', or say allow_unsafe=True",
-                )
             self._log.warning("sandbox.host_network", image=spec.image)
-        if unknown := set(spec.options) - _OPTIONS:
-            raise Unsupported(f"the local backend has no option {sorted(unknown)}", hint=f"it has {sorted(_OPTIONS)}")
-        if spec.options.get("nesting") and not spec.allow_unsafe:
-            raise ConfigError("options.nesting weakens the system-call filter", hint="say allow_unsafe=True")
-        for mount in spec.mounts:
-            source = Path(mount.remote_dir).resolve()
-            if not any(source.is_relative_to(allowed) for allowed in self._mounts):
-                raise ConfigError(
-                    f"mount of {mount.remote_dir!r} is not allowed",
-                    hint="name the directory in backend('local', mounts=[...])",
-                )
-            if not source.is_dir():
-                raise ConfigError(f"mount of {mount.remote_dir!r}: it is not a directory")
+        return LocalOpening(lambda: self._patiently(spec))
+
+    def pool(self, spec: SandboxSpec, size: int) -> Pool:
+        """`async with backend.pool(spec, 8) as pool: box = await pool.take()`."""
+        if size < 1:
+            raise ConfigError(f"a pool needs a size of at least 1, got {size}")
+        check(spec, self.capabilities, self._mounts)
+        return Pool(lambda: self._patiently(spec), size)
+
+    async def _patiently(self, spec: SandboxSpec) -> LocalSandbox:
+        async with self._throttle.place(len(self._boxes)):
+            return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
 
     async def _open(self, spec: SandboxSpec) -> LocalSandbox:
         rootfs = await self._resolve(spec)
@@ -143,6 +142,8 @@ class LocalBackend:
         finally:
             os.close(lock)
         self._boxes[sandbox_id] = (box, spec.lifetime)
+        if spec.disk == "disk":
+            self._watch.add(box, spec.resources.disk_mb or DEFAULT_DISK_MB)
         return box
 
     async def _resolve(self, spec: SandboxSpec) -> Rootfs:
@@ -183,7 +184,7 @@ class LocalBackend:
             {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
             for m in spec.mounts
         ]
-        recipe = limits.recipe(self._cgroups, spec.resources)
+        recipe = cgroups.recipe(self._cgroups, spec.resources)
         return {
             "home": str(home.path),
             "namespace": True,
@@ -197,7 +198,7 @@ class LocalBackend:
             "map": msgspec.to_builtins(self._ids),
             "cgroup_roots": recipe.roots,
             "limits": recipe.limits,
-            "rlimits": limits.rlimits(self._cgroups, spec.resources),
+            "rlimits": cgroups.rlimits(self._cgroups, spec.resources),
             "owner": spec.lifetime == "owner",
             "ttl_s": spec.ttl_s,
             "idle_ttl_s": spec.idle_ttl_s,
@@ -242,11 +243,12 @@ class LocalBackend:
 
     def _sweep(self) -> list[str]:
         gone = self._journal.sweep()
-        limits.sweep(self._cgroups)
+        cgroups.sweep(self._cgroups)
         return gone
 
     def forget(self, sandbox_id: str) -> None:
         self._boxes.pop(sandbox_id, None)
+        self._watch.remove(sandbox_id)
 
     async def attach(self, sandbox_id: str) -> LocalSandbox:
         home = self._journal.home(sandbox_id)
@@ -262,6 +264,14 @@ class LocalBackend:
     async def list(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
         found = await asyncio.to_thread(lambda: [entry.info for _, entry in self._journal.live()])
         return [info for info in found if _matches(info, labels)]
+
+    async def freeze(self, entry: Entry, uppers: Mapping[str, Path], *, shifted: bool) -> str:
+        """Copy what a sandbox wrote into the image store."""
+        shift = ids.RANGE_BASE if shifted and self._ids.kind == "range" else 0
+        try:
+            return await self.images.add_snapshot(entry.image, uppers, layers=entry.layers, uid_shift=shift)
+        except OSError as error:
+            raise SandboxError(f"the snapshot could not be written: {error}", hint="is the disk full?") from error
 
     async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
         """Remove what dead sandboxes left; with labels or an age, also kill the live ones they describe."""

@@ -9,18 +9,19 @@ import select
 import signal
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import PathError, SandboxError, SandboxGone, SandboxInterrupted, Unsupported
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
+from rollyard.sandbox.local.cgroups import Group
 from rollyard.sandbox.local.channel import Channel, Refused
 from rollyard.sandbox.local.files import Files
 from rollyard.sandbox.local.inner import protocol
 from rollyard.sandbox.local.job import ANSWER_S, LocalJob
 from rollyard.sandbox.local.journal import Entry, Home
-from rollyard.sandbox.local.limits import Group
 from rollyard.sandbox.local.streams import SocketListener, SocketStream
 
 _GRACE_S = 5.0
@@ -51,6 +52,15 @@ class LocalSandbox(Files):
         self._backend = backend
         self._group = Group(entry.cgroups)
         self._oom_seen = 0
+
+    @property
+    def written(self) -> Path:
+        """Where on the host its changes are, when they are on disk."""
+        return self._home.fs
+
+    @property
+    def dead(self) -> bool:
+        return self._channel.closed.is_set()
 
     # -- programs
 
@@ -206,7 +216,19 @@ class LocalSandbox(Files):
     # -- the sandbox itself
 
     async def snapshot(self) -> str:
-        raise Unsupported("the local backend cannot take snapshots yet")
+        """The id of a copy of all that was written here; its programs stand still while it is made."""
+        self._need("snapshot")
+        await self._ask("pause", on=True)
+        try:
+            _, fds = await self._ask("upper")  # a tmpfs that only the sandbox has, when it has one
+            try:
+                base = Path(f"/proc/self/fd/{fds[0]}") if fds else self.written
+                uppers = {target: base / name for target, name in self._entry.uppers.items()}
+                return await self._backend.freeze(self._entry, uppers, shifted=self._entry.shifted or bool(fds))
+            finally:
+                protocol.close_fds(fds)
+        finally:
+            await self._ask("pause", on=False)
 
     async def extend(self, ttl_s: float) -> None:
         await self._ask("extend", ttl_s=ttl_s)

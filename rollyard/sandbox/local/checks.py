@@ -1,0 +1,56 @@
+"""What a spec may ask of the local backend, checked before anything is made. Each refusal says what to do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollyard.core.errors import ConfigError, IsolationTooWeak, Unsupported
+from rollyard.core.sandbox import Capabilities, SandboxSpec, at_least
+
+OPTIONS = frozenset({"nesting", "ports"})
+
+
+def check(spec: SandboxSpec, got: Capabilities, allowed_mounts: tuple[Path, ...]) -> None:
+    if not at_least(got.isolation, spec.min_isolation):
+        raise IsolationTooWeak(
+            f"the local backend gives isolation {got.isolation!r} here, {spec.min_isolation!r} was asked for",
+            hint="`rollyard doctor` says what is missing; or lower min_isolation",
+        )
+    if got.isolation == "none" and not spec.allow_unsafe:
+        raise IsolationTooWeak(
+            "nothing isolates programs on this machine", hint="say allow_unsafe=True to run them anyway"
+        )
+    _network(spec, got)
+    if unknown := set(spec.options) - OPTIONS:
+        raise Unsupported(f"the local backend has no option {sorted(unknown)}", hint=f"it has {sorted(OPTIONS)}")
+    if spec.options.get("nesting") and not spec.allow_unsafe:
+        raise ConfigError("options.nesting weakens the system-call filter", hint="say allow_unsafe=True")
+    if not got.images and (spec.image != "host" or spec.layers or spec.mounts):
+        raise Unsupported(
+            f"images, layers and mounts need namespaces, and isolation here is {got.isolation!r}",
+            hint="`rollyard doctor` says what is missing",
+        )
+    for mount in spec.mounts:
+        _mount(mount.remote_dir, mount.local_dir, allowed_mounts)
+
+
+def _network(spec: SandboxSpec, got: Capabilities) -> None:
+    if spec.network == "allowlist":
+        raise Unsupported("the local backend has no network allow-list", hint="use network='none' and the gate")
+    if spec.network == "host" and not spec.allow_unsafe:
+        raise ConfigError(
+            "network='host' exposes this machine's loopback services to the sandbox",
+            hint="use network='none', or say allow_unsafe=True",
+        )
+
+
+def _mount(source: str, target: str, allowed: tuple[Path, ...]) -> None:
+    path = Path(source).resolve()
+    if not any(path.is_relative_to(place) for place in allowed):
+        raise ConfigError(
+            f"the mount of {source!r} is not allowed", hint="name the directory in backend('local', mounts=[...])"
+        )
+    if not path.is_dir():
+        raise ConfigError(f"the mount of {source!r} is not a directory on this host")
+    if not target.startswith("/") or target == "/":
+        raise ConfigError(f"a mount needs an absolute place inside, got {target!r}")
