@@ -26,7 +26,7 @@ from rollyard.core.errors import Error
 from rollyard.core.sandbox import SandboxSpec, at_least
 from rollyard.sandbox import backend
 from rollyard.sandbox.home import cache_home, data_home, private_dir
-from rollyard.sandbox.local import limits
+from rollyard.sandbox.local import cgroups
 
 State = Literal["ok", "weak", "bad", "absent"]
 ROOM_MB = 5000
@@ -126,7 +126,7 @@ def _seccomp() -> Finding:
 
 
 def _cgroups() -> Finding:
-    found = limits.find()
+    found = cgroups.find()
     have = [name for name in ("memory", "pids", "cpu") if found.has(name)]
     if len(have) == 3:
         return Finding(group="kernel", name="cgroups", state="ok", found=f"{found.kind}: {' '.join(have)}")
