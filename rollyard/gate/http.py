@@ -230,8 +230,9 @@ class Connection(asyncio.Protocol):
         for exchange in (self.current, *waiting):
             if exchange is not None and not exchange.gone:
                 exchange.gone = True
-                if exchange.left is not None:
-                    exchange.left()
+                left, exchange.left = exchange.left, None
+                if left is not None:
+                    left()
         self.current = None
 
     def data_received(self, data: bytes) -> None:
@@ -359,6 +360,7 @@ class Connection(asyncio.Protocol):
 
     def finished(self, exchange: Exchange) -> None:
         """An answer is complete: close, or go on with the next request on this connection."""
+        exchange.left = None
         if exchange is not self.current:
             return  # refused while it was still being read: the rest of it is read and thrown away
         self.current = None

@@ -173,13 +173,14 @@ class Turn:
     def answered(self, reply: Reply, body: bytes | None, first: Reader | None) -> None:
         self.reply = reply
         readers, self.readers = self.readers, []
-        self.call = None
+        self.call = self.task = None
         for reader in readers:
             if reader.answer(reply, body if reader is first else None):
                 self.delivered = True
 
     def refused(self, refusal: Refusal) -> None:
         readers, self.readers = self.readers, []
+        self.call = self.task = None
         for reader in readers:
             reader.refuse(refusal)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import AsyncGenerator, Callable
@@ -23,6 +24,10 @@ from rollyard.core.ids import secret
 from rollyard.core.protocols import CallLog, Policy
 from rollyard.core.rollout import MODES, Mode
 from rollyard.gate import Gate, Tls
+
+
+# calls leave no cycles behind, and what they leave in the graph stays: looking at it every 700 objects costs a sixth of a call
+GC_THRESHOLDS = (20_000, 50, 20)
 
 
 class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +63,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 def serve_gate(options: GateOptions, *, say: Callable[[Ready], None]) -> None:
     """Blocks until SIGINT or SIGTERM."""
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     uvloop.run(run_gate(options, say))
 
 
