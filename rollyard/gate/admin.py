@@ -278,7 +278,7 @@ class Trainer:
         if ready:
             return ready[:most]
         taking = asyncio.ensure_future(self._queue().take(most, 0.01, timeout=max(wait, 0.001)))
-        gone = asyncio.ensure_future(request.receive())
+        gone = asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait((taking, gone), return_when=asyncio.FIRST_COMPLETED)
             if not taking.done():
@@ -355,6 +355,12 @@ class Trainer:
     async def resume(self, request: Request) -> Response:
         self._gate.calls.turnstile.resume()
         return _json({"paused": False})
+
+
+async def _gone(request: Request) -> None:
+    """Returns when whoever asked has hung up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _type_of(level: str | None) -> str | None:

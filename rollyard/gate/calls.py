@@ -170,9 +170,9 @@ class Calls:
         await self._failed(session, turn, call, failure, refusal)
 
     async def _ask(self, session: Session, call: Call) -> Reply:
-        version = self.policy_version
         lane = session.lane
         await self.turnstile.enter(lane)
+        version = self.policy_version
         try:
             session.calls += 1
             reply = await session.policy(call)

@@ -101,3 +101,73 @@ async def open_gate(policy=None, **options):
 @pytest.fixture
 def log() -> MemoryLog:
     return MemoryLog()
+
+
+class Answer:
+    """A response as bytes arrived."""
+
+    def __init__(self, raw: bytes) -> None:
+        head, _, self.body = raw.partition(b"\r\n\r\n")
+        lines = head.decode("latin-1").split("\r\n")
+        self.status = int(lines[0].split(" ")[1]) if head else 0
+        self.headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:])}
+        if self.headers.get("transfer-encoding") == "chunked":
+            self.body = _unchunked(self.body)
+
+    @property
+    def json(self):
+        import json
+
+        return json.loads(self.body)
+
+
+def _unchunked(data: bytes) -> bytes:
+    out = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        length = int(size or b"0", 16)
+        out, data = out + data[:length], data[length + 2 :]
+        if not length:
+            break
+    return out
+
+
+def request(method: str, path: str, *, key: str | None = None, body: bytes | dict = b"", headers: dict | None = None):
+    import json
+
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = {"host": "gate", "connection": "close", "content-length": str(len(data))}
+    if key is not None:
+        lines["authorization"] = f"Bearer {key}"
+    lines.update(headers or {})
+    head = "".join(f"{k}: {v}\r\n" for k, v in lines.items() if v is not None)
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data
+
+
+def port_of(gate) -> int:
+    return int(gate.url.rpartition(":")[2])
+
+
+async def send(gate, data: bytes) -> Answer:
+    """Bytes to the gate on a connection of their own, and what came back until it was closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gate))
+    try:
+        writer.write(data)
+        return Answer(await asyncio.wait_for(reader.read(), 20))
+    finally:
+        writer.close()
+
+
+async def ask(gate, method: str, path: str, **options) -> Answer:
+    return await send(gate, request(method, path, **options))
+
+
+def chat(text: str = "hi", **fields) -> dict:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
+
+
+async def until(condition, *, within: float = 10.0) -> None:
+    """Wait for what other tasks bring about; fails when it does not come."""
+    async with asyncio.timeout(within):
+        while not condition():
+            await asyncio.sleep(0.005)
