@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rollyard.core.call import Call, CallRecord, Reply
+from rollyard.core.call import Call, CallRecord, Finish, Reply
 from rollyard.core.errors import GateError, SessionClosed, StoreError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rollyard.gate.session import Session
 
 _CLOSED = Refusal(status=409, code=SessionClosed.code, message="this rollout is over")
+_CHAT = Route(dialect="chat", endpoint="generate")
 _GONE = "no reader was left"
 _SPENT = {
     "calls": "the number of model calls",
@@ -266,19 +267,38 @@ class Calls:
         await self._commit(session, None, call, None)
         exchange.respond(200, codec.count_tokens(estimate(call) if counted is None else counted))
 
-    async def happened(self, session: Session, route: Route | None, at: float) -> None:
+    async def stopped(self, session: Session, route: Route | None, exchange: Exchange) -> bool:
+        """Answer a relayed call that is past the budget; False when it is not."""
+        if session.spent() is None or (route is not None and route.endpoint != "generate"):
+            return False
+        codec = CODECS[route.dialect if route is not None else "chat"]
+        try:
+            call = codec.decode(self._request(session, route or _CHAT, exchange))
+        except GateError:  # a request that only the provider could read is told in the least words
+            exchange.respond(429, codec.error(429, "rate_limit_error", "the budget of this task is used up"))
+            return True
+        reply = self._stop(session, call)
+        assert reply is not None
+        await self.happened(session, route, call.received_at, finish="budget")
+        Reader(exchange, codec, call, time.monotonic()).answer(reply)
+        return True
+
+    async def happened(self, session: Session, route: Route | None, at: float, *, finish: Finish | None = None) -> None:
         """That a call happened, and nothing of what was in it (`black_box`)."""
-        session.calls += 1
+        session.relayed += 1
+        if finish is None:
+            session.calls += 1
         if self._log is None:
             return
         record = CallRecord(
             id=new_id("call"),
             rollout_id=session.rollout_id,
-            seq=session.calls,
+            seq=session.relayed,
             dialect="chat" if route is None else route.dialect,
             kind="agent",
             edge="root",
             capture="none",
+            finish=finish,
             trainable=False,
             received_at=at,
         )

@@ -56,8 +56,9 @@ async def relay(
         async with asyncio.timeout(limit_s):
             await calls.turnstile.enter(session.lane)
             try:
-                await calls.happened(session, route, time.time())
-                await _copy(await through.relay(request), exchange)
+                if not await calls.stopped(session, route, exchange):
+                    await calls.happened(session, route, time.time())
+                    await _copy(await through.relay(request), exchange)
             finally:
                 calls.turnstile.leave(session.lane)
     except asyncio.CancelledError:  # the reader left or the rollout closed: there is nobody to tell

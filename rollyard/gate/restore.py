@@ -37,6 +37,7 @@ async def restore(session: Session, log: CallLog, limit_s: float) -> None:
 
 
 def _count(session: Session, record: CallRecord) -> None:
+    session.relayed += record.capture == "none"
     if record.finish == "budget":
         session.budget_stops += 1
         return

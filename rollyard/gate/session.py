@@ -66,6 +66,7 @@ class Session:
         self.memo: dict[bytes, Any] = {}
         self.doorways: set[Doorway] = set()
         self.calls = 0
+        self.relayed = 0  # calls that passed through unread, those past the budget too
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.budget_stops = 0

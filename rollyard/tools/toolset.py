@@ -26,7 +26,8 @@ _CLOSE_S = 5.0
 
 
 class Toolset:
-    """`allow` narrows the tools to those names; a name that no tool has is an error."""
+    """`allow` narrows the tools to those names; a name that no tool has is an error. Make one for each session: closing
+    the session closes it."""
 
     def __init__(self, tools: Iterable[Tool], *, allow: Iterable[str] | None = None, name: str = "rollyard") -> None:
         by_name: dict[str, Tool] = {}

@@ -23,7 +23,13 @@ async def test_a_session_is_opened_used_read_and_closed(log):
             gate,
             "POST",
             "/sessions",
-            {"session_id": "ro1", "metadata": {"task": "t1"}, "max_model_calls": 5, "sampling": {"temperature": 1.0}, "model": "tiny"},
+            {
+                "session_id": "ro1",
+                "metadata": {"task": "t1"},
+                "max_model_calls": 5,
+                "sampling": {"temperature": 1.0},
+                "model": "tiny",
+            },
         )
         assert opened.status == 200
         said_back = opened.json

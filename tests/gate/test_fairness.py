@@ -43,7 +43,9 @@ async def test_a_rollout_has_at_most_its_own_share_at_the_policy():
 
     async with open_gate(Answers(answer)) as gate:
         session = await gate.open_session("r1", budget=Budget(concurrent=3))
-        answers = await asyncio.gather(*(ask(gate, "POST", CHAT, key=session.key, body=chat(f"{n}")) for n in range(12)))
+        answers = await asyncio.gather(
+            *(ask(gate, "POST", CHAT, key=session.key, body=chat(f"{n}")) for n in range(12))
+        )
         assert {a.status for a in answers} == {200}
         assert most == 3
 

@@ -120,7 +120,12 @@ async def test_slow_senders_are_cut_off_and_others_are_served():
     async with open_gate(limits=limits) as gate:
         session = await gate.open_session("r1")
         slow = []
-        for start in (b"", b"POST /v1/chat", b"POST / HTTP/1.1\r\nhost: x\r\n", request("GET", "/v1/models", key=session.key)[:-4]):
+        for start in (
+            b"",
+            b"POST /v1/chat",
+            b"POST / HTTP/1.1\r\nhost: x\r\n",
+            request("GET", "/v1/models", key=session.key)[:-4],
+        ):
             reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gate))
             writer.write(start)
             slow.append((reader, writer))
@@ -228,7 +233,9 @@ async def test_an_error_tells_an_agent_nothing_of_the_host():
                 assert answer.status >= 400
                 for word in ("10.1.2.3", "sk-live", "trainer", "run.py", "Traceback", "KeyError"):
                     assert word.encode() not in answer.body
-            assert all(words.split()[0] in (r.error or "") for r in session.trajectory.records), "the host's record has it"
+            assert all(words.split()[0] in (r.error or "") for r in session.trajectory.records), (
+                "the host's record has it"
+            )
 
 
 async def test_health_says_nothing_but_ok():
@@ -247,7 +254,13 @@ async def test_a_sandbox_listener_has_no_operator_behind_it():
         session = await gate.open_session("r1")
         listener = Listening()
         await gate.serve(listener, session)
-        for method, path in (("GET", "/sessions"), ("POST", "/sessions"), ("GET", "/calls"), ("GET", "/metrics"), ("POST", "/pause")):
+        for method, path in (
+            ("GET", "/sessions"),
+            ("POST", "/sessions"),
+            ("GET", "/calls"),
+            ("GET", "/metrics"),
+            ("POST", "/pause"),
+        ):
             for key in (ADMIN, TRAINER, session.key):
                 assert (await ask(listener, method, path, key=key)).status in (401, 404)
         assert list(gate.sessions) == ["r1"]
@@ -256,7 +269,13 @@ async def test_a_sandbox_listener_has_no_operator_behind_it():
 async def test_no_key_serves_two_faces():
     async with open_gate(admin_key=ADMIN, trainer_key=TRAINER) as gate:
         session = await gate.open_session("r1")
-        admin = [("GET", "/sessions"), ("POST", "/sessions"), ("GET", "/sessions/r1"), ("DELETE", "/sessions/r1"), ("GET", "/metrics")]
+        admin = [
+            ("GET", "/sessions"),
+            ("POST", "/sessions"),
+            ("GET", "/sessions/r1"),
+            ("DELETE", "/sessions/r1"),
+            ("GET", "/metrics"),
+        ]
         trainer = [("GET", "/calls"), ("GET", "/policy_version"), ("POST", "/pause"), ("POST", "/resume")]
         for method, path in admin:
             for key in (TRAINER, session.key, "", None):
@@ -276,7 +295,9 @@ async def test_without_operator_keys_their_faces_are_shut():
                 assert (await ask(gate, "GET", path, key=key)).status == 401
 
 
-@pytest.mark.parametrize("path", ["/v1/../sessions", "//sessions", "/sessions/../v1/models", "/r/r1/../../sessions", "/%73essions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/../sessions", "//sessions", "/sessions/../v1/models", "/r/r1/../../sessions", "/%73essions"]
+)
 async def test_crooked_paths_lead_nowhere(path):
     async with open_gate(admin_key=ADMIN) as gate:
         session = await gate.open_session("r1")
@@ -284,7 +305,18 @@ async def test_crooked_paths_lead_nowhere(path):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"null", b'"x"', b"[" * 100_000, b'{"model":"m","messages":' + b"[" * 5000, b"\xff\xfe", b"\0" * 100]
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"[" * 100_000,
+        b'{"model":"m","messages":' + b"[" * 5000,
+        b"\xff\xfe",
+        b"\0" * 100,
+    ],
 )
 async def test_hostile_bodies_are_refused_in_the_dialect(body):
     async with open_gate() as gate:

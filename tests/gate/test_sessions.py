@@ -90,7 +90,9 @@ async def test_a_listener_that_hands_out_streams_is_served_too():
         session = await gate.open_session("r1")
         listener = await Streaming().open()
         await gate.serve(listener, session)
-        answers = await asyncio.gather(*(ask(listener, "POST", CHAT, key=session.key, body=chat(f"{n}")) for n in range(5)))
+        answers = await asyncio.gather(
+            *(ask(listener, "POST", CHAT, key=session.key, body=chat(f"{n}")) for n in range(5))
+        )
         assert [a.status for a in answers] == [200] * 5
         await session.close()
         await until(lambda: gate.connections == 0)
@@ -148,7 +150,9 @@ async def test_tls_files_make_the_address_https(tmp_path):
         assert gate.url.startswith("https://")
         session = await gate.open_session("r1")
         trust = ssl.create_default_context(cafile=str(cert))
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gate), ssl=trust, server_hostname="localhost")
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port_of(gate), ssl=trust, server_hostname="localhost"
+        )
         writer.write(request("POST", CHAT, key=session.key, body=chat()))
         assert b"hello" in await reader.read()
         writer.close()

@@ -39,7 +39,11 @@ async def test_a_call_waits_for_the_trainer_and_gets_its_words():
 
 async def test_a_whole_chat_completion_may_be_the_reply():
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
-    whole = {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}]}
+    whole = {
+        "choices": [
+            {"message": {"role": "assistant", "content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}
+        ]
+    }
     async with open_gate(Queue(), trainer_key=KEY) as gate:
         session = await gate.open_session("r1")
         asked = asyncio.ensure_future(ask(gate, "POST", CHAT, key=session.key, body=chat()))
@@ -79,7 +83,9 @@ async def test_a_refusal_is_a_generic_error_for_the_agent():
         session = await gate.open_session("r1")
         asked = asyncio.ensure_future(ask(gate, "POST", CHAT, key=session.key, body=chat()))
         (held,) = await take(gate)
-        await trainer(gate, "POST", f"/calls/{held['call_id']}/fail", {"message": "CUDA out of memory on gpu7", "status": 503})
+        await trainer(
+            gate, "POST", f"/calls/{held['call_id']}/fail", {"message": "CUDA out of memory on gpu7", "status": 503}
+        )
         answer = await asked
         assert answer.status == 503
         assert b"CUDA" not in answer.body
@@ -103,7 +109,9 @@ async def test_calls_of_a_trainer_that_vanished_are_handed_out_again():
         assert (await trainer(gate, "GET", "/calls?taken=true")).json["calls"] == []
 
 
-@pytest.mark.parametrize("body", [{}, {"text": "a", "ids": [1]}, {"nonsense": 1}, b"{", {"ids": [1], "logprobs": [0.1]}])
+@pytest.mark.parametrize(
+    "body", [{}, {"text": "a", "ids": [1]}, {"nonsense": 1}, b"{", {"ids": [1], "logprobs": [0.1]}]
+)
 async def test_a_reply_that_makes_no_sense_leaves_the_call_waiting(body):
     async with open_gate(Queue(), trainer_key=KEY) as gate:
         session = await gate.open_session("r1")

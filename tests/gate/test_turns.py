@@ -87,7 +87,9 @@ async def test_an_unmarked_identical_request_after_a_delivered_answer_is_a_new_t
 async def test_a_marked_retry_gets_the_delivered_answer_again(mark):
     policy = Gated()
     policy.go.set()
-    first = {"idempotency-key": mark["idempotency-key"]} if "idempotency-key" in mark else {"x-stainless-retry-count": "0"}
+    first = (
+        {"idempotency-key": mark["idempotency-key"]} if "idempotency-key" in mark else {"x-stainless-retry-count": "0"}
+    )
     async with open_gate(policy) as gate:
         session = await gate.open_session("r1")
         assert text_of(await ask(gate, "POST", CHAT, key=session.key, body=chat(), headers=first)) == "answer 1"

@@ -1,0 +1,138 @@
+"""`black_box`: bytes pass through as they come; that a call happened is recorded, nothing of what was in it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollyard.core.errors import UpstreamError
+from rollyard.core.protocols import RawResponse
+from rollyard.gate import Budget
+from rollyard.policy import passthrough
+from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, until
+
+pytestmark = pytest.mark.anyio
+
+
+class Through(Answers):
+    """A passthrough policy made of chunks."""
+
+    def __init__(self, chunks=(b"one", b"two"), status=200, headers=None, error=None) -> None:
+        super().__init__()
+        self.requests = []
+        self.chunks, self.status, self.error = chunks, status, error
+        self.headers = headers or {"content-type": "text/plain", "content-encoding": "identity", "connection": "x"}
+        self.closed_bodies = 0
+
+    async def relay(self, raw):
+        self.requests.append(raw)
+        if self.error is not None:
+            raise self.error
+        return RawResponse(status=self.status, headers=self.headers, body=self._body())
+
+    async def _body(self):
+        try:
+            for chunk in self.chunks:
+                if isinstance(chunk, Exception):
+                    raise chunk
+                if callable(chunk):
+                    await chunk()
+                else:
+                    yield chunk
+        finally:
+            self.closed_bodies += 1
+
+
+async def test_bytes_and_status_pass_untouched_and_the_call_is_recorded_without_content(log):
+    policy = Through(status=207)
+    async with open_gate(policy, log=log) as gate:
+        session = await gate.open_session("r1")
+        body = b'{"anything": [not even json'
+        answer = await ask(gate, "POST", "/v1/some/new/endpoint?x=1", key=session.key, body=body)
+        assert (answer.status, answer.body) == (207, b"onetwo")
+        assert answer.headers["content-encoding"] == "identity"
+        (raw,) = policy.requests
+        assert (raw.path, raw.body, raw.rollout_id) == ("/v1/some/new/endpoint?x=1", body, "r1")
+        assert session.calls == 1
+        assert session.trajectory.records == ()
+        (record,) = log.records
+        assert (record.capture, record.leaf, record.raw_request, record.trainable) == ("none", None, b"", False)
+        assert log.nodes == {} and log.blobs == {}
+
+
+async def test_bytes_pass_as_they_come():
+    go = asyncio.Event()
+    async with open_gate(Through((b"early", go.wait, b"late"))) as gate:
+        session = await gate.open_session("r1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gate))
+        writer.write(request("POST", "/v1/messages", key=session.key, body=chat()))
+        seen = await asyncio.wait_for(reader.readuntil(b"early"), 5)
+        assert b"late" not in seen
+        go.set()
+        assert b"late" in await reader.read()
+        writer.close()
+
+
+async def test_a_broken_upstream_is_an_error_before_and_a_cut_after_the_first_byte():
+    async with open_gate(Through(error=UpstreamError("http://10.0.0.1 refused", status=502))) as gate:
+        session = await gate.open_session("r1")
+        answer = await ask(gate, "POST", "/v1/messages", key=session.key, body=chat())
+        assert answer.status == 502 and b"10.0.0.1" not in answer.body
+    async with open_gate(Through((b"half", UpstreamError("gone", status=502)))) as gate:
+        session = await gate.open_session("r1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gate))
+        writer.write(request("POST", "/v1/messages", key=session.key, body=chat()))
+        got = b""
+        try:
+            got = await reader.read()
+        except ConnectionResetError:
+            pass
+        assert not got.endswith(b"0\r\n\r\n"), "a cut answer must not look whole"
+        writer.close()
+
+
+async def test_a_reader_that_leaves_ends_the_relay():
+    policy = Through((b"early", asyncio.Event().wait))
+    async with open_gate(policy) as gate:
+        session = await gate.open_session("r1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gate))
+        writer.write(request("POST", "/v1/messages", key=session.key, body=chat()))
+        await reader.readuntil(b"early")
+        writer.close()
+        await until(lambda: policy.closed_bodies == 1)
+        await until(lambda: not session.tasks)
+        assert gate.calls.turnstile.active == 0
+
+
+async def test_the_budget_counts_here_too():
+    async with open_gate(Through()) as gate:
+        session = await gate.open_session("r1", budget=Budget(calls=1))
+        assert (await ask(gate, "POST", "/v1/chat/completions", key=session.key, body=chat())).body == b"onetwo"
+        stopped = await ask(gate, "POST", "/v1/chat/completions", key=session.key, body=chat())
+        assert "budget" in stopped.json["choices"][0]["message"]["content"]
+        assert session.exhausted == "calls"
+        assert len(gate.policy.requests) == 1
+
+
+async def test_the_providers_key_stays_on_the_host():
+    """The real policy: the rollout's key never leaves, the provider's never enters."""
+    seen = {}
+
+    async def provider(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        seen["head"] = head.decode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(provider, "127.0.0.1", 0)
+    policy = passthrough(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", key="provider-secret")
+    async with open_gate(policy) as gate:
+        session = await gate.open_session("r1")
+        answer = await ask(gate, "POST", "/r/r1/v1/chat/completions", key=session.key, body=chat())
+        assert answer.body == b"fine"
+        assert "provider-secret" in seen["head"] and session.key not in seen["head"]
+        assert seen["head"].startswith("POST /v1/chat/completions ")
+    await policy.aclose()
+    server.close()
