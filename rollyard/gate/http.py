@@ -431,6 +431,8 @@ class Connection(asyncio.Protocol):
         exchange.keep_alive = False
         if self.current is None:
             exchange.respond(status, self.face.refusal(exchange, status, why))
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
         exchange.answered = True
         self._incoming = exchange
         self._deadline = self._now() + self.face.limits.linger_s

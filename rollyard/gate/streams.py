@@ -32,6 +32,9 @@ class StreamTransport:
             self._connection.pause_writing()
         self._wake.set()
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def is_closing(self) -> bool:
         return self._closing
 

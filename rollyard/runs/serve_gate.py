@@ -25,7 +25,6 @@ from rollyard.core.protocols import CallLog, Policy
 from rollyard.core.rollout import MODES, Mode
 from rollyard.gate import Gate, Tls
 
-
 # calls leave no cycles behind, and what they leave in the graph stays: looking at it every 700 objects costs a sixth of a call
 GC_THRESHOLDS = (20_000, 50, 20)
 

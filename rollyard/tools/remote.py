@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+import msgspec
 
 from rollyard.core.errors import EnvError
 from rollyard.core.message import ToolSpec
+
+T = TypeVar("T")
 
 
 class RemoteTools:
@@ -22,6 +27,13 @@ class RemoteTools:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        try:
+            return await self._connected()
+        except Exception as error:
+            await self._stack.aclose()
+            raise EnvError(f"no tools can be reached at {self.url}: {type(error).__name__}") from error
+
+    async def _connected(self) -> Self:
         import httpx2
         from mcp.client.client import Client
         from mcp.client.streamable_http import streamable_http_client
@@ -36,17 +48,22 @@ class RemoteTools:
     ) -> None:
         await self._stack.aclose()
 
-    async def list(self) -> list[ToolSpec]:
-        import msgspec
+    async def _asked(self, answer: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await answer
+        except Exception as error:
+            raise EnvError(f"the tools at {self.url} did not answer: {type(error).__name__}") from error
 
-        listed = await self._client.list_tools()
+    async def list(self) -> list[ToolSpec]:
+        listed = await self._asked(self._client.list_tools())
         return [
             ToolSpec(t.name, t.description or "", msgspec.json.encode(t.input_schema).decode()) for t in listed.tools
         ]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The result as text; a tool that reports an error raises `EnvError` with its words."""
-        result = await self._client.call_tool(name, dict(arguments))
+        result = await self._asked(self._client.call_tool(name, dict(arguments)))
         text = "\n".join(part.text for part in result.content if getattr(part, "text", None) is not None)
         if result.is_error:
             raise EnvError(text or f"{name} failed")

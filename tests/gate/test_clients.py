@@ -48,30 +48,29 @@ def in_thread(work):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_openai_chat(stream):
     tools = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
-    async with place() as (gate, session):
-        async with openai.AsyncOpenAI(base_url=f"{gate.url}/v1", api_key=session.key) as client:
-            if stream:
-                chunks = [
-                    c
-                    async for c in await client.chat.completions.create(
-                        model="m", messages=USER, tools=tools, stream=True, stream_options={"include_usage": True}
-                    )
-                ]
-                calls = [t for c in chunks for ch in c.choices for t in ch.delta.tool_calls or []]
-                assert calls[0].id == "call_1" and calls[0].index == 0 and calls[0].function.name == "weather"
-                assert "".join(t.function.arguments or "" for t in calls) == '{"city":"Oslo"}'
-                assert chunks[-1].usage.prompt_tokens == 11
-                return
-            first = await client.chat.completions.create(model="m", messages=USER, tools=tools)
-            assert first.choices[0].finish_reason == "tool_calls"
-            assert first.usage.completion_tokens == 3
-            result = {"role": "tool", "tool_call_id": "call_1", "content": "sun"}
-            second = await client.chat.completions.create(
-                model="m", messages=[*USER, first.choices[0].message.model_dump(exclude_none=True), result], tools=tools
-            )
-            assert second.choices[0].message.content == "It is sunny."
-            (branch,) = session.trajectory.branches
-            assert branch.roles == ("user", "assistant", "tool", "assistant")
+    async with place() as (gate, session), openai.AsyncOpenAI(base_url=f"{gate.url}/v1", api_key=session.key) as client:
+        if stream:
+            chunks = [
+                c
+                async for c in await client.chat.completions.create(
+                    model="m", messages=USER, tools=tools, stream=True, stream_options={"include_usage": True}
+                )
+            ]
+            calls = [t for c in chunks for ch in c.choices for t in ch.delta.tool_calls or []]
+            assert calls[0].id == "call_1" and calls[0].index == 0 and calls[0].function.name == "weather"
+            assert "".join(t.function.arguments or "" for t in calls) == '{"city":"Oslo"}'
+            assert chunks[-1].usage.prompt_tokens == 11
+            return
+        first = await client.chat.completions.create(model="m", messages=USER, tools=tools)
+        assert first.choices[0].finish_reason == "tool_calls"
+        assert first.usage.completion_tokens == 3
+        result = {"role": "tool", "tool_call_id": "call_1", "content": "sun"}
+        second = await client.chat.completions.create(
+            model="m", messages=[*USER, first.choices[0].message.model_dump(exclude_none=True), result], tools=tools
+        )
+        assert second.choices[0].message.content == "It is sunny."
+        (branch,) = session.trajectory.branches
+        assert branch.roles == ("user", "assistant", "tool", "assistant")
 
 
 async def test_openai_chat_from_a_blocking_client():
