@@ -174,12 +174,9 @@ def _python_candidates(want: str | None) -> Iterator[str]:
 async def _ask(python: str) -> HostPython:
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
-        try:
-            out = await run_program(
-                [python, "-I", "-c", ASK], env=build_env(home), cwd=home, timeout=60, what=f"asking {python}"
-            )
-        except OSError as error:
-            raise ConfigError(f"cannot run {python}: {error.strerror}") from error
+        out = await run_program(
+            [python, "-I", "-c", ASK], env=build_env(home), cwd=home, timeout=60, what=f"asking {python}"
+        )
     return msgspec.convert(json.loads(out), HostPython)
 
 
@@ -231,7 +228,7 @@ async def _host_node(least: int) -> tuple[Path, str] | None:
                 timeout=30,
                 what="node --version",
             )
-        except (Error, OSError):  # not a Node that runs: the wheel's will
+        except Error:  # not a Node that runs: the wheel's will
             return None
     version = out.decode().strip().lstrip("v")
     if int(version.split(".")[0]) < least or any(name.startswith("libnode") for name in await links_to(program)):

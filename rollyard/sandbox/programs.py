@@ -12,6 +12,7 @@ import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import DEVNULL
 
 import anyio
 import stamina
@@ -46,9 +47,12 @@ def build_env(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, s
 async def run_program(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float, what: str) -> bytes:
     """Its stdout. A non-zero exit raises `CommandFailed` with the tail of both streams; a deadline kills its whole group."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = await anyio.open_process(
-            list(argv), stdin=-3, stdout=out, stderr=err, env=dict(env), cwd=cwd, start_new_session=True
-        )
+        try:
+            process = await anyio.open_process(
+                list(argv), stdin=DEVNULL, stdout=out, stderr=err, env=dict(env), cwd=cwd, start_new_session=True
+            )
+        except OSError as error:
+            raise CommandFailed(f"{what} did not start: {argv[0]}: {error.strerror}", exit_code=None) from error
         try:
             with anyio.fail_after(timeout):
                 code = await process.wait()

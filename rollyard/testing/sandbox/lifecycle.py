@@ -48,7 +48,7 @@ async def use_after_kill(ground: Ground) -> None:
 
 @case("C4", "ends a sandbox when its TTL is over", needs=("ttl",))
 async def ttl(ground: Ground) -> None:
-    box = await ground.open(ttl_s=2.0)
+    box = await ground.open(ttl_s=1.0)
     try:
         await eventually(lambda: _dead(box), within=20, why="alive after its TTL")
         await raises(SandboxError, sh(box, "true"), "exec after the TTL")
@@ -58,12 +58,12 @@ async def ttl(ground: Ground) -> None:
 
 @case("C5", "ends an idle sandbox, and not one that is used", needs=("idle_ttl",))
 async def idle_ttl(ground: Ground) -> None:
-    box = await ground.open(idle_ttl_s=2.0)
+    box = await ground.open(idle_ttl_s=1.5)
     try:
-        for _ in range(8):
+        for _ in range(4):
             await anyio.sleep(0.5)
             check((await sh(box, "true")).exit_code == 0, "ended while it was being used")
-        await anyio.sleep(8)  # asking meanwhile could count as use
+        await anyio.sleep(5)  # asking meanwhile could count as use
         check(not await box.alive(), "alive long after its idle TTL")
     finally:
         await box.kill()
@@ -71,9 +71,9 @@ async def idle_ttl(ground: Ground) -> None:
 
 @case("C6", "lives longer when it is extended", needs=("ttl", "extend"))
 async def extend(ground: Ground) -> None:
-    async with ground.open(ttl_s=3.0) as box:
+    async with ground.open(ttl_s=2.0) as box:
         await box.extend(120)
-        await anyio.sleep(5)
+        await anyio.sleep(3.5)
         check(await box.alive(), "died at its first TTL although it was extended")
 
 

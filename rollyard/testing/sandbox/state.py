@@ -20,10 +20,10 @@ async def pause(ground: Ground) -> None:
         await box.pause()
         await anyio.sleep(0.3)
         before = len(await job.tail(1 << 20))
-        await anyio.sleep(1)
+        await anyio.sleep(0.6)
         check(len(await job.tail(1 << 20)) == before, "a paused program went on")
         await box.resume()
-        await anyio.sleep(1)
+        await anyio.sleep(0.6)
         check(len(await job.tail(1 << 20)) > before, "a resumed program did not go on")
         await job.kill()
 
