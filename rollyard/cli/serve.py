@@ -1,4 +1,4 @@
-"""`rollyard serve gate|...`: long-running servers. Each prints one ready line and stops on Ctrl-C or SIGTERM."""
+"""`rollyard serve gate|model|...`: long-running servers. Each prints one ready line and stops on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -50,6 +50,42 @@ def gate(
             key_env=key_env,
             admin_key_file=admin_key_file,
             trainer_key_file=trainer_key_file,
+        ),
+        say=lambda ready: typer.echo(ready.json if json else ready.line),
+    )
+
+
+@app.command()
+def model(
+    model: Annotated[str, typer.Argument(help="a folder with config.json and weights.pt, or tiny")] = "tiny",
+    renderer: Annotated[str, typer.Option(help="bytes, a tokenizer folder or a GGUF file")] = "bytes",
+    tools: Annotated[
+        str, typer.Option(help="template, or omit to leave tool descriptions out of prompts")
+    ] = "template",
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free one")] = 0,
+    version: Annotated[int, typer.Option(help="the version of the weights it starts with")] = 0,
+    max_batch: Annotated[int, typer.Option(help="requests sampled at once")] = 64,
+    gather_ms: Annotated[float, typer.Option(help="how long a batch waits for more requests")] = 5.0,
+    threads: Annotated[int | None, typer.Option(help="torch threads")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="holds the key that requests must bear")] = None,
+    json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
+) -> None:
+    """Serve a small torch model: token in, token out, logprobs, new weights while it runs."""
+    from rollyard.train.serve_model import ModelOptions, serve_model
+
+    serve_model(
+        ModelOptions(
+            model=model,
+            renderer=renderer,
+            tools=tools,
+            host=host,
+            port=port,
+            version=version,
+            max_batch=max_batch,
+            gather_ms=gather_ms,
+            threads=threads,
+            key_file=key_file,
         ),
         say=lambda ready: typer.echo(ready.json if json else ready.line),
     )

@@ -1,0 +1,97 @@
+"""`serve model`: a model, a sampler and their server put together, until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from rollyard.core.errors import ConfigError, MissingExtra
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
+    model: str = "tiny"
+    renderer: str = "bytes"
+    tools: str = "template"
+    host: str = "127.0.0.1"
+    port: int = 0
+    version: int = 0
+    max_batch: int = 64
+    gather_ms: float = 5.0
+    threads: int | None = None
+    key_file: Path | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    url: str
+    model: str
+    weight_version: int
+
+    @property
+    def line(self) -> str:
+        return f"rollyard model server ready at {self.url} ({self.model}, version {self.weight_version})"
+
+    @property
+    def json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def serve_model(options: ModelOptions, *, say: Callable[[Ready], None]) -> None:
+    """Blocks until it is stopped."""
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "model", why="rollyard serve model")
+    uvloop.run(run_model(options, say))
+
+
+async def run_model(options: ModelOptions, say: Callable[[Ready], None]) -> None:
+    import torch
+    import uvicorn
+
+    from rollyard.policy.renderers.load import renderer
+    from rollyard.train.sampler import Sampler
+    from rollyard.train.server import ModelServer
+    from rollyard.train.tiny import load_model
+
+    key = key_of(options)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    sock = bound(options.host, options.port)
+    rendering = renderer(options.renderer, tools=options.tools)
+    sampler = Sampler(
+        load_model(options.model),
+        version=options.version,
+        max_batch=options.max_batch,
+        gather_s=options.gather_ms / 1000,
+    )
+    async with sampler:
+        name = Path(options.model).name
+        server = ModelServer(sampler, rendering, name=name, key=key)
+        config = uvicorn.Config(server.app, log_level="warning", access_log=False, lifespan="off")
+        address, port = sock.getsockname()[:2]
+        say(Ready(url=f"http://{address}:{port}", model=name, weight_version=options.version))
+        await uvicorn.Server(config).serve(sockets=[sock])
+
+
+def key_of(options: ModelOptions) -> str | None:
+    if options.key_file is not None:
+        key = options.key_file.read_text().strip()
+        if not key:
+            raise ConfigError(f"{options.key_file} holds no key")
+        return key
+    if options.host not in LOOPBACK:
+        raise ConfigError(f"{options.host} is not loopback: others could load weights", hint="pass --key-file")
+    return None
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Bound before the model is loaded, so that a taken port is an error at once; connections wait in its queue."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
