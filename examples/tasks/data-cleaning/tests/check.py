@@ -1,6 +1,7 @@
 """One part for each rule, and `reward` for all of it: a flat object of numbers on stdout."""
 
 import json
+from pathlib import Path
 
 WANTED = [
     ["A1", "2024-03-04", None],
@@ -19,7 +20,9 @@ def key(row):
 
 
 try:
-    found = [[row.get("sensor"), row.get("day"), row.get("value")] for row in json.load(open("/app/clean.json"))]
+    found = [
+        [row.get("sensor"), row.get("day"), row.get("value")] for row in json.loads(Path("/app/clean.json").read_text())
+    ]
 except (OSError, ValueError, AttributeError, TypeError):
     found = []
 parts = {

@@ -3,9 +3,10 @@
 import configparser
 import re
 import sys
+from pathlib import Path
 
-BEFORE = open("/tests/server.ini").read().splitlines()
-after = open("/app/server.ini").read()
+BEFORE = Path("/tests/server.ini").read_text().splitlines()
+after = Path("/app/server.ini").read_text()
 settings = configparser.ConfigParser(inline_comment_prefixes=("#", ";"))
 settings.read_string(after)
 right = settings.getint("network", "port") == 8443 and settings.getboolean("security", "tls")

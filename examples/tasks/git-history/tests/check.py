@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 GIT = ["git", "-C", "/app/shop", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*"]
 
@@ -20,6 +21,6 @@ commits = git("rev-list", "--reverse", "main").split()
 titles = git("log", "--reverse", "--format=%s", "main").splitlines()
 kept = titles[:20] == [f"Work on prices, part {n}" for n in range(20)] and len(commits) > 20
 first_wrong = next((c for c in commits[:20] if total_at(c) != 315), None)
-answer = open("/app/answer.txt").read().strip()
+answer = Path("/app/answer.txt").read_text().strip()
 print(f"history kept: {kept}, right commit: {answer == first_wrong}, fixed: {total_at('HEAD') == 315}")
 sys.exit(not (kept and answer == first_wrong and total_at("HEAD") == 315))

@@ -2,9 +2,10 @@
 
 import hashlib
 import sys
+from pathlib import Path
 
-HASHES = open("/tests/tokens.txt").read().split()
-answers = open("/app/answer.txt").read().split("\n")
+HASHES = Path("/tests/tokens.txt").read_text().split()
+answers = Path("/app/answer.txt").read_text().split("\n")
 lines = [line.strip() for line in answers if line.strip()]
 found = len(lines) == 3 and [hashlib.sha256(line.encode()).hexdigest() for line in (lines[0], lines[2])] == [
     HASHES[0],

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
-VALUES = dict(zip("IVXLCDM", (1, 5, 10, 50, 100, 500, 1000)))
+VALUES = dict(zip("IVXLCDM", (1, 5, 10, 50, 100, 500, 1000), strict=True))
 
 
 def value(roman):
     numbers = [VALUES[letter] for letter in roman] + [0]
-    return sum(-a if a < b else a for a, b in zip(numbers, numbers[1:]))
+    return sum(-a if a < b else a for a, b in pairwise(numbers))
 
 
 def run(word):

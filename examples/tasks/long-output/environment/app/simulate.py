@@ -11,7 +11,7 @@ def lines(seed=20240305, count=200_000):
         level = chance.choices(("INFO", "DEBUG", "WARN", "ERROR"), (70, 20, 8, 2))[0]
         level = "FATAL" if number == fatal else level
         latency = round(chance.expovariate(1 / 40), 2)
-        name = "%08x" % chance.getrandbits(32)
+        name = f"{chance.getrandbits(32):08x}"
         text = " after ERROR recovery" if chance.random() < 0.01 else ""
         yield f"{level} t={number} id={name} latency={latency}{text}"
 
