@@ -86,7 +86,10 @@ def check(plan: Plan, task: Task, backend: Backend) -> None:
         raise Unsupported(f"backend {backend.name!r} has no images, and task {task.id!r} needs one")
     if task.compose is not None:
         raise Unsupported(f"task {task.id!r} needs docker compose, which backend {backend.name!r} does not run")
+    offered = (
+        task.mcp if plan.agent.dialect is not None else ()
+    )  # an agent without a model (oracle, nop) needs no tools
     agents.refuse(
         plan.agent,
-        {"system_prompt": plan.system_prompt, "disabled_tools": plan.disabled_tools, "mcp": (*task.mcp, *plan.mcp)},
+        {"system_prompt": plan.system_prompt, "disabled_tools": plan.disabled_tools, "mcp": (*offered, *plan.mcp)},
     )

@@ -38,6 +38,7 @@ from rollyard.tasks.environ import resolve_env
 
 _CLEANUP_S = 30.0
 _TAIL = 8192
+_NOTHING = ("/bin/sh", "-c", ":")  # what an agent without a program runs, so that nop takes the same path as any other
 
 
 async def rollout(
@@ -277,7 +278,7 @@ class _Rollout:
                 as_root=place.as_root,
                 system_prompt=plan.system_prompt,
                 disabled_tools=plan.disabled_tools,
-                mcp=(*self.task.mcp, *plan.mcp),
+                mcp=(*(self.task.mcp if agent.dialect is not None else ()), *plan.mcp),
                 solution=await self.provision.solution(self.sandbox, self.task, step, agent),
                 allow_unsafe=plan.allow_unsafe,
             )
@@ -294,7 +295,8 @@ class _Rollout:
                 **self.task.env,
                 **rendered.env,
             }
-            job = await self.sandbox.start(rendered.argv, env=env, cwd=place.workdir, user=user)
+            argv = rendered.argv or _NOTHING
+            job = await self.sandbox.start(argv, env=env, cwd=place.workdir, user=user)
         watch = Watch(job, agents.parse(agent), self.session, self.limits.idle, self.stages)
         try:
             async with self.stages.stage("wait", limit_s=limit_s):
