@@ -18,6 +18,10 @@ from rollyard.core.errors import ConfigError, Error
 # verb -> the one line shown in `rollyard --help`
 VERBS: dict[str, str] = {
     "run": "run agents on tasks, or one agent on one instruction",
+    "compare": "hold two runs on the same tasks against each other",
+    "watch": "follow a run from another terminal",
+    "rescore": "judge kept rollouts again",
+    "replay": "run a recorded rollout again, answered from the recording",
     "doctor": "show what this machine can do, and what to do about what it cannot",
     "image": "add, list and remove images; build layers",
     "check": "hold a sandbox backend (or another part) against its conformance list",

@@ -30,6 +30,7 @@ _task = msgspec.msgpack.Decoder(Task)
 _verdict = msgspec.json.Decoder(Verdict)
 _ROW = tuple(RolloutRow.__struct_fields__)
 LONGEST_PAGE = 1000
+WORKDIR = "workdir.tar.gz"  # the artifact that holds the working directory as the agent left it
 
 
 def commit(connection: Connection, rollout: Rollout, lease: Lease | None, at: float) -> None:
@@ -40,7 +41,7 @@ def commit(connection: Connection, rollout: Rollout, lease: Lease | None, at: fl
     task = msgspec.msgpack.encode(rollout.task)
     digest = hashlib.sha256(task).digest()
     blobs.put(connection, {digest: task})
-    body = replace(rollout, task=Task(id=rollout.task.id, instruction=""), files={}, trajectory=None)
+    body = replace(rollout, task=Task(id=rollout.task.id, instruction=""), files={}, workdir=None, trajectory=None)
     row = (
         rollout.id,
         rollout.run_id,
@@ -63,6 +64,8 @@ def commit(connection: Connection, rollout: Rollout, lease: Lease | None, at: fl
     if rollout.verdict is not None:
         _add_verdict(connection, rollout.id, rollout.verdict, at)
     put_files(connection, rollout.id, rollout.files, collected=True)
+    if rollout.workdir is not None:
+        put_files(connection, rollout.id, {WORKDIR: rollout.workdir}, collected=False)
     kept = {name: bytes.fromhex(digest) for name, digest in rollout.artifacts.items()}
     rows = [(rollout.id, name, digest, blobs.size(connection, digest), False) for name, digest in kept.items()]
     _put_artifacts.rows(connection, rows)
@@ -106,7 +109,10 @@ def get(connection: Connection, rollout_id: str, *, files: bool) -> Rollout:
     if not files:
         return found
     query = select(artifacts).where(artifacts.c.rollout_id == rollout_id, artifacts.c.collected)
-    return replace(found, files={row.name: blobs.get(connection, row.digest) for row in connection.execute(query)})
+    collected = {row.name: blobs.get(connection, row.digest) for row in connection.execute(query)}
+    query = select(artifacts.c.digest).where(artifacts.c.rollout_id == rollout_id, artifacts.c.name == WORKDIR)
+    kept = connection.execute(query).scalar()
+    return replace(found, files=collected, workdir=None if kept is None else blobs.get(connection, kept))
 
 
 def after(connection: Connection, run_id: str | None, last: str, limit: int, tasks: dict[bytes, Task]) -> list[Rollout]:

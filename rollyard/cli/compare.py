@@ -1,0 +1,34 @@
+"""`rollyard compare`: two runs on the same tasks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+from rollyard.cli.printing import print_json
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(help="a run's id, or the start of it")],
+    second: Annotated[str, typer.Argument(help="the run to hold against it")],
+    store: Annotated[str, typer.Option(help="where the runs are kept")] = "runs.db",
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
+    """Compare two runs task by task: difference with an interval, a paired test, and the tasks that flipped."""
+    from rollyard.runs import compare as comparing
+    from rollyard.store import Store
+
+    async def work() -> None:
+        async with Store.open(store) as kept:
+            found = await comparing.compare(kept, first, second)
+            if as_json:
+                print_json(found)
+            else:
+                typer.echo(comparing.text(first, second, found), nl=False)
+
+    anyio.run(work)

@@ -1,0 +1,40 @@
+"""`rollyard rescore`: judge kept rollouts again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+from rollyard.cli.printing import print_json, print_table
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def rescore(
+    target: Annotated[str, typer.Argument(help="a run or a rollout")],
+    tasks: Annotated[str | None, typer.Option(help="take verifiers from these tasks instead of the kept ones")] = None,
+    sandbox: Annotated[str, typer.Option(help="sandbox backend")] = "local",
+    store: Annotated[str, typer.Option(help="where it is kept")] = "runs.db",
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
+    """Run the verifier again on what each agent left. The agent does not run; earlier verdicts stay listed."""
+    from rollyard.runs.rescore import Rescored
+    from rollyard.runs.rescore import rescore as again
+    from rollyard.store import Store
+    from rollyard.tasks.taskset import Taskset
+
+    async def work() -> list[Rescored]:
+        newer = {task.id: task for task in Taskset.load(tasks)} if tasks is not None else None
+        async with Store.open(store) as kept:
+            return [row async for row in again(kept, target, sandbox=sandbox, tasks=newer)]
+
+    rows = anyio.run(work)
+    if as_json:
+        print_json(rows)
+        return
+    cells = [(r.task_id, f"#{r.attempt}", str(r.before), str(r.after), r.error or "") for r in rows]
+    print_table(("task", "attempt", "before", "after", "note"), cells)
+    typer.echo(f"{sum(r.changed for r in rows)} of {len(rows)} changed")

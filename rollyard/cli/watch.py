@@ -1,0 +1,23 @@
+"""`rollyard watch`: a run as it goes, from any terminal that can reach its store."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def watch(
+    run: Annotated[str | None, typer.Argument(help="a run's id, or the start of it; the newest when left out")] = None,
+    store: Annotated[str, typer.Option(help="where it is kept")] = "runs.db",
+    display: Annotated[str, typer.Option(help="auto, rich, plain or json")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="events and rollouts as JSON lines")] = False,
+) -> None:
+    """Follow a run until it ends: what is in flight by stage, what ended how, failures by boundary."""
+    from rollyard.runs.following import follow
+
+    anyio.run(follow, store, run, "json" if as_json else display)

@@ -1,0 +1,119 @@
+"""Judging again: a kept rollout's working directory is put into a fresh sandbox and its verifier runs as it did the first time.
+
+The earlier verdict stays listed; the new one counts from now on. The agent does not run.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+import msgspec
+
+from rollyard import sandbox as sandboxes
+from rollyard.core.errors import ConfigError
+from rollyard.core.limits import Deadline, Limits
+from rollyard.core.protocols import Backend, Policy, Verifier
+from rollyard.core.rollout import Rollout, Verdict
+from rollyard.core.sandbox import Network, SandboxSpec
+from rollyard.core.task import Task
+from rollyard.runs.collect import unpack
+from rollyard.runs.judge import Judge
+from rollyard.runs.prepare import look_around, put_files
+from rollyard.runs.provision import Provision
+from rollyard.store import Store
+from rollyard.tasks.environ import resolve_env
+
+
+class Rescored(msgspec.Struct, frozen=True, kw_only=True):
+    rollout_id: str
+    task_id: str
+    attempt: int
+    before: float | None
+    after: float | None
+    error: str | None = None
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+
+async def rescore(
+    store: Store,
+    target: str,
+    *,
+    sandbox: str | Backend = "local",
+    verifier: Verifier | None = None,
+    policy: Policy | None = None,
+    tasks: dict[str, Task] | None = None,
+) -> AsyncIterator[Rescored]:
+    """Judge a run or a rollout again. `tasks` replaces tasks by id, for a verifier that was corrected since."""
+    kind, found = await store.resolve(target)
+    ids = [found] if kind == "rollout" else [r.id async for r in store.rollouts(found)]
+    provision = Provision()
+    if isinstance(sandbox, str):
+        async with sandboxes.backend(sandbox) as backend:
+            for rollout_id in ids:
+                yield await _one(store, rollout_id, backend, provision, verifier, policy, tasks or {})
+    else:
+        for rollout_id in ids:
+            yield await _one(store, rollout_id, sandbox, provision, verifier, policy, tasks or {})
+
+
+async def _one(
+    store: Store,
+    rollout_id: str,
+    backend: Backend,
+    provision: Provision,
+    verifier: Verifier | None,
+    policy: Policy | None,
+    tasks: dict[str, Task],
+) -> Rescored:
+    kept = await store.get_rollout(rollout_id)
+    kept = msgspec.structs.replace(kept, task=tasks.get(kept.task.id, kept.task))
+    row = partial(Rescored, rollout_id=kept.id, task_id=kept.task.id, attempt=kept.attempt, before=kept.reward)
+    if kept.workdir is None:
+        return row(after=kept.reward, error="its working directory was not kept")
+    if kept.task.steps:
+        return row(after=kept.reward, error="a multi-step task is judged step by step and not again")
+    judge = Judge(backend, provision, verifier, policy)
+    if judge.spec(kept.task, None) is None:
+        raise ConfigError(f"task {kept.task.id!r} has no verifier", hint="give one, or rescore other rollouts")
+    verdict = await _judge(kept, kept.workdir, backend, provision, judge)
+    await store.add_verdict(kept.id, verdict)
+    return row(after=verdict.reward, error=verdict.error)
+
+
+async def _judge(kept: Rollout, tar: bytes, backend: Backend, provision: Provision, judge: Judge) -> Verdict:
+    task = kept.task
+    spec = judge.spec(task, None)
+    assert spec is not None
+    limits = task.limits or Limits()
+    deadline = Deadline.after(limits.setup + limits.verify, "verify")
+    built = await provision.image(task, backend, deadline)
+    place = SandboxSpec(
+        image=built.image,
+        layers=await provision.layers(task.layers),
+        env={**built.env, **resolve_env(task.env, os.environ, where=f"task {task.id}")},
+        workdir=task.workdir or built.workdir or None,
+        user=task.user or built.user,
+        labels={"rollyard.rollout": kept.id, "rollyard.role": "rescore"},
+        ttl_s=limits.ttl_s,
+        resources=task.resources,
+        network=msgspec.convert(task.network or "none", Network),
+        allowed_hosts=task.allowed_hosts,
+    )
+    async with backend.open(place) as box:
+        where = await look_around(box, place, deadline)
+        await put_files(box, task.files, where.workdir, task.user)
+        with tempfile.TemporaryDirectory(prefix="rollyard-rescore-") as scratch:
+            await anyio.to_thread.run_sync(unpack, tar, Path(scratch))
+            await box.upload_dir(scratch, where.workdir, user=task.user)
+        judged = msgspec.structs.replace(kept, failure=None)
+        return await judge(
+            spec, judged, box, place=place, workdir=where.workdir, collected=(), step=None, deadline=deadline
+        )
