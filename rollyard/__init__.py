@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rollyard.core.message import Message as Message
     from rollyard.core.rollout import Rollout as Rollout
     from rollyard.core.rollout import Verdict as Verdict
+    from rollyard.core.samples import samples as samples
     from rollyard.core.sandbox import Capabilities as Capabilities
     from rollyard.core.sandbox import Exit as Exit
     from rollyard.core.sandbox import Mount as Mount

@@ -32,8 +32,9 @@ class Span(msgspec.Struct, frozen=True):
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
     """`mask` has a byte per token, 1 where this branch trains it; `logprobs` is 0.0 and `versions` -1 on all other tokens
-    (and where a version is unknown). `ids` is None, and the arrays empty, when some delta on the path is unknown.
-    `kind` is `discarded` for an answer that a retry replaced. `flaws` say why tokens of it do not train."""
+    (and where a version is unknown). The arrays and `spans` end with the last answer up to which every delta is known;
+    `ids` is None when there is no such answer. `kind` is `discarded` for an answer that a retry replaced. `flaws` say why
+    tokens of it do not train."""
 
     index: int
     leaf: int
@@ -113,11 +114,14 @@ def _branch(
 ) -> Branch:
     path = path_to(leaf, nodes)
     call_ids = tuple(_call_of(node) for node in path if node.sampled)
-    if any(node.ids is None for node in path):
-        flaws = ("token ids are not known for the whole path", *_flaws(path, records))
+    known = _known(path)
+    flaws = _flaws(path, records)
+    if len(known) < len(path):
+        flaws = (f"token ids are known for {len(known)} of {len(path)} messages", *flaws)
+    if not known:
         return Branch(index=index, leaf=leaf.id, kind=kind, call_ids=call_ids, nodes=path, flaws=flaws)
     every, mask, logprobs, versions, spans = ids(), bytearray(), floats(), array("q"), list[Span]()
-    for node in path:
+    for node in known:
         start = len(every)
         every.extend(node.ids or ())
         size = len(every) - start
@@ -139,7 +143,7 @@ def _branch(
         mask=bytes(mask),
         logprobs=logprobs,
         versions=versions,
-        flaws=_flaws(path, records),
+        flaws=flaws,
     )
 
 
@@ -148,6 +152,14 @@ def path_to(leaf: Node, nodes: Sequence[Node]) -> tuple[Node, ...]:
     while (parent := path[-1].parent) is not None:
         path.append(nodes[parent])
     return tuple(reversed(path))
+
+
+def _known(path: Sequence[Node]) -> Sequence[Node]:
+    """The path up to the last answer before the first unknown delta."""
+    size = next((index for index, node in enumerate(path) if node.ids is None), len(path))
+    while size and not path[size - 1].sampled:
+        size -= 1
+    return path[:size]
 
 
 def can_train(node: Node) -> bool:

@@ -1,27 +1,18 @@
 """A body as a difference from an earlier one: how a conversation that is resent whole each turn is stored once.
 
-`difference` cuts both bodies at the JSON keys under which providers put the parts that grow or repeat, and takes the common
-head and tail of each piece out of the base. It compares memory, never bytes in a Python loop, and it knows nothing of JSON:
-a key inside a string only makes the difference larger, never wrong, since `apply` is exact for any input.
+`difference` takes the common head and tail out of the base, and cuts what lies between at the JSON keys under which
+providers put the parts that grow or repeat, to try again there. It compares memory, never bytes in a Python loop, and it
+knows nothing of JSON: a key inside a string only makes the difference larger, never wrong, since `apply` is exact for any
+input.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import msgspec
 
-ANCHORS = (
-    b'"messages":',
-    b'"input":',
-    b'"contents":',
-    b'"system":',
-    b'"instructions":',
-    b'"tools":',
-    b'"prompt_token_ids":',
-    b'"usage":',
-)
+ANCHORS = (b'"prompt_token_ids":', b'"messages":', b'"input":', b'"contents":', b'"tools":')
 LEAST_COPY = 32  # a shorter copy costs more to describe than to repeat
+LEAST_CUT = 4096  # a shorter middle is kept as it is
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -45,15 +36,13 @@ Blob = bytes | Delta
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
-    """How many leading bytes are equal: a bisection over memory comparisons."""
-    size = min(len(a), len(b))
-    left, right = memoryview(a), memoryview(b)
-    if left[:size] == right[:size]:
-        return size
-    low, high = 0, size  # equal up to low, different before high
-    while high - low > 1:
+    """How many leading bytes are equal: a bisection over slices (a memoryview compares item by item, bytes do not)."""
+    low, high = 0, min(len(a), len(b))  # equal up to low
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:  # they differ before high
         middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
+        if a[low:middle] == b[low:middle]:
             low = middle
         else:
             high = middle
@@ -61,14 +50,12 @@ def common_prefix(a: bytes, b: bytes) -> int:
 
 
 def common_suffix(a: bytes, b: bytes) -> int:
-    size = min(len(a), len(b))
-    left, right = memoryview(a)[len(a) - size :], memoryview(b)[len(b) - size :]
-    if left == right:
-        return size
-    low, high = 0, size
+    low, high = 0, min(len(a), len(b))
+    if a[len(a) - high :] == b[len(b) - high :]:
+        return high
     while high - low > 1:
         middle = (low + high) // 2
-        if left[size - middle : size - low] == right[size - middle : size - low]:
+        if a[len(a) - middle : len(a) - low] == b[len(b) - middle : len(b) - low]:
             low = middle
         else:
             high = middle
@@ -78,9 +65,7 @@ def common_suffix(a: bytes, b: bytes) -> int:
 def difference(base_digest: bytes, base: bytes, body: bytes) -> Delta | None:
     """`body` in terms of `base`, or None where that would not at least halve it."""
     pieces: list[bytes | tuple[int, int]] = []
-    old_cuts, new_cuts = _cuts(base, body)
-    for (old_start, old_end), (new_start, new_end) in zip(old_cuts, new_cuts, strict=True):
-        _piece(pieces, base[old_start:old_end], old_start, body[new_start:new_end])
+    _compare(pieces, base, 0, body, ANCHORS)
     delta = Delta(base_digest, tuple(pieces))
     return delta if delta.size * 2 <= len(body) else None
 
@@ -89,27 +74,31 @@ def apply(delta: Delta, base: bytes) -> bytes:
     return b"".join(piece if isinstance(piece, bytes) else base[piece[0] : piece[1]] for piece in delta.pieces)
 
 
-def _cuts(base: bytes, body: bytes) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Both bodies cut at the first occurrence of each anchor, where these stand in the same order; else not cut."""
-    found = [(base.find(word), body.find(word)) for word in ANCHORS]
-    marks = sorted(pair for pair in found if pair[0] >= 0 and pair[1] >= 0)
-    if any(left[1] >= right[1] for left, right in pairwise(marks)):
-        marks = []
-    old = [0, *(mark[0] for mark in marks), len(base)]
-    new = [0, *(mark[1] for mark in marks), len(body)]
-    return list(pairwise(old)), list(pairwise(new))
-
-
-def _piece(pieces: list[bytes | tuple[int, int]], old: bytes, offset: int, new: bytes) -> None:
+def _compare(
+    pieces: list[bytes | tuple[int, int]], old: bytes, offset: int, new: bytes, anchors: tuple[bytes, ...]
+) -> None:
+    """Describe `new` by `old`, which begins at `offset` of the base."""
     head = common_prefix(old, new)
-    if head < LEAST_COPY:
-        head = 0
+    head = head if head >= LEAST_COPY else 0
+    old_end, new_end = len(old), len(new)
     tail = common_suffix(old[head:], new[head:])
-    if tail < LEAST_COPY:
-        tail = 0
+    tail = tail if tail >= LEAST_COPY else 0
     if head:
         pieces.append((offset, offset + head))
-    if len(new) > head + tail:
-        pieces.append(new[head : len(new) - tail])
+    _between(pieces, old[head : old_end - tail], offset + head, new[head : new_end - tail], anchors)
     if tail:
-        pieces.append((offset + len(old) - tail, offset + len(old)))
+        pieces.append((offset + old_end - tail, offset + old_end))
+
+
+def _between(
+    pieces: list[bytes | tuple[int, int]], old: bytes, offset: int, new: bytes, anchors: tuple[bytes, ...]
+) -> None:
+    if len(old) >= LEAST_CUT and len(new) >= LEAST_CUT:
+        for index, word in enumerate(anchors):
+            old_at, new_at = old.find(word), new.find(word)
+            if old_at > 0 and new_at > 0:
+                _between(pieces, old[:old_at], offset, new[:new_at], anchors[index + 1 :])
+                _compare(pieces, old[old_at:], offset + old_at, new[new_at:], anchors[index + 1 :])
+                return
+    if new:
+        pieces.append(new)

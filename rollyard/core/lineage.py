@@ -29,6 +29,7 @@ class Step(NamedTuple):
 
 
 START = Step(ROOT, 0, None)
+_make = tuple.__new__  # a named tuple without the call of its constructor: walks make one per message
 
 
 class Lineage:
@@ -66,9 +67,12 @@ class Lineage:
 
     def walk(self, messages: Sequence[Message], tools: bytes) -> list[Step]:
         """The deepest places reached, newest node last; empty when not even the first message is known."""
-        reached: list[Step] = []
-        frontier = [START]
-        for index, message in enumerate(messages):
+        start, step = self._straight(messages, tools)
+        reached = frontier = [step]
+        if not start:
+            reached = []
+        for index in range(start, len(messages)):
+            message = messages[index]
             following: list[Step] = []
             for step in frontier:
                 following.extend(self._advance(step, index, message, tools))
@@ -79,6 +83,19 @@ class Lineage:
             else:
                 break
         return reached
+
+    def _straight(self, messages: Sequence[Message], tools: bytes) -> tuple[int, Step]:
+        """The part of a walk that is nearly all of it: one known child after another, and no choice."""
+        step = START
+        node = ROOT
+        children = self._children
+        for index, message in enumerate(messages):
+            found = self._roots.get((tools, message.digest)) if node == ROOT else children.get((node, message.digest))
+            if found is None or len(found) != 1:
+                return index, step
+            node = found[0]
+            step = _make(Step, (node, index + 1, step, True, ()))
+        return len(messages), step
 
     def _advance(self, step: Step, index: int, message: Message, tools: bytes) -> Iterator[Step]:
         if step.node == ROOT:

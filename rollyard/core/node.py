@@ -32,8 +32,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """`ids` is the delta after the parent's end: prompt tokens of a context node, sampled tokens of a sampled one; None
     where the policy gave none. A prompt's whole delta lies on its last context node, since an engine does not say where a
     message begins; the ones before it then hold none. `logprobs` has one entry per sampled token. `inserted` are ranges of
-    `ids` that no model sampled and no agent sent (a bridge's turn close). `same_as` names an earlier node of the rollout
-    with the equal message, so that a store keeps it once."""
+    `ids` that no model sampled and no agent sent (a bridge's turn close). `texts` are the sampled tokens as text, where the
+    policy gave them. `same_as` names an earlier node of the rollout with the equal message, so that a store keeps it once."""
 
     id: int
     parent: int | None
@@ -44,6 +44,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: array[float] | None = None
     inserted: tuple[tuple[int, int], ...] = ()
     spans: tuple[VersionSpan, ...] = ()
+    texts: tuple[str, ...] = ()
     trainable: bool = True
     same_as: int | None = None
 

@@ -2,8 +2,8 @@
 
 A path from a root to a leaf is a branch, and a branch is one training sequence: the concatenated deltas are exactly the ids
 the model saw and sampled. `add` places a call: its lineage is found by what the messages say (`lineage`), and believed only
-where the recorded ids are an exact prefix of the ids the model was given. Where they are not, the path forks, and the reason
-is recorded; no sampled token is ever changed. Pure: no I/O, no clock.
+where the recorded ids are an exact prefix of the ids the model was given (`placing`). Where they are not, the path forks,
+and the reason is recorded; no sampled token is ever changed. Pure: no I/O, no clock.
 
 Per call, beyond one look-up per message and one comparison of memory, work and memory grow with what is new.
 """
@@ -14,134 +14,86 @@ import hashlib
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from rollyard.core.branch import Branch, branches_of, path_to
-from rollyard.core.breaks import changed_echo, changed_history, quotes
-from rollyard.core.call import Call, CallRecord, Edge, Reply, VersionSpan
-from rollyard.core.delta import Blob, common_prefix
-from rollyard.core.lineage import ROOT, START, Lineage, Step, repeats
+from rollyard.core.branch import Branch, branches_of
+from rollyard.core.call import Call, CallRecord, Reply, VersionSpan
+from rollyard.core.delta import Blob
+from rollyard.core.graph import WIDTH, Graph
+from rollyard.core.ledger import Ledger
+from rollyard.core.lineage import ROOT, Step, repeats
 from rollyard.core.message import Message
 from rollyard.core.node import Added, BreakReason, Match, Node
-from rollyard.core.tips import Tip, Tips, keep
+from rollyard.core.placing import Place, place
+from rollyard.core.tips import Tip, keep
 
 __all__ = ["Added", "Branch", "BreakReason", "Match", "Node", "Trajectory"]
 
-WIDTH = array("i").itemsize
 SENTINEL = -9999.0  # what an engine writes where it has no logprob
 POSITIVE = 1e-3  # above zero by more than rounding
-
-
-class _Place(NamedTuple):
-    """Where a call goes: below `step.node`, after `end` known tokens. `answer` is the nearest recorded answer above it."""
-
-    step: Step
-    end: int
-    answer: Node | None
-    edge: Edge
-    parent_call_id: str | None
-    reason: str | None = None
-    mismatch: int | None = None
-    orphan: Message | None = None  # an answer the request quotes and nobody has recorded
-
-    @property
-    def below(self) -> int | None:
-        return None if self.step.node == ROOT else self.step.node
 
 
 class Trajectory:
     def __init__(self, rollout_id: str) -> None:
         self.rollout_id = rollout_id
-        self._nodes: list[Node] = []
-        self._ends: list[int | None] = []  # tokens up to and with each node; None where some delta is unknown
-        self._records: dict[str, CallRecord] = {}
-        self._prompts: dict[int, str] = {}  # prompt leaf -> the first call that was made there
-        self._failed: dict[bytes, str] = {}  # request body -> the call that failed with it
-        self._threads: dict[str | None, str] = {}  # thread -> its latest answered call
-        self._spawners: dict[str, str] = {}  # thread ("" for any) -> its latest call that asked for tools
-        self._awaited: dict[
-            bytes | str, list[str]
-        ] = {}  # digest or tool-call id of an unseen answer -> calls quoting it
-        self._first: dict[bytes, int] = {}  # message digest -> the first node that holds it
+        self._graph = Graph()
+        self._ledger = Ledger()
         self._tools: set[bytes] = set()
-        self._lineage = Lineage()
-        self._tips = Tips()
 
     # reading
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return tuple(self._nodes)
+        return tuple(self._graph.nodes)
 
     @property
     def records(self) -> tuple[CallRecord, ...]:
         """In commit order."""
-        return tuple(self._records.values())
+        return tuple(self._ledger.records.values())
 
     @property
     def branches(self) -> tuple[Branch, ...]:
         """Computed anew at each use."""
-        return branches_of(self._nodes, self._records)
+        return branches_of(self._graph.nodes, self._ledger.records)
 
     def record(self, call_id: str) -> CallRecord:
-        return self._records[call_id]
+        return self._ledger.records[call_id]
 
     def messages(self, call_id: str) -> tuple[Message, ...]:
         """The canonical messages that a call's answer was sampled from."""
-        leaf = self._records[call_id].prompt_leaf
-        return () if leaf is None else tuple(node.message for node in path_to(self._nodes[leaf], self._nodes))
+        leaf = self.record(call_id).prompt_leaf
+        return () if leaf is None else tuple(self._graph.messages(leaf))
 
     def answer(self, call_id: str) -> Node | None:
-        leaf = self._records[call_id].leaf
-        return None if leaf is None else self._nodes[leaf]
+        leaf = self.record(call_id).leaf
+        return None if leaf is None else self._graph.nodes[leaf]
 
     def prompt_ids(self, call_id: str) -> array[int] | None:
-        return self._ids(self._records[call_id].prompt_leaf)
+        return self._graph.ids(self.record(call_id).prompt_leaf)
 
     def sequence(self, call_id: str) -> array[int] | None:
-        """Prompt and sampled ids of a call, as one; what the next prompt must begin with."""
-        return self._ids(self._records[call_id].leaf)
-
-    def _ids(self, node: int | None) -> array[int] | None:
-        if node is None or self._ends[node] is None:
-            return None
-        return array("i", self._packed(node))
-
-    def _packed(self, node: int) -> bytes:
-        """The ids of a whole path; every delta on it is known."""
-        parts: list[bytes | array[int]] = []
-        at: int | None = node
-        while at is not None:
-            tip = self._tips.get(at)
-            if tip is not None and tip.ids is not None:
-                parts.append(tip.ids)
-                break
-            own = self._nodes[at]
-            if own.ids:
-                parts.append(own.ids)
-            at = own.parent
-        return b"".join(reversed(parts))
+        """Prompt and sampled ids of a call, as one: what the next prompt must begin with."""
+        return self._graph.ids(self.record(call_id).leaf)
 
     # placing
 
     def match(self, call: Call) -> Match | None:
         """The deepest earlier call whose history and answer this request begins with, however it was re-serialised."""
-        for step in reversed(self._lineage.walk(call.messages, call.tools_digest)):
+        nodes = self._graph.nodes
+        for step in reversed(self._graph.lineage.walk(call.messages, call.tools_digest)):
             at: Step | None = step
-            while at is not None and at.node != ROOT and not self._nodes[at.node].sampled:
+            while at is not None and at.node != ROOT and not nodes[at.node].sampled:
                 at = at.previous
             if at is None or at.node == ROOT:
                 continue
-            answer = self._nodes[at.node]
-            new = tuple(m for m in call.messages[at.consumed :] if not repeats(answer.message, m))
+            answer = nodes[at.node]
             return Match(
                 call_id=answer.call_id or "",
                 leaf=answer.id,
                 consumed=at.consumed,
-                new=new,
+                new=tuple(m for m in call.messages[at.consumed :] if not repeats(answer.message, m)),
                 exact=at.exact,
                 skipped=at.skipped,
             )
@@ -149,15 +101,16 @@ class Trajectory:
 
     def add(self, call: Call, reply: Reply | None, *, error: str | None = None) -> Added:
         """Place a call and its answer. `reply` is None when it failed: then only its record and body remain."""
-        if call.id in self._records:
+        if call.id in self._ledger.records:
             raise ValueError(f"call {call.id} was already added")
         prompt = call.prompt_ids if reply is None or reply.prompt_ids is None else reply.prompt_ids
         if reply is not None and reply.break_reason is not None:
             call = replace(call, break_reason=reply.break_reason)
         packed = None if prompt is None else prompt.tobytes()
         digest = call.raw_digest or (hashlib.sha256(call.raw).digest() if call.raw else b"")
-        place = self._place(call, digest, packed)
-        tip = (self._tips.get(place.answer.id) if place.answer is not None else None) or self._tips.latest() or Tip()
+        found = place(self._graph, self._ledger, call, digest, packed)
+        tips = self._graph.tips
+        tip = (tips.get(found.answer.id) if found.answer is not None else None) or tips.latest() or Tip()
         blobs: dict[bytes, Blob] = {}
         request = keep(call.raw, digest, tip.request, blobs)
         response = keep(reply.raw, b"", tip.response, blobs) if reply is not None else None
@@ -166,21 +119,78 @@ class Trajectory:
             blobs[call.tools_digest] = msgspec.msgpack.encode(call.tools)
         nodes: list[Node] = []
         if reply is not None:
-            nodes = self._context(call, reply, prompt, place)
-            above = nodes[-1].id if nodes else place.below
-            nodes.append(self._answer(call, reply, above))
-            whole = None if packed is None or self._ends[-1] is None else packed + bytes(nodes[-1].ids or b"")
-            replaced = place.answer.id if place.answer is not None else None
-            self._tips.put(nodes[-1].id, Tip(whole, request, response or tip.response), instead_of=replaced)
-        record = _record(call, reply, error, place, nodes, len(self._records))
-        record = replace(record, raw_request=digest, raw_response=response.digest if response is not None else b"")
-        self._records[call.id] = record
-        self._note(record, place.orphan)
-        moved = self._adopt(record)
+            nodes = self._new_nodes(call, reply, prompt, found)
+            whole = None
+            if packed is not None and self._graph.end(nodes[-1].id) is not None:
+                whole = packed + bytes(nodes[-1].ids or b"")
+            replaced = found.answer.id if found.answer is not None else None
+            tips.put(nodes[-1].id, Tip(whole, request, response or tip.response), instead_of=replaced)
+        bodies = digest, response.digest if response is not None else b""
+        record = _record(call, reply, error, found, nodes, bodies, len(self._ledger.records))
+        self._ledger.note(record, reply.message if reply is not None else None, found.orphan)
+        moved = self._adopt(record, nodes[-1]) if nodes else []
         if moved:
             nodes += moved
-            record = self._records[call.id] = replace(record, new_nodes=tuple(node.id for node in nodes))
+            record = self._ledger.records[call.id] = replace(record, new_nodes=tuple(node.id for node in nodes))
         return Added(record=record, nodes=tuple(nodes), blobs=blobs)
+
+    def _new_nodes(self, call: Call, reply: Reply, prompt: array[int] | None, found: Place) -> list[Node]:
+        delta = None if prompt is None else prompt[found.end :]
+        messages = found.new_messages(call)
+        if not messages and delta:
+            messages = [call.messages[-1] if call.messages else Message("user")]
+        inserted = () if delta is None else shifted(reply.inserted or call.inserted, found.end)
+        nodes = self._graph.add_context(call.id, call.tools_digest, found.below, messages, delta, inserted)
+        spans = reply.spans
+        if not spans and reply.version_start is not None and reply.completion_ids is not None:
+            spans = (VersionSpan(reply.version_start, 0, len(reply.completion_ids)),)
+        answer = Node(
+            id=len(self._graph.nodes),
+            parent=nodes[-1].id if nodes else found.below,
+            message=reply.message,
+            sampled=True,
+            call_id=call.id,
+            ids=reply.completion_ids,
+            logprobs=reply.logprobs,
+            spans=spans,
+            texts=tuple(token.text for token in reply.tokens),
+            trainable=reply.trainable and not flaws_of(reply),
+        )
+        return [*nodes, self._graph.add(answer, call.tools_digest)]
+
+    # late parents
+
+    def _adopt(self, parent: CallRecord, answer: Node) -> list[Node]:
+        """A parent that came late takes the roots that quote its answer and begin with its tokens (or messages)."""
+        changed: list[Node] = []
+        for child in self._ledger.waiting_for(answer.message):
+            changed += self._take(parent, answer, child)
+        return changed
+
+    def _take(self, parent: CallRecord, answer: Node, child: CallRecord) -> list[Node]:
+        assert child.leaf is not None and child.prompt_leaf is not None
+        path, prompt = self._graph.path(answer.id), self._graph.path(child.prompt_leaf)
+        rest = prompt[len(path) :]
+        if not rest or child.tools_digest != parent.tools_digest:
+            return []
+        delta: array[int] | None = None
+        inserted: tuple[tuple[int, int], ...] = ()
+        if self._graph.end(child.prompt_leaf) is not None:
+            whole, known = self._graph.packed(child.prompt_leaf), self._graph.end(answer.id)
+            if known is None or not whole.startswith(self._graph.packed(answer.id)):
+                return []
+            delta = array("i", whole[known * WIDTH :])
+            inserted = shifted(prompt[-1].inserted, len(prompt[-1].ids or ()) - len(delta))
+        elif any(a.message.digest != b.message.digest for a, b in zip(path, prompt, strict=False)):
+            return []
+        messages = [node.message for node in rest]
+        nodes = self._graph.add_context(child.id, child.tools_digest, answer.id, messages, delta, inserted)
+        moved = self._graph.move(child.leaf, nodes[-1].id, child.tools_digest)
+        self._ledger.records[child.id] = _adopted(child, parent.id, nodes[-1].id)
+        self._ledger.at_prompt.setdefault(nodes[-1].id, child.id)
+        return [*nodes, moved]
+
+    # coming back
 
     @classmethod
     def restore(cls, rollout_id: str, records: Iterable[CallRecord], nodes: Iterable[Node]) -> Trajectory:
@@ -188,297 +198,37 @@ class Trajectory:
         self = cls(rollout_id)
         ordered = sorted(records, key=lambda record: record.seq)
         tools = {record.id: record.tools_digest for record in ordered}
-        self._nodes = sorted(nodes, key=lambda node: node.id)
-        for node in self._nodes:
-            self._first.setdefault(node.message.digest, node.id)
-            self._lineage.insert(node, tools[node.call_id or ""])
-            self._ends.append(self._end_of(node))
+        self._graph.restore((node, tools[node.call_id or ""]) for node in nodes)
         for record in ordered:
             self._tools.add(record.tools_digest)
-            self._records[record.id] = self._as_placed(record)
-            self._note(self._records[record.id], self._unknown_answer(record))
+            answer = None if record.leaf is None else self._graph.nodes[record.leaf].message
+            record = self._as_placed(record)
+            self._ledger.note(record, answer, self._unknown_answer(record))
         return self
 
-    def _end_of(self, node: Node) -> int | None:
-        """A node's end while ends are being rebuilt; a parent that came late stands behind its child."""
-        if node.id < len(self._ends):
-            return self._ends[node.id]
-        above = 0 if node.parent is None else self._end_of(self._nodes[node.parent])
-        return None if above is None or node.ids is None else above + len(node.ids)
-
     def _as_placed(self, record: CallRecord) -> CallRecord:
-        """A stored record with its edge as the nodes have it now."""
-        if record.leaf is None:
+        """A stored record with its edge as the nodes have it now: an answer that was moved has another parent."""
+        if record.leaf is None or self._graph.nodes[record.leaf].parent == record.prompt_leaf:
             return record
-        leaf = self._nodes[record.leaf]
-        above = self._answer_above(leaf.parent)
-        if record.edge == "root" and above is not None:
-            return _adopted(record, above.call_id, leaf.parent)
-        return record
+        prompt_leaf = self._graph.nodes[record.leaf].parent
+        above = self._graph.answer_above(prompt_leaf)
+        return _adopted(record, above.call_id if above is not None else None, prompt_leaf)
 
     def _unknown_answer(self, record: CallRecord) -> Message | None:
-        """The last answer a root quotes that nobody has recorded."""
-        if record.edge != "root" or record.prompt_leaf is None or record.leaf is None:
+        """The last answer a forked call quotes that nobody has recorded."""
+        if record.break_reason is None or record.prompt_leaf is None or record.leaf is None:
             return None
-        for node in reversed(path_to(self._nodes[record.prompt_leaf], self._nodes)):
-            if node.message.role == "assistant" and not node.sampled:
-                return None if self._lineage.knows(node.message) else node.message
+        for node in reversed(self._graph.path(record.prompt_leaf)):
+            if node.sampled:
+                return None
+            if node.message.role == "assistant":
+                return None if self._graph.lineage.knows(node.message) else node.message
         return None
 
-    # nodes
 
-    def _new(self, node: Node, tools: bytes) -> Node:
-        first = self._first.setdefault(node.message.digest, node.id)
-        if first != node.id and self._nodes[first].message == node.message:
-            node = replace(node, message=self._nodes[first].message, same_as=first)
-        above = 0 if node.parent is None else self._ends[node.parent]
-        self._nodes.append(node)
-        self._ends.append(None if above is None or node.ids is None else above + len(node.ids))
-        self._lineage.insert(node, tools)
-        return node
-
-    def _context(self, call: Call, reply: Reply, prompt: array[int] | None, place: _Place) -> list[Node]:
-        """Nodes for the messages that are new; the prompt's delta lies on the last of them."""
-        end = place.end
-        delta = None if prompt is None else prompt[end:]
-        above = place.answer.message if place.answer is not None else None
-        messages = [m for m in call.messages[place.step.consumed :] if not repeats(above, m)]
-        if not messages and delta:
-            messages = [call.messages[-1] if call.messages else Message("user")]
-        nodes: list[Node] = []
-        parent = place.below
-        inserted = reply.inserted or call.inserted
-        for index, message in enumerate(messages):
-            last = index == len(messages) - 1
-            ids = delta if last or delta is None else array("i")
-            ranges = tuple((a - end, b - end) for a, b in inserted if a >= end) if last and delta is not None else ()
-            node = Node(id=len(self._nodes), parent=parent, message=message, call_id=call.id, ids=ids, inserted=ranges)
-            nodes.append(self._new(node, call.tools_digest))
-            parent = node.id
-        return nodes
-
-    def _answer(self, call: Call, reply: Reply, parent: int | None) -> Node:
-        spans = reply.spans
-        if not spans and reply.version_start is not None and reply.completion_ids is not None:
-            spans = (VersionSpan(reply.version_start, 0, len(reply.completion_ids)),)
-        node = Node(
-            id=len(self._nodes),
-            parent=parent,
-            message=reply.message,
-            sampled=True,
-            call_id=call.id,
-            ids=reply.completion_ids,
-            logprobs=reply.logprobs,
-            spans=spans,
-            trainable=reply.trainable and not flaws_of(reply),
-        )
-        return self._new(node, call.tools_digest)
-
-    def _answer_above(self, node: int | None) -> Node | None:
-        """The nearest sampled node at or above a place."""
-        at = None if node is None or node == ROOT else self._nodes[node]
-        while at is not None and not at.sampled:
-            at = None if at.parent is None else self._nodes[at.parent]
-        return at
-
-    # lineage, proved
-
-    def _place(self, call: Call, digest: bytes, packed: bytes | None) -> _Place:
-        steps = self._lineage.walk(call.messages, call.tools_digest)
-        reached = self._answer_above(steps[-1].node) if steps else None
-        if packed is None:
-            step = max(steps, key=lambda at: (at.consumed, at.node), default=START)
-            end = 0
-        else:
-            step, end = self._prove(steps, reached, packed, len(call.messages))
-        answer = self._answer_above(step.node)
-        failed = self._failed.get(digest)
-        if failed is not None:
-            return _Place(step, end, answer, "retry_of", failed)
-        if step.node in self._prompts and step.consumed == len(call.messages):
-            return _Place(step, end, answer, "retry_of", self._prompts[step.node])
-        above = answer.message if answer is not None else None
-        foreign = [m for m in call.messages[step.consumed :] if m.role == "assistant" and not repeats(above, m)]
-        if answer is not None and answer is reached and not foreign and step.node not in self._prompts:
-            return _Place(step, end, answer, "extends", answer.call_id)
-        orphan = foreign[-1] if foreign and not self._lineage.knows(foreign[-1]) else None
-        return self._forked(call, _Place(step, end, answer, "root", None, orphan=orphan), steps, reached, packed)
-
-    def _prove(self, steps: Sequence[Step], reached: Node | None, packed: bytes, count: int) -> tuple[Step, int]:
-        """The deepest step whose ids the prompt begins with; failing the lineage, the longest call that it begins with."""
-        best, end = START, 0
-        for step in steps:
-            at, known = self._climb(step, packed)
-            if (known, at.consumed) > (end, best.consumed):
-                best, end = at, known
-        if reached is None or self._answer_above(best.node) is not reached:
-            longest = self._longest_prefix(packed, end)
-            if longest is not None:
-                leaf, consumed = longest
-                best, end = Step(leaf, min(consumed, count - 1), START, exact=False), self._ends[leaf] or 0
-        total = len(packed) // WIDTH
-        while end < total and best.consumed >= count and best.previous is not None:
-            best = best.previous
-            end = 0 if best.node == ROOT else self._ends[best.node] or 0
-        return best, end
-
-    def _climb(self, step: Step, packed: bytes) -> tuple[Step, int]:
-        """Up from a step to where the recorded ids are known and are a prefix."""
-        at = step
-        while at.node != ROOT and self._ends[at.node] is None:
-            at = at.previous or START
-        if at.node == ROOT:
-            return START, 0
-        known = self._packed(at.node)
-        if packed.startswith(known):
-            return at, len(known) // WIDTH
-        same = common_prefix(known, packed) // WIDTH
-        while at.node != ROOT and (self._ends[at.node] or 0) > same:
-            at = at.previous or START
-        return (START, 0) if at.node == ROOT else (at, self._ends[at.node] or 0)
-
-    def _longest_prefix(self, packed: bytes, beyond: int) -> tuple[int, int] | None:
-        """The leaf of the longest call, past `beyond` tokens, that a prompt begins with, and how many messages it had."""
-        candidates: list[tuple[int, int]] = []
-        for record in self._records.values():
-            if record.leaf is not None and beyond < (self._ends[record.leaf] or 0) <= len(packed) // WIDTH:
-                candidates.append((self._ends[record.leaf] or 0, record.leaf))
-        for end, leaf in sorted(candidates, reverse=True):
-            last = self._nodes[leaf].ids
-            if last and packed[(end - len(last)) * WIDTH : end * WIDTH] != last.tobytes():
-                continue
-            if packed.startswith(self._packed(leaf)):
-                return leaf, len(path_to(self._nodes[leaf], self._nodes))
-        return None
-
-    # forks
-
-    def _forked(
-        self, call: Call, place: _Place, steps: Sequence[Step], reached: Node | None, packed: bytes | None
-    ) -> _Place:
-        """Name the edge and the reason of a call that does not simply continue one."""
-        latest = self._records.get(self._threads.get(call.thread, ""))
-        reason, mismatch = self._why(call, place, steps, reached, latest, packed)
-        if place.answer is not None:
-            reason = "history_edited" if reason == "new_root" else reason
-            return self._broken(call, place, "extends", place.answer.call_id, reason, mismatch)
-        if call.kind == "compaction":
-            return self._broken(call, place, "root", None, "compaction", None)
-        if latest is not None and latest.leaf is not None:
-            summary = self._nodes[latest.leaf].message
-            if latest.kind == "compaction" or quotes(summary, call.messages):
-                return self._broken(call, place, "compacted_from", latest.id, "compaction", None)
-        spawner = self._spawner(call)
-        if spawner is not None:
-            return self._broken(call, place, "spawned_by", spawner, "new_root", None)
-        return self._broken(call, place, "root", None, reason, mismatch)
-
-    def _broken(
-        self, call: Call, place: _Place, edge: Edge, parent: str | None, reason: BreakReason, mismatch: int | None
-    ) -> _Place:
-        """What the policy said of its own prompt is better informed than a comparison afterwards."""
-        return place._replace(edge=edge, parent_call_id=parent, reason=call.break_reason or reason, mismatch=mismatch)
-
-    def _why(
-        self,
-        call: Call,
-        place: _Place,
-        steps: Sequence[Step],
-        reached: Node | None,
-        latest: CallRecord | None,
-        packed: bytes | None,
-    ) -> tuple[BreakReason, int | None]:
-        """The reason, and where it first differs: the token where both sides have ids, else the message."""
-        if reached is not None and place.answer is not reached:
-            before, mismatch = reached, None
-            reason = changed_echo(self._echoes(call, steps), steps[-1].skipped)
-        elif latest is not None and latest.leaf is not None:
-            before = self._nodes[latest.leaf]
-            path = [node.message for node in path_to(before, self._nodes)]
-            reason, mismatch = changed_history(path, call.messages, latest.tools_digest == call.tools_digest)
-        else:
-            return "new_root", None
-        if reason != "new_root" and packed is not None and self._ends[before.id] is not None:
-            mismatch = common_prefix(self._packed(before.id), packed) // WIDTH
-        return reason, mismatch
-
-    def _echoes(self, call: Call, steps: Sequence[Step]) -> list[tuple[Node, Message]]:
-        pairs: list[tuple[Node, Message]] = []
-        at: Step | None = steps[-1]
-        while at is not None and at.node != ROOT:
-            pairs.append((self._nodes[at.node], call.messages[at.consumed - 1]))
-            at = at.previous
-        return pairs
-
-    def _spawner(self, call: Call) -> str | None:
-        """The call whose tool calls most likely started this sub-agent."""
-        if call.kind != "subagent" and call.parent_thread is None:
-            return None
-        if call.thread is not None and call.thread in self._threads:
-            return None
-        return self._spawners.get(call.parent_thread if call.parent_thread is not None else "")
-
-    # what later calls need to know
-
-    def _note(self, record: CallRecord, orphan: Message | None) -> None:
-        if record.leaf is None:
-            self._failed[record.raw_request or record.id.encode()] = record.id
-            return
-        self._failed.pop(record.raw_request, None)
-        self._threads[record.thread] = record.id
-        if record.prompt_leaf is not None:
-            self._prompts.setdefault(record.prompt_leaf, record.id)
-        if record.kind == "agent" and self._nodes[record.leaf].message.tool_calls:
-            self._spawners[record.thread or ""] = self._spawners[""] = record.id
-        if orphan is not None:
-            for key in _names(orphan):
-                self._awaited.setdefault(key, []).append(record.id)
-
-    def _adopt(self, record: CallRecord) -> list[Node]:
-        """A parent that came late takes the roots that quote its answer and begin with its tokens (or messages)."""
-        if record.leaf is None or not self._awaited:
-            return []
-        waiting: dict[str, None] = {}
-        for key in _names(self._nodes[record.leaf].message):
-            waiting.update(dict.fromkeys(self._awaited.pop(key, ())))
-        changed: list[Node] = []
-        for call_id in waiting:
-            changed += self._take(record, self._records[call_id])
-        return changed
-
-    def _take(self, parent: CallRecord, child: CallRecord) -> list[Node]:
-        assert parent.leaf is not None and child.leaf is not None and child.prompt_leaf is not None
-        path = path_to(self._nodes[parent.leaf], self._nodes)
-        prompt = path_to(self._nodes[child.prompt_leaf], self._nodes)
-        rest = prompt[len(path) :]
-        delta: array[int] | None = None
-        if not rest or child.tools_digest != parent.tools_digest:
-            return []
-        if self._ends[child.prompt_leaf] is not None:
-            whole, known = self._packed(child.prompt_leaf), self._ends[parent.leaf]
-            if known is None or not whole.startswith(self._packed(parent.leaf)):
-                return []
-            delta = array("i", whole[known * WIDTH :])
-        elif any(a.message.digest != b.message.digest for a, b in zip(path, prompt, strict=False)):
-            return []
-        changed: list[Node] = []
-        at = parent.leaf
-        for index, old in enumerate(rest):
-            ids, inserted = (None if delta is None else array("i")), ()
-            if delta is not None and index == len(rest) - 1:
-                ids, shift = delta, len(old.ids or ()) - len(delta)
-                inserted = tuple((a - shift, b - shift) for a, b in old.inserted if a >= shift)
-            node = Node(
-                id=len(self._nodes), parent=at, message=old.message, call_id=child.id, ids=ids, inserted=inserted
-            )
-            changed.append(self._new(node, child.tools_digest))
-            at = node.id
-        moved = replace(self._nodes[child.leaf], parent=at)
-        self._nodes[moved.id] = moved
-        self._lineage.insert(moved, child.tools_digest)
-        self._records[child.id] = _adopted(child, parent.id, at)
-        self._prompts.setdefault(at, child.id)
-        return [*changed, moved]
+def shifted(ranges: Iterable[tuple[int, int]], by: int) -> tuple[tuple[int, int], ...]:
+    """Ranges counted from `by` on; those before it are gone."""
+    return tuple((start - by, end - by) for start, end in ranges if start >= by)
 
 
 def _adopted(record: CallRecord, parent_call_id: str | None, prompt_leaf: int | None) -> CallRecord:
@@ -490,11 +240,6 @@ def _adopted(record: CallRecord, parent_call_id: str | None, prompt_leaf: int | 
         break_reason=None,
         first_mismatch=None,
     )
-
-
-def _names(answer: Message) -> list[bytes | str]:
-    """The keys an answer is awaited under."""
-    return [answer.digest, *(call.id for call in answer.tool_calls if call.id)]
 
 
 def flaws_of(reply: Reply) -> tuple[str, ...]:
@@ -515,7 +260,13 @@ def flaws_of(reply: Reply) -> tuple[str, ...]:
 
 
 def _record(
-    call: Call, reply: Reply | None, error: str | None, place: _Place, nodes: Sequence[Node], seq: int
+    call: Call,
+    reply: Reply | None,
+    error: str | None,
+    found: Place,
+    nodes: Sequence[Node],
+    bodies: tuple[bytes, bytes],
+    seq: int,
 ) -> CallRecord:
     record = CallRecord(
         id=call.id,
@@ -523,17 +274,19 @@ def _record(
         seq=seq,
         dialect=call.dialect,
         kind=call.kind,
-        edge=place.edge,
-        parent_call_id=place.parent_call_id,
-        break_reason=place.reason or call.break_reason,
-        first_mismatch=place.mismatch,
+        edge=found.edge,
+        parent_call_id=found.parent_call_id,
+        break_reason=found.reason or call.break_reason,
+        first_mismatch=found.mismatch,
         thread=call.thread,
         parent_thread=call.parent_thread,
         model_requested=call.model,
-        prompt_leaf=nodes[-1].parent if nodes else place.below,
+        prompt_leaf=nodes[-1].parent if nodes else found.below,
         tools_digest=call.tools_digest,
         requested=call.sampling,
         error=error,
+        raw_request=bodies[0],
+        raw_response=bodies[1],
         received_at=call.received_at,
     )
     if reply is None:

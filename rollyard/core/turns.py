@@ -32,6 +32,7 @@ def turns(trajectory: Trajectory | None) -> list[Turn]:
                 },
                 response=_shown(answer.message),
                 messages=[_shown(message) for message in history],
+                completion_tokens=list(answer.texts),
                 completion_ids=list(answer.ids) if answer.ids is not None else None,
                 logprobs=list(answer.logprobs) if answer.logprobs is not None else None,
                 finish_reason=record.finish,

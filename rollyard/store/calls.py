@@ -28,7 +28,7 @@ _put_sessions = Put(sessions, tuple(column.name for column in sessions.columns),
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(CallRecord)
 _message = msgspec.msgpack.Decoder(Message)
-_rest = msgspec.msgpack.Decoder(tuple[tuple[tuple[int, int], ...], tuple[VersionSpan, ...], bool])
+_rest = msgspec.msgpack.Decoder(tuple[tuple[tuple[int, int], ...], tuple[VersionSpan, ...], bool, tuple[str, ...]])
 _closed = select(sessions.c.closed_at)
 
 
@@ -104,7 +104,7 @@ def _call_row(record: CallRecord) -> tuple[Any, ...]:
 
 
 def _node_row(rollout_id: str, node: Node) -> tuple[Any, ...]:
-    plain = node.trainable and not node.inserted and not node.spans
+    plain = node.trainable and not (node.inserted or node.spans or node.texts)
     return (
         rollout_id,
         node.id,
@@ -116,14 +116,14 @@ def _node_row(rollout_id: str, node: Node) -> tuple[Any, ...]:
         _encode(node.message) if node.same_as is None else None,
         _packed(node.ids),
         _packed(node.logprobs),
-        None if plain else _encode((node.inserted, node.spans, node.trainable)),
+        None if plain else _encode((node.inserted, node.spans, node.trainable, node.texts)),
     )
 
 
 def _node(row: Any, messages: dict[int, Message]) -> Node:
     message = messages[row.same_as] if row.same_as is not None else _message.decode(row.message)
     messages[row.id] = message
-    inserted, spans, trainable = ((), (), True) if row.rest is None else _rest.decode(row.rest)
+    inserted, spans, trainable, texts = ((), (), True, ()) if row.rest is None else _rest.decode(row.rest)
     return Node(
         id=row.id,
         parent=row.parent,
@@ -134,6 +134,7 @@ def _node(row: Any, messages: dict[int, Message]) -> Node:
         logprobs=_unpacked("d", row.logprobs),
         inserted=inserted,
         spans=spans,
+        texts=texts,
         trainable=trainable,
         same_as=row.same_as,
     )

@@ -73,7 +73,7 @@ nodes = Table(
     Column("message", LargeBinary),
     Column("ids", LargeBinary),
     Column("logprobs", LargeBinary),
-    Column("rest", LargeBinary),  # inserted ranges, version spans, trainable; NULL when all are plain
+    Column("rest", LargeBinary),  # inserted ranges, version spans, trainable, token texts; NULL when all are plain
 )
 
 blobs = Table(

@@ -278,8 +278,10 @@ def test_unknown_ids_fork_no_proof_from_nothing():
     assert added.record.parent_call_id == "c1"
     assert list(t.sequence("c3")) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert t.sequence("c2") is None
-    unproven = next(b for b in t.branches if b.ids is None)
-    assert unproven.flaws and unproven.trained == 0
+    proven, whole = t.branches
+    assert (proven.call_ids, list(proven.ids), proven.trained) == (("c1", "c2"), [1, 2, 3, 4, 5], 2)
+    assert "known for 3 of 5 messages" in proven.flaws[0]
+    assert list(whole.mask) == [0, 0, 0, 0, 0, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""`rollyard export RUN --format F --out FILE`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="a run, or the start of its id")],
+    out: Annotated[str, typer.Option(help="the file (or, for atif, directory) to write")],
+    format: Annotated[
+        str | None, typer.Option(help="jsonl, turns, samples, parquet or atif; else the suffix of --out decides")
+    ] = None,
+    store: Annotated[str, typer.Option(help="a path or a postgresql:// address")] = "runs.db",
+    unscored: Annotated[
+        bool, typer.Option("--unscored", help="also training rows of rollouts without a reward")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="what was written, as JSON")] = False,
+) -> None:
+    """Write all rollouts of a run to a file. Rows that cannot be proved are left out and listed beside it."""
+    from rollyard.cli.printing import print_json
+    from rollyard.store.listing import export_run
+
+    done = anyio.run(export_run, store, run, out, format, unscored)
+    if json:
+        print_json(done)
+        return
+    typer.echo(f"{done.rows} rows of {done.rollouts} rollouts in {done.path}")
+    if done.refused_at is not None:
+        typer.echo(f"{done.refused} branches are no rows; why is in {done.refused_at}")

@@ -1,0 +1,138 @@
+"""Checking a run: the laws of every trajectory, and the evidence that was kept beside it.
+
+The validators of `core` look at the graph alone. Here the bodies are read again: each must have the digest it is kept under,
+and where an engine's own answer names token ids, they must be the ids of the graph. That is an independent proof of the
+prefix law, since the graph was built from parsed values and stored as deltas.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgspec
+
+from rollyard.core.call import CallRecord
+from rollyard.core.errors import StoreError
+from rollyard.core.rollout import Rollout
+from rollyard.core.samples import samples
+from rollyard.core.trajectory import Trajectory
+from rollyard.core.validate import Finding, counts, findings
+from rollyard.store.store import Store
+
+_PROMPT_KEYS = ("prompt_token_ids",)
+_ANSWER_KEYS = ("token_ids", "output_ids")
+
+
+class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """`findings` are broken laws. Everything else is counted: forks by reason, prompts by source, rows and refusals."""
+
+    run_id: str
+    rollouts: int
+    calls: int
+    failed_calls: int
+    branches: int
+    rows: int
+    tokens: int
+    trained_tokens: int
+    proved_prompts: int  # prompts that an engine's own answer confirms
+    edges: Mapping[str, int]
+    breaks: Mapping[str, int]
+    prompts: Mapping[str, int]
+    captures: Mapping[str, int]
+    refused: Mapping[str, int]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+
+async def check_run(store: Store, run_id: str) -> RunCheck:
+    """Hold every rollout of a run against the laws."""
+    await store.get_run(run_id)
+    numbers: Counter[str] = Counter()
+    tallies: dict[str, Counter[str]] = {
+        name: Counter() for name in ("edges", "breaks", "prompts", "captures", "refused")
+    }
+    found: list[Finding] = []
+    async for rollout in store.rollouts(run_id, trajectories=True):
+        trajectory: Trajectory = rollout.trajectory
+        found += findings(trajectory)
+        one = counts(trajectory)
+        numbers["rollouts"] += 1
+        for name in ("calls", "failed_calls", "branches", "tokens", "trained_tokens"):
+            numbers[name] += getattr(one, name)
+        for name in ("edges", "breaks", "prompts", "captures"):
+            tallies[name].update(getattr(one, name))
+        _count_rows(rollout, numbers, tallies["refused"])
+        found += [f async for f in _evidence(store, trajectory, numbers)]
+    names = ("rollouts", "calls", "failed_calls", "branches", "rows", "tokens", "trained_tokens", "proved_prompts")
+    fields: dict[str, Any] = {name: numbers[name] for name in names} | tallies
+    return RunCheck(run_id=run_id, findings=tuple(found), **fields)
+
+
+def _count_rows(rollout: Rollout, numbers: Counter[str], refused: Counter[str]) -> None:
+    made = samples(rollout)
+    numbers["rows"] += len(made.rows)
+    for one in made.refused:
+        for reason in one.reasons:
+            refused[reason.partition(": ")[2] if reason.startswith("call ") else reason] += 1
+
+
+async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str]) -> AsyncGenerator[Finding]:
+    for record in trajectory.records:
+        for digest in (record.raw_request, record.raw_response):
+            if not digest:
+                continue
+            try:
+                body = await store.load_blob(digest)
+            except StoreError as error:
+                yield Finding("every body is kept", trajectory.rollout_id, f"call {record.id}", str(error))
+                continue
+            if hashlib.sha256(body).digest() != digest:
+                yield Finding("a body has its digest", trajectory.rollout_id, f"call {record.id}", digest.hex())
+            elif digest is record.raw_response:
+                for finding in _compared(trajectory, record, body, numbers):
+                    yield finding
+
+
+def _compared(trajectory: Trajectory, record: CallRecord, body: bytes, numbers: Counter[str]) -> list[Finding]:
+    """Token ids that the engine's answer names, against those of the graph."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    found: list[Finding] = []
+    prompt, sampled = _named(answer, _PROMPT_KEYS), _named(answer, _ANSWER_KEYS)
+    node = trajectory.answer(record.id)
+    known = trajectory.prompt_ids(record.id)
+    if prompt is not None and known is not None:
+        numbers["proved_prompts"] += 1
+        if prompt != list(known):
+            found.append(_differs(trajectory, record, "the graph has the engine's prompt"))
+    if sampled is not None and node is not None and node.ids is not None and sampled != list(node.ids):
+        found.append(_differs(trajectory, record, "the graph has the engine's answer"))
+    return found
+
+
+def _named(answer: Any, keys: tuple[str, ...]) -> list[int] | None:
+    """A list of ids under one of the names, at the top or in the first choice."""
+    if not isinstance(answer, dict):
+        return None
+    places: list[Any] = [answer]
+    choices: Any = answer.get("choices")
+    if isinstance(choices, list) and len(choices) == 1:
+        places.append(choices[0])
+    for place in places:
+        for key in keys:
+            value: Any = place.get(key) if isinstance(place, dict) else None
+            if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
+                return value
+    return None
+
+
+def _differs(trajectory: Trajectory, record: CallRecord, law: str) -> Finding:
+    return Finding(law, trajectory.rollout_id, f"call {record.id}", "the stored answer names other ids")

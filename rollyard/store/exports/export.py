@@ -1,0 +1,107 @@
+"""From a run in the store to a file: which writer, which rollouts, and what was refused."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from rollyard.core.errors import ConfigError, StoreError, UnknownName
+from rollyard.core.message import ToolSpec
+from rollyard.core.rollout import Rollout
+from rollyard.store.exports.lines import AttemptLines, SampleLines, TurnLines
+from rollyard.store.exports.sink import Lines, Writer
+from rollyard.store.store import Store
+
+Format = Literal["jsonl", "turns", "samples", "parquet", "atif"]
+_BY_SUFFIX: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", ".json": "atif"}
+_tools = msgspec.msgpack.Decoder(tuple[ToolSpec, ...])
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """`refused` counts branches that are no rows; they are listed in the file `refused_at`."""
+
+    format: Format
+    path: str
+    rollouts: int
+    rows: int
+    refused: int = 0
+    refused_at: str | None = None
+
+
+async def export(
+    store: Store, run_id: str, out: str | Path, *, format: Format | None = None, unscored: bool = False
+) -> Exported:
+    """Write all rollouts of a run. Without `format` the suffix of `out` decides. `unscored` also exports rows of rollouts
+    without a reward. `atif` into a directory writes a file per rollout, into a file a line per rollout."""
+    path = Path(out)
+    chosen = _chosen(format, path)
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent} is not a directory")
+    await store.get_run(run_id)
+    count, refused = 0, 0
+    refused_at = path.with_name(path.name + ".refused.jsonl")
+    with ExitStack() as stack:
+        writer = stack.enter_context(_writer(chosen, path, unscored))
+        refusals: Lines | None = None
+        async for rollout in store.rollouts(run_id, trajectories=chosen != "jsonl"):
+            if chosen == "atif":
+                await _give_tools(store, rollout, writer)
+            reasons = await asyncio.to_thread(writer.add, rollout)
+            count += 1
+            refused += len(reasons)
+            if reasons and refusals is None:
+                refusals = stack.enter_context(Lines(refused_at))
+            for reason in reasons:
+                assert refusals is not None
+                refusals.write(reason)
+    return Exported(
+        format=chosen,
+        path=str(path),
+        rollouts=count,
+        rows=writer.rows,
+        refused=refused,
+        refused_at=str(refused_at) if refused else None,
+    )
+
+
+def _chosen(format: Format | None, path: Path) -> Format:
+    found = format or _BY_SUFFIX.get(path.suffix) or ("atif" if path.is_dir() else None)
+    if found is None or found not in get_args(Format):
+        raise UnknownName("export format", str(format or path.suffix), get_args(Format))
+    return found
+
+
+def _writer(format: Format, path: Path, unscored: bool) -> Writer:
+    match format:
+        case "jsonl":
+            return AttemptLines(path)
+        case "turns":
+            return TurnLines(path)
+        case "samples":
+            return SampleLines(path, unscored=unscored)
+        case "parquet":
+            from rollyard.store.exports.parquet import ParquetRows
+
+            return ParquetRows(path, unscored=unscored)
+        case "atif":
+            from rollyard.store.exports.atif import AtifDocuments
+
+            return AtifDocuments(path)
+
+
+async def _give_tools(store: Store, rollout: Rollout, writer: Writer) -> None:
+    """Hand over the tool lists that the rollout's calls name and the writer has not seen."""
+    from rollyard.store.exports.atif import AtifDocuments
+
+    assert isinstance(writer, AtifDocuments)
+    for record in rollout.trajectory.records:
+        if record.tools_digest and record.tools_digest not in writer.tools:
+            try:
+                packed = await store.load_blob(record.tools_digest)
+            except StoreError:
+                packed = msgspec.msgpack.encode(())  # a call without tools names a list that was never kept
+            writer.tools[record.tools_digest] = _tools.decode(packed)

@@ -1,0 +1,128 @@
+"""The formats that are lines of JSON: attempts, turns, samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollyard.core.rollout import Rollout
+from rollyard.core.samples import Refused, Sample, samples
+from rollyard.core.turns import turns
+from rollyard.store.exports.sink import Lines
+
+
+class AttemptLines(Lines):
+    """One line per attempt. What is not known is null, never 0."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.rows = 0
+
+    def add(self, rollout: Rollout) -> Sequence[Refused]:
+        self.rows += 1
+        self.write(attempt_line(rollout))
+        return ()
+
+
+class TurnLines(Lines):
+    """One line per answered call, with what identifies its rollout. Empty for rollouts whose content was not recorded."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.rows = 0
+
+    def add(self, rollout: Rollout) -> Sequence[Refused]:
+        same = {
+            "rollout_id": rollout.id,
+            "run_id": rollout.run_id,
+            "group_id": rollout.group_id,
+            "task_id": rollout.task.id,
+            "attempt": rollout.attempt,
+            "reward": rollout.reward,
+        }
+        for index, turn in enumerate(turns(rollout.trajectory)):
+            prompt = rollout.trajectory.prompt_ids(turn.call_id)
+            self.rows += 1
+            self.write(
+                {
+                    **same,
+                    "turn": index,
+                    **msgspec.structs.asdict(turn),
+                    "prompt_ids": None if prompt is None else list(prompt),
+                }
+            )
+        return ()
+
+
+class SampleLines(Lines):
+    """One line per training row; arrays as lists."""
+
+    def __init__(self, path: Path, *, unscored: bool) -> None:
+        super().__init__(path)
+        self.rows = 0
+        self._unscored = unscored
+
+    def add(self, rollout: Rollout) -> Sequence[Refused]:
+        found = samples(rollout, unscored=self._unscored)
+        for row in found.rows:
+            self.rows += 1
+            self.write(sample_line(row))
+        return found.refused
+
+
+def attempt_line(rollout: Rollout) -> dict[str, Any]:
+    verdict, failure = rollout.verdict, rollout.failure
+    return {
+        "task_id": rollout.task.id,
+        "attempt": rollout.attempt,
+        "status": rollout.status,
+        "reward": rollout.reward,
+        "calls": rollout.calls,
+        "rollout_id": rollout.id,
+        "run_id": rollout.run_id,
+        "group_id": rollout.group_id,
+        "agent": rollout.agent,
+        "agent_version": rollout.agent_version,
+        "mode": rollout.mode,
+        "seed": rollout.seed,
+        "stop_reason": rollout.stop_reason,
+        "exit_code": rollout.exit_code,
+        "parts": verdict.parts if verdict is not None else {},
+        "checks": verdict.checks if verdict is not None else {},
+        "grade": verdict.grade if verdict is not None else None,
+        "failure": None if failure is None else msgspec.to_builtins(failure),
+        "usage": rollout.usage,
+        "labels": rollout.labels,
+        "started_at": rollout.started_at,
+        "wall_s": rollout.wall_s,
+    }
+
+
+def sample_line(row: Sample) -> dict[str, Any]:
+    """A row under the names that the Parquet export uses too."""
+    return {
+        "rollout_id": row.rollout_id,
+        "run_id": row.run_id,
+        "group_id": row.group_id,
+        "task_id": row.task_id,
+        "attempt": row.attempt,
+        "sample_index": row.index,
+        "n_samples": row.count,
+        "kind": row.kind,
+        "input_ids": list(row.ids),
+        "loss_mask": list(row.mask),
+        "logprobs": list(row.logprobs),
+        "versions": list(row.versions),
+        "temperatures": None if row.temperatures is None else list(row.temperatures),
+        "prompt_len": row.prompt_len,
+        "call_ids": list(row.call_ids),
+        "spans": [
+            {"role": s.role, "start": s.start, "end": s.end, "sampled": s.sampled, "call_id": s.call_id}
+            for s in row.spans
+        ],
+        "truncated": row.truncated,
+        "reward": row.reward,
+    }

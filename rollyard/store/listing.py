@@ -1,0 +1,198 @@
+"""What the command line shows of a store: opened, read, closed in one call each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from rollyard.core.errors import ConfigError, StoreError
+from rollyard.core.message import Message
+from rollyard.core.rollout import Rollout
+from rollyard.store.check import RunCheck, check_run
+from rollyard.store.exports import Exported, Format, export
+from rollyard.store.store import Store
+from rollyard.store.values import Page, RunInfo, StoredEvent
+
+_CUT = 400  # characters of a message in the short view
+
+
+def existing(where: str) -> str:
+    """A store that is there: looking must not make an empty one."""
+    if "://" not in where and not Path(where).is_file():
+        raise ConfigError(f"no store at {where}", hint="name it with --store")
+    return where
+
+
+async def runs(where: str, limit: int, offset: int) -> list[RunInfo]:
+    async with Store.open(existing(where)) as store:
+        return await store.list_runs(limit=limit, offset=offset)
+
+
+async def page(where: str, run: str, options: Mapping[str, Any]) -> Page:
+    async with Store.open(existing(where)) as store:
+        return await store.list_rollouts(await run_id(store, run), **options)
+
+
+async def checked(where: str, run: str) -> RunCheck:
+    async with Store.open(existing(where)) as store:
+        return await check_run(store, await run_id(store, run))
+
+
+async def export_run(where: str, run: str, out: str, format: str | None, unscored: bool) -> Exported:
+    async with Store.open(existing(where)) as store:
+        return await export(
+            store, await run_id(store, run), out, format=cast("Format | None", format), unscored=unscored
+        )
+
+
+async def run_id(store: Store, text: str) -> str:
+    kind, found = await store.resolve(text)
+    if kind != "run":
+        raise StoreError(f"{found} is a rollout", hint="name a run")
+    return found
+
+
+async def shown(where: str, text: str) -> ShownRun | ShownRollout:
+    async with Store.open(existing(where)) as store:
+        kind, found = await store.resolve(text)
+        if kind == "run":
+            return ShownRun(await store.get_run(found), (await store.list_rollouts(found, limit=1000)))
+        rollout = await store.get_rollout(found)
+        return ShownRollout(rollout, await store.events(rollout_id=found, limit=100_000))
+
+
+class ShownRun:
+    def __init__(self, info: RunInfo, page: Page) -> None:
+        self._info, self._page = info, page
+
+    def document(self, part: str) -> Any:
+        return {"run": self._info, "rollouts": self._page.rows}
+
+    def text(self, part: str) -> str:
+        info = self._info
+        states = ", ".join(f"{count} {state}" for state, count in sorted(info.attempts.items()))
+        mean = "-" if info.mean_reward is None else f"{info.mean_reward:.3g}"
+        lines = [
+            f"run {info.id}",
+            f"attempts  {states}",
+            f"rollouts  {info.rollouts}, {info.scored} scored, mean {mean}",
+        ]
+        lines += [f"{name:9} {value}" for name, value in info.config.items() if value not in (None, {}, [], "")]
+        lines += [f"  {r.id}  {r.task_id}  #{r.attempt}  {r.agent}  {r.status}  {r.reward}" for r in self._page.rows]
+        return "\n".join(lines)
+
+
+class ShownRollout:
+    """A rollout for reading: everything as JSON, or as text by parts."""
+
+    def __init__(self, rollout: Rollout, events: list[StoredEvent]) -> None:
+        self._rollout, self._events = rollout, events
+
+    def document(self, part: str) -> Any:
+        rollout = self._rollout
+        parts: dict[str, Any] = {
+            "calls": [_call(record) for record in rollout.trajectory.records],
+            "messages": rollout.turns,
+            "events": [{"seq": stored.seq, **msgspec.to_builtins(stored.event)} for stored in self._events],
+            "verdict": rollout.verdict,
+            "log": rollout.log_tail,
+            "diff": rollout.diff,
+            "files": {name: len(data) for name, data in rollout.files.items()},
+        }
+        if part != "all":
+            return parts[part]
+        body = msgspec.to_builtins(msgspec.structs.replace(rollout, trajectory=None, files={}))
+        return {"rollout": body, **parts}
+
+    def text(self, part: str) -> str:
+        makers = {
+            "calls": self._calls,
+            "messages": self._messages,
+            "events": self._event_lines,
+            "verdict": self._verdict,
+            "log": lambda: self._rollout.log_tail,
+            "diff": lambda: self._rollout.diff or "",
+            "files": self._files,
+        }
+        if part != "all":
+            return makers[part]()
+        shown = [self._head()]
+        for name, make in makers.items():
+            text = make()
+            if text and name != "messages":
+                shown.append(f"--- {name}\n{text}")
+        return "\n".join(shown)
+
+    def _head(self) -> str:
+        r = self._rollout
+        lines = [
+            f"rollout {r.id}  task {r.task.id}  attempt {r.attempt}  run {r.run_id or '-'}",
+            f"agent {r.agent} {r.agent_version or ''}  mode {r.mode}  sandbox {r.sandbox} ({r.isolation or '-'})",
+            f"status {r.status}  reward {r.reward}  calls {r.calls}  {r.wall_s:.1f} s",
+        ]
+        if r.failure is not None:
+            lines.append(f"failed at {r.failure.boundary} in {r.failure.stage}: {r.failure.cause}: {r.failure.message}")
+        lines += [f"  {s.name:10} {s.duration_s:8.2f} s{'  ' + s.error if s.error else ''}" for s in r.stages]
+        return "\n".join(lines)
+
+    def _calls(self) -> str:
+        lines: list[str] = []
+        for record in self._rollout.trajectory.records:
+            answer = self._rollout.trajectory.answer(record.id)
+            tokens = f"{record.usage.prompt_tokens or '?'}+{record.usage.completion_tokens or '?'}"
+            why = f"  {record.break_reason}" if record.break_reason else ""
+            said = record.error or ("" if answer is None else _short(answer.message))
+            lines.append(f"{record.seq:4} {record.kind:10} {record.edge:14}{why} {record.capture:8} {tokens:12} {said}")
+        return "\n".join(lines)
+
+    def _messages(self) -> str:
+        lines: list[str] = []
+        for branch in self._rollout.trajectory.branches:
+            lines.append(
+                f"=== branch {branch.index} ({branch.kind}), {len(branch.ids or ())} tokens, {branch.trained} train"
+            )
+            lines += [f"[{message.role}] {_long(message)}" for message in branch.messages]
+        return "\n".join(lines)
+
+    def _event_lines(self) -> str:
+        return "\n".join(
+            f"{s.event.at:.3f} {s.event.name} {msgspec.json.encode(s.event.fields).decode()}" for s in self._events
+        )
+
+    def _verdict(self) -> str:
+        verdict = self._rollout.verdict
+        if verdict is None:
+            return ""
+        lines = [f"reward {verdict.reward}  status {verdict.status}  grade {verdict.grade or '-'}"]
+        lines += [f"  {name}: {value}" for name, value in {**verdict.parts, **verdict.checks}.items()]
+        return "\n".join([*lines, verdict.log]) if verdict.log else "\n".join(lines)
+
+    def _files(self) -> str:
+        return "\n".join(f"{len(data):10} {name}" for name, data in self._rollout.files.items())
+
+
+def _call(record: Any) -> dict[str, Any]:
+    shown = msgspec.to_builtins(record)
+    for name in ("tools_digest", "raw_request", "raw_response"):
+        shown[name] = getattr(record, name).hex() or None
+    return shown
+
+
+def _short(message: Message) -> str:
+    text = " ".join(_long(message).split())
+    return text if len(text) <= _CUT else f"{text[:_CUT]} ..."
+
+
+def _long(message: Message) -> str:
+    """Control characters are shown as escapes: a model's words must not steer a terminal."""
+    parts = [message.text] if message.text else []
+    parts += [f"{call.name}({call.arguments})" for call in message.tool_calls]
+    parts += ["".join(getattr(part, "text", "") for part in result.parts) for result in message.tool_results]
+    return _printable("\n".join(parts))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
