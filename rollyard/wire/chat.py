@@ -357,7 +357,8 @@ class ChatCodec:
         return COMMENT
 
     def stream_error(self, call: Call, status: int, code: str, message: str) -> bytes:
-        return frame(openai_shapes.error(status, code, message))
+        # agents decide by the words of the message whether to try again: the status is one of them
+        return frame(openai_shapes.error(status, code, f"{status} {code}: {message}"))
 
     def count_tokens(self, count: int) -> bytes:
         return dump({"object": "token_count", "input_tokens": count})

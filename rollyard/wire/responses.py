@@ -1,7 +1,7 @@
 """OpenAI Responses, as agents speak it: requests in, answers and events out. `responses_upstream` is the other side.
 
-A turn that was cut off is told by `status: incomplete` inside `response.completed`: Codex takes a `response.incomplete`
-event for a broken stream and asks for the same turn again, five times.
+A turn that was cut off is told by `status: incomplete` inside `response.completed`: a `response.incomplete` event makes
+Codex fail its whole run, and OpenAI's own SDK has no final response then.
 """
 
 from __future__ import annotations
