@@ -1,16 +1,85 @@
-"""The shortest look: opens a local sandbox, runs a command in it, says what isolation it got, and leaves nothing behind."""
+"""The whole thing, small: a real agent in a local sandbox solves a bundled task, every model call answered by a policy we own.
+
+    make demo                                     pi against a scripted policy
+    make demo AGENT=opencode                      another agent
+    make demo BASE_URL=http://host/v1 MODEL=name  a model server of yours
+    make demo DEMO=llm                            shell-agent against a real 135M model on llama.cpp, from PyPI
+
+The scripted policy plays a fixed list of answers; the small model is real and will most likely fail the task. Both are judged by
+the same verifier.
+"""
 
 import asyncio
+import os
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import rollyard as ry
+from rollyard.core.events import Event
+
+HERE = Path(__file__).parent
+TASK = HERE / "tasks" / "bug-fix"
 
 
-async def main() -> None:
-    async with ry.sandbox.backend("local") as backend, backend.open(ry.SandboxSpec()) as box:
-        done = await box.exec(["sh", "-c", "echo hello from $(hostname); id -u; ls /"], timeout=10)
-        print(done.text)
-        print(f"isolation: {box.info.isolation}; exit code: {done.exit_code}")
+async def show(event: Event) -> None:
+    fields = event.fields
+    if event.name == "stage.finished":
+        print(
+            f"  {fields['stage']:<10} {fields['duration_s']:8.3f} s"
+            + (f"  {fields['error']}" if fields.get("error") else "")
+        )
+    elif event.name == "sandbox.opened":
+        print(f"  sandbox {fields['sandbox_id']} on {fields['backend']}, isolation {fields['isolation']}")
+    elif event.name == "agent.tool_call":
+        print(f"      the agent runs {fields.get('tool')}: {str(fields.get('fields') or fields.get('text', ''))[:100]}")
+
+
+async def policy_for(stack: AsyncExitStack) -> tuple[object, str, str]:
+    """Who answers, which agent asks, and a word for people."""
+    agent = os.environ.get("AGENT") or "pi"
+    if url := os.environ.get("BASE_URL"):
+        return ry.policy.upstream(url, os.environ.get("MODEL")), agent, f"the model server at {url}"
+    if os.environ.get("DEMO") == "llm":
+        from rollyard.testing import smollm
+
+        url = await asyncio.to_thread(stack.enter_context, smollm.llama_server(context=4096, parallel=1))
+        return ry.policy.upstream(f"{url}/v1"), os.environ.get("AGENT") or "shell-agent", "SmolLM2-135M on llama.cpp"
+    return ry.policy.scripted(str(HERE / "scripts" / "bug-fix.yaml")), agent, "a scripted policy"
+
+
+async def main() -> int:
+    store_path = Path("runs.db").resolve()
+    (task,) = ry.Taskset.load(TASK)
+    async with AsyncExitStack() as stack:
+        policy, agent, word = await policy_for(stack)
+        stack.push_async_callback(policy.aclose)
+        print(f"{agent} on the task {task.id!r}, answered by {word}\n")
+        store = await stack.enter_async_context(ry.Store.open(store_path))
+        done = await ry.run_rollout(
+            task,
+            agent=agent,
+            policy=policy,
+            store=store,
+            sink=show,
+            limits=ry.Limits(agent=240, install=900),
+            max_calls=12,
+        )
+    print(f"\nstatus {done.status}, reward {done.reward}, agent exit code {done.exit_code}, {done.wall_s:.1f} s")
+    for turn in done.turns:
+        ids = len(turn.completion_ids or ())
+        print(f"  call {turn.call_id}: {turn.kind}, {ids} sampled tokens, finish {turn.finish_reason}")
+    branches = done.trajectory.branches
+    print(f"  {len(branches)} branch(es), {sum(b.trained for b in branches)} tokens to train on")
+    if done.verdict is not None:
+        print(f"verdict ({done.verdict.grade}): {dict(done.verdict.checks) or done.verdict.error}")
+    if done.failure is not None:
+        print(f"failed at {done.failure.boundary}: {done.failure.message}\n{done.log_tail[-1500:]}")
+    print(f"\n{done.diff or 'no file was changed'}")
+    print(f"kept in {store_path}; look closer with: rollyard show {done.id}")
+    scripted = not os.environ.get("BASE_URL") and os.environ.get("DEMO") != "llm"
+    return 1 if done.status == "infra_error" or (scripted and done.reward != 1.0) else 0
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(asyncio.run(main()))
