@@ -83,7 +83,7 @@ async def run_case(case: Case[G], ground: G, *, missing: Iterable[str] = (), slo
     except TimeoutError as error:
         result, why, trace = "failed", str(error) or f"not done after {case.timeout:.0f} s", traceback.format_exc()
     except Exception as error:  # noqa: BLE001 - whatever a backend raises is this case's finding, and it is recorded
-        result, why, trace = "failed", f"{type(error).__name__}: {error}", traceback.format_exc()
+        result, why, trace = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}", traceback.format_exc()
     return Outcome(
         id=case.id, title=case.title, result=result, why=why, trace=trace, duration_s=time.monotonic() - started
     )
