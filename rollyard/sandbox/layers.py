@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -37,6 +38,7 @@ from rollyard.sandbox.trees import (
 FORMAT = "1"
 PREFIX = "/opt/rollyard"
 BUILD_TIMEOUT_S = 1800.0
+SHARED_BYTES = 1 << 20
 
 
 class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -129,6 +131,7 @@ class Layers:
             digest = tree_digest(entries)
             layer_id, final = f"ly_{digest[:24]}", place / digest[:12]
             await anyio.to_thread.run_sync(_move, work / "root", prefix, final, entries)
+            await anyio.to_thread.run_sync(_share_copies, work / "root", prefix, final, entries)
             if spec.pip or spec.python:
                 await _compile(final, timeout)
             after = await anyio.to_thread.run_sync(manifest, work / "root")
@@ -202,6 +205,18 @@ def _move(root: Path, prefix: Path, final: Path, entries: list[Entry]) -> None:
             path.write_bytes(content)
             path.chmod(mode)
     prefix.rename(final)
+
+
+def _share_copies(root: Path, prefix: Path, final: Path, entries: list[Entry]) -> None:
+    """Large files that are the same become one: some agents install their native binary twice."""
+    first: dict[tuple[str, int], Path] = {}
+    for entry in entries:
+        if entry.size >= SHARED_BYTES and stat.S_ISREG(entry.mode):
+            path = final / (root / entry.path).relative_to(prefix)
+            known = first.setdefault((entry.digest, entry.mode), path)
+            if known != path:
+                path.unlink()
+                path.hardlink_to(known)
 
 
 async def _compile(prefix: Path, timeout: float) -> None:

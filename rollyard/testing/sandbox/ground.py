@@ -49,15 +49,15 @@ asyncio.run(main())
 
 
 class Ground(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` and `options` open the same backend in another process; without them such cases are skipped. `layer` is the
-    id of a layer to try and the program it holds."""
+    """`name` and `options` open the same backend in another process; without them such cases are skipped. `layer`
+    builds a layer to try and says which program it holds."""
 
     backend: Backend
     spec: SandboxSpec = SandboxSpec()
     name: str | None = None
     options: Mapping[str, Any] = {}
     parallel: int = 8
-    layer: tuple[str, str] | None = None
+    layer: Callable[[], Awaitable[tuple[str, str]]] | None = None
     mount: str | None = None
 
     @property

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from rollyard.core.errors import ConfigError, Error
+from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Backend
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend as open_backend
@@ -63,22 +63,23 @@ async def examine_backend(name: str, options: Sequence[str] = (), image: str = "
                 spec=SandboxSpec(image=image),
                 name=name,
                 options=given_here,
-                layer=await _layer(backend),
+                layer=_layer(backend),
                 mount=_shared(scratch) if backend.capabilities.mounts else None,
             )
             yield Examination(ground)
 
 
-async def _layer(backend: Backend) -> tuple[str, str] | None:
-    """A small layer of the backend's own store; None where one cannot be built, and the case says so."""
+def _layer(backend: Backend) -> Callable[[], Awaitable[tuple[str, str]]] | None:
+    """A small layer of the backend's own store, built when a case asks for it."""
     store = getattr(backend, "images", None)
     if not backend.capabilities.layers or not isinstance(store, ImageStore):
         return None
-    try:
+
+    async def build() -> tuple[str, str]:
         layer = await store.layer(pip=[LAYER_PACKAGE])
-    except Error:  # no package index reachable: the case that wants a layer is skipped and says so
-        return None
-    return layer, f"{layer_prefix(layer)}/{LAYER_PROGRAM}"
+        return layer, f"{layer_prefix(layer)}/{LAYER_PROGRAM}"
+
+    return build
 
 
 def _shared(scratch: str) -> str:
