@@ -114,8 +114,10 @@ async def collect(spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[C
 
 
 def _stand(case: Case, sandbox: Sandbox, place: SandboxSpec) -> Stand:
+    """Programs run as the user the task names, else as the image's own; never as the agent's, where it has one of its own."""
     env = clean_env({**case.image_env, **place.env}, case.tools, case.env)
-    return Stand(sandbox, env=env, cwd=case.workdir, user=case.spec.user or place.user)
+    other = case.agent_user is not None and place is case.place and sandbox.capabilities.users
+    return Stand(sandbox, env=env, cwd=case.workdir, user=case.spec.user or ("0" if other else place.user))
 
 
 def _opening(case: Case, place: SandboxSpec, image: str, layers: tuple[str, ...]) -> SandboxSpec:

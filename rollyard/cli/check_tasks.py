@@ -1,0 +1,56 @@
+"""`rollyard check tasks PATH`: lint tasks, and prove that nothing fails them and their solution passes them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+
+def tasks(
+    path: Annotated[str, typer.Argument(help="a task folder, a folder of them, a dataset, rows or a Python taskset")],
+    sandbox: Annotated[str, typer.Option(help="the backend to prove them on")] = "local",
+    repeats: Annotated[
+        int, typer.Option("-n", "--repeats", min=1, help="tries of each agent, to find flaky verifiers")
+    ] = 2,
+    parallel: Annotated[int, typer.Option("-j", "--parallel", min=1, help="tasks at a time")] = 2,
+    only: Annotated[str | None, typer.Option("--filter", help="a shell pattern of task ids")] = None,
+    lint_only: Annotated[bool, typer.Option("--lint", help="do not run anything")] = False,
+    allow_network: Annotated[bool, typer.Option("--allow-network", help="accept tasks that ask for it")] = False,
+    allow_unsafe: Annotated[bool, typer.Option("--allow-unsafe", help="accept what weakens the sandbox")] = False,
+    json: Annotated[bool, typer.Option("--json", help="the outcomes as JSON")] = False,
+) -> None:
+    """Lint tasks and prove them: `nop` fails each, `oracle` solves it, every time. Exit code 1 when that is not so."""
+    from rollyard.cli.printing import print_json, print_table
+    from rollyard.sandbox import backend as open_backend
+    from rollyard.testing.tasks import CheckOptions, TaskCheck, as_table, check_tasks
+
+    options = CheckOptions(
+        repeats=0 if lint_only else repeats,
+        parallel=parallel,
+        allow_network=allow_network,
+        allow_unsafe=allow_unsafe,
+        filter=only,
+    )
+
+    async def run() -> list[TaskCheck]:
+        found: list[TaskCheck] = []
+        async with open_backend(sandbox) as backend:
+            async for check in check_tasks(path, backend, options):
+                found.append(check)
+                if not json:
+                    typer.echo(f"{'ok' if check.ok else 'FAILED':7} {check.task_id}")
+                    for finding in check.findings:
+                        typer.echo(f"        {finding.level}: {finding.where}: {finding.message}")
+        return sorted(found, key=lambda check: check.task_id)
+
+    checks = anyio.run(run)
+    if json:
+        print_json(checks)
+    elif checks:
+        rows = as_table(checks)
+        typer.echo("")
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+    if not all(check.ok for check in checks):
+        raise typer.Exit(1)

@@ -1,0 +1,215 @@
+"""Checking tasks: lint, then proof by running. Doing nothing must fail, the task's own solution must pass, and both must do so
+every time.
+
+Each proof is an ordinary rollout of the agents `nop` and `oracle` through the one lifecycle, so what is checked is what will
+be run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import msgspec
+
+from rollyard.core.errors import ConfigError, Error
+from rollyard.core.protocols import Backend
+from rollyard.core.rollout import Rollout
+from rollyard.core.task import Task
+from rollyard.policy.scripted_policy import scripted
+from rollyard.runs.once import run_rollout
+from rollyard.runs.provision import Provision
+from rollyard.tasks.datasets import task_folders
+from rollyard.tasks.harbor import is_task
+from rollyard.tasks.lint import Finding, lint, size_of
+from rollyard.tasks.taskset import Taskset
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """What one agent got out of the task, every time it was tried; None where there was no reward."""
+
+    agent: Literal["nop", "oracle"]
+    rewards: tuple[float | None, ...]
+    seconds: tuple[float, ...]
+    verify_seconds: tuple[float, ...]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def flaky(self) -> bool:
+        return len(set(self.rewards)) > 1
+
+
+class TaskCheck(msgspec.Struct, frozen=True, kw_only=True):
+    task_id: str
+    digest: str
+    ok: bool
+    files: int
+    bytes: int
+    findings: tuple[Finding, ...]
+    proofs: tuple[Proof, ...] = ()
+
+    @property
+    def flaky(self) -> bool:
+        return any(proof.flaky for proof in self.proofs)
+
+
+class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`repeats` is how often each agent tries; 0 means lint only."""
+
+    repeats: int = 2
+    parallel: int = 2
+    allow_network: bool = False
+    allow_unsafe: bool = False
+    filter: str | None = None
+
+
+def load_each(source: str, options: CheckOptions) -> tuple[list[Task], list[TaskCheck]]:
+    """Every task of `source` that loads, and a failed check for each folder that does not."""
+    root = Path(source)
+    if not root.is_dir() or is_task(root) or (root / "dataset.toml").is_file():
+        found = Taskset.load(source, allow_network=options.allow_network)
+        return list(found.filter(options.filter) if options.filter else found), []
+    tasks: list[Task] = []
+    broken: list[TaskCheck] = []
+    for folder in task_folders(root):
+        try:
+            tasks += Taskset.load(folder, allow_network=options.allow_network)
+        except ConfigError as error:
+            finding = Finding(level="error", where="task.toml", message=str(error))
+            broken.append(TaskCheck(task_id=folder.name, digest="", ok=False, files=0, bytes=0, findings=(finding,)))
+    if not tasks and not broken:
+        raise ConfigError(f"{root}: no task folders in it", hint="a task folder holds a task.toml")
+    chosen = Taskset(tasks, name=root.name)
+    return list(chosen.filter(options.filter) if options.filter else chosen), broken
+
+
+async def check_tasks(source: str, backend: Backend, options: CheckOptions | None = None) -> AsyncIterator[TaskCheck]:
+    """One outcome per task, as each is ready."""
+    options = options or CheckOptions()
+    tasks, broken = await anyio.to_thread.run_sync(load_each, source, options)
+    for outcome in broken:
+        yield outcome
+    send, receive = anyio.create_memory_object_stream[TaskCheck](len(tasks) or 1)
+    limiter, provision = anyio.CapacityLimiter(options.parallel), Provision()
+
+    async def one(task: Task) -> None:
+        async with limiter:
+            await send.send(await check_task(task, backend, options, provision))
+
+    async with anyio.create_task_group() as group:
+        for task in tasks:
+            group.start_soon(one, task)
+        for _ in tasks:
+            yield await receive.receive()
+    send.close()
+    receive.close()
+
+
+async def check_task(task: Task, backend: Backend, options: CheckOptions, provision: Provision) -> TaskCheck:
+    findings = await anyio.to_thread.run_sync(lint, task)
+    files, size = await anyio.to_thread.run_sync(size_of, task)
+    proofs: list[Proof] = []
+    if options.repeats and not any(finding.level == "error" for finding in findings):
+        proofs.append(await _prove("nop", task, backend, options, provision))
+        if task.solution is not None or (task.steps and all(step.solution for step in task.steps)):
+            proofs.append(await _prove("oracle", task, backend, options, provision))
+        findings += _judge(proofs)
+    return TaskCheck(
+        task_id=task.id,
+        digest=task.digest,
+        ok=not any(finding.level == "error" for finding in findings),
+        files=files,
+        bytes=size,
+        findings=tuple(findings),
+        proofs=tuple(proofs),
+    )
+
+
+async def _prove(
+    agent: Literal["nop", "oracle"], task: Task, backend: Backend, options: CheckOptions, provision: Provision
+) -> Proof:
+    rollouts: list[Rollout] = []
+    problems: list[str] = []
+    for _ in range(options.repeats):
+        try:
+            done = await run_rollout(
+                task,
+                agent=agent,
+                policy=scripted([]),
+                sandbox=backend,
+                provision=provision,
+                allow_network=options.allow_network,
+                allow_unsafe=options.allow_unsafe,
+            )
+        except Error as error:
+            return Proof(agent=agent, rewards=(None,), seconds=(0.0,), verify_seconds=(0.0,), problems=(str(error),))
+        rollouts.append(done)
+        problems += _problems(done)
+    return Proof(
+        agent=agent,
+        rewards=tuple(done.reward for done in rollouts),
+        seconds=tuple(round(done.wall_s, 3) for done in rollouts),
+        verify_seconds=tuple(
+            round(math.fsum(s.duration_s for s in done.stages if s.name == "verify"), 3) for done in rollouts
+        ),
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def _problems(done: Rollout) -> list[str]:
+    said: list[str] = []
+    if done.failure is not None:
+        said.append(f"{done.failure.stage}: {done.failure.message}")
+    if done.verdict is not None and done.verdict.error is not None:
+        said.append(f"verifier: {done.verdict.error}")
+    if done.reward is None and done.verdict is not None and done.verdict.log.strip():
+        said.append(f"its log ends: {done.verdict.log.strip()[-300:]}")
+    return said
+
+
+def _judge(proofs: Sequence[Proof]) -> list[Finding]:
+    found: list[Finding] = []
+
+    def error(proof: Proof, message: str) -> None:
+        details = f": {'; '.join(proof.problems)}" if proof.problems else ""
+        found.append(Finding(level="error", where=proof.agent, message=f"{message}{details}"))
+
+    for proof in proofs:
+        rewards = [reward for reward in proof.rewards if reward is not None]
+        if len(rewards) < len(proof.rewards):
+            error(proof, f"got no reward in {len(proof.rewards) - len(rewards)} of {len(proof.rewards)} tries")
+        elif proof.flaky:
+            error(proof, f"got different rewards for the same work: {sorted(set(rewards))}")
+        elif proof.agent == "nop" and max(rewards) >= 1.0:
+            error(proof, "solves the task by doing nothing")
+        elif proof.agent == "oracle" and min(rewards) < 1.0:
+            error(proof, f"the task's own solution gets {min(rewards):g}")
+    return found
+
+
+def as_table(checks: Sequence[TaskCheck]) -> list[dict[str, Any]]:
+    """Plain rows for people: one per task."""
+    rows: list[dict[str, Any]] = []
+    for check in checks:
+        by_agent = {proof.agent: proof for proof in check.proofs}
+        rows.append(
+            {
+                "task": check.task_id,
+                "result": "flaky" if check.flaky else "ok" if check.ok else "failed",
+                "nop": _rewards(by_agent.get("nop")),
+                "oracle": _rewards(by_agent.get("oracle")),
+                "seconds": f"{max((max(p.seconds) for p in check.proofs), default=0.0):.1f}",
+                "verify": f"{max((max(p.verify_seconds) for p in check.proofs), default=0.0):.1f}",
+                "size": f"{check.files} files, {check.bytes / 1024:.0f} kB",
+            }
+        )
+    return rows
+
+
+def _rewards(proof: Proof | None) -> str:
+    if proof is None:
+        return "-"
+    return "/".join(sorted({"none" if reward is None else f"{reward:g}" for reward in proof.rewards}))
