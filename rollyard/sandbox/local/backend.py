@@ -25,7 +25,7 @@ from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, Refused
 from rollyard.sandbox.local.checks import check
 from rollyard.sandbox.local.disk import DiskWatch
-from rollyard.sandbox.local.inner import zygote
+from rollyard.sandbox.local.inner import remains
 from rollyard.sandbox.local.journal import Entry, Home, Journal
 from rollyard.sandbox.local.launcher import Launcher
 from rollyard.sandbox.local.opening import LocalOpening
@@ -137,7 +137,7 @@ class LocalBackend:
             home.write(entry)
             box = await self._boot(home, entry, spec, rootfs, lock)
         except OSError as error:
-            zygote.remains(str(home.path), [])
+            remains.remove(str(home.path), [])
             raise SandboxUnavailable(f"cannot make a sandbox: {error}", hint="see `rollyard doctor`") from error
         finally:
             os.close(lock)
@@ -170,7 +170,7 @@ class LocalBackend:
             ),
             capabilities=self.capabilities,
             workdir=spec.workdir or rootfs.workdir,
-            user=spec.user or rootfs.user,
+            user=spec.user or (rootfs.user if self._ids.many else None),
             env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **rootfs.env, **spec.env},
             lifetime=spec.lifetime,
             owner_pid=os.getpid(),
@@ -234,7 +234,7 @@ class LocalBackend:
             if pidfd is not None:
                 os.close(pidfd)
             else:  # the zygote never had it, so it will not tidy up after it
-                zygote.remains(str(home.path), [])
+                remains.remove(str(home.path), [])
             if isinstance(error, Refused):
                 raise SandboxUnavailable(
                     f"the sandbox did not start: {error.name} at {error.path}", hint="see `rollyard doctor`"

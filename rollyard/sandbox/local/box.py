@@ -110,6 +110,8 @@ class LocalSandbox(Files):
         user: str | None,
         max_output: int,
     ) -> dict[str, Any]:
+        if user not in (None, "root", "0"):
+            self._need("users")
         merged = {**self._entry.env, **(env or {})}
         bad = next((name for name, value in merged.items() if not name or "=" in name or "\0" in name + value), None)
         if bad is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,7 @@ Controller = Literal["memory", "pids", "cpu"]
 CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu")
 DEFAULT_PIDS = 4096
 _PERIOD_US = 100_000
+_SWEEP_ROUNDS = 30
 
 
 class Hierarchy(msgspec.Struct, frozen=True):
@@ -162,13 +164,29 @@ def _files(hierarchy: Hierarchy, controller: Controller, resources: Resources) -
 
 
 def sweep(cgroups: Cgroups) -> None:
-    """Remove groups that no process is in and whose zygote (the number they begin with) is dead."""
-    for hierarchy in cgroups.hierarchies:
-        for path in Path(hierarchy.root).iterdir():
-            pid, _, number = path.name.partition("-")
-            if pid.isdigit() and number.isdigit() and not Path("/proc", pid).exists():
-                with contextlib.suppress(OSError):  # a sandbox outlived it
-                    path.rmdir()
+    """Remove groups that no process is in and whose zygote (the number they begin with) is dead. A process that has just
+    died may still be leaving its group, so the busy ones are tried for a moment; some hold a sandbox that lives on."""
+    left = [path for hierarchy in cgroups.hierarchies for path in Path(hierarchy.root).iterdir() if _orphaned(path)]
+    for _ in range(_SWEEP_ROUNDS):
+        left = [path for path in left if not _removed(path)]
+        if not left:
+            return
+        time.sleep(0.01)
+
+
+def _orphaned(path: Path) -> bool:
+    pid, _, number = path.name.partition("-")
+    return pid.isdigit() and number.isdigit() and not Path("/proc", pid).exists()
+
+
+def _removed(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def rlimits(cgroups: Cgroups, resources: Resources) -> dict[str, int]:

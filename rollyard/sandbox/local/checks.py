@@ -20,6 +20,11 @@ def check(spec: SandboxSpec, got: Capabilities, allowed_mounts: tuple[Path, ...]
         raise IsolationTooWeak(
             "nothing isolates programs on this machine", hint="say allow_unsafe=True to run them anyway"
         )
+    if spec.user not in (None, "root", "0") and not got.users:
+        raise Unsupported(
+            "there is only one user id for sandboxes here",
+            hint="run as root, or add ranges to /etc/subuid and /etc/subgid",
+        )
     _network(spec, got)
     if unknown := set(spec.options) - OPTIONS:
         raise Unsupported(f"the local backend has no option {sorted(unknown)}", hint=f"it has {sorted(OPTIONS)}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.errors import ConfigError, PathError
+from rollyard.core.errors import ConfigError, PathError, Unsupported
 from rollyard.core.sandbox import Stat
 from rollyard.sandbox.local.channel import Channel, Refused
 from rollyard.sandbox.local.inner import protocol, tree
@@ -44,6 +44,11 @@ class Files:
         if not path or "\0" in path:
             raise PathError(path, "EINVAL", hint="a path is not empty and has no NUL")
         return posixpath.join(self._entry.workdir, path)
+
+    def _owner(self, user: str | None) -> str | None:
+        if user not in (None, "root", "0") and not self._entry.capabilities.users:
+            raise Unsupported("this sandbox has one user only, root", hint="run as root, or set up /etc/subuid")
+        return user or self._entry.user
 
     @staticmethod
     def _path_error(path: str, refused: Refused) -> PathError:
@@ -79,7 +84,7 @@ class Files:
     async def write(self, path: str, data: bytes | str, *, mode: int | None = None, user: str | None = None) -> None:
         """Parents are created. What exists is replaced in place and keeps its mode unless `mode` is given."""
         raw = data.encode() if isinstance(data, str) else data
-        owner = user or self._entry.user
+        owner = self._owner(user)
         _, (fd,) = await self._ask("open", path=self._path(path), write=True, mode=mode, user=owner)
         try:
             if len(raw) <= _IN_LOOP:
@@ -105,7 +110,7 @@ class Files:
         return msgspec.convert(reply["entries"], list[Stat])
 
     async def mkdir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
-        await self._ask("mkdir", path=self._path(path), mode=mode, user=user or self._entry.user)
+        await self._ask("mkdir", path=self._path(path), mode=mode, user=self._owner(user))
 
     async def remove(self, path: str) -> None:
         """A file, a link, or a directory with all that is in it."""
@@ -115,7 +120,7 @@ class Files:
         """What is in `source` on the host goes into the directory `path`, over what is there."""
         if not Path(source).is_dir():
             raise ConfigError(f"upload_dir: {source!r} is not a directory on this host")
-        fields = {"path": self._path(path), "user": user or self._entry.user}
+        fields = {"path": self._path(path), "user": self._owner(user)}
 
         def send(fd: int) -> None:
             with open(fd, "wb") as out:

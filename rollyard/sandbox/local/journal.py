@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,9 +23,12 @@ import msgspec
 from rollyard.core.errors import SandboxGone
 from rollyard.core.sandbox import Capabilities, SandboxInfo
 from rollyard.sandbox.home import private_dir
-from rollyard.sandbox.local.inner import tree, zygote
+from rollyard.sandbox.local import ids
+from rollyard.sandbox.local.inner import remains, tree
 
+PACKAGES = Path(__file__).resolve().parents[3]
 _HALF_MADE_S = 60.0
+_REMOVE_S = 120.0
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +158,18 @@ class Journal:
                 cgroups = list(home.read().cgroups)
             except SandboxGone:
                 cgroups = []
-            zygote.remains(str(home.path), cgroups)
+            try:
+                remains.remove(str(home.path), cgroups)
+            except PermissionError:
+                self._remove_mapped(home, cgroups)
             gone.append(home.path.name)
         return gone
+
+    def _remove_mapped(self, home: Home, cgroups: list[str]) -> None:
+        """Files under the ids of a map of ours can only be removed inside a namespace that has it."""
+        work = json.dumps([str(home.path), cgroups, msgspec.to_builtins(ids.choose())])
+        code = (
+            "import sys; sys.path.append(sys.argv.pop()); from rollyard.sandbox.local.inner.remains import main; main()"
+        )
+        argv = [sys.executable, "-I", "-S", "-c", code, work, str(PACKAGES)]
+        subprocess.run(argv, env={}, cwd="/", timeout=_REMOVE_S, check=False)

@@ -13,10 +13,10 @@ from typing import Any
 
 from rollyard.core.errors import SandboxError, SandboxGone, SandboxUnavailable
 from rollyard.sandbox.local.channel import Channel, Refused
+from rollyard.sandbox.local.journal import PACKAGES
 
 _CODE = "import sys; sys.path.append(sys.argv.pop()); from rollyard.sandbox.local.inner.zygote import main; main()"
 _START_S = 20.0
-_PACKAGES = Path(__file__).resolve().parents[3]
 
 
 class Launcher:
@@ -60,7 +60,7 @@ class Launcher:
         """The process started here forks the zygote and ends, so the zygote is nobody's child and may outlive us."""
         with self._log.open("ab") as log:
             subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _CODE, str(control), str(_PACKAGES)],
+                [sys.executable, "-I", "-S", "-c", _CODE, str(control), str(PACKAGES)],
                 env={},
                 cwd="/",
                 pass_fds=(control,),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 from rollyard.sandbox.local.inner import syscalls
@@ -59,14 +58,3 @@ def namespace(kind: dict[str, Any]) -> int:
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-def wait_until_mapped() -> None:
-    """For a child in a new user namespace: sleep until its parent wrote the map, then become its root."""
-    for _ in range(2000):
-        with open("/proc/self/uid_map", "rb") as file:
-            if file.read().strip():
-                break
-        time.sleep(0.001)
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)

@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from rollyard.sandbox.local.inner import bootstrap, idmap, mounts, protocol, syscalls, tree
+from rollyard.sandbox.local.inner import bootstrap, idmap, mounts, protocol, remains, syscalls
 
 _NAMESPACES = (
     syscalls.CLONE_NEWUSER
@@ -167,7 +167,7 @@ class Zygote:
                 idmap.write(pid, kind.id_map)
                 protocol.send(ours, {"mapped": True})
         except OSError:
-            _remove_groups(groups)
+            remains.remove_groups(groups)
             raise
         finally:
             theirs.close()
@@ -256,26 +256,11 @@ class Zygote:
                 if blank.channel.fileno() >= 0:
                     self._poller.unregister(blank.channel.fileno())
                     blank.channel.close()
-                _remove_groups(blank.groups)
+                remains.remove_groups(blank.groups)
             ended = self._live.pop(pid, None)
             if ended is not None:
-                self._tidy(*ended)
-
-    def _tidy(self, plan: Plan, groups: list[str]) -> None:
-        """Remove what a dead sandbox left, in a fork: trees can be large."""
-        enter = plan["map"]["kind"] == "helper"
-        pid = syscalls.clone(syscalls.CLONE_NEWUSER) if enter else os.fork()
-        if pid == 0:
-            try:
-                if enter:
-                    idmap.wait_until_mapped()
-                remains(plan["home"], groups)
-            finally:
-                os._exit(0)
-        self._janitors.add(pid)
-        if enter:
-            with contextlib.suppress(OSError):
-                idmap.write(pid, plan["map"])
+                plan, groups = ended
+                self._janitors.add(remains.start_removal(plan["home"], groups, plan["map"]))
 
 
 def _write(path: str, value: str) -> None:
@@ -286,20 +271,6 @@ def _write(path: str, value: str) -> None:
         raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(fd)
-
-
-def _remove_groups(groups: list[str]) -> None:
-    for path in groups:
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
-
-
-def remains(home: str, groups: list[str]) -> None:
-    """The cgroups and the directory of one sandbox, gone. The journal entry goes last."""
-    _remove_groups(groups)
-    for name in ("fs", "jobs", "sock"):
-        tree.remove(f"{home}/{name}")
-    tree.remove(home)
 
 
 def main() -> NoReturn:
