@@ -1,7 +1,9 @@
 # Every target sets up what it needs on a fresh Debian or Ubuntu machine. `make demo` and `make test` are the two commands.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+# The first Python that really runs and is new enough: a version manager's shim may exist for one that is not installed.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 /usr/bin/python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
@@ -12,16 +14,17 @@ export ROLLYARD_CACHE ?= $(HOME)/.cache/rollyard
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-setup: $(STAMP) system  ## everything the other targets need, into .venv
+setup: system $(STAMP)  ## everything the other targets need, into .venv
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt requirements-dev.txt | system
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; install one, or say make PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --editable '.[docker,postgres,redis,parquet,tokens,tui,report]'
 	touch $@
 
-system:  ## Debian packages that some tests need (with root and apt; otherwise those tests say that they are skipped)
-	@bash .ci/system-packages
+system:  ## Debian packages that set-up and some tests need (with root and apt; otherwise it says what is skipped)
+	@PYTHON="$(PYTHON)" bash .ci/system-packages
 
 demo: setup  ## the shortest look at what it does
 	$(BIN)/python examples/demo.py

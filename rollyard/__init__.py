@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rollyard.runs.run import Run as Run
     from rollyard.sandbox.images import ImageStore as ImageStore
     from rollyard.sandbox.images import layer as layer
+    from rollyard.store.exports.export import export as export
     from rollyard.store.store import Store as Store
     from rollyard.tasks.taskset import Taskset as Taskset
     from rollyard.tasks.verifiers.python import verifier as verifier
@@ -66,6 +67,7 @@ _NAMES: dict[str, str] = {
     "Store": "rollyard.store.store",
     "RunConfig": "rollyard.runs.config",
     "report": "rollyard.runs.drive",
+    "export": "rollyard.store.exports.export",
     "ImageStore": "rollyard.sandbox.images",
     "layer": "rollyard.sandbox.images",
     "verifier": "rollyard.tasks.verifiers.python",

@@ -214,9 +214,10 @@ async def _compile(program: Path, directory: Path) -> None:
 
 
 async def _host_node(least: int) -> tuple[Path, str] | None:
-    """This machine's Node when it is new enough and is one file: Debian's links to a libnode that cannot come along."""
+    """This machine's Node when it is new enough, has its npm, and is one file: Debian's links to a libnode that cannot
+    come along."""
     found = shutil.which("node")
-    if found is None:
+    if found is None or shutil.which("npm") is None:
         return None
     program = Path(found).resolve()
     with tempfile.TemporaryDirectory() as scratch:
