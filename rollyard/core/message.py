@@ -62,11 +62,11 @@ Part = Text | Thinking | Image | ToolCall | ToolResult | Opaque
 
 
 def canonical_json(text: str) -> str:
-    """Arguments as sorted, tight JSON; text that is not JSON is its own canonical form."""
+    """Arguments as sorted, tight JSON; text that is not JSON is its own canonical form, and none at all is `{}`."""
     try:
         return msgspec.json.encode(msgspec.json.decode(text), order="sorted").decode()
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return text.strip()
+        return text.strip() or "{}"
 
 
 def _normalised(role: str, parts: tuple[Part, ...]) -> list[Any]:

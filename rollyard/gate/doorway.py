@@ -142,7 +142,8 @@ class Doorway:
         elif found.endpoint == "count_tokens":
             self._gate.calls.count(session, found, exchange)
         else:
-            exchange.respond(200, CODECS[found.dialect].models([session.model(found.model)]))
+            codec, model = CODECS[found.dialect], session.model(found.model)
+            exchange.respond(200, codec.model(model) if found.model else codec.models([model]))
 
     def _route(self, method: str, path: str, exchange: Exchange) -> Route | None:
         anthropic = b"anthropic-version" in exchange.headers

@@ -340,6 +340,7 @@ class ChatCodec:
     encode = staticmethod(encode)
     stream = staticmethod(stream)
     error = staticmethod(openai_shapes.error)
+    model = staticmethod(openai_shapes.model)
     models = staticmethod(openai_shapes.models)
     encode_request = staticmethod(chat_upstream.encode_request)
     decode_reply = staticmethod(chat_upstream.decode_reply)

@@ -6,7 +6,8 @@ read with the fields that vLLM, SGLang and llama.cpp add to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -58,7 +59,8 @@ def sampling_members(sampling: Sampling) -> dict[str, Any]:
 def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     if call.dialect == "chat" and call.raw:
         return _patched(call, model, sampling, extra)
-    body: dict[str, Any] = {"model": model, "messages": list(_messages(call.messages))}
+    messages = call.messages if call.dialect == "chat" else _settled(call.messages)
+    body: dict[str, Any] = {"model": model, "messages": list(_messages(messages))}
     tools = [_tool(tool) for tool in call.tools if tool.kind in ("function", "custom") or tool.kind.startswith("chat/")]
     members = sampling_members(sampling)
     if tools:
@@ -105,6 +107,16 @@ def _content(parts: Iterable[Part]) -> Any:
     if len(blocks) == 1 and isinstance(blocks[0], dict) and blocks[0]["type"] == "text":
         return blocks[0]["text"]
     return blocks
+
+
+def _settled(messages: tuple[Message, ...]) -> Iterator[Message]:
+    """One system message, first; later ones as the user's. Agents of other dialects put them anywhere, and chat templates
+    of common models refuse that."""
+    leading = tuple(takewhile(lambda message: message.role == "system", messages))
+    if leading:
+        yield Message("system", tuple(part for message in leading for part in message.parts))
+    for message in messages[len(leading) :]:
+        yield Message("user", message.parts) if message.role == "system" else message
 
 
 def _messages(messages: Iterable[Message]) -> Iterable[dict[str, Any]]:

@@ -311,6 +311,7 @@ class CompletionsCodec:
     encode = staticmethod(encode)
     stream = staticmethod(stream)
     error = staticmethod(openai_shapes.error)
+    model = staticmethod(openai_shapes.model)
     models = staticmethod(openai_shapes.models)
     encode_request = staticmethod(encode_request)
     decode_reply = staticmethod(decode_reply)

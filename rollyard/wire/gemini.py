@@ -345,10 +345,17 @@ def error(status: int, code: str, message: str) -> bytes:
     return dump({"error": {"code": status, "message": message, "status": word}})
 
 
-def models(names: list[str]) -> bytes:
+def _model(name: str) -> dict[str, Any]:
     methods = ["generateContent", "streamGenerateContent", "countTokens"]
-    data = [{"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": methods} for name in names]
-    return dump({"models": data})
+    return {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": methods}
+
+
+def model(name: str) -> bytes:
+    return dump(_model(name))
+
+
+def models(names: list[str]) -> bytes:
+    return dump({"models": [_model(name) for name in names]})
 
 
 class GeminiCodec:
@@ -359,6 +366,7 @@ class GeminiCodec:
     encode = staticmethod(encode)
     stream = staticmethod(stream)
     error = staticmethod(error)
+    model = staticmethod(model)
     models = staticmethod(models)
     encode_request = staticmethod(gemini_upstream.encode_request)
     decode_reply = staticmethod(gemini_upstream.decode_reply)

@@ -285,8 +285,16 @@ def error(status: int, code: str, message: str) -> bytes:
     return dump({"type": "error", "error": {"type": kind, "message": message}})
 
 
+def _model(name: str) -> dict[str, Any]:
+    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def model(name: str) -> bytes:
+    return dump(_model(name))
+
+
 def models(names: list[str]) -> bytes:
-    data = [{"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"} for name in names]
+    data = [_model(name) for name in names]
     ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
     return dump({"data": data, "has_more": False, **ends})
 
@@ -299,6 +307,7 @@ class MessagesCodec:
     encode = staticmethod(encode)
     stream = staticmethod(stream)
     error = staticmethod(error)
+    model = staticmethod(model)
     models = staticmethod(models)
     encode_request = staticmethod(messages_upstream.encode_request)
     decode_reply = staticmethod(messages_upstream.decode_reply)

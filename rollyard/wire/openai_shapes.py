@@ -30,9 +30,16 @@ def error(status: int, code: str, message: str) -> bytes:
     return dump({"error": error_object(status, code, message)})
 
 
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "rollyard"}
+
+
+def model(name: str) -> bytes:
+    return dump(_model(name))
+
+
 def models(names: list[str]) -> bytes:
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "rollyard"} for name in names]
-    return dump({"object": "list", "data": data})
+    return dump({"object": "list", "data": [_model(name) for name in names]})
 
 
 class _PromptDetails(msgspec.Struct):

@@ -332,6 +332,7 @@ class ResponsesCodec:
     stream = staticmethod(stream)
     opening = staticmethod(opening)
     error = staticmethod(openai_shapes.error)
+    model = staticmethod(openai_shapes.model)
     models = staticmethod(openai_shapes.models)
     encode_request = staticmethod(responses_upstream.encode_request)
     decode_reply = staticmethod(responses_upstream.decode_reply)

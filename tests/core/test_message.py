@@ -18,3 +18,7 @@ def test_other_words_or_arguments_change_the_digest():
 
 def test_arguments_that_are_not_json_are_compared_as_text():
     assert assistant("x", "{broken").digest == assistant("x", "{broken ").digest != assistant("x", "{broke").digest
+
+
+def test_no_arguments_and_an_empty_object_are_the_same_call():
+    assert assistant("x", "").digest == assistant("x", " { } ").digest != assistant("x", "[]").digest

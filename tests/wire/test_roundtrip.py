@@ -260,6 +260,38 @@ def test_every_split_of_a_stream_gives_the_same_reply(dialect, data):
     assert seen(accumulator.reply()) == seen(reply)
 
 
+def echoed(dialect, body):
+    """The next request of an agent that re-serialises what it was told and drops the thinking."""
+    answer = json.loads(body)
+    if dialect == "chat":
+        message = answer["choices"][0]["message"]
+        message.pop("reasoning_content", None)
+        for call in message.get("tool_calls") or ():
+            if "function" in call:
+                call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=1)
+        return {"messages": [message]}
+    if dialect == "messages":
+        return {
+            "messages": [{"role": "assistant", "content": [b for b in answer["content"] if b["type"] != "thinking"]}]
+        }
+    if dialect == "responses":
+        return {"input": [item for item in answer["output"] if item["type"] != "reasoning"]}
+    parts = [part for part in answer["candidates"][0]["content"]["parts"] if not part.get("thought")]
+    return {"contents": [{"role": "model", "parts": parts}]}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@relaxed
+@given(data=st.data())
+def test_an_echo_has_the_digest_of_what_was_sent(dialect, data):
+    reply = data.draw(replies(dialect))
+    codec, call = CODECS[dialect], asked(dialect)
+    again = echoed(dialect, codec.encode(call, reply))
+    again = codec.decode(request(json.dumps(again).encode()))
+    if any(not isinstance(part, Thinking) for part in reply.message.parts):
+        assert [message.digest for message in again.messages] == [reply.message.digest]
+
+
 @relaxed
 @given(reply=replies("gemini"), data=st.data())
 def test_a_gemini_array_is_one_json_document_however_it_is_cut(reply, data):

@@ -62,7 +62,8 @@ class Served:
         if self.status != 200:
             return httpx2.Response(self.status, content=codec.error(self.status, "a_code", "a message"))
         if found.endpoint == "models":
-            return httpx2.Response(200, content=codec.models(["m", "org/n"]))
+            content = codec.model(found.model) if found.model else codec.models(["m", "org/n"])
+            return httpx2.Response(200, content=content)
         call = codec.decode(
             Request(
                 call_id="call_1",
@@ -191,7 +192,9 @@ class TestChat:
             list(self.ask(Served(PLAIN, in_stream_error=True), stream=True))
 
     def test_models(self):
-        assert [m.id for m in openai_client(Served(PLAIN)).models.list()] == ["m", "org/n"]
+        client = openai_client(Served(PLAIN))
+        assert [m.id for m in client.models.list()] == ["m", "org/n"]
+        assert client.models.retrieve("m").id == "m"
 
     def test_legacy_completions(self):
         client = openai_client(Served(PLAIN))
@@ -376,6 +379,7 @@ class TestMessages:
         client = anthropic_client(Served(PLAIN))
         assert client.messages.count_tokens(model="m", messages=MESSAGES_HISTORY).input_tokens == 42
         assert [m.id for m in client.models.list()] == ["m", "org/n"]
+        assert client.models.retrieve("m").id == "m"
 
 
 GEMINI_TOOLS = [types.Tool(function_declarations=[types.FunctionDeclaration(name="shell", parameters=PARAMETERS)])]
@@ -454,3 +458,4 @@ class TestGemini:
         client = genai_client(Served(PLAIN))
         assert client.models.count_tokens(model="m", contents="x").total_tokens == 42
         assert [m.name for m in client.models.list()] == ["models/m", "models/org/n"]
+        assert client.models.get(model="m").name == "models/m"

@@ -116,6 +116,22 @@ class TestMessages:
             ("system", "reminder"),
         ]
 
+    def test_a_chat_server_is_sent_one_system_message_first(self):
+        """Templates of common models refuse a second or a late one."""
+        body = {
+            "system": "a",
+            "messages": [
+                {"role": "system", "content": "b"},
+                {"role": "user", "content": "go"},
+                {"role": "system", "content": "late"},
+            ],
+        }
+        sent = rebuilt(decode("messages", body), "chat")["messages"]
+        assert [message["role"] for message in sent] == ["system", "user", "user"]
+        assert [part["text"] for part in sent[0]["content"]] == ["a", "b"]
+        late = {"messages": [{"role": "user", "content": "go"}, {"role": "system", "content": "late"}]}
+        assert [message["role"] for message in rebuilt(decode("chat", late), "chat")["messages"]] == ["user", "system"]
+
     def test_results_come_first_and_the_rest_of_the_turn_after_them(self):
         found = history(
             "messages",
