@@ -13,13 +13,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from rollyard.core.errors import ConfigError, UpstreamError
+from rollyard.policy.pool import BadAnswer, Pool
+
+if TYPE_CHECKING:
+    import aiohttp
 
 IDLE_S = 4.0
 MAX_BODY = 256 * 2**20
@@ -62,18 +65,22 @@ def origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 class Connection:
-    """Opens its pool on first use, in the loop that uses it."""
+    """Whole answers come over a `Pool`; `session` is a general client for those that must be relayed as they come. Each is
+    opened on first use, in the loop that uses it."""
 
     def __init__(self, *, timeouts: Timeouts | None = None, secrets: tuple[str, ...] = ()) -> None:
         self.timeouts = timeouts or Timeouts()
         self._secrets = tuple(s.encode() for s in secrets)
         self._session: aiohttp.ClientSession | None = None
+        self._pool: Pool | None = None
         self._ended = False
 
     def session(self) -> aiohttp.ClientSession:
         if self._ended:
             raise ConfigError("this policy was closed")
         if self._session is None:
+            import aiohttp
+
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ttl_dns_cache=60),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -103,33 +110,25 @@ class Connection:
     async def exchange(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, bytes, float | None]:
-        limits = aiohttp.ClientTimeout(total=self.timeouts.total, sock_connect=self.timeouts.connect)
+        if self._ended:
+            raise ConfigError("this policy was closed")
+        if self._pool is None:
+            self._pool = Pool(connect_s=self.timeouts.connect, idle_s=IDLE_S, max_body=MAX_BODY)
         try:
-            async with self.session().request(
-                method, url, data=body, headers=headers, timeout=limits, allow_redirects=False
-            ) as response:
-                answer = await self._read(response)
-                return response.status, answer, seconds(response.headers.get("retry-after"))
-        except (TimeoutError, aiohttp.ServerTimeoutError) as error:
+            answer = await self._pool.exchange(method, url, body, headers, self.timeouts.total)
+        except TimeoutError as error:
             raise UpstreamError("the upstream did not answer in time", status=504) from error
-        except aiohttp.ClientError as error:
-            # str(error) may hold a url or a header; the type alone says what broke
+        except BadAnswer as error:
+            raise UpstreamError(f"the upstream's answer is unreadable ({error})", status=502) from None
+        except OSError as error:
+            # str(error) may hold an address; the type alone says what broke
             raise UpstreamError(f"no answer from the upstream ({type(error).__name__})", status=502) from None
-
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        if (response.content_length or 0) > MAX_BODY:
-            raise UpstreamError("the upstream's answer is too large", status=502)
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in response.content.iter_any():
-            size += len(chunk)
-            if size > MAX_BODY:
-                raise UpstreamError("the upstream's answer is too large", status=502)
-            chunks.append(chunk)
-        return b"".join(chunks)
+        return answer.status, answer.body, seconds(answer.headers.get("retry-after"))
 
     async def aclose(self) -> None:
         self._ended = True
+        if self._pool is not None:
+            await self._pool.aclose()
         session, self._session = self._session, None
         if session is not None:
             async with asyncio.timeout(5):

@@ -1,0 +1,268 @@
+"""Whole requests over kept connections: the client side of one model server, and nothing more.
+
+It sends one request, waits for one complete answer, and keeps the connection. No redirects, no cookies, no proxies, no
+retries, no streaming: a policy wants none of them, and without them a call costs a quarter of what a general client takes.
+A connection that was idle for `idle_s` is not used again: the server may be closing it at this very moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+import httptools
+
+MAX_PLACES = 256  # addresses whose parts are remembered
+_SAFE = "/:@!$&'()*+,;=%~-._?"
+
+
+class BadAnswer(Exception):
+    """The server's bytes are no answer; the message is ours and holds nothing of them."""
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Place(NamedTuple):
+    """Where a url leads."""
+
+    secure: bool
+    host: str
+    port: int
+    head: str  # target and host header
+
+
+class Pool:
+    def __init__(self, *, connect_s: float, idle_s: float, max_body: int) -> None:
+        self._connect_s = connect_s
+        self._idle_s = idle_s
+        self._max_body = max_body
+        self._idle: dict[tuple[bool, str, int], list[Line]] = {}
+        self._places: dict[str, Place] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._secure: ssl.SSLContext | None = None
+        self._closed = False
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], total_s: float
+    ) -> Answer:
+        """Raises TimeoutError, OSError or `BadAnswer`; a cancelled exchange cuts its connection."""
+        place = self._place(url)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + total_s
+        line = self._kept(place, loop.time()) or await self._opened(place)
+        try:
+            answer = await line.ask(_request(method, place, body or b"", headers), deadline)
+        except BaseException:
+            line.abort()
+            raise
+        self._keep(place, line, loop)
+        return _plain(answer, self._max_body)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for lines in self._idle.values():
+            for line in lines:
+                line.abort()
+        self._idle.clear()
+
+    def _place(self, url: str) -> Place:
+        place = self._places.get(url)
+        if place is None:
+            parts = urlsplit(url)
+            secure = parts.scheme == "https"
+            host = parts.hostname or ""
+            port = parts.port or (443 if secure else 80)
+            target = quote(parts.path or "/", safe=_SAFE) + (
+                "?" + quote(parts.query, safe=_SAFE) if parts.query else ""
+            )
+            place = Place(secure, host, port, f"{target} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n")
+            if len(self._places) >= MAX_PLACES:
+                self._places.clear()
+            self._places[url] = place
+        return place
+
+    async def _opened(self, place: Place) -> Line:
+        if self._closed:
+            raise BadAnswer("this pool is closed")
+        secure = None
+        if place.secure:
+            self._secure = secure = self._secure or ssl.create_default_context()
+        async with asyncio.timeout(self._connect_s):
+            _, line = await asyncio.get_running_loop().create_connection(
+                lambda: Line(self._lost, self._max_body),
+                place.host,
+                place.port,
+                ssl=secure,
+                server_hostname=place.host if place.secure else None,
+            )
+        return line
+
+    def _kept(self, place: Place, now: float) -> Line | None:
+        lines = self._idle.get(place[:3])
+        while lines:
+            line = lines.pop()
+            if line.usable and now - line.idle_since < self._idle_s:
+                return line
+            line.abort()
+        return None
+
+    def _keep(self, place: Place, line: Line, loop: asyncio.AbstractEventLoop) -> None:
+        if not line.usable or self._closed:
+            line.abort()
+            return
+        line.idle_since = loop.time()
+        line.place = place[:3]
+        self._idle.setdefault(place[:3], []).append(line)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(self._idle_s, self._sweep, loop)
+
+    def _lost(self, line: Line) -> None:
+        lines = self._idle.get(line.place) if line.place is not None else None
+        if lines and line in lines:
+            lines.remove(line)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for key, lines in list(self._idle.items()):
+            old = [line for line in lines if now - line.idle_since >= self._idle_s]
+            self._idle[key] = [line for line in lines if now - line.idle_since < self._idle_s]
+            for line in old:
+                line.abort()
+        self._idle = {key: lines for key, lines in self._idle.items() if lines}
+        self._sweeper = loop.call_later(self._idle_s, self._sweep, loop) if self._idle else None
+
+
+class Line(asyncio.Protocol):
+    """One connection; one request at a time."""
+
+    def __init__(self, lost: Callable[[Line], None], max_body: int) -> None:
+        self.idle_since = 0.0
+        self.place: tuple[bool, str, int] | None = None
+        self.usable = True
+        self._lost = lost
+        self._max_body = max_body
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._transport: Any = None
+        self._waiter: asyncio.Future[Answer] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._until_eof = False
+
+    async def ask(self, data: bytes, deadline: float) -> Answer:
+        loop = asyncio.get_running_loop()
+        self._waiter = waiter = loop.create_future()
+        timer = loop.call_at(deadline, self._fail, TimeoutError())
+        self._transport.write(data)
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def abort(self) -> None:
+        self.usable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _fail(self, error: Exception) -> None:
+        self.usable = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    # -- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._until_eof and exc is None:
+            self._complete()
+        self._fail(ConnectionResetError("the server closed the connection"))
+        self._parser = None
+        self._lost(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiter is None or self._waiter.done():
+            self.abort()  # bytes that nobody asked for
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._fail(BadAnswer("not HTTP"))
+            self.abort()
+
+    # -- the parser's side
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+        headers = self._headers
+        self._until_eof = (
+            "content-length" not in headers and "transfer-encoding" not in headers and self._status not in (204, 304)
+        )
+
+    def on_body(self, body: bytes) -> None:
+        self._size += len(body)
+        if self._size > self._max_body:
+            self._fail(BadAnswer("too large"))
+            self.abort()
+            return
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if 100 <= self._status < 200:
+            self._reset()
+            return
+        self._until_eof = False
+        if not self._parser.should_keep_alive():
+            self.usable = False
+        self._complete()
+
+    def _complete(self) -> None:
+        pieces = self._pieces
+        answer = Answer(self._status, self._headers, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        self._reset()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(answer)
+
+
+def _request(method: str, place: Place, body: bytes, headers: Mapping[str, str]) -> bytes:
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if "\r\n\r\n" in lines or "\n" in lines.replace("\r\n", ""):
+        raise BadAnswer("a header holds a line break")
+    head = f"{method} {place.head}{lines}accept-encoding: identity\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode("latin-1") + body
+
+
+def _plain(answer: Answer, max_body: int) -> Answer:
+    """Servers behind a compressing proxy may pack what nobody asked to have packed."""
+    packed = answer.headers.get("content-encoding", "identity").lower()
+    if packed == "identity":
+        return answer
+    if packed not in ("gzip", "x-gzip", "deflate"):
+        raise BadAnswer(f"packed as {packed[:20]!r}")
+    opener = zlib.decompressobj(wbits=47)
+    try:
+        body = opener.decompress(answer.body, max_body)
+    except zlib.error:
+        raise BadAnswer("not what its content-encoding says") from None
+    if opener.unconsumed_tail:
+        raise BadAnswer("too large")
+    return answer._replace(body=body)
