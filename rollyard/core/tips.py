@@ -12,7 +12,7 @@ import msgspec
 from rollyard.core.delta import Blob, difference
 
 KEPT = 4
-SMALLEST = 1024  # bodies below this are not worth a difference
+SMALLEST = 8192  # bodies below this are not worth a difference
 LONGEST_CHAIN = 24  # differences of differences; bounds what reading one body costs
 
 

@@ -4,8 +4,9 @@ The log is write-ahead with `synchronous=NORMAL`: a commit is in the kernel when
 nothing and never corrupts; only a crash of the whole machine may lose the last transactions. `synchronous="full"` closes
 that gap for one fsync per group. Readers never wait for the writer.
 
-The thread is the point: a checkpoint or a slow disk must not stop the event loop, and while one transaction is being
-written the next group gathers.
+The thread is the point: a checkpoint or a slow disk must not stop the event loop. Works are handed to it in batches: those
+of one turn of the loop when little happens, those of `GATHER_S` when much does, since a transaction of one costs more than
+twice as much per call as one of sixteen.
 """
 
 from __future__ import annotations
@@ -33,19 +34,31 @@ DEADLINE_S = 60.0
 BACKUP_S = 3600.0
 BUSY_MS = 30_000  # how long another process may hold the write lock
 GROUP = 512  # the most functions in one transaction
+GATHER_S = 0.004  # under load: a few milliseconds of waiting for half the cost
+BUSY_S = 0.02  # batches that follow each other faster than this are load
 
 
 class _Waiting(NamedTuple):
     work: Work[Any]
-    loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
+
+
+class _Batch:
+    """What one loop hands in together; its one timer is the deadline of all in it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.works: list[_Waiting] = []
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class SQLite:
     kind = "sqlite"
 
     def __init__(self, path: Path, *, synchronous: Synchronous = "normal") -> None:
-        self._waiting: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._waiting: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._gathering: dict[asyncio.AbstractEventLoop, _Batch] = {}
+        self._handed_at = 0.0
         self._engine = create_engine(f"sqlite:///{path}", poolclass=NullPool)
         event.listen(self._engine, "connect", _writer_set_up(synchronous))
         self._reading = create_async_engine(f"sqlite+aiosqlite:///{path}", pool_size=4, max_overflow=0)
@@ -56,12 +69,22 @@ class SQLite:
     async def write(self, work: Work[T]) -> T:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._waiting.put(_Waiting(work, loop, future))
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                return await future
-        except TimeoutError:
-            raise StoreError(f"the database took no write for {DEADLINE_S:.0f} s", hint="is its disk full?") from None
+        batch = self._gathering.get(loop)
+        if batch is None:
+            batch = self._gathering[loop] = _Batch(loop)
+            if loop.time() - self._handed_at < BUSY_S:
+                loop.call_later(GATHER_S, self._hand_in, batch)
+            else:
+                loop.call_soon(self._hand_in, batch)
+        batch.works.append(_Waiting(work, future))
+        return await future
+
+    def _hand_in(self, batch: _Batch) -> None:
+        if self._gathering.get(batch.loop) is batch:
+            del self._gathering[batch.loop]
+            self._handed_at = batch.loop.time()
+            batch.timer = batch.loop.call_later(DEADLINE_S, _expire, batch)
+            self._waiting.put(batch)
 
     async def read(self, work: Work[T]) -> T:
         async with asyncio.timeout(DEADLINE_S), self._reading.connect() as connection:
@@ -80,6 +103,8 @@ class SQLite:
 
     async def aclose(self) -> None:
         """Everything handed in is written first."""
+        for batch in list(self._gathering.values()):
+            self._hand_in(batch)
         self._waiting.put(None)
         await asyncio.to_thread(self._thread.join, DEADLINE_S)
         await self._reading.dispose()
@@ -91,18 +116,19 @@ class SQLite:
             last = False
             while not last:
                 first = self._waiting.get()
-                group: list[_Waiting] = []
+                batches: list[_Batch] = []
                 while first is not None:
-                    group.append(first)
-                    if len(group) == GROUP:
+                    batches.append(first)
+                    if sum(len(batch.works) for batch in batches) >= GROUP:
                         break
                     try:
                         first = self._waiting.get_nowait()
                     except Empty:
                         break
                 last = first is None
-                if group:
-                    _hand_back(group, _together(connection, [waiting.work for waiting in group]))
+                works = [waiting.work for batch in batches for waiting in batch.works]
+                if works:
+                    _hand_back(batches, _together(connection, works))
         self._engine.dispose()
 
 
@@ -163,25 +189,35 @@ def _of_ours(error: Exception) -> Exception:
     return wrapped
 
 
-def _hand_back(group: list[_Waiting], results: list[Any]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
-    for waiting, result in zip(group, results, strict=True):
-        by_loop.setdefault(waiting.loop, []).append((waiting.future, result))
-    for loop, pairs in by_loop.items():
+def _hand_back(batches: list[_Batch], results: list[Any]) -> None:
+    start = 0
+    for batch in batches:
+        own = results[start : start + len(batch.works)]
+        start += len(batch.works)
         try:
-            loop.call_soon_threadsafe(_resolve, pairs)
+            batch.loop.call_soon_threadsafe(_resolve, batch, own)
         except RuntimeError:
             continue  # that loop is closed: nobody waits there any more
 
 
-def _resolve(pairs: list[tuple[asyncio.Future[Any], Any]]) -> None:
-    for future, result in pairs:
+def _resolve(batch: _Batch, results: list[Any]) -> None:
+    if batch.timer is not None:
+        batch.timer.cancel()
+    for waiting, result in zip(batch.works, results, strict=True):
+        future = waiting.future
         if future.done():
             continue
         if isinstance(result, Exception):
             future.set_exception(result)
         else:
             future.set_result(result)
+
+
+def _expire(batch: _Batch) -> None:
+    late = StoreError(f"the database took no write for {DEADLINE_S:.0f} s", hint="is its disk full?")
+    for waiting in batch.works:
+        if not waiting.future.done():
+            waiting.future.set_exception(late)
 
 
 def _writer_set_up(synchronous: Synchronous) -> Callable[[Any, Any], None]:
