@@ -26,15 +26,19 @@ def put(connection: Connection, bodies: Mapping[bytes, Blob]) -> None:
 def get(connection: Connection, digest: bytes) -> bytes:
     """A body, whole; the chain of differences behind it is bounded by whoever wrote it."""
     differences: list[Delta] = []
-    while True:
-        row = connection.execute(select(blobs.c.encoding, blobs.c.data).where(blobs.c.digest == digest)).first()
-        if row is None:
-            raise StoreError(f"no body is kept under {digest.hex()}")
-        if row.encoding != "delta":
-            break
-        differences.append(_pieces.decode(row.data))
-        digest = differences[-1].base
-    body = zlib.decompress(row.data) if row.encoding == "zlib" else bytes(row.data)
+    at = digest
+    try:
+        while True:
+            row = connection.execute(select(blobs.c.encoding, blobs.c.data).where(blobs.c.digest == at)).first()
+            if row is None:
+                raise StoreError(f"no body is kept under {at.hex()}")
+            if row.encoding != "delta":
+                break
+            differences.append(_pieces.decode(row.data))
+            at = differences[-1].base
+        body = zlib.decompress(row.data) if row.encoding == "zlib" else bytes(row.data)
+    except (msgspec.MsgspecError, zlib.error) as error:
+        raise StoreError(f"the body under {digest.hex()} is damaged: {error}") from error
     for delta in reversed(differences):
         body = apply(delta, body)
     return body

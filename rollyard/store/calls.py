@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select, update
 
 from rollyard.core.call import CallRecord, VersionSpan
 from rollyard.core.delta import Blob
-from rollyard.core.errors import SessionClosed
+from rollyard.core.errors import SessionClosed, StoreError
 from rollyard.core.message import Message
 from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
@@ -43,10 +43,12 @@ def commit(connection: Connection, record: CallRecord, added: Sequence[Node], bo
 
 def load(connection: Connection, rollout_id: str) -> tuple[list[CallRecord], list[Node]]:
     found = connection.execute(select(calls.c.record).where(calls.c.rollout_id == rollout_id).order_by(calls.c.seq))
-    records = [_record.decode(row.record) for row in found]
     rows = connection.execute(select(nodes).where(nodes.c.rollout_id == rollout_id).order_by(nodes.c.id))
     messages: dict[int, Message] = {}
-    return records, [_node(row, messages) for row in rows]
+    try:
+        return [_record.decode(row.record) for row in found], [_node(row, messages) for row in rows]
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise StoreError(f"the calls of rollout {rollout_id} are damaged: {error}") from error
 
 
 def save_session(connection: Connection, session: SessionRecord) -> None:

@@ -44,7 +44,9 @@ class Postgres:
         raise AssertionError("every try returns or raises")
 
     async def read(self, work: Work[T]) -> T:
-        async with asyncio.timeout(DEADLINE_S), self._engine.connect() as connection:
+        """All queries of one read see the same state."""
+        reading = self._engine.execution_options(isolation_level="REPEATABLE READ")
+        async with asyncio.timeout(DEADLINE_S), reading.connect() as connection:
             return await connection.run_sync(work)
 
     async def backup(self, target: Path) -> None:

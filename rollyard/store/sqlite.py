@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -63,6 +65,8 @@ class SQLite:
         event.listen(self._engine, "connect", _writer_set_up(synchronous))
         self._reading = create_async_engine(f"sqlite+aiosqlite:///{path}", pool_size=4, max_overflow=0)
         event.listen(self._reading.sync_engine, "connect", _reader_set_up)
+        event.listen(self._reading.sync_engine, "begin", _one_snapshot)
+        self._path = path
         self._thread = threading.Thread(target=self._run, name="rollyard-store", daemon=True)
         self._thread.start()
 
@@ -94,12 +98,8 @@ class SQLite:
         """A copy taken from one snapshot, complete and compact; it is itself a store."""
         if target.exists():
             raise ConfigError(f"{target} exists", hint="choose a new file")
-        async with asyncio.timeout(BACKUP_S), self._reading.connect() as connection:
-            await connection.execute(text("PRAGMA query_only=OFF"))
-            try:
-                await connection.execute(text("VACUUM INTO :target"), {"target": str(target)})
-            finally:
-                await connection.execute(text("PRAGMA query_only=ON"))
+        async with asyncio.timeout(BACKUP_S):
+            await asyncio.to_thread(_copy, self._path, target)
 
     async def aclose(self) -> None:
         """Everything handed in is written first."""
@@ -236,7 +236,18 @@ def _writer_set_up(synchronous: Synchronous) -> Callable[[Any, Any], None]:
 
 
 def _reader_set_up(raw: Any, _: Any) -> None:
+    raw.isolation_level = None
     cursor = raw.cursor()
     for pragma in (f"busy_timeout={BUSY_MS}", "query_only=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _one_snapshot(connection: Connection) -> None:
+    """All queries of one read see the same state; the driver alone begins no transaction for them."""
+    connection.exec_driver_sql("BEGIN")
+
+
+def _copy(path: Path, target: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=BUSY_MS / 1000)) as raw:
+        raw.execute("VACUUM INTO ?", (str(target),))

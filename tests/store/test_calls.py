@@ -83,6 +83,23 @@ async def test_calls_of_many_rollouts_committed_at_once_are_all_there(store):
         assert (await store.trajectory(t.rollout_id)).records == t.records
 
 
+async def test_a_rollout_read_while_it_is_written_is_always_whole(store):
+    _, added = conversation("r1", 120)
+    writing = asyncio.create_task(write_slowly(store, added))
+    seen = 0
+    while not writing.done():
+        records = (await store.trajectory("r1")).records
+        assert len(records) >= seen
+        seen = len(records)
+    await writing
+    assert len((await store.trajectory("r1")).records) == 120
+
+
+async def write_slowly(store, added):
+    for one, _ in added:
+        await store.commit(one.record, one.nodes, one.blobs)
+
+
 async def test_one_refused_commit_does_not_hurt_its_neighbours(store):
     await store.save_session(SessionRecord(rollout_id="r0", key_hash=b"h", created_at=1.0))
     await store.close_session("r0", 2.0)

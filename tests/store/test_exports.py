@@ -1,0 +1,217 @@
+"""Exports of a run: what every format must carry, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rollyard.core.errors import ConfigError, StoreError
+from rollyard.core.rollout import Rollout, Verdict
+from rollyard.core.samples import samples
+from rollyard.core.task import Task
+from rollyard.store import Store
+from rollyard.store.check import check_run
+from rollyard.store.exports import export
+from tests.store.builders import keep
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def store(tmp_path):
+    async with Store.open(tmp_path / "runs.db") as store:
+        await store.create_run({}, id="run1")
+        yield store
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_jsonl_has_a_line_for_each_attempt_and_unknown_is_null(store, tmp_path):
+    await keep(store, "r1", attempt=0)
+    await store.commit_rollout(
+        Rollout(id="r2", run_id="run1", attempt=1, task=Task(id="t1", instruction=""), status="infra_error")
+    )
+    done = await export(store, "run1", tmp_path / "out.jsonl")
+    assert (done.format, done.rollouts, done.rows) == ("jsonl", 2, 2)
+    first, second = lines(tmp_path / "out.jsonl")
+    assert {k: first[k] for k in ("task_id", "attempt", "status", "reward", "calls")} == {
+        "task_id": "t1",
+        "attempt": 0,
+        "status": "completed",
+        "reward": 0.5,
+        "calls": 7,
+    }
+    assert (second["reward"], second["status"], second["attempt"]) == (None, "infra_error", 1)
+
+
+async def test_turns_carry_messages_tokens_as_text_ids_logprobs_and_finish(store, tmp_path):
+    """R1."""
+    await keep(store, "r1")
+    done = await export(store, "run1", tmp_path / "turns.jsonl", format="turns")
+    found = {line["call_id"]: line for line in lines(tmp_path / "turns.jsonl")}
+    assert done.rows == len(found) == 6
+    turn = found["r1-c2"]
+    assert [message["role"] for message in turn["messages"]] == ["system", "user", "assistant", "tool", "tool"]
+    assert turn["prompt_ids"] == [1, 2, 3, 4, 5, 6]
+    assert (turn["completion_ids"], turn["completion_tokens"]) == ([7, 8], ["<7>", "<8>"])
+    assert turn["logprobs"] == [-0.25, -0.25]
+    assert (turn["finish_reason"], turn["reward"], turn["task_id"]) == ("stop", 0.5, "t1")
+
+
+async def test_samples_and_parquet_hold_the_same_rows(store, tmp_path):
+    import pyarrow.parquet
+
+    for n in range(5):
+        await keep(store, f"r{n}", attempt=n, verdict=Verdict(reward=None if n == 4 else n / 4))
+    written = await export(store, "run1", tmp_path / "rows.jsonl", format="samples")
+    packed = await export(store, "run1", tmp_path / "rows.parquet")
+    rows = lines(tmp_path / "rows.jsonl")
+    table = pyarrow.parquet.read_table(tmp_path / "rows.parquet")
+    assert written.rows == packed.rows == len(rows) == table.num_rows == 4 * 4
+    assert table.to_pylist() == rows
+    first = next(row for row in rows if row["kind"] == "agent")
+    assert first["input_ids"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert first["loss_mask"] == [0, 0, 0, 1, 1, 0, 1, 1]
+    assert first["temperatures"] == [1.0] * 8
+    assert (first["reward"], first["n_samples"], first["prompt_len"]) == (0.0, 4, 3)
+    refused = lines(Path(written.refused_at))
+    assert written.refused == len(refused) == 4 + 5
+    assert {reason for line in refused for reason in line["reasons"]} == {
+        "auxiliary branches are not asked for",
+        "the rollout has no reward",
+    }
+    again = await export(store, "run1", tmp_path / "all.parquet", unscored=True)
+    assert again.rows == 20
+
+
+async def test_a_run_without_rows_is_an_empty_file_with_the_columns(store, tmp_path):
+    import pyarrow.parquet
+
+    await export(store, "run1", tmp_path / "none.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "none.parquet")
+    assert table.num_rows == 0 and "input_ids" in table.column_names
+
+
+async def test_an_export_that_fails_leaves_no_file(store, tmp_path):
+    await keep(store, "r1")
+    with pytest.raises(ConfigError):
+        await export(store, "run1", tmp_path / "out.unknown")
+    with pytest.raises(StoreError):
+        await export(store, "run9", tmp_path / "out.jsonl")
+    await store._database.write(
+        lambda c: c.exec_driver_sql("UPDATE nodes SET message = X'00' WHERE message IS NOT NULL AND rollout_id = 'r1'")
+    )
+    with pytest.raises(StoreError, match="damaged"):
+        await export(store, "run1", tmp_path / "out.parquet")
+    assert [p.name for p in tmp_path.iterdir() if "out" in p.name] == []
+
+
+def harbor_models():
+    """Harbor's own ATIF models, out of its wheel: it asks for a newer Python than ours, its models do not."""
+    cache = Path(os.environ.get("ROLLYARD_CACHE", Path.home() / ".cache" / "rollyard")) / "wheels" / "harbor-0.25.0"
+    if not (cache / "harbor").is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        get = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--ignore-requires-python", "harbor==0.25.0"]
+        got = subprocess.run([*get, "-d", str(cache)], capture_output=True, text=True)
+        if got.returncode:
+            pytest.skip("harbor's wheel cannot be downloaded here")
+        with zipfile.ZipFile(next(cache.glob("harbor-*.whl"))) as wheel:
+            wheel.extractall(cache)
+    return cache
+
+
+VALIDATE = """
+import sys, json
+from harbor.models.trajectories import Trajectory
+for path in sys.argv[1:]:
+    document = Trajectory.model_validate(json.load(open(path)))
+    print(document.schema_version, len(document.steps), len(document.subagent_trajectories or []))
+"""
+
+
+async def test_atif_documents_are_valid_for_harbor_itself(store, tmp_path):
+    models = harbor_models()
+    await keep(store, "r1")
+    out = tmp_path / "atif"
+    out.mkdir()
+    done = await export(store, "run1", out)
+    assert (done.format, done.rows) == ("atif", 1)
+    checked = subprocess.run(
+        [sys.executable, "-c", VALIDATE, str(out / "r1.json")],
+        env={**os.environ, "PYTHONPATH": str(models)},
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert checked.stdout.split() == ["ATIF-v1.8", "8", "2"]
+
+
+async def test_atif_carries_ids_observations_and_subagents(store, tmp_path):
+    await keep(store, "r1")
+    await export(store, "run1", tmp_path / "run.json")
+    (document,) = lines(tmp_path / "run.json")
+    steps = document["steps"]
+    assert [(step["source"], step.get("is_copied_context")) for step in steps] == [
+        ("system", None),
+        ("user", None),
+        ("agent", None),
+        ("agent", None),
+        ("user", None),
+        ("agent", None),
+        ("user", None),
+        ("agent", None),
+    ]
+    asking, answering = steps[2], steps[3]
+    assert asking["reasoning_content"] == "hm"
+    assert asking["tool_calls"][0]["arguments"] == {"cmd": "ls"}
+    assert asking["tool_calls"][1]["extra"] == {"raw_arguments": "not json"}
+    assert [r["source_call_id"] for r in asking["observation"]["results"]] == ["a", "b"]
+    assert asking["observation"]["results"][0]["subagent_trajectory_ref"] == [{"trajectory_id": "r1-s1"}]
+    assert answering["metrics"]["prompt_token_ids"] == [1, 2, 3, 4, 5, 6]
+    assert answering["metrics"]["completion_token_ids"] == [7, 8]
+    assert answering["metrics"]["logprobs"] == [-0.25, -0.25]
+    assert steps[1]["message"][1]["source"]["media_type"] == "image/png"
+    assert {part["trajectory_id"]: part["extra"]["kind"] for part in document["subagent_trajectories"]} == {
+        "r1-title": "auxiliary",
+        "r1-s1": "subagent",
+    }
+    assert document["agent"]["tool_definitions"][0]["function"]["name"] == "sh"
+    assert document["final_metrics"]["total_completion_tokens"] == 6
+    assert document["extra"]["reward"] == 0.5
+
+
+async def test_a_checked_run_shows_its_laws_counts_and_independent_proofs(store):
+    for n in range(3):
+        await keep(store, f"r{n}")
+    found = await check_run(store, "run1")
+    assert found.ok, found.findings
+    assert (found.rollouts, found.calls, found.failed_calls, found.rows) == (3, 21, 3, 12)
+    assert found.proved_prompts == 18
+    assert found.edges == {"root": 9, "spawned_by": 3, "retry_of": 3, "compacted_from": 3}
+    assert found.breaks == {"compaction": 6}
+    assert found.refused == {"auxiliary branches are not asked for": 3}
+
+
+async def test_a_changed_token_or_body_is_found(store):
+    await keep(store, "r1")
+
+    def damage(connection):
+        connection.exec_driver_sql("UPDATE nodes SET ids = X'09000000' WHERE sampled AND id = 1 AND rollout_id = 'r1'")
+        connection.exec_driver_sql(
+            "UPDATE blobs SET data = X'78' WHERE digest IN (SELECT digest FROM blobs WHERE encoding = 'raw' AND size > 1500)"
+        )
+
+    await store._database.write(damage)
+    laws = {finding.law for finding in (await check_run(store, "run1")).findings}
+    assert {"the graph has the engine's answer", "a body has its digest"} <= laws
+
+
+async def test_samples_of_a_stored_rollout_are_those_of_the_live_one(store):
+    live = await keep(store, "r1")
+    assert samples(await store.get_rollout("r1")) == samples(live)
