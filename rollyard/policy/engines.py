@@ -32,7 +32,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     """One answer. `mode` says whether the logprobs are of the raw or of the truncated, tempered distribution."""
 
-    ids: array[int] | None
+    ids: array[int]
     logprobs: array[float] | None
     cut: bool = False
     aborted: bool = False
@@ -49,6 +49,30 @@ class Engine(msgspec.Struct, frozen=True):
     path: str  # below the server's root
     request: Callable[[Ask], dict[str, Any]]
     read: Callable[[dict[str, Any]], Sampled]
+
+
+def joined(before: Sampled, after: Sampled) -> Sampled:
+    """Two parts of one completion. A version that is known for both is known for each token."""
+    count, total = len(before.ids), len(before.ids) + len(after.ids)
+    spans: tuple[VersionSpan, ...] = ()
+    if (first := spans_known(before)) is not None and (second := spans_known(after)) is not None:
+        spans = (*first, *(VersionSpan(s.version, s.start + count, s.end + count) for s in second))
+    whole = before.logprobs is not None and after.logprobs is not None
+    return msgspec.structs.replace(
+        after,
+        ids=before.ids + after.ids,
+        logprobs=before.logprobs + after.logprobs
+        if before.logprobs is not None and after.logprobs is not None
+        else None,
+        spans=spans,
+        flaws=(*before.flaws, *after.flaws, *(() if whole or not total else ("a part came without logprobs",))),
+    )
+
+
+def spans_known(part: Sampled) -> tuple[VersionSpan, ...] | None:
+    if part.spans or not part.ids:
+        return part.spans
+    return None if part.version is None else (VersionSpan(part.version, 0, len(part.ids)),)
 
 
 def known(**values: Any) -> dict[str, Any]:
@@ -149,12 +173,10 @@ def read_sglang(body: dict[str, Any]) -> Sampled:
     rows = meta.get("output_token_logprobs")
     finish = meta.get("finish_reason") or {}
     flaws: tuple[str, ...] = ()
-    sampled = id_array(body.get("output_ids"))
-    if rows is not None:
-        named = id_array([row[1] for row in rows])
-        if sampled is not None and named != sampled:
-            flaws = ("the ids beside the logprobs are not the ids of the answer",)
-        sampled = named if sampled is None else sampled
+    named = None if rows is None else [row[1] for row in rows]
+    sampled = id_array(body.get("output_ids", named))
+    if named is not None and named != sampled.tolist():
+        flaws = ("the ids beside the logprobs are not the ids of the answer",)
     return Sampled(
         ids=sampled,
         logprobs=None if rows is None else logprob_array([row[0] for row in rows]),
@@ -183,7 +205,7 @@ def read_llamacpp(body: dict[str, Any]) -> Sampled:
     sampled = id_array(body.get("tokens"))
     entries = body.get("completion_probabilities") or []
     flaws: tuple[str, ...] = ()
-    if sampled is not None and [entry.get("id") for entry in entries] != sampled.tolist():
+    if [entry.get("id") for entry in entries] != sampled.tolist():
         flaws = (f"{len(sampled)} sampled ids but logprobs for {len(entries)} others",)
     return Sampled(
         ids=sampled,
@@ -213,9 +235,9 @@ def first(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     return rows[0]
 
 
-def id_array(values: Any) -> array[int] | None:
+def id_array(values: Any) -> array[int]:
     if not isinstance(values, list):
-        return None
+        raise UpstreamError("the model server gave no token ids", status=502)
     try:
         return ids(values)
     except (TypeError, OverflowError) as error:

@@ -2,15 +2,16 @@
 
 Every agent resends its whole history, changed: arguments re-serialised, white space trimmed, reasoning dropped, parallel
 calls split. A renderer that tokenised that text again would give other ids than the model sampled. So the messages of a
-call are only a lookup key (their digests, chained); the ids come from the earlier call, and only what is new is rendered.
-Where no earlier call fits, or the renderer cannot prove the bridge, the prompt is rendered in full and the reason kept.
+call are only a lookup key (their digests, step by step down a tree); the ids come from the earlier call, and only what is
+new is rendered. Where no earlier call fits, or the renderer cannot prove the bridge, the prompt is rendered in full and the
+reason kept.
 
-Ids are held once per strand of conversation: memory grows with new tokens, not with turns times history.
+Ids are held once per strand of conversation: memory grows with new tokens, not with turns times history, and so does work,
+but for one look-up per message and one copy of the ids.
 """
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -33,17 +34,47 @@ class Known(msgspec.Struct, frozen=True):
     end: int
     sampled: int
     message: Message
-    depth: int  # messages before its answer
 
 
 class Thread:
-    """The answered calls of one rollout."""
+    """The answered calls of one rollout, at the places of their answers in the tree of all messages."""
 
     def __init__(self) -> None:
-        self.by_chain: dict[bytes, Known] = {}
         self.by_id: dict[str, Known] = {}
-        self.by_tool_call: dict[str, Known] = {}
-        self.last: tuple[bytes, tuple[bytes, ...]] | None = None  # tools digest and message digests of the last call
+        self.asked: dict[str, int] = {}  # call -> the place of its last message, until it is answered
+        self.last: tuple[bytes, Sequence[Message]] | None = None
+        self._children: dict[tuple[int, bytes], int] = {}
+        self._answers: dict[int, Known] = {}
+        self._parallel: dict[str, Known] = {}  # tool-call id -> the answer that made it among others
+
+    def below(self, place: int, digest: bytes) -> int:
+        return self._children.setdefault((place, digest), len(self._children) + 1)
+
+    def answer(self, place: int, known: Known) -> None:
+        self._answers[self.below(place, known.message.digest)] = known
+        self.by_id[known.call_id] = known
+        calls = known.message.tool_calls
+        if len(calls) > 1:
+            self._parallel.update((call.id, known) for call in calls)
+
+    def find(self, tools: bytes, messages: Sequence[Message]) -> tuple[Sequence[Message], int, Known | None, int]:
+        """The messages (with split answers put together), their last place, the answer they continue, and where it ends
+        in them. An answer that is not ours cannot be jumped over."""
+        place, known, at = self._walk(tools, messages)
+        if known is None and self._parallel:
+            whole = regrouped(messages, self._parallel)
+            if len(whole) != len(messages):
+                messages = whole
+                place, known, at = self._walk(tools, messages)
+        return messages, place, known, at
+
+    def _walk(self, tools: bytes, messages: Sequence[Message]) -> tuple[int, Known | None, int]:
+        place, last, at = self.below(0, tools), 0, 0
+        for number, message in enumerate(messages, start=1):
+            place = self.below(place, message.digest)
+            if message.role == "assistant":
+                last, at = place, number
+        return place, self._answers.get(last), at
 
 
 class Prompts:
@@ -60,40 +91,25 @@ class Prompts:
         """The call with `prompt_ids`, where they came from, and why they could not be bridged when they were not."""
         thread = self._threads.setdefault(call.rollout_id, Thread())
         tools = call.tools_digest or tools_digest(call.tools)
-        messages = regrouped(call.messages, thread)
-        known, at = self._parent(thread, tools, messages)
-        reason = None
+        messages, place, known, at = thread.find(tools, call.messages)
+        prepared = None
         if known is not None:
-            try:
-                return self._bridged(call, known, messages, at)
-            except Unbridgeable as refusal:
-                reason = "bridge_unproven"
-                self.counts[f"unproven:{refusal.reason}"] += 1
-        reason = reason or break_reason(call, thread, tools, messages)
-        prompt = self.renderer.render(messages, call.tools)
-        self.counts[f"render:{reason}"] += 1
-        return msgspec.structs.replace(
-            call,
-            prompt_ids=prompt,
-            prompt_source="render",
-            parent_call_id=prefix_of(thread, prompt),
-            break_reason=None if reason == "new_root" else reason,
-        )
+            prepared = self._bridged(call, known, messages, at)
+        if prepared is None:
+            reason = break_reason(call, thread, tools, messages) if known is None else "bridge_unproven"
+            prepared = self._rendered(call, thread, messages, reason)
+        thread.asked[call.id] = place
+        thread.last = tools, messages
+        return prepared
 
     def answered(self, call: Call, reply: Reply) -> None:
         """Remembers what was sampled, so that a later call can go on from it."""
         thread = self._threads.get(call.rollout_id)
-        if thread is None or call.prompt_ids is None or reply.completion_ids is None:
+        place = thread.asked.pop(call.id, None) if thread is not None else None
+        if thread is None or place is None or call.prompt_ids is None or reply.completion_ids is None:
             return
-        tools = call.tools_digest or tools_digest(call.tools)
-        messages = regrouped(call.messages, thread)
-        strand, end = self._strand(thread, call, reply.completion_ids)
-        known = Known(call.id, strand, end, len(reply.completion_ids), reply.message, len(messages))
-        thread.by_chain[chains(tools, (*messages, reply.message))[-1]] = known
-        thread.by_id[call.id] = known
-        for tool_call in reply.message.tool_calls:
-            thread.by_tool_call[tool_call.id] = known
-        thread.last = tools, tuple(m.digest for m in messages)
+        strand = extended(thread, call, call.prompt_ids, reply.completion_ids)
+        thread.answer(place, Known(call.id, strand, len(strand), len(reply.completion_ids), reply.message))
 
     def known(self, rollout_id: str) -> tuple[Known, ...]:
         """The answered calls of a rollout, in order."""
@@ -103,22 +119,17 @@ class Prompts:
     def forget(self, rollout_id: str) -> None:
         self._threads.pop(rollout_id, None)
 
-    def _parent(self, thread: Thread, tools: bytes, messages: Sequence[Message]) -> tuple[Known | None, int]:
-        """The deepest answered call whose messages and answer begin this conversation, and where it ends in it."""
-        for at, chain in reversed(list(enumerate(chains(tools, messages), start=1))):
-            if messages[at - 1].role == "assistant":
-                known = thread.by_chain.get(chain)
-                return known, at  # a later answer that is not ours cannot be jumped over
-        return None, 0
-
-    def _bridged(self, call: Call, known: Known, messages: Sequence[Message], at: int) -> Call:
-        new = messages[at:]
-        if not new:
-            raise Unbridgeable("nothing_new", "the conversation ends with the model's own answer")
-        begun = known.end - known.sampled
-        turn = Turn(known.strand[:begun], known.strand[begun : known.end], known.message)
-        bridged = self.renderer.bridge(turn, new, call.tools)
-        prompt = turn.prompt + turn.completion + bridged.ids
+    def _bridged(self, call: Call, known: Known, messages: Sequence[Message], at: int) -> Call | None:
+        if at == len(messages):
+            self.counts["unproven:nothing_new"] += 1
+            return None
+        try:
+            bridged = self.renderer.bridge(turn_of(known), messages[at:], call.tools)
+        except Unbridgeable as refusal:
+            self.counts[f"unproven:{refusal.reason}"] += 1
+            return None
+        prompt = known.strand[: known.end]
+        prompt.extend(bridged.ids)
         self.counts["bridge"] += 1
         if self.check == "always":
             same = self.renderer.render(messages, call.tools) == prompt
@@ -131,52 +142,53 @@ class Prompts:
             inserted=tuple((known.end + a, known.end + b) for a, b in bridged.inserted),
         )
 
-    def _strand(self, thread: Thread, call: Call, completion: array[int]) -> tuple[array[int], int]:
-        """Extends the parent's strand in place when this call is the first to go on from its end; copies otherwise."""
-        prompt = call.prompt_ids
-        assert prompt is not None
-        parent = thread.by_id.get(call.parent_call_id or "")
-        if parent is not None and call.prompt_source == "bridge" and parent.end == len(parent.strand):
-            strand = parent.strand
-            strand.extend(prompt[parent.end :])
-        else:
-            strand = prompt[:]
-        strand.extend(completion)
-        return strand, len(strand)
+    def _rendered(self, call: Call, thread: Thread, messages: Sequence[Message], reason: str) -> Call:
+        prompt = self.renderer.render(messages, call.tools)
+        self.counts[f"render:{reason}"] += 1
+        return msgspec.structs.replace(
+            call,
+            prompt_ids=prompt,
+            prompt_source="render",
+            parent_call_id=prefix_of(thread, prompt),
+            break_reason=None if reason == "new_root" else reason,
+        )
 
 
-def chains(tools: bytes, messages: Sequence[Message]) -> list[bytes]:
-    """A digest for each beginning of the conversation, tools included."""
-    running = hashlib.blake2b(tools, digest_size=16)
-    out: list[bytes] = []
-    for message in messages:
-        running.update(message.digest)
-        out.append(running.digest())
-    return out
+def turn_of(known: Known) -> Turn:
+    begun = known.end - known.sampled
+    return Turn(known.strand, begun, known.strand[begun : known.end], known.message)
 
 
-def regrouped(messages: Sequence[Message], thread: Thread) -> tuple[Message, ...]:
+def extended(thread: Thread, call: Call, prompt: array[int], completion: array[int]) -> array[int]:
+    """The parent's strand made longer in place when this call is the first to go on from its end; a copy otherwise."""
+    parent = thread.by_id.get(call.parent_call_id or "")
+    if parent is not None and call.prompt_source == "bridge" and parent.end == len(parent.strand):
+        strand = parent.strand
+        strand.extend(prompt[parent.end :])
+    else:
+        strand = prompt[:]
+    strand.extend(completion)
+    return strand
+
+
+def regrouped(messages: Sequence[Message], parallel: dict[str, Known]) -> Sequence[Message]:
     """Undoes what some agents do to parallel calls: assistant/tool/assistant/tool pairs become one answer and its
     results again, by the tool-call ids that every agent keeps."""
     out: list[Message] = []
     at = 0
     while at < len(messages):
-        message = messages[at]
-        known = thread.by_tool_call.get(message.tool_calls[0].id) if message.tool_calls else None
-        if known is None or len(message.tool_calls) >= len(known.message.tool_calls):
-            out.append(message)
-            at += 1
-            continue
-        wanted = [c.id for c in known.message.tool_calls]
-        group, after = collected(messages, at, set(wanted))
+        calls = messages[at].tool_calls
+        known = parallel.get(calls[0].id) if calls else None
+        group = None
+        if known is not None and len(calls) < len(known.message.tool_calls):
+            group, after = collected(messages, at, {call.id for call in known.message.tool_calls})
+            if group is not None:
+                out += [known.message, *group]
+                at = after
         if group is None:
-            out.append(message)
+            out.append(messages[at])
             at += 1
-            continue
-        out.append(known.message)
-        out.extend(group)
-        at = after
-    return tuple(out)
+    return out
 
 
 def collected(messages: Sequence[Message], at: int, wanted: set[str]) -> tuple[list[Message] | None, int]:
@@ -185,8 +197,8 @@ def collected(messages: Sequence[Message], at: int, wanted: set[str]) -> tuple[l
     results: list[Message] = []
     while at < len(messages):
         message = messages[at]
-        if message.role == "assistant" and message.tool_calls and all(c.id in left for c in message.tool_calls):
-            left -= {c.id for c in message.tool_calls}
+        if message.tool_calls and all(call.id in left for call in message.tool_calls):
+            left -= {call.id for call in message.tool_calls}
         elif message.role == "tool" and all(answers(part, wanted) for part in message.parts):
             results.append(message)
         else:
@@ -201,7 +213,7 @@ def answers(part: object, wanted: set[str]) -> bool:
 
 def prefix_of(thread: Thread, prompt: array[int]) -> str | None:
     """The call whose ids are the longest exact beginning of this prompt."""
-    fitting = [k for k in thread.by_chain.values() if k.end <= len(prompt) and prompt[: k.end] == k.strand[: k.end]]
+    fitting = [k for k in thread.by_id.values() if k.end <= len(prompt) and prompt[: k.end] == k.strand[: k.end]]
     return max(fitting, key=lambda k: k.end).call_id if fitting else None
 
 
@@ -210,12 +222,12 @@ def break_reason(call: Call, thread: Thread, tools: bytes, messages: Sequence[Me
         return "new_root"
     if call.kind in ("compaction", "subagent", "auxiliary"):
         return "compaction" if call.kind == "compaction" else "new_root"
-    last_tools, digests = thread.last
+    last_tools, before = thread.last
     if last_tools != tools:
         return "tools_changed"
-    if messages and digests and messages[0].digest != digests[0]:
+    if messages and before and messages[0].digest != before[0].digest:
         return "system_changed" if messages[0].role == "system" else "new_root"
-    for message, digest in zip(messages, digests, strict=False):
-        if message.digest != digest:
+    for message, old in zip(messages, before, strict=False):
+        if message.digest != old.digest:
             return "assistant_rewritten" if message.role == "assistant" else "history_edited"
-    return "assistant_rewritten" if len(messages) > len(digests) else "history_edited"
+    return "assistant_rewritten" if len(messages) > len(before) else "history_edited"

@@ -10,9 +10,10 @@ they were sampled then, not now.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import time
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -23,7 +24,6 @@ from rollyard.core.errors import ConfigError, PolicyError
 from rollyard.core.message import Message, ToolCall, ToolResult, tools_digest
 from rollyard.core.trajectory import Node
 from rollyard.policy.evidence import level_of
-from rollyard.policy.prompts import chains
 
 
 class Recorded(Protocol):
@@ -104,7 +104,8 @@ class Replay:
 
 
 def chain_of(tools: bytes, messages: Sequence[Message]) -> bytes:
-    return deque(chains(tools, messages), maxlen=1).pop() if messages else tools
+    """One digest of the tools and all messages."""
+    return hashlib.blake2b(b"".join((tools, *(m.digest for m in messages))), digest_size=16).digest()
 
 
 def least_given(takes: Sequence[Take], given: Counter[str]) -> Take:

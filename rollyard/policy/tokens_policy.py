@@ -6,6 +6,7 @@ speaks. The answer's ids are parsed here, by the renderer: no tool parser of a s
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,12 +19,13 @@ from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
 from rollyard.policy.answer import sampled_reply
 from rollyard.policy.connection import Connection, Timeouts, checked_url, json_object, resolve_key
-from rollyard.policy.engines import ENGINES, OWNERS, Ask, Engine, Sampled
+from rollyard.policy.engines import ENGINES, OWNERS, Ask, Engine, Sampled, joined
 from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
 from rollyard.policy.upstream_policy import checked_sampling
 
+MAX_RESUMES, RESUME_S = 64, 0.05
 DEFAULT_MAX_TOKENS = 4096  # for an agent that names none; servers would stop at 16
 # where nobody chose: the whole distribution, said aloud, since servers have truncating defaults of their own
 OPEN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
@@ -99,14 +101,35 @@ class Tokens:
         call = self.prompts.prepare(call)
         ask = self._ask(call)
         started = time.time()
-        body = await self._connection.post(
-            self.root + engine.path, msgspec.json.encode(engine.request(ask)), self._headers
-        )
-        found = self._read(engine, body)
+        found = await self._sampled(engine, ask)
         reply = self._reply(call, ask, found, engine, started)
         self.prompts.answered(call, reply)
         self.level = reply.capture
         return reply
+
+    async def _sampled(self, engine: Engine, ask: Ask) -> Sampled:
+        """One completion. A server that aborts it for new weights is asked to go on from the ids it gave: the parts are one
+        completion, each with its own version."""
+        found = await self._once(engine, ask)
+        for _ in range(MAX_RESUMES):
+            if not found.aborted:
+                return found
+            left = ask.max_tokens - len(found.ids)
+            if left < 1:
+                return msgspec.structs.replace(found, aborted=False, cut=True)
+            if not found.ids:
+                await asyncio.sleep(RESUME_S)  # it has not begun again yet
+            rest = msgspec.structs.replace(ask, prompt=ask.prompt + found.ids, max_tokens=left)
+            found = joined(found, await self._once(engine, rest))
+        raise UpstreamError(f"{engine.name} aborted the request {MAX_RESUMES} times", status=503)
+
+    async def _once(self, engine: Engine, ask: Ask) -> Sampled:
+        request = msgspec.json.encode(engine.request(ask))
+        body = await self._connection.post(self.root + engine.path, request, self._headers)
+        try:
+            return engine.read(json_object(body))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise UpstreamError(f"the answer is not {engine.name}'s", status=502, body=body[:4096]) from error
 
     async def probe(self) -> CaptureLevel:
         """Samples one token and says what the server tells about it."""
@@ -171,19 +194,7 @@ class Tokens:
             stop_ids=self.renderer.stop_ids,
         )
 
-    def _read(self, engine: Engine, body: bytes) -> Sampled:
-        try:
-            found = engine.read(json_object(body))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise UpstreamError(f"the answer is not {engine.name}'s", status=502, body=body[:4096]) from error
-        if found.ids is None:
-            raise UpstreamError(f"{engine.name} gave no token ids", status=502, body=body[:4096])
-        if found.aborted:
-            raise UpstreamError(f"{engine.name} aborted the request", status=503)
-        return found
-
     def _reply(self, call: Call, ask: Ask, found: Sampled, engine: Engine, started: float) -> Reply:
-        assert found.ids is not None
         reply = sampled_reply(call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws)
         spans = found.spans
         return msgspec.structs.replace(

@@ -79,6 +79,7 @@ class Sampler:
         self.model = model
         self.version = version
         self.batches = 0
+        self.tokens = 0  # sampled since the start
         self._max_batch = max_batch
         self._gather_s = gather_s
         self._waiting: asyncio.Queue[Row] = asyncio.Queue()
@@ -179,6 +180,7 @@ class Sampler:
                     row.ids.append(token)
                     row.logprobs.append(logprob)
                     row.versions.append(self.version)
+                self.tokens += len(rows)
                 keep = [n for n, row in enumerate(rows) if not row.done() and not row.answer.cancelled()]
                 for n, row in enumerate(rows):
                     if n not in keep:

@@ -143,6 +143,28 @@ async def test_the_server_says_which_engine_it_is(serving):
     await policy.aclose()
 
 
+async def test_a_turn_aborted_for_new_weights_goes_on_and_is_one_completion(serving):
+    """Partial rollouts: the second part is asked for with the ids of the first, and each keeps its version."""
+    seen = []
+
+    async def handler(request):
+        seen.append(json.loads(await request.read()))
+        part = len(seen) - 1
+        choice = {"token_ids": TEXT[part : part + 1], "logprobs": content(LOGPROBS[part : part + 1])}
+        finish = "stop" if part == 2 else "abort"
+        return web.json_response({"choices": [choice | {"finish_reason": finish}], "weight_version": 5 + part})
+
+    policy = ry.policy.tokens(await serving(handler), "m", kind="torch", renderer="bytes")
+    reply = await policy(plain_call(user("yo"), sampling=Sampling(max_tokens=9)))
+    prompt = ByteRenderer().render((user("yo"),)).tolist()
+    assert [body["token_ids"] for body in seen] == [prompt, prompt + TEXT[:1], prompt + TEXT[:2]]
+    assert [body["sampling_params"]["max_tokens"] for body in seen] == [9, 8, 7]
+    assert reply.completion_ids.tolist() == TEXT and reply.logprobs.tolist() == LOGPROBS and reply.finish == "stop"
+    assert [(s.version, s.start, s.end) for s in reply.spans] == [(5, 0, 1), (6, 1, 2), (7, 2, 3)]
+    assert (reply.version_start, reply.version_end) == (5, 7)
+    await policy.aclose()
+
+
 async def test_an_unknown_engine_is_refused(serving):
     with pytest.raises(ConfigError):
         ry.policy.tokens("http://127.0.0.1:1", kind="tgi", renderer="bytes")

@@ -3,22 +3,27 @@
 import asyncio
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 
 import aiohttp
 import msgspec
 import pytest
+import uvicorn
 
 torch = pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
 
 import rollyard as ry  # noqa: E402
 from rollyard.core.call import Call, Sampling, ids  # noqa: E402
+from rollyard.core.errors import ConfigError  # noqa: E402
 from rollyard.core.ids import new_id  # noqa: E402
 from rollyard.core.message import Message, Text, tools_digest  # noqa: E402
 from rollyard.core.trajectory import Trajectory  # noqa: E402
-from rollyard.policy.renderers.bytelevel import ByteRenderer  # noqa: E402
+from rollyard.policy.renderers.bytelevel import END, ByteRenderer  # noqa: E402
 from rollyard.train.sampler import Request, Sampler, padded  # noqa: E402
+from rollyard.train.serve_model import ModelOptions, bound, key_of  # noqa: E402
+from rollyard.train.server import ModelServer  # noqa: E402
 from rollyard.train.tiny import TinyConfig, TinyModel, load_model, save_model  # noqa: E402
 
 pytestmark = pytest.mark.anyio
@@ -34,28 +39,24 @@ def folder(tmp_path_factory):
     return save_model(TinyModel(SMALL), tmp_path_factory.mktemp("model") / "small")
 
 
-@contextlib.contextmanager
-def served(folder, *options):
-    command = [
-        *ROLLYARD,
-        "serve",
-        "model",
-        str(folder),
-        "--json",
-        "--threads",
-        "1",
-        *options,
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+@contextlib.asynccontextmanager
+async def serving(folder, *, key=None, version=0):
+    """The server on a real socket, in this process."""
+    sock = bound("127.0.0.1", 0)
+    async with Sampler(load_model(folder), version=version) as sampler:
+        app = ModelServer(sampler, ByteRenderer(), name="small", key=key).app
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        running = asyncio.create_task(server.serve(sockets=[sock]))
         try:
-            yield json.loads(process.stdout.readline())["url"]
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         finally:
-            process.terminate()
+            server.should_exit = True
+            await running
 
 
-@pytest.fixture(scope="module")
-def url(folder):
-    with served(folder) as url:
+@pytest.fixture
+async def url(folder):
+    async with serving(folder) as url:
         yield url
 
 
@@ -80,6 +81,13 @@ def trainer_logprobs(model, prompt, completion, temperature=1.0):
         logits, _ = model(torch.tensor([[*prompt, *completion]]))
         scores = (logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
     return [float(scores[n, token]) for n, token in enumerate(completion)]
+
+
+async def begun(sampler):
+    """Until a few tokens of the first request are there."""
+    async with asyncio.timeout(30):
+        while sampler.tokens < 4:
+            await asyncio.sleep(0.001)
 
 
 async def test_the_samplers_logprobs_are_the_trainers_to_1e_4_alone_and_in_a_batch(folder):
@@ -110,7 +118,7 @@ async def test_truncated_sampling_reports_the_truncated_distribution(folder):
 async def test_new_weights_are_taken_between_two_tokens_and_each_token_says_its_version(folder):
     async with Sampler(load_model(folder), version=1) as sampler:
         sampling = asyncio.create_task(sampler.sample(Request(prompt=ids([1]), max_tokens=400)))
-        await asyncio.sleep(0.05)
+        await begun(sampler)
         torch.manual_seed(1)
         await sampler.load(TinyModel(SMALL).state_dict(), 2)
         assert sampler.version == 2 and not sampling.done()
@@ -123,7 +131,7 @@ async def test_new_weights_are_taken_between_two_tokens_and_each_token_says_its_
 async def test_an_abort_keeps_what_was_sampled_and_a_pause_holds_what_has_not_begun(folder):
     async with Sampler(load_model(folder)) as sampler:
         sampling = asyncio.create_task(sampler.sample(Request(prompt=ids([1]), max_tokens=500)))
-        await asyncio.sleep(0.05)
+        await begun(sampler)
         await sampler.load(sampler.model.state_dict(), 1, abort=True)
         cut = await sampling
         assert cut.finish == "abort" and 0 < len(cut.ids) < 500
@@ -205,7 +213,7 @@ async def branches_by_upstream_and_by_tokens(url):
 
 async def test_one_rollout_seen_by_upstream_and_by_tokens_has_the_same_branches(tmp_path):
     """A model that speaks canonical text: the chat face tells its ids, and both ways of capture give one branch."""
-    with served(taught(tmp_path / "taught")) as url:
+    async with serving(taught(tmp_path / "taught")) as url:
         upstream, tokens = await branches_by_upstream_and_by_tokens(url)
     assert upstream == tokens and len(tokens) == 1
 
@@ -226,7 +234,7 @@ async def test_the_completions_endpoint_takes_ids(url):
 async def test_weights_are_reloaded_over_http(folder, tmp_path):
     torch.manual_seed(5)
     other = save_model(TinyModel(SMALL), tmp_path / "other")
-    with served(folder, "--version", "3") as url:
+    async with serving(folder, version=3) as url:
         async with aiohttp.ClientSession() as http:
             async with http.post(f"{url}/weights", json={"path": str(other), "version": 4}) as answer:
                 assert await answer.json() == {"weight_version": 4}
@@ -240,10 +248,38 @@ async def test_weights_are_reloaded_over_http(folder, tmp_path):
         await policy.aclose()
 
 
-async def test_bad_requests_are_400_and_a_key_is_asked_for_when_there_is_one(folder, tmp_path):
-    key = tmp_path / "key"
-    key.write_text("sekret\n")
-    with served(folder, "--key-file", str(key)) as url:
+async def test_a_turn_cut_by_new_weights_is_one_completion_of_two_versions(folder, tmp_path):
+    """Partial rollouts, end to end: the server aborts for new weights, the token policy goes on from the same ids."""
+    torch.manual_seed(6)
+    models = [folder, save_model(TinyModel(SMALL), tmp_path / "other")]
+    prompt = ByteRenderer().render((user("go"),))
+    async with Sampler(load_model(folder)) as sampler:
+        asks = [Request(prompt=prompt, max_tokens=450, seed=n, stop_ids=(END,)) for n in range(40)]
+        lengths = [len(found.ids) for found in await asyncio.gather(*map(sampler.sample, asks))]
+    seed = lengths.index(450)
+    async with serving(folder) as url:
+        policy = ry.policy.tokens(url, renderer="bytes", kind="torch", sampling={"seed": seed})
+        async with aiohttp.ClientSession() as http:
+            for version in range(1, 20):  # the new weights must come while it samples: try until they do
+                sampling = asyncio.create_task(policy(call_of(user("go"), max_tokens=450)))
+                await asyncio.sleep(0.03 * version)
+                body = {"path": str(models[version % 2]), "version": version, "abort": True}
+                async with http.post(f"{url}/weights", json=body) as answer:
+                    assert answer.status == 200
+                reply = await sampling
+                if len(reply.spans) == 2:
+                    break
+        await policy.aclose()
+    assert [span.version for span in reply.spans] == [version - 1, version]
+    assert reply.capture == "tokens" and not reply.flaws
+    cut = reply.spans[0].end
+    begun = [*reply.prompt_ids, *reply.completion_ids[:cut]]
+    later = trainer_logprobs(load_model(models[version % 2]), begun, reply.completion_ids[cut:])
+    assert max(abs(a - b) for a, b in zip(later, reply.logprobs[cut:], strict=True)) < 1e-4
+
+
+async def test_bad_requests_are_400_and_a_key_is_asked_for_when_there_is_one(folder):
+    async with serving(folder, key="sekret") as url:
         async with aiohttp.ClientSession() as http:
             async with http.get(f"{url}/v1/models") as answer:
                 assert answer.status == 401
@@ -262,10 +298,37 @@ async def test_bad_requests_are_400_and_a_key_is_asked_for_when_there_is_one(fol
         await policy.aclose()
 
 
-def test_it_does_not_listen_beyond_loopback_without_a_key(folder):
-    command = [*ROLLYARD, "serve", "model", str(folder), "--host", "0.0.0.0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "--key-file" in done.stderr
+def test_it_does_not_listen_beyond_loopback_without_a_key():
+    with pytest.raises(ConfigError, match="--key-file"):
+        key_of(ModelOptions(host="0.0.0.0"))
+
+
+async def test_the_command_serves_a_model_until_it_is_stopped(folder, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("sekret\n")
+    command = [
+        *ROLLYARD,
+        "serve",
+        "model",
+        str(folder),
+        "--json",
+        "--threads",
+        "1",
+        "--version",
+        "7",
+        "--key-file",
+        str(key),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            ready = json.loads(process.stdout.readline())
+            assert ready["model"] == "small" and ready["weight_version"] == 7
+            policy = ry.policy.tokens(ready["url"], renderer="bytes", key="sekret")
+            assert (await policy(call_of(user("go")))).version_start == 7
+            await policy.aclose()
+        finally:
+            process.terminate()
+        assert process.wait(20) in (0, -signal.SIGTERM)
 
 
 async def test_the_openai_client_talks_to_the_chat_face(url):

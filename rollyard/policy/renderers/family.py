@@ -66,7 +66,7 @@ class FamilyRenderer:
         return to_ids(rendered)
 
     def bridge(self, turn: Turn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
-        before, sampled = turn.prompt.tolist(), turn.completion.tolist()
+        before, sampled = turn.strand[: turn.begun].tolist(), turn.completion.tolist()
         bridged = self._made.bridge_to_next_turn(before, sampled, chat(new), tools=listed(tools))
         if bridged is None:
             raise Unbridgeable("family_declines", f"{self.name} cannot prove this continuation")

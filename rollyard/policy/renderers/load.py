@@ -79,7 +79,7 @@ def prove(made: TemplateRenderer) -> None:
     """Refuses a template whose turns cannot be appended to at all."""
     answer = Message("assistant", (Text("yes"),))
     try:
-        made.bridge(Turn(to_ids(), made.completion_of(answer), answer), (Message("user", (Text("and?"),)),))
+        made.bridge(Turn(to_ids(), 0, made.completion_of(answer), answer), (Message("user", (Text("and?"),)),))
     except Unbridgeable as error:
         raise Unsupported(
             f"the chat template of {made.name} does not keep its prefix: {error.message}",

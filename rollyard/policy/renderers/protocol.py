@@ -33,9 +33,10 @@ class Bridged(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A sampled turn: what the model saw, what it sampled, and the message that was made of it."""
+    """A sampled turn. `strand[:begun]` is what the model saw; `completion` what it sampled; `message` what that became."""
 
-    prompt: array[int]
+    strand: array[int]
+    begun: int
     completion: array[int]
     message: Message
 
