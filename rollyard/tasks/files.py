@@ -86,3 +86,13 @@ def stage(directories: Sequence[str], target: Path, *, source: str | None) -> No
             copy = target / path.relative_to(base)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
+
+
+def copy_template(source: Path, target: Path) -> None:
+    """Copy a folder of the package. `*.py.txt` loses its `.txt`; scripts become executable, also out of an archive that kept
+    no modes."""
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    for code in list(target.rglob("*.py.txt")):
+        code.rename(code.with_suffix(""))
+    for script in target.rglob("*.sh"):
+        script.chmod(0o755)

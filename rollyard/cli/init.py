@@ -1,0 +1,62 @@
+"""`rollyard init task|taskset|agent PATH`: first files of something new, which work as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="start a new task, taskset or agent", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
+
+Where = Annotated[Path, typer.Argument(help="where to put it; its last part is the name")]
+Json = Annotated[bool, typer.Option("--json", help="the paths that were made, as JSON")]
+
+
+@app.callback()
+def init() -> None:
+    """Start something new from files that work as they are."""
+
+
+@app.command()
+def task(
+    path: Where,
+    kind: Annotated[str, typer.Option(help="tests (a test.sh), pytest, or steps")] = "tests",
+    json: Json = False,
+) -> None:
+    """A task folder that `rollyard check tasks` accepts."""
+    from rollyard.core.errors import UnknownName
+    from rollyard.tasks.scaffold import new_task
+
+    if kind not in ("tests", "pytest", "steps"):
+        raise UnknownName("kind of task", kind, ["tests", "pytest", "steps"])
+    _say(new_task(path, kind), f"rollyard check tasks {path}", json)
+
+
+@app.command()
+def taskset(path: Where, json: Json = False) -> None:
+    """A Python file with tasks and a verifier of its own."""
+    from rollyard.tasks.scaffold import new_taskset
+
+    made = new_taskset(path)
+    _say(made, f"rollyard check tasks {made}", json)
+
+
+@app.command()
+def agent(path: Where, json: Json = False) -> None:
+    """An agent described in TOML."""
+    from rollyard.tasks.scaffold import new_agent
+
+    made = new_agent(path)
+    _say(made, f"rollyard run --instruction 'Say hello.' --agent {made} --policy upstream:URL", json)
+
+
+def _say(made: Path, following: str, json: bool) -> None:
+    from rollyard.cli.printing import print_json
+
+    if json:
+        print_json({"made": str(made), "next": following})
+    else:
+        typer.echo(f"made {made}\nnext: {following}")

@@ -1,0 +1,3 @@
+#!/bin/sh
+# The reference solution: `rollyard check tasks` runs it to prove that the task can be solved.
+echo alpha > /app/first.txt
