@@ -123,7 +123,7 @@ async def run_rollout(
                 "budget": Budget(calls=max_calls),
                 "settings": answering.settings,
             },
-            provision=provision or Provision(),
+            provision=provision or Provision.of(backend),
             sink=sink,
         )
         if store is not None:

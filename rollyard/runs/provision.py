@@ -48,6 +48,12 @@ class Provision:
         self._builds = FileCache(self.images.root / "builds")
         self._locks: dict[str, anyio.Lock] = {}
 
+    @classmethod
+    def of(cls, backend: Backend | str) -> Provision:
+        """On the backend's own image store where it has one: an image or layer made elsewhere would be unknown to it."""
+        images = getattr(backend, "images", None)
+        return cls(images if isinstance(images, ImageStore) else None)
+
     async def ground(self, task: Task, agent: Agent, backend: Backend, deadline: Deadline) -> Ground:
         layer = await self.agent_layer(agent)
         built = await self.image(task, backend, deadline)

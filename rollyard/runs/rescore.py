@@ -54,7 +54,7 @@ async def rescore(
     """Judge a run or a rollout again. `tasks` replaces tasks by id, for a verifier that was corrected since."""
     kind, found = await store.resolve(target)
     ids = [found] if kind == "rollout" else [r.id async for r in store.rollouts(found)]
-    provision = Provision()
+    provision = Provision.of(sandbox)
     if isinstance(sandbox, str):
         async with sandboxes.backend(sandbox) as backend:
             for rollout_id in ids:

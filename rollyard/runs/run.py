@@ -97,7 +97,7 @@ class Run:
         self._gate, self._store = gate, store
         self._sandbox = sandbox if sandbox is not None else self.config.sandbox
         self._verifier, self._hooks, self._sink = verifier, hooks or Hooks(), sink
-        self._provision = provision or Provision()
+        self._provision = provision or Provision.of(self._sandbox)
         self._resume = resume
         self._owner = owner_name()
         self._limiters = {name: anyio.CapacityLimiter(n) for name, n in self.config.concurrency.items()}

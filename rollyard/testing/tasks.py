@@ -93,7 +93,7 @@ async def check_tasks(source: str, backend: Backend, options: CheckOptions | Non
     for outcome in broken:
         yield outcome
     send, receive = anyio.create_memory_object_stream[TaskCheck](len(tasks) or 1)
-    limiter, provision = anyio.CapacityLimiter(options.parallel), Provision()
+    limiter, provision = anyio.CapacityLimiter(options.parallel), Provision.of(backend)
 
     async def one(task: Task) -> None:
         async with limiter:
