@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rollyard.policy.renderers.load import renderer as renderer
     from rollyard.runs.config import RunConfig as RunConfig
     from rollyard.runs.drive import report as report
+    from rollyard.runs.evaluate import evaluate as evaluate
+    from rollyard.runs.evaluate import evaluate_task as evaluate_task
     from rollyard.runs.once import run_rollout as run_rollout
     from rollyard.runs.run import Run as Run
     from rollyard.sandbox.images import ImageStore as ImageStore
@@ -68,6 +70,8 @@ _NAMES: dict[str, str] = {
     "RunConfig": "rollyard.runs.config",
     "report": "rollyard.runs.drive",
     "export": "rollyard.store.exports.export",
+    "evaluate": "rollyard.runs.evaluate",
+    "evaluate_task": "rollyard.runs.evaluate",
     "ImageStore": "rollyard.sandbox.images",
     "layer": "rollyard.sandbox.images",
     "verifier": "rollyard.tasks.verifiers.python",

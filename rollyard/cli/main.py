@@ -18,6 +18,7 @@ from rollyard.core.errors import ConfigError, Error
 # verb -> the one line shown in `rollyard --help`
 VERBS: dict[str, str] = {
     "run": "run agents on tasks, or one agent on one instruction",
+    "eval": "agents x models x tasks x attempts from one TOML file, with a report",
     "compare": "hold two runs on the same tasks against each other",
     "watch": "follow a run from another terminal",
     "rescore": "judge kept rollouts again",

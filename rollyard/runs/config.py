@@ -62,8 +62,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"concurrency names the policy {name!r}, which the run does not have")
 
 
-def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+def load(path: str | Path) -> RunConfig:
     """A TOML file with `RunConfig`'s fields; relative task paths are relative to the file."""
+    return convert(read_toml(path), str(path))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
     file = Path(path)
     try:
         values: dict[str, Any] = tomllib.loads(file.read_text())
@@ -71,9 +75,13 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunCon
         raise ConfigError(f"no such file: {file}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
-    if "tasks" in values and not Path(values["tasks"]).is_absolute():
+    if "tasks" in values and (file.parent / values["tasks"]).exists():
         values["tasks"] = str((file.parent / values["tasks"]).resolve())
-    return convert({**values, **(overrides or {})}, str(file))
+    for name, text in values.get("policies", {}).items():
+        kind, colon, where = str(text).partition(":")
+        if kind == "scripted" and colon and (file.parent / where).exists():
+            values["policies"][name] = f"scripted:{(file.parent / where).resolve()}"
+    return values
 
 
 def convert(values: Mapping[str, Any], source: str) -> RunConfig:

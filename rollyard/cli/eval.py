@@ -1,0 +1,52 @@
+"""`rollyard eval`: agents x models x tasks x attempts from one TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+
+from rollyard.cli.main import ROLLOUTS_FAILED
+from rollyard.cli.printing import print_json
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def evaluate(
+    config: Annotated[
+        str, typer.Argument(help="a TOML file: tasks, agents, [policies], attempts, [prices.NAME], max_cost")
+    ],
+    store: Annotated[str, typer.Option(help="where everything is kept")] = "runs.db",
+    resume: Annotated[str | None, typer.Option(help="finish this run; only what is missing is done")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="also write report.json, report.html and plots into this folder")
+    ] = None,
+    display: Annotated[str, typer.Option(help="auto, rich, plain, json or none")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="the report as JSON on stdout")] = False,
+) -> None:
+    """Evaluate agents and models on tasks, k attempts each, and report with intervals."""
+    from rollyard.runs import evaluate as evaluation
+    from rollyard.runs.progress import display as shown
+    from rollyard.runs.report import Report
+    from rollyard.store import Store
+
+    async def work() -> Report:
+        async with Store.open(store) as kept:
+            with shown("none" if as_json and display == "auto" else display) as screen:
+                report = await evaluation.evaluate(config, store=kept, display=screen, resume=resume)
+            if out is not None:
+                from rollyard.runs.plots import write_report
+
+                await write_report(kept, report, out)
+            return report
+
+    report = anyio.run(work)
+    if as_json:
+        print_json(report)
+    else:
+        typer.echo(f"{report}kept in {store}; look closer with: rollyard show {report.run_id}")
+    if any(status != "completed" for status in report.statuses):
+        raise typer.Exit(ROLLOUTS_FAILED)
