@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rollyard.agents.events import EventParser, parse
 from rollyard.agents.registry import default_prompt, from_toml, get, names
-from rollyard.agents.render import Rendered, admit, artifacts, refuse, render
+from rollyard.agents.render import Rendered, admit, artifacts, installed, refuse, render
 from rollyard.agents.watchdog import Sample, Watchdog
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "default_prompt",
     "from_toml",
     "get",
+    "installed",
     "names",
     "parse",
     "refuse",

@@ -46,7 +46,7 @@ agent = Agent(
     name="cline",
     version="3.0.65",
     summary="Cline CLI",
-    layer=LayerSpec(npm=("cline@3.0.65",), node="20"),
+    layer=LayerSpec(npm=("cline@3.0.65",), before="2026-11-01", node="20"),
     check=("{prefix}/bin/cline", "--version"),
     argv=(
         "{prefix}/bin/cline",

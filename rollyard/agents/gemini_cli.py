@@ -38,7 +38,7 @@ agent = Agent(
     name="gemini-cli",
     version="0.61.0",
     summary="Gemini CLI by Google",
-    layer=LayerSpec(npm=("@google/gemini-cli@0.61.0",), node="20"),
+    layer=LayerSpec(npm=("@google/gemini-cli@0.61.0",), before="2026-11-01", node="20"),
     check=("{prefix}/bin/gemini", "--version"),
     argv=(
         "{prefix}/bin/gemini",

@@ -25,7 +25,7 @@ agent = Agent(
     name="mini-swe-agent",
     version="2.4.6",
     summary="mini-swe-agent, one loop and one bash tool",
-    layer=LayerSpec(pip=("mini-swe-agent==2.4.6", "mcp==2.3.0"), python="3.11"),
+    layer=LayerSpec(pip=("mini-swe-agent==2.4.6", "litellm==1.106.2", "mcp==2.3.0"), python="3.11"),
     check=("{prefix}/bin/mini", "--help"),
     argv=(
         "{prefix}/bin/mini",

@@ -88,7 +88,7 @@ agent = Agent(
     name="pi",
     version="0.73.1",
     summary="pi, a minimal coding agent with four tools",
-    layer=LayerSpec(npm=("@mariozechner/pi-coding-agent@0.73.1",), node="20"),
+    layer=LayerSpec(npm=("@mariozechner/pi-coding-agent@0.73.1",), before="2026-11-01", node="20"),
     check=("{prefix}/bin/pi", "--version"),
     argv=(
         "{prefix}/bin/pi",

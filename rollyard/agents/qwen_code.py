@@ -26,7 +26,7 @@ agent = Agent(
     name="qwen-code",
     version="0.24.4",
     summary="Qwen Code by Alibaba",
-    layer=LayerSpec(npm=("@qwen-code/qwen-code@0.24.4",), node="22"),
+    layer=LayerSpec(npm=("@qwen-code/qwen-code@0.24.4",), before="2026-11-01", node="22"),
     check=("{prefix}/bin/qwen", "--version"),
     argv=(
         "{prefix}/bin/qwen",

@@ -171,6 +171,9 @@ def _values(launch: Launch) -> dict[str, Any]:
 
 
 def _text(template: str, values: Mapping[str, Any]) -> str:
+    if values.get("prefix") == "":  # not in a layer: found on PATH by its name
+        template = template.removeprefix("{prefix}/bin/")
+
     def value(match: re.Match[str]) -> str:
         found = values[match[1]]
         if found is None:
@@ -232,6 +235,11 @@ def _check_sizes(agent: Agent, launch: Launch, rendered: Rendered) -> None:
             raise Unsupported(
                 f"the variable {name} of agent {agent.name!r} cannot hold its value (too long, or a NUL byte)"
             )
+
+
+def installed(agent: Agent, prefix: str) -> list[str]:
+    """The argv that succeeds where the agent lies under `prefix`; "" looks for it on PATH."""
+    return [_text(item, {"prefix": prefix}) for item in agent.check]
 
 
 def artifacts(agent: Agent, launch: Launch) -> tuple[str, ...]:

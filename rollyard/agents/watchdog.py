@@ -17,11 +17,13 @@ BUSY_SHARE = 0.02  # of one core: an idle Node process uses less, a working one 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """What is known at one moment. `cpu_s` is the CPU time of the whole process tree so far, None where it is not known;
-    `last_event_at` is the time of its last output or call, `done_at` of its last `done` event."""
+    `last_output_at` and `last_call_at` are times of its latest signs of life. `done_at` is when it said that it is done, None
+    once a later event has taken that back."""
 
     at: float
     in_flight: int
-    last_event_at: float
+    last_output_at: float
+    last_call_at: float = 0.0
     cpu_s: float | None = None
     done_at: float | None = None
 
@@ -36,15 +38,15 @@ class Watchdog:
 
     def see(self, now: Sample) -> State:
         before, self._last = self._last, now
-        said_done = now.done_at is not None and now.done_at >= now.last_event_at
         if self._busy_at is None or now.in_flight or self._burns_cpu(before, now):
             self._busy_at = now.at
-        quiet = now.at - max(self._busy_at, now.last_event_at)
+        quiet_since = max(self._busy_at, now.last_output_at, now.last_call_at)
         if now.in_flight:
-            return "model_slow" if now.at - now.last_event_at >= self._idle_s else "working"
-        if said_done and now.done_at is not None and now.at - now.done_at >= self._linger_s:
+            waiting = now.at - max(now.last_output_at, now.last_call_at)
+            return "model_slow" if waiting >= self._idle_s else "working"
+        if now.done_at is not None and now.done_at >= now.last_call_at and now.at - now.done_at >= self._linger_s:
             return "lingering"
-        return "parked" if quiet >= self._idle_s else "working"
+        return "parked" if now.at - quiet_since >= self._idle_s else "working"
 
     @staticmethod
     def _burns_cpu(before: Sample | None, now: Sample) -> bool:

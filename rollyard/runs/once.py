@@ -27,6 +27,7 @@ from rollyard.runs.stages import nowhere
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 from rollyard.tasks.rows import as_task
+from rollyard.tools import Tool, Toolset
 
 
 async def run_rollout(
@@ -48,6 +49,7 @@ async def run_rollout(
     system_prompt: str | None = None,
     disabled_tools: Sequence[str] = (),
     mcp: Sequence[McpServer] = (),
+    tools: Sequence[Tool] = (),
     disable_thinking: bool | None = None,
     max_tokens_cap: int | None = None,
     top_logprobs: int | None = None,
@@ -72,7 +74,8 @@ async def run_rollout(
 
     Who answers its model calls: `policy`, or `base_url` with `model` and `key`. `files` maps paths to contents; `setup` and
     `verify` are shell commands, the reward being the share of `verify` commands that succeed. `collect` are globs of files
-    to bring back. Options a mode, agent or backend cannot honour are refused by name before anything opens."""
+    to bring back. `tools` run on this side and are offered to the agent over MCP. Options a mode, agent or backend cannot
+    honour are refused by name before anything opens."""
     task = _task(instruction, template=template, files=files, setup=setup, verify=verify, task_id=task_id)
     chosen = agents.get(agent) if isinstance(agent, str) else agent
     if direct and (mode != "black_box" or base_url is None or key is None):
@@ -87,6 +90,8 @@ async def run_rollout(
         max_tokens_cap=max_tokens_cap,
         top_logprobs=top_logprobs,
     )
+    if tools:
+        agents.refuse(chosen, {"mcp": (McpServer(name="rollyard"),)})
     plan = Plan(
         rollout_id=rollout_id or new_id("ro"),
         agent=chosen,
@@ -110,6 +115,9 @@ async def run_rollout(
     async with AsyncExitStack() as stack:
         if answering.owned:
             stack.push_async_callback(answering.policy.aclose)
+        offered = Toolset(tools) if tools else None
+        if offered is not None:
+            stack.push_async_callback(offered.aclose)
         backend = await stack.enter_async_context(open_backend(sandbox)) if isinstance(sandbox, str) else sandbox
         if gate is None:
             gate = await stack.enter_async_context(Gate(answering.policy, log=store))
@@ -122,6 +130,7 @@ async def run_rollout(
                 "policy": answering.policy,
                 "budget": Budget(calls=max_calls),
                 "settings": answering.settings,
+                "tools": offered,
             },
             provision=provision or Provision.of(backend),
             sink=sink,

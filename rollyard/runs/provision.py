@@ -13,6 +13,7 @@ import anyio
 import msgspec
 import stamina
 
+from rollyard import agents
 from rollyard.core.agent import Agent, LayerSpec
 from rollyard.core.errors import AgentInstallFailed, GateUnreachable, SandboxError, Unsupported
 from rollyard.core.limits import Deadline
@@ -102,7 +103,7 @@ class Provision:
         if ground.agent_layer is None or sandbox.capabilities.layers:
             return ground.prefix
         if agent.check:
-            found = await sandbox.exec(agent.check, timeout=max(1.0, min(30.0, deadline.left)))
+            found = await sandbox.exec(agents.installed(agent, ""), timeout=max(1.0, min(30.0, deadline.left)))
             if found.ok:
                 return ""
         source = self.images.layers.tree(ground.agent_layer) / ground.prefix.lstrip("/")

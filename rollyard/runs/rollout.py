@@ -24,7 +24,7 @@ from rollyard.core.errors import AgentError, AgentParked, Error, PolicyError, Sa
 from rollyard.core.protocols import Backend, EventSink, Sandbox
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, Status, Verdict
 from rollyard.core.sandbox import Network, SandboxSpec
-from rollyard.core.task import Step, Task
+from rollyard.core.task import McpServer, Step, Task
 from rollyard.gate import Gate, Session
 from rollyard.runs import collect, prepare
 from rollyard.runs.failures import classify
@@ -278,7 +278,7 @@ class _Rollout:
                 as_root=place.as_root,
                 system_prompt=plan.system_prompt,
                 disabled_tools=plan.disabled_tools,
-                mcp=(*(self.task.mcp if agent.dialect is not None else ()), *plan.mcp),
+                mcp=(*(self.task.mcp if agent.dialect is not None else ()), *plan.mcp, *self._own_tools()),
                 solution=await self.provision.solution(self.sandbox, self.task, step, agent),
                 allow_unsafe=plan.allow_unsafe,
             )
@@ -286,15 +286,11 @@ class _Rollout:
             rendered = agents.render(agent, launch)
             for path, data in rendered.files.items():
                 await self.sandbox.write(path, data, mode=0o600, user=user)
-            path = f"{self.prefix}/bin:{place.path}" if self.prefix else place.path
             env = {
-                "PATH": path,
-                "HOME": prepare.HOME,
-                "TERM": "dumb",
-                "LANG": "C.UTF-8",
+                "PATH": place.path,
                 **self.task.env,
                 **rendered.env,
-            }
+            }  # the agent's own interpreters stay off the task's PATH
             argv = rendered.argv or _NOTHING
             job = await self.sandbox.start(argv, env=env, cwd=place.workdir, user=user)
         watch = Watch(job, agents.parse(agent), self.session, self.limits.idle, self.stages)
@@ -307,6 +303,13 @@ class _Rollout:
             raise
         finally:
             self.log += watch.log
+
+    def _own_tools(self) -> tuple[McpServer, ...]:
+        """The gate's tool endpoint, for a rollout that was given tools on the trainer's side."""
+        if self.session is None or self.session.tools is None:
+            return ()
+        headers = {"Authorization": f"Bearer {self._key()}"}
+        return (McpServer(name="rollyard", url=f"{self.root_url}/mcp", headers=headers),)
 
     def _key(self) -> str:
         if self.plan.direct is not None:

@@ -94,9 +94,8 @@ class Watch:
     async def _take(self, events: list[AgentEvent]) -> None:
         for event in events:
             self.events.append(event)
-            if event.kind == "done":
-                self._done_at = time.monotonic()
             if event.kind != "raw":
+                self._done_at = time.monotonic() if event.kind == "done" else None  # going on takes a `done` back
                 await self._stages.tell(f"agent.{event.kind}", **msgspec.to_builtins(event))
 
     async def _guard(self) -> None:
@@ -108,7 +107,8 @@ class Watch:
             sample = Sample(
                 at=time.monotonic(),
                 in_flight=in_flight,
-                last_event_at=max(self._last_output, last_call),
+                last_output_at=self._last_output,
+                last_call_at=last_call,
                 cpu_s=await self._job.cpu_s(),
                 done_at=self._done_at,
             )

@@ -19,7 +19,7 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core.agent import LayerSpec
-from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.core.errors import CommandFailed, ConfigError, UnknownName
 from rollyard.sandbox.home import private_dir
 from rollyard.sandbox.interpreters import Toolchain, node_toolchain, npm_command, pip_command, python_toolchain
 from rollyard.sandbox.packages import Locked, npm_install, pip_install
@@ -166,7 +166,9 @@ class Layers:
             toolchains.append(node)
             await anyio.to_thread.run_sync(_link_node, node, prefix)
             if spec.npm:
-                npm = await npm_install(prefix, spec.npm, npm_command(node), scratch=scratch, timeout=timeout)
+                npm = await npm_install(
+                    prefix, spec.npm, npm_command(node), before=spec.before, scratch=scratch, timeout=timeout
+                )
         return toolchains, npm, pip
 
 
@@ -223,13 +225,15 @@ async def _compile(prefix: Path, timeout: float) -> None:
     """Bytecode that names the in-sandbox path and is never checked: a sandbox need not compile what it cannot keep."""
     packages = [str(place) for place in (prefix / "lib").glob("python3*/*-packages")]
     inside = f"{PREFIX}/{prefix.name}"
-    await run_program(
-        [
-            str(prefix / "bin/python3"), "-I", "-m", "compileall", "-q", "-q", "-j", "2", "--invalidation-mode", "unchecked-hash",
-            "-s", str(prefix), "-p", inside, "-x", r"/tests?/", *packages,
-        ],
-        env={"PATH": "/nonexistent"}, cwd=prefix, timeout=timeout, what="compiling the layer's Python packages",
-    )  # fmt: skip
+    command = [
+        str(prefix / "bin/python3"), "-I", "-m", "compileall", "-q", "-q", "-j", "2", "--invalidation-mode", "unchecked-hash",
+        "-s", str(prefix), "-p", inside, "-x", r"/tests?/", *packages,
+    ]  # fmt: skip
+    try:
+        what = "compiling the layer's Python packages"
+        await run_program(command, env={"PATH": "/nonexistent"}, cwd=prefix, timeout=timeout, what=what)
+    except CommandFailed:
+        pass  # some packages carry templates that are no Python; all other files are compiled all the same
 
 
 def _bytecode(path: str) -> bool:

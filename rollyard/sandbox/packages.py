@@ -29,7 +29,7 @@ class Locked(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def npm_install(
-    prefix: Path, packages: Sequence[str], npm: list[str], *, scratch: Path, timeout: float
+    prefix: Path, packages: Sequence[str], npm: list[str], *, before: str | None, scratch: Path, timeout: float
 ) -> list[Locked]:
     library = prefix / "lib"
     library.mkdir(exist_ok=True)
@@ -38,6 +38,8 @@ async def npm_install(
         "--save-exact", "--ignore-scripts=false", "--include=optional", "--omit=dev", "--no-audit", "--no-fund",
         "--no-update-notifier", "--omit-lockfile-registry-resolved", "--no-progress", "--loglevel=error",
     ]  # fmt: skip
+    if before is not None:
+        options.append(f"--before={before}")
     path = f"{prefix / 'bin'}:{build_env(scratch).get('PATH', '/usr/bin:/bin')}"
     await run_program_retried(
         [*npm, "install", *options, "--", *packages],

@@ -9,7 +9,7 @@ def watch(*samples: Sample, idle_s: float = 60, linger_s: float = 3) -> list[str
 
 
 def at(t: float, **fields) -> Sample:
-    return Sample(at=t, **{"in_flight": 0, "last_event_at": 0.0, "cpu_s": 1.0, **fields})
+    return Sample(at=t, **{"in_flight": 0, "last_output_at": 0.0, "cpu_s": 1.0, **fields})
 
 
 def test_silence_without_call_cpu_or_output_is_parked():
@@ -25,7 +25,7 @@ def test_the_clock_starts_again_when_the_slow_model_has_answered():
 
 
 def test_output_and_cpu_are_work():
-    assert watch(at(0), at(59), at(100, last_event_at=90.0))[-1] == "working"
+    assert watch(at(0), at(59), at(100, last_output_at=90.0))[-1] == "working"
     assert watch(at(0), at(50), at(100, cpu_s=10.0), at(150, cpu_s=10.0), at(161, cpu_s=10.1))[-2:] == [
         "working",
         "parked",
@@ -41,13 +41,21 @@ def test_unknown_cpu_counts_as_none():
 
 
 def test_a_process_that_stays_after_its_last_word_lingers():
-    done = {"last_event_at": 10.0, "done_at": 10.0}
+    done = {"last_output_at": 10.0, "done_at": 10.0}
     assert watch(at(10, **done), at(12, **done), at(14, **done)) == ["working", "working", "lingering"]
 
 
-def test_going_on_after_done_takes_the_word_back():
-    assert watch(at(10, last_event_at=12.0, done_at=10.0), at(20, last_event_at=12.0, done_at=10.0))[-1] == "working"
+def test_noise_on_the_way_out_does_not_take_the_word_back():
+    assert (
+        watch(at(10, done_at=10.0), at(12, done_at=10.0, last_output_at=12.0), at(13.5, done_at=10.0))[-1]
+        == "lingering"
+    )
+
+
+def test_a_call_after_done_takes_the_word_back():
+    later = {"last_call_at": 12.0, "done_at": 10.0}
+    assert watch(at(12, **later), at(20, **later))[-1] == "working"
 
 
 def test_a_call_in_flight_is_never_cut_off_as_lingering():
-    assert watch(at(10, done_at=1.0, last_event_at=1.0, in_flight=1)) == ["working"]
+    assert watch(at(10, done_at=1.0, in_flight=1)) == ["working"]
