@@ -74,18 +74,6 @@ def effort(sampling: Sampling) -> str | None:
     return None
 
 
-def budget(sampling: Sampling) -> int | None:
-    """Thinking tokens; 0 when thinking is off, None where nothing was asked."""
-    wanted = reasoning(sampling)
-    if wanted.get("enabled") is False:
-        return 0
-    value = wanted.get("budget")
-    if isinstance(value, int):
-        return value
-    word = effort(sampling)
-    return dict(_BUDGETS)[word] if word else None
-
-
 def format_of(sampling: Sampling) -> Mapping[str, Any] | None:
     return parse_object(sampling.response_format) if sampling.response_format else None
 

@@ -55,10 +55,6 @@ def opaque(dialect: str, kind: str, value: Any) -> Opaque:
     return Opaque(f"{dialect}/{kind}", dump(value).decode())
 
 
-def is_opaque(part: Part, dialect: str) -> bool:
-    return isinstance(part, Opaque) and part.kind.startswith(f"{dialect}/")
-
-
 def texts(parts: tuple[Part, ...]) -> list[str]:
     return [part.text for part in parts if isinstance(part, Text)]
 

@@ -173,7 +173,16 @@ def test_an_answer_without_a_choice_is_an_error(body):
 def test_prompt_ids_read_with_a_memo_are_those_read_without(values, cut, comma):
     """Also when a later prompt does not begin with the earlier one, or cuts a number short."""
     memo = {}
-    for prompt in (values[:cut], values, values[: cut // 2], [*values, 1, 12], [*values, 1, 123, 4], values):
+    values = [*range(1000, 1100), *values]  # a system prompt that all of them begin with
+    for prompt in (
+        values[:100],
+        values[: 100 + cut],
+        values,
+        values[: cut // 2],
+        [*values, 1, 12],
+        [*values, 1, 123, 4],
+        values,
+    ):
         text = comma.join(map(str, prompt))
         body = b'{"choices": [{"message": {"content": "x"}}], "prompt_token_ids": [%b]}' % text.encode()
         assert decode(body, None, memo).prompt_ids.tolist() == prompt
