@@ -6,6 +6,7 @@ Positions in tokens are counted from the root of a path; packed ids are bytes, s
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ class Graph:
         self.tips = Tips()
         self._ends: list[int | None] = []  # tokens up to and with each node; None where some delta is unknown
         self._first: dict[bytes, int] = {}  # message digest -> the first node that holds it
+        self._answers: list[tuple[int, int]] = []  # (end, node) of the sampled ones whose end is known, in order
 
     def restore(self, nodes: Iterable[tuple[Node, bytes]]) -> None:
         """Take nodes with their tools, in the order of their ids."""
@@ -35,7 +37,10 @@ class Graph:
         for node, tools in pairs:
             self._first.setdefault(node.message.digest, node.id)
             self.lineage.insert(node, tools)
-            self._ends.append(self._rebuilt_end(node))
+            end = self._rebuilt_end(node)
+            self._ends.append(end)
+            if node.sampled and end is not None:
+                insort(self._answers, (end, node.id))
 
     def _rebuilt_end(self, node: Node) -> int | None:
         """A parent that came late stands behind its child."""
@@ -51,7 +56,10 @@ class Graph:
             node = replace(node, message=self.nodes[first].message, same_as=first)
         above = 0 if node.parent is None else self._ends[node.parent]
         self.nodes.append(node)
-        self._ends.append(None if above is None or node.ids is None else above + len(node.ids))
+        end = None if above is None or node.ids is None else above + len(node.ids)
+        self._ends.append(end)
+        if node.sampled and end is not None:
+            insort(self._answers, (end, node.id))
         self.lineage.insert(node, tools)
         return node
 
@@ -143,12 +151,11 @@ class Graph:
             at = at.previous or START
         return (START, 0) if at.node == ROOT else (at, self._ends[at.node] or 0)
 
-    def longest_prefix(self, leaves: Iterable[int], packed: bytes, beyond: int) -> int | None:
-        """The leaf of the longest call, past `beyond` tokens, that a prompt begins with."""
-        ends = [(self._ends[leaf] or 0, leaf) for leaf in leaves]
-        for end, leaf in sorted(ends, reverse=True):
-            if not beyond < end <= len(packed) // WIDTH:
-                continue
+    def longest_prefix(self, packed: bytes, beyond: int) -> int | None:
+        """The answer at the end of the longest call, past `beyond` tokens, that a prompt begins with."""
+        low = bisect_right(self._answers, (beyond, len(self.nodes)))
+        high = bisect_right(self._answers, (len(packed) // WIDTH, len(self.nodes)))
+        for end, leaf in reversed(self._answers[low:high]):
             last = self.nodes[leaf].ids
             if last and packed[(end - len(last)) * WIDTH : end * WIDTH] != last.tobytes():
                 continue

@@ -6,23 +6,23 @@ They are names, not secrets: `secret()` makes those.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
 
-def _base32(value: int, digits: int) -> str:
-    out: list[str] = []
-    for _ in range(digits):
-        out.append(_ALPHABET[value & 31])
-        value >>= 5
-    return "".join(reversed(out))
+def _pairs(value: int, count: int) -> str:
+    """The low bits of a number, ten to a pair of digits, highest first."""
+    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(10 * (count - 1), -1, -10)])
 
 
 def new_id(prefix: str) -> str:
     """`new_id("run")` -> `run_01k9...`: 45 bits of milliseconds, then 80 random bits."""
-    return f"{prefix}_{_base32(time.time_ns() // 1_000_000, 9)}{_base32(secrets.randbits(80), 16)}"
+    at, chance = time.time_ns() // 1_000_000, int.from_bytes(os.urandom(10), "big")
+    return f"{prefix}_{_ALPHABET[(at >> 40) & 31]}{_pairs(at, 4)}{_pairs(chance, 8)}"
 
 
 def secret(prefix: str = "ry") -> str:

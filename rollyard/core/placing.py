@@ -47,7 +47,7 @@ def place(graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes
     if packed is None:
         step, end = max(steps, key=lambda at: (at.consumed, at.node), default=START), 0
     else:
-        step, end = _prove(graph, ledger, steps, reached, packed, len(call.messages))
+        step, end = _prove(graph, steps, reached, packed, len(call.messages))
     here = Place(step, end, graph.answer_above(step.node), "root", None)
     failed = ledger.failed(digest)
     if failed is not None:
@@ -63,9 +63,7 @@ def place(graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes
     return _fork(graph, ledger, call, here, _Evidence(steps, reached, ledger.latest(call.thread), packed))
 
 
-def _prove(
-    graph: Graph, ledger: Ledger, steps: Sequence[Step], reached: Node | None, packed: bytes, count: int
-) -> tuple[Step, int]:
+def _prove(graph: Graph, steps: Sequence[Step], reached: Node | None, packed: bytes, count: int) -> tuple[Step, int]:
     """The deepest step whose ids the prompt begins with; failing the lineage, the longest call that it begins with."""
     best, end = START, 0
     for step in steps:
@@ -73,8 +71,7 @@ def _prove(
         if (known, at.consumed) > (end, best.consumed):
             best, end = at, known
     if reached is None or graph.answer_above(best.node) is not reached:
-        leaves = (record.leaf for record in ledger.records.values() if record.leaf is not None)
-        leaf = graph.longest_prefix(leaves, packed, end)
+        leaf = graph.longest_prefix(packed, end)
         if leaf is not None:
             consumed = max(0, min(len(graph.path(leaf)), count - 1))
             best, end = Step(leaf, consumed, START, exact=False), graph.end(leaf) or 0

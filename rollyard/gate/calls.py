@@ -210,14 +210,13 @@ class Calls:
         added = session.trajectory.add(call, reply, error=error)
         if self._log is None:
             return
-        if turn is not None:
-            turn.committing = True
+        if turn is not None:  # `tick` is the deadline: a timer for each commit would cost as much as the hashing
+            turn.committing = time.monotonic() + self._limits.commit_s
         try:
-            async with asyncio.timeout(self._limits.commit_s):
-                await self._log.commit(added.record, added.nodes, added.blobs)
+            await self._log.commit(added.record, added.nodes, added.blobs)
         except BaseException as failure:
             session.broken = f"{type(failure).__name__}: {failure}"
-            if isinstance(failure, TimeoutError):
+            if turn is not None and turn.expired:
                 raise StoreError("the call log did not answer in time", rollout_id=session.rollout_id) from failure
             raise
 
@@ -242,7 +241,8 @@ class Calls:
         session.note(f"{call.dialect} {call.kind} {call.id} -> {refusal.status} {refusal.code} {refusal.id or ''}")
         if session.broken is None:
             try:
-                await self._commit(session, turn, call, None, error=cause)
+                async with asyncio.timeout(self._limits.commit_s):
+                    await self._commit(session, turn, call, None, error=cause)
             except Exception as error:  # noqa: BLE001 - the agent must still get its answer; the session is marked broken
                 refusal_of(error, call.dialect, rollout_id=session.rollout_id, call_id=call.id)
         turn.refused(refusal)
@@ -264,7 +264,8 @@ class Calls:
     async def _count(self, session: Session, codec: Codec, call: Call, exchange: Exchange) -> None:
         counter: Any = getattr(session.policy, "count_tokens", None)
         counted = await counter(call) if counter is not None else None
-        await self._commit(session, None, call, None)
+        async with asyncio.timeout(self._limits.commit_s):
+            await self._commit(session, None, call, None)
         exchange.respond(200, codec.count_tokens(estimate(call) if counted is None else counted))
 
     async def stopped(self, session: Session, route: Route | None, exchange: Exchange) -> bool:

@@ -285,7 +285,7 @@ class Gate:
         """Cancel what waits, let what is being committed finish, and be done within `close_s`."""
         for turn in tuple(session.turns.live):
             turn.give_up()
-        committing = {turn.task for turn in session.turns.live if turn.committing}
+        committing = {turn.task for turn in session.turns.live if turn.committing is not None}
         tasks = session.tasks
         for task in tasks:
             if task not in committing:

@@ -130,7 +130,7 @@ class Turn:
         self.readers: list[Reader] = []
         self.reply: Reply | None = None
         self.delivered = False
-        self.committing = False
+        self.committing: float | None = None  # by when its commit must be done
         self.expired = False
         self.deadline = deadline
         self.orphan_at: float | None = None
@@ -159,7 +159,11 @@ class Turn:
     def tick(self, now: float, status_s: float, keepalive_s: float) -> None:
         for reader in self.readers:
             reader.tick(now, status_s, keepalive_s)
-        if now > self.deadline:
+        if self.committing is not None:
+            if now > self.committing and self.task is not None:
+                self.expired = True
+                self.task.cancel()
+        elif now > self.deadline:
             self.expired = True
             self.give_up()
         elif self.orphan_at is not None and now > self.orphan_at:
@@ -167,7 +171,7 @@ class Turn:
 
     def give_up(self) -> None:
         """Stop waiting for the policy. What is being committed is never interrupted."""
-        if self.task is not None and not self.committing:
+        if self.task is not None and self.committing is None:
             self.task.cancel()
 
     def answered(self, reply: Reply, body: bytes | None, first: Reader | None) -> None:

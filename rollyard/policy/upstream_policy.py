@@ -166,7 +166,7 @@ class Upstream:
         """A session's own key for its own server; ours never goes to another origin."""
         if options.get("api_key"):
             return str(options["api_key"])
-        return self._key if origin(url) == origin(self.settings.url) else None
+        return self._key if url == self.settings.url or origin(url) == origin(self.settings.url) else None
 
     async def closed(self, rollout_id: str) -> None:
         self._memos.pop(rollout_id, None)

@@ -104,7 +104,7 @@ def sampled(
     usage: Usage,
 ) -> Sampled:
     completion_ids = as_ids(completion)
-    tokens = tuple(_token(entry) for entry in entries) if entries is not None else ()
+    tokens = tuple([_token(e) if e.top_logprobs else TokenText(e.token, e.logprob) for e in entries or ()])
     values = [entry.logprob for entry in entries] if entries is not None else None
     flaws: list[str] = []
     if completion is not None and completion_ids is None:
@@ -148,10 +148,8 @@ def _checked(
 
 
 def _token(entry: TokenLogprob) -> TokenText:
-    top = entry.top_logprobs
-    if not top:
-        return TokenText(entry.token, entry.logprob)
-    return TokenText(entry.token, entry.logprob, tuple((t.token, t.logprob) for t in top if t.logprob is not None))
+    top = entry.top_logprobs or ()
+    return TokenText(entry.token, entry.logprob, tuple([(t.token, t.logprob) for t in top if t.logprob is not None]))
 
 
 def from_meta_info(meta: dict[str, Any]) -> tuple[list[int], list[TokenLogprob]] | None:

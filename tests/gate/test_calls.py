@@ -66,3 +66,16 @@ async def test_a_call_that_cannot_be_committed_is_not_answered(log):
             await ask(gate, session)
         assert caught.value.status_code == 503
         assert session.broken is not None
+
+
+async def test_a_log_that_never_answers_is_an_error_in_time(log):
+    from rollyard.gate import GateLimits
+
+    log.before_commit = asyncio.Event().wait
+    async with open_gate(log=log, limits=GateLimits(tick_s=0.02, commit_s=0.1)) as gate:
+        session = await gate.open_session("r1")
+        with pytest.raises(Exception) as caught:
+            await ask(gate, session)
+        assert caught.value.status_code == 503
+        assert session.broken is not None
+        assert session.in_flight == 0
