@@ -7,7 +7,8 @@ over rollouts (`rollout_id`), never over rows, and a loss is normalised the same
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from statistics import fmean, pstdev
 
 import msgspec
 
@@ -94,6 +95,21 @@ def samples(
             kept.append((branch, mask))
     rows = tuple(_row(rollout, graph, branch, mask, n, len(kept)) for n, (branch, mask) in enumerate(kept))
     return Samples(rows, tuple(refused))
+
+
+def advantages(rows: Iterable[Sample], *, scale: bool = True) -> dict[str, float]:
+    """Group-relative advantages by rollout: each rollout counts once in its group's mean however many rows it has, and one
+    without a reward counts nowhere. `scale` divides by the group's standard deviation where there is one."""
+    groups: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row.reward is not None:
+            groups.setdefault(row.group_id or row.task_id, {})[row.rollout_id] = row.reward
+    found: dict[str, float] = {}
+    for rewards in groups.values():
+        mean, spread = fmean(rewards.values()), pstdev(rewards.values())
+        by = spread if scale and spread > 0 else 1.0
+        found |= {rollout_id: (reward - mean) / by for rollout_id, reward in rewards.items()}
+    return found
 
 
 def _against(rollout: Rollout, unscored: bool) -> list[str]:

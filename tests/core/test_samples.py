@@ -5,7 +5,7 @@ import pytest
 from rollyard.core.call import Call, Reply, Sampling, Usage, floats, ids
 from rollyard.core.message import Message, Text
 from rollyard.core.rollout import Failure, Rollout, Verdict
-from rollyard.core.samples import samples
+from rollyard.core.samples import advantages, samples
 from rollyard.core.task import Task
 from rollyard.core.trajectory import Trajectory
 from rollyard.core.validate import counts, findings
@@ -115,6 +115,22 @@ def test_a_rollout_without_reward_or_that_failed_gives_no_rows():
 def test_black_box_rollouts_have_no_samples():
     assert samples(rollout(None)).rows == ()
     assert samples(rollout(Trajectory("r1"))) == samples(rollout(None))
+
+
+def test_a_rollout_with_many_rows_counts_once_in_its_group():
+    from msgspec.structs import replace
+
+    t = two_turns()
+    t.add(call("c3", USER, said("a"), Message("user", (Text("other"),))), reply("c", [1, 2, 3, 8], [9]))
+    many = samples(rollout(t, verdict=Verdict(reward=1.0))).rows
+    (one,) = samples(rollout(two_turns(), verdict=Verdict(reward=0.0))).rows
+    one = replace(one, rollout_id="r2")
+    assert len(many) == 2
+    assert advantages([*many, one], scale=False) == {"r1": 0.5, "r2": -0.5}
+    assert advantages([*many, one]) == {"r1": 1.0, "r2": -1.0}
+    unscored = replace(one, rollout_id="r3", reward=None)
+    assert advantages([*many, one, unscored], scale=False) == {"r1": 0.5, "r2": -0.5}
+    assert advantages(many) == {"r1": 0.0}
 
 
 def test_an_honest_trajectory_breaks_no_law():

@@ -339,3 +339,29 @@ def test_packed_ids_are_not_shared_with_the_caller():
     t.add(call("c1", SYSTEM, USER), Reply(message=Message("assistant"), prompt_ids=prompt, completion_ids=ids([3])))
     prompt.append(9)
     assert list(t.sequence("c1")) == [1, 2, 3]
+
+
+def test_a_turn_of_an_agent_takes_little_memory_whatever_its_history():
+    """A 50 kB request with 10k prompt ids adds what is new: the budget is 60 kB a turn."""
+    import gc
+    import tracemalloc
+
+    t = Trajectory("r1")
+    messages = [Message("system", (Text("s" * 20_000),)), USER]
+    prompt = list(range(8000))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for turn in range(20):
+            raw = b'{"messages":["' + b"s" * (30_000 + 1000 * turn) + b'"],"tools":["' + b"t" * 9000 + b'"]}'
+            answer = asks((f"t{turn}", '{"n": 1}'), text="a" * 200)
+            echoed = tuple(Message(m.role, m.parts) for m in messages)
+            t.add(call(f"c{turn}", *echoed, raw=raw), reply(answer, prompt, [1] * 64))
+            messages += [answer, result(f"t{turn}", "o" * 800)]
+            prompt = [*prompt, *[1] * 64, *[2] * 100]
+        del echoed, raw, prompt, messages, answer
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held / 20 < 20_000

@@ -12,7 +12,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.samples import Refused, Sample, samples
 from rollyard.store.exports.sink import partial_name
 
-GROUP_TOKENS = 1_000_000  # a row group is written when this many tokens have gathered
+GROUP_TOKENS = 250_000  # a row group is written when this many tokens have gathered
 
 
 class ParquetRows:
