@@ -77,7 +77,7 @@ def boxes(root: Path) -> list[str]:
 async def test_killing_the_runner_leaves_no_process_and_no_directory(tmp_path, count):
     name = mark()
     process = await busy(tmp_path, name, count)
-    assert running(name) == 2 * count
+    await until(lambda: running(name) == 2 * count)
     process.kill()
     await process.wait()
     await until(lambda: running(name) == 0)

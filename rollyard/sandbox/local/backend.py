@@ -15,12 +15,13 @@ from typing import Any, Self
 import msgspec
 import structlog
 
-from rollyard.core.errors import ConfigError, SandboxError, SandboxUnavailable
+from rollyard.core.errors import ConfigError, IsolationTooWeak, SandboxError, SandboxUnavailable
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
 from rollyard.sandbox.home import data_home, private_dir
 from rollyard.sandbox.images import ImageStore
-from rollyard.sandbox.local import cgroups, ids
+from rollyard.sandbox.local import cgroups, ids, places, probe
+from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, Refused
 from rollyard.sandbox.local.checks import check
@@ -30,6 +31,7 @@ from rollyard.sandbox.local.journal import Entry, Home, Journal
 from rollyard.sandbox.local.launcher import Launcher
 from rollyard.sandbox.local.opening import LocalOpening
 from rollyard.sandbox.local.pool import Pool
+from rollyard.sandbox.local.probe import RUNGS, Rung
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 from rollyard.sandbox.rootfs import Rootfs
 
@@ -38,7 +40,8 @@ _ROOTFS_S = 2.0
 
 
 class LocalBackend:
-    """`root` holds images and sandboxes; `mounts` are host directories that a spec may show inside."""
+    """`root` holds images and sandboxes; `mounts` are host directories that a spec may show inside; `rung` asks for less
+    isolation than there is (see `probe`)."""
 
     name = "local"
 
@@ -48,6 +51,7 @@ class LocalBackend:
         root: str | Path | None = None,
         mounts: Sequence[str | Path] = (),
         limits: OpenLimits | None = None,
+        rung: Rung | None = None,
     ) -> None:
         self.root = private_dir(Path(root) if root else data_home())
         self.images = ImageStore(self.root)
@@ -57,6 +61,13 @@ class LocalBackend:
         self._boxes: dict[str, tuple[LocalSandbox, str]] = {}
         self._cgroups = cgroups.find()
         self._ids = ids.choose()
+        self.trial = probe.trial(self.root, self._ids)
+        reached = probe.rung(self.trial, self._cgroups)
+        if rung is not None and RUNGS.index(rung) < RUNGS.index(reached):
+            raise IsolationTooWeak(f"rung {rung} is not reached here, {reached} is", hint="see `rollyard doctor`")
+        self.rung: Rung = rung or reached
+        if self.rung not in ("A", "D", "E"):
+            self._cgroups = cgroups.Cgroups()
         self._last_capability = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
         self._limits = limits or OpenLimits()
         self._throttle = Throttle(self._limits)
@@ -66,35 +77,7 @@ class LocalBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            isolation="namespace",
-            images=True,
-            layers=True,
-            mounts=True,
-            snapshot=True,
-            pause=True,
-            stdin=True,
-            users=self._ids.many,
-            root=True,
-            listen=True,
-            dial=True,
-            network_none=True,
-            attach=True,
-            list=True,
-            ttl=True,
-            idle_ttl=True,
-            extend=True,
-            lifetime_ttl=True,
-            bytes_exact=True,
-            tree_kill=True,
-            memory_limit=self._cgroups.has("memory"),
-            pids_limit=True,
-            cpu_limit=self._cgroups.has("cpu"),
-            disk_limit=True,
-            pool=True,
-            max_concurrent=self._limits.live,
-            creates_per_s=self._limits.creates_per_s,
-        )
+        return capabilities(self.rung, self._ids, self._cgroups, self._limits)
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._sweep)
@@ -128,12 +111,12 @@ class LocalBackend:
             return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
 
     async def _open(self, spec: SandboxSpec) -> LocalSandbox:
-        rootfs = await self._resolve(spec)
+        rootfs = await self._resolve(spec) if self._namespaced else Rootfs(lowers=())
         sandbox_id = new_id("sbx")
         home = self._journal.home(sandbox_id)
         lock = home.make()
         try:
-            entry = self._entry(sandbox_id, spec, rootfs)
+            entry = self._entry(home, spec, rootfs)
             home.write(entry)
             box = await self._boot(home, entry, spec, rootfs, lock)
         except OSError as error:
@@ -155,23 +138,32 @@ class LocalBackend:
             self._rootfs[key] = (time.monotonic(), rootfs)
         return rootfs
 
-    def _entry(self, sandbox_id: str, spec: SandboxSpec, rootfs: Rootfs) -> Entry:
+    @property
+    def _namespaced(self) -> bool:
+        return self.rung in ("A", "B", "C")
+
+    def _entry(self, home: Home, spec: SandboxSpec, rootfs: Rootfs) -> Entry:
         now = time.time()
+        env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **rootfs.env}
+        workdir = rootfs.workdir
+        if not self._namespaced:
+            env, workdir = places.environment(home), places.workdir(home)
         trees = {tree.target: f"t{n}/upper" for n, tree in enumerate(rootfs.trees) if tree.writable}
         return Entry(
             info=SandboxInfo(
-                id=sandbox_id,
+                id=home.path.name,
                 backend=self.name,
                 image=spec.image,
                 isolation=self.capabilities.isolation,
+                rung=self.rung,
                 labels=spec.labels,
                 created_at=now,
                 expires_at=now + spec.ttl_s,
             ),
             capabilities=self.capabilities,
-            workdir=spec.workdir or rootfs.workdir,
+            workdir=spec.workdir or workdir,
             user=spec.user or (rootfs.user if self._ids.many else None),
-            env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **rootfs.env, **spec.env},
+            env={**env, **spec.env},
             lifetime=spec.lifetime,
             owner_pid=os.getpid(),
             uppers={"/": "root/upper", **trees},
@@ -187,14 +179,15 @@ class LocalBackend:
         recipe = cgroups.recipe(self._cgroups, spec.resources)
         return {
             "home": str(home.path),
-            "namespace": True,
+            "namespace": self._namespaced,
+            "landlock": places.landlock(home, spec.options.get("ports", "")) if self.rung == "D" else None,
             "network": spec.network,
             "lowers": list(rootfs.lowers),
             "trees": msgspec.to_builtins(rootfs.trees),
             "binds": binds,
-            "writable": str(home.fs) if spec.disk == "disk" else None,
+            "writable": str(home.fs) if spec.disk == "disk" and self._namespaced else None,
             "tmpfs_mb": spec.resources.disk_mb or DEFAULT_DISK_MB,
-            "proc": True,
+            "proc": self.rung != "C",
             "map": msgspec.to_builtins(self._ids),
             "cgroup_roots": recipe.roots,
             "limits": recipe.limits,
@@ -209,7 +202,9 @@ class LocalBackend:
     async def _boot(self, home: Home, entry: Entry, spec: SandboxSpec, rootfs: Rootfs, lock: int) -> LocalSandbox:
         """Ask the zygote, then wait for the first process to say that it is ready. Whatever breaks this off (an error, a
         cancellation) closes the control socket, and the process on its other end exits."""
-        if spec.disk == "disk":
+        if not self._namespaced:
+            places.make(home)
+        elif spec.disk == "disk":
             home.fs.mkdir(mode=0o755)
         deadline = time.monotonic() + spec.boot_s
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -260,6 +260,9 @@ class LocalSandbox(Files):
         try:
             was_dead = _ended(pidfd)
             if not was_dead:
+                if not self.capabilities.images:  # no namespace: nobody but the supervisor can end what it started
+                    with contextlib.suppress(SandboxError):
+                        await self._channel.request("exit", timeout=_KILL_S)
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 await _end(pidfd, _KILL_S)

@@ -109,9 +109,12 @@ def _enter(kind: Kind, stage: mounts.Stage | None, plan: Plan, held: list[int]) 
     if kind.namespace:
         keep = NESTING_CAPABILITIES if nesting else KEPT_CAPABILITIES
         syscalls.set_capabilities(keep, plan["last_capability"])
+    elif plan["landlock"] is not None and os.geteuid() == 0:
+        syscalls.set_capabilities(frozenset(), plan["last_capability"])
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    seccomp.install(FILTERS[nesting])
+    if kind.namespace or plan["landlock"] is not None:
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        seccomp.install(FILTERS[nesting])
     return upper
 
 

@@ -1,6 +1,6 @@
 """File operations of the supervisor, done inside the sandbox's own root, so that no path can mean a host file.
 
-Opening goes through a path descriptor first: only regular files are handed to the host, never a device, a pipe that would
+What is opened is looked at before it is used: only regular files are handed to the host, never a device, a pipe that would
 block, or a file of /proc (a planted link to `/proc/self/mem` would aim a host's write at the supervisor itself).
 """
 
@@ -47,27 +47,26 @@ def listing(path: str) -> list[dict[str, Any]]:
 def open_file(path: str, *, write: bool, mode: int | None, owner: User, proc_dev: int | None) -> int:
     if write:
         make_dirs(os.path.dirname(path) or "/", 0o755, owner)
+    flags = (os.O_WRONLY if write else os.O_RDONLY) | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        held = syscalls.openat2(path, os.O_PATH, resolve=syscalls.RESOLVE_NO_MAGICLINKS)
+        fd = syscalls.openat2(path, flags, resolve=syscalls.RESOLVE_NO_MAGICLINKS)
     except FileNotFoundError:
         if not write:
             raise
         return _create(path, mode, owner)
     try:
-        info = os.fstat(held)
+        info = os.fstat(fd)
         if stat.S_ISDIR(info.st_mode):
             raise OSError(errno.EISDIR, "is a directory", path)
         if not stat.S_ISREG(info.st_mode) or info.st_dev == proc_dev:
             raise OSError(errno.EACCES, "not a regular file", path)
-        flags = os.O_WRONLY | os.O_TRUNC if write else os.O_RDONLY
-        try:
-            fd = os.open(f"/proc/self/fd/{held}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from None
-    finally:
-        os.close(held)
-    if write and mode is not None:
-        os.fchmod(fd, mode)
+        if write:
+            os.ftruncate(fd, 0)
+            if mode is not None:
+                os.fchmod(fd, mode)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

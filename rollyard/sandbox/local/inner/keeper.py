@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rollyard.sandbox.local.inner import protocol, syscalls
+from rollyard.sandbox.local.inner import landlock, protocol, syscalls
 
 _READ = 2**16
 _AFTER_EXIT = 4 * 2**20  # what is still read once the program has ended while others hold its stdout
@@ -30,7 +30,7 @@ Launch = dict[str, Any]
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root`, by the kernel's own lists."""
+    """Every process below `root`, by the kernel's own lists; none where there is no /proc."""
     found: list[int] = []
     todo = [root]
     while todo:
@@ -50,8 +50,12 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def kill_below(root: int, reap: Callable[[], bool]) -> None:
-    """Stop, then kill, everything below `root`. `reap` collects the dead and says whether any child is left."""
+def kill_below(root: int, reap: Callable[[], bool], session: int = 0) -> None:
+    """Stop, then kill, everything below `root`. `reap` collects the dead and says whether any child is left. Without /proc
+    only the process group that `session` leads can be found, and what becomes an orphan of it."""
+    if session and not os.path.exists("/proc/self"):
+        with contextlib.suppress(OSError):
+            os.killpg(session, signal.SIGKILL)
     stopped: set[int] = set()
     for _ in range(_KILL_ROUNDS):  # a stopped process forks no more, so the set closes
         fresh = set(descendants(root)) - stopped
@@ -65,7 +69,7 @@ def kill_below(root: int, reap: Callable[[], bool]) -> None:
         for pid in descendants(root):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        if not reap():
+        if not reap() or (session and round_ > 20 and not os.path.exists("/proc/self")):
             return
         time.sleep(0.001 * min(round_ + 1, 20))
 
@@ -102,8 +106,11 @@ class _Output:
         return len(data)
 
 
-def serve(control: socket.socket) -> NoReturn:
-    """A keeper's life: wait for a program, keep it and all that came of it to the end, be ready for the next."""
+def serve(control: socket.socket, confine: int | None) -> NoReturn:
+    """A keeper's life: wait for a program, keep it and all that came of it to the end, be ready for the next. `confine` are
+    Landlock rules that programs are put under, but not the keeper."""
+    kept = {control.fileno()} if confine is None else {control.fileno(), confine}
+    syscalls.close_all_but(kept)
     wake, woken = protocol.wake_on_children()
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     os.umask(0o022)
@@ -115,18 +122,19 @@ def serve(control: socket.socket) -> NoReturn:
         if "argv" not in got[0]:
             continue  # a word about the program before this one, which has ended
         control.setblocking(False)
-        if not Keeper(*got, control).run(wake):
+        if not Keeper(*got, control, confine).run(wake):
             os._exit(0)
         os.chdir("/")
-        syscalls.close_all_but({control.fileno(), wake, woken})
+        syscalls.close_all_but({*kept, wake, woken})
         protocol.send(control, {"idle": True})
 
 
 class Keeper:
     """One program. `fds` are the host's files for its output, then the source of its stdin, if it has one."""
 
-    def __init__(self, launch: Launch, fds: list[int], control: socket.socket) -> None:
+    def __init__(self, launch: Launch, fds: list[int], control: socket.socket, confine: int | None) -> None:
         self._launch = launch
+        self._confine = confine
         self._fds = fds
         self._control = control
         self._began = time.monotonic()
@@ -171,7 +179,7 @@ class Keeper:
             for fd in (stdin, pipes[0][1], pipes[1][1]):
                 with contextlib.suppress(OSError):  # /dev/null belongs to nobody here and needs no owner
                     os.fchown(fd, uid, gid)
-        self._main = spawn(launch, (stdin, pipes[0][1], pipes[1][1]))
+        self._main = spawn(launch, (stdin, pipes[0][1], pipes[1][1]), self._confine)
         for fd in (stdin, pipes[0][1], pipes[1][1]):
             os.close(fd)
         cap = launch["max_output"]
@@ -200,7 +208,7 @@ class Keeper:
                 return False
             if deadline is not None and self._status is None and time.monotonic() >= deadline:
                 self._timed_out = True
-                kill_below(os.getpid(), self._reap)
+                kill_below(os.getpid(), self._reap, self._main)
             if wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)
@@ -217,10 +225,10 @@ class Keeper:
         except OSError:
             got = None
         if got is None:
-            kill_below(os.getpid(), self._reap)
+            kill_below(os.getpid(), self._reap, self._main)
             return False
         if got[0].get("op") == "kill":
-            kill_below(os.getpid(), self._reap)
+            kill_below(os.getpid(), self._reap, self._main)
         return True
 
     def _reap(self) -> bool:
@@ -291,13 +299,13 @@ class _Feeder:
         return True
 
 
-def spawn(launch: Launch, stdio: tuple[int, int, int]) -> int:
+def spawn(launch: Launch, stdio: tuple[int, int, int], confine: int | None) -> int:
     """Start the program in a session of its own. Raises OSError as exec does."""
     argv, env = launch["argv"], launch["env"]
     search = env.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")
     candidates = [argv[0]] if "/" in argv[0] else [f"{part or '.'}/{argv[0]}" for part in search]
-    if launch["uid"] or launch["gid"]:
-        return _spawn_as(launch, candidates, stdio)
+    if launch["uid"] or launch["gid"] or confine is not None:
+        return _spawn_as(launch, candidates, stdio, confine)
     last: OSError = FileNotFoundError(errno.ENOENT, "not found", argv[0])
     for path in candidates:
         actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(stdio)]
@@ -311,8 +319,8 @@ def spawn(launch: Launch, stdio: tuple[int, int, int]) -> int:
     raise last
 
 
-def _spawn_as(launch: Launch, candidates: list[str], stdio: tuple[int, int, int]) -> int:
-    """As another user: that needs a fork of our own, and the errno of a failed exec comes back through a pipe."""
+def _spawn_as(launch: Launch, candidates: list[str], stdio: tuple[int, int, int], confine: int | None) -> int:
+    """As another user or under rules: that needs a fork of our own, and the errno of a failed exec comes back by a pipe."""
     failed_r, failed_w = os.pipe()
     pid = os.fork()
     if pid:
@@ -328,9 +336,12 @@ def _spawn_as(launch: Launch, candidates: list[str], stdio: tuple[int, int, int]
         os.setsid()
         for target, fd in enumerate(stdio):
             os.dup2(fd, target)
-        os.setgroups(launch["groups"])
-        os.setresgid(launch["gid"], launch["gid"], launch["gid"])
-        os.setresuid(launch["uid"], launch["uid"], launch["uid"])
+        if launch["uid"] or launch["gid"]:
+            os.setgroups(launch["groups"])
+            os.setresgid(launch["gid"], launch["gid"], launch["gid"])
+            os.setresuid(launch["uid"], launch["uid"], launch["uid"])
+        if confine is not None:
+            landlock.restrict(confine)
         for kind in _DEFAULTED:
             signal.signal(kind, signal.SIG_DFL)
         for path in candidates:

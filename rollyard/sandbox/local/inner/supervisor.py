@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rollyard.sandbox.local.inner import files, keeper, protocol, tree, users
+from rollyard.sandbox.local.inner import files, keeper, landlock, protocol, syscalls, tree, users
 from rollyard.sandbox.local.inner.protocol import Message
 
 _FINISHED_KEPT = 4096
+_FILE_OPS = frozenset({"open", "stat", "exists", "list", "mkdir", "remove", "pack", "unpack"})
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -48,6 +49,13 @@ class Supervisor:
         self, plan: dict[str, Any], control: socket.socket, listener: socket.socket, upper: int | None, lock: int
     ) -> None:
         self._lock = lock  # of the journal entry, held for as long as this process lives
+        self._confine: int | None = None
+        self._inline = False
+        rules: dict[str, Any] | None = plan["landlock"]
+        if rules is not None:
+            self._confine = landlock.ruleset(rules["read"], rules["write"], rules["ports"])
+        if not plan["namespace"]:
+            syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         self._clients = {control.fileno(): _Client(control, owner=plan["owner"])}
         self._listener = listener
         listener.setblocking(False)
@@ -142,7 +150,7 @@ class Supervisor:
         message, fds = got
         number = message.get("n", 0)
         try:
-            reply = self._ops[message["op"]](message, fds, client)
+            reply = self._do(message, fds, client)
         except OSError as error:
             self._answer(client, number, _refusal(error))
         except Exception as error:  # noqa: BLE001 - a request that makes no sense must not end the sandbox; it is answered
@@ -154,6 +162,20 @@ class Supervisor:
                 protocol.close_fds(handed)
         finally:
             protocol.close_fds(fds)
+
+    def _do(self, message: Message, fds: list[int], client: _Client) -> Message | None:
+        """File operations of a sandbox under Landlock are done under its rules too, in a worker."""
+        operation = self._ops[message["op"]]
+        if self._confine is None or message["op"] not in _FILE_OPS:
+            return operation(message, fds, client)
+        rules = self._confine
+
+        def task() -> Message:
+            landlock.restrict(rules)
+            self._inline = True
+            return operation(message, fds, client) or {}
+
+        return self._work(message, client, task)
 
     # -- programs
 
@@ -192,8 +214,7 @@ class Supervisor:
         pid = os.fork()
         if pid == 0:
             try:
-                keeper.syscalls.close_all_but({theirs.fileno()})
-                keeper.serve(theirs)
+                keeper.serve(theirs, self._confine)
             finally:
                 os._exit(70)
         theirs.close()
@@ -334,6 +355,8 @@ class Supervisor:
             time.sleep(0.001 * min(round_ + 1, 20))
 
     def op_pause(self, message: Message, _fds: list[int], _client: _Client) -> Message:
+        if not self._namespace:
+            raise OSError(errno.EPERM, "only a pid namespace can be stopped as a whole", "pause")
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGSTOP if message["on"] else signal.SIGCONT)
         return {}
@@ -341,7 +364,7 @@ class Supervisor:
     # -- children
 
     def _reap(self) -> None:
-        if self._reap_left() and self._namespace:
+        if self._reap_left():
             self._end_strays()
 
     def _reap_left(self) -> bool:
@@ -360,7 +383,7 @@ class Supervisor:
     def _end_strays(self) -> None:
         """A keeper that was killed from inside leaves orphans, and they come here: they end with it."""
         try:
-            with open("/proc/self/task/1/children", "rb") as file:
+            with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
                 children = {int(word) for word in file.read().split()}
         except OSError:
             return
@@ -369,18 +392,21 @@ class Supervisor:
                 with contextlib.suppress(OSError):
                     os.kill(victim, signal.SIGKILL)
 
-    def _work(self, message: Message, client: _Client, task: Callable[[], Message]) -> None:
+    def _work(self, message: Message, client: _Client, task: Callable[[], Message]) -> Message | None:
         """Do `task` in a fork that answers the client itself."""
+        if self._inline:
+            return task()
         pid = os.fork()
         if pid:
             self._workers[pid] = (client, message["n"])
-            return
+            return None
         try:
             try:
                 reply: Message = {"ok": task()}
             except OSError as error:
                 reply = _refusal(error)
-            protocol.send(client.sock, {"n": message["n"], **reply})
+            handed: tuple[int, ...] = reply.get("ok", {}).pop("fds", ())
+            protocol.send(client.sock, {"n": message["n"], **reply}, handed)
             os._exit(0)
         finally:
             os._exit(70)
@@ -410,11 +436,11 @@ class Supervisor:
         files.make_dirs(message["path"], message["mode"], users.find(message.get("user")))
         return {}
 
-    def op_remove(self, message: Message, _fds: list[int], client: _Client) -> None:
+    def op_remove(self, message: Message, _fds: list[int], client: _Client) -> Message | None:
         os.lstat(message["path"])
-        self._work(message, client, lambda: _done(tree.remove(message["path"])))
+        return self._work(message, client, lambda: _done(tree.remove(message["path"])))
 
-    def op_unpack(self, message: Message, fds: list[int], client: _Client) -> None:
+    def op_unpack(self, message: Message, fds: list[int], client: _Client) -> Message | None:
         user = users.find(message.get("user"))
         files.make_dirs(message["path"], 0o755, user)
 
@@ -423,15 +449,15 @@ class Supervisor:
                 tree.unpack(source, message["path"], owner=(user.uid, user.gid) if user.uid or user.gid else None)
             return {}
 
-        self._work(message, client, task)
+        return self._work(message, client, task)
 
-    def op_pack(self, message: Message, fds: list[int], client: _Client) -> None:
+    def op_pack(self, message: Message, fds: list[int], client: _Client) -> Message | None:
         def task() -> Message:
             with open(fds[0], "wb", closefd=False) as out:
                 tree.pack(message["path"], out, max_bytes=message["max_bytes"])
             return {}
 
-        self._work(message, client, task)
+        return self._work(message, client, task)
 
     # -- network
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from rollyard.sandbox.local.inner import bootstrap, idmap, mounts, protocol, remains, syscalls
 
-_NAMESPACES = (
+NAMESPACES = (
     syscalls.CLONE_NEWUSER
     | syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWPID
@@ -157,7 +157,7 @@ class Zygote:
             for group in groups:
                 os.mkdir(group)
                 joins.append(os.open(f"{group}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
-            flags = _NAMESPACES | (0 if kind.network else syscalls.CLONE_NEWNET)
+            flags = NAMESPACES | (0 if kind.network else syscalls.CLONE_NEWNET)
             pid = syscalls.clone(flags if kind.namespace else 0)
             if pid == 0:
                 bootstrap.become(kind, theirs, joins)

@@ -1,0 +1,44 @@
+"""What a local sandbox can do, by the rung it is on."""
+
+from __future__ import annotations
+
+from rollyard.core.sandbox import Capabilities
+from rollyard.sandbox.local.cgroups import Cgroups
+from rollyard.sandbox.local.ids import IdMap
+from rollyard.sandbox.local.probe import ISOLATION, Rung
+from rollyard.sandbox.retry import OpenLimits
+
+
+def capabilities(rung: Rung, ids: IdMap, cgroups: Cgroups, limits: OpenLimits) -> Capabilities:
+    """On A to C a sandbox has a root, a network and a process tree of its own. On D and E it shares the host's; without
+    /proc (C) a program's descendants can only be found by their session, so a whole tree cannot be promised dead."""
+    own = rung in ("A", "B", "C")
+    return Capabilities(
+        isolation=ISOLATION[rung],
+        images=own,
+        layers=own,
+        mounts=own,
+        snapshot=own,
+        pause=own,
+        stdin=True,
+        users=own and ids.many,
+        root=own,
+        listen=own,
+        dial=own,
+        network_none=own,
+        attach=True,
+        list=True,
+        ttl=True,
+        idle_ttl=True,
+        extend=True,
+        lifetime_ttl=True,
+        bytes_exact=True,
+        tree_kill=rung != "C",
+        memory_limit=cgroups.has("memory"),
+        pids_limit=own or cgroups.has("pids"),
+        cpu_limit=cgroups.has("cpu"),
+        disk_limit=own,
+        pool=True,
+        max_concurrent=limits.live,
+        creates_per_s=limits.creates_per_s,
+    )

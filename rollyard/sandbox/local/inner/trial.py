@@ -1,0 +1,70 @@
+"""Finds out what the kernel lets this user do, by doing it: namespaces, mounts, an overlay, /proc. Prints one JSON object."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+from rollyard.sandbox.local.inner import idmap, landlock, mounts, protocol, seccomp, syscalls
+from rollyard.sandbox.local.inner.zygote import NAMESPACES
+
+
+def attempt(id_map: dict[str, Any], *, proc: bool) -> str | None:
+    """What went wrong on the way to a root of our own; None when nothing did."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        pid = syscalls.clone(NAMESPACES | syscalls.CLONE_NEWNET)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    if pid == 0:
+        ours.close()
+        try:
+            try:
+                _inside(theirs, id_map, proc=proc)
+                protocol.send(theirs, {"ok": True})
+            except OSError as error:
+                protocol.send(theirs, {"error": f"{error.filename}: {error.strerror}"})
+        finally:
+            os._exit(0)
+    theirs.close()
+    try:
+        idmap.write(pid, id_map)
+        protocol.send(ours, {})
+        got = protocol.receive(ours)
+        return (got[0].get("error") if got else "the process ended early") or None
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    finally:
+        ours.close()
+        os.waitpid(pid, 0)
+
+
+def _inside(channel: socket.socket, id_map: dict[str, Any], *, proc: bool) -> None:
+    protocol.receive(channel)
+    syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+    if id_map["kind"] != "single":
+        os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    lower = syscalls.open_tree("/usr")
+    stage = mounts.Stage(proc=proc)
+    plan: dict[str, Any] = {"writable": None, "tmpfs_mb": 1, "lowers": ["/usr"], "trees": [], "binds": []}
+    stage.enter(plan, [lower])
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.install(seccomp.program(syscalls.MACHINE))
+
+
+def main() -> None:
+    id_map = json.loads(sys.argv[1])
+    full = attempt(id_map, proc=True)
+    without_proc = attempt(id_map, proc=False) if full is not None else None
+    found = {
+        "namespaces": full is None or without_proc is None,
+        "proc": full is None,
+        "error": full,
+        "landlock": landlock.abi(),
+    }
+    print(json.dumps(found))

@@ -1,0 +1,37 @@
+"""Where a program may go on rungs D and E, where it shares the host's file system: a directory of its own, and the system's
+programs read-only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollyard.sandbox.host import ETC_FILES, ETC_SSL_FILES, ETC_TREES, STANDARD_PATH, host_prefixes
+from rollyard.sandbox.local.journal import Home
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_ETC = ("passwd", "group", "hosts", "nsswitch.conf", "resolv.conf", *ETC_FILES, *ETC_SSL_FILES, *ETC_TREES)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+
+
+def make(home: Home) -> None:
+    for name in ("work", "home", "tmp"):
+        (home.fs / name).mkdir(parents=True)
+
+
+def workdir(home: Home) -> str:
+    return str(home.fs / "work")
+
+
+def environment(home: Home) -> dict[str, str]:
+    path = ":".join([*(f"{prefix}/bin" for prefix in host_prefixes()), *STANDARD_PATH])
+    return {"PATH": path, "LANG": "C.UTF-8", "HOME": str(home.fs / "home"), "TMPDIR": str(home.fs / "tmp")}
+
+
+def landlock(home: Home, ports: str) -> dict[str, Any]:
+    """The rules of rung D. `ports` are TCP ports a program may connect to, separated by commas."""
+    read = [*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *host_prefixes()]
+    return {
+        "read": read,
+        "write": [str(home.fs), *_DEVICES],
+        "ports": [int(port) for port in ports.split(",") if port.strip()],
+    }

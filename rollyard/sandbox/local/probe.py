@@ -1,0 +1,78 @@
+"""The ladder: how strongly this machine, for this user, can isolate a program.
+
+    A  namespaces and cgroups      filesystem, processes, network, limits
+    B  namespaces, rlimits         as A, with weak limits
+    C  namespaces without /proc    inside a container that refuses a fresh proc: /proc is empty
+    D  Landlock, seccomp, rlimits  files and TCP; processes and loopback are shared with the host
+    E  nothing                     only when it is asked for by name
+
+Decided by really making one (`inner/trial.py`), never from a version; remembered until the next boot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from rollyard.core.sandbox import Isolation
+from rollyard.sandbox.home import private_dir
+from rollyard.sandbox.local.cgroups import Cgroups
+from rollyard.sandbox.local.ids import IdMap
+from rollyard.sandbox.local.journal import PACKAGES
+
+Rung = Literal["A", "B", "C", "D", "E"]
+RUNGS: tuple[Rung, ...] = ("A", "B", "C", "D", "E")
+ISOLATION: dict[Rung, Isolation] = {"A": "namespace", "B": "namespace", "C": "namespace", "D": "landlock", "E": "none"}
+_FORMAT = "1"
+_TRIAL_S = 30.0
+_CODE = "import sys; sys.path.append(sys.argv.pop()); from rollyard.sandbox.local.inner.trial import main; main()"
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """What was found. `error` says why there is no full namespace sandbox."""
+
+    namespaces: bool
+    proc: bool
+    error: str | None
+    landlock: int
+
+
+def trial(root: Path, ids: IdMap) -> Trial:
+    """The remembered result for this boot, user and map, or a new one."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    key = f"{_FORMAT} {boot} {os.geteuid()} {ids.kind} {sys.version_info[:2]}"
+    place = private_dir(root) / "trial.json"
+    try:
+        saved = json.loads(place.read_bytes())
+        if saved["key"] == key:
+            return msgspec.convert(saved["trial"], Trial)
+    except (OSError, ValueError, KeyError, msgspec.ValidationError):
+        pass  # none yet, or of another version: try again
+    found = _try(ids)
+    fresh = place.with_name(f".trial-{os.getpid()}")
+    fresh.write_bytes(msgspec.json.encode({"key": key, "trial": found}))
+    fresh.replace(place)
+    return found
+
+
+def _try(ids: IdMap) -> Trial:
+    argv = [sys.executable, "-I", "-S", "-c", _CODE, msgspec.json.encode(ids).decode(), str(PACKAGES)]
+    done = subprocess.run(argv, env={}, cwd="/", capture_output=True, timeout=_TRIAL_S, check=False)
+    try:
+        return msgspec.json.decode(done.stdout, type=Trial)
+    except msgspec.DecodeError:
+        return Trial(False, False, done.stderr.decode(errors="replace")[-500:] or "the trial ended early", 0)
+
+
+def rung(found: Trial, cgroups: Cgroups) -> Rung:
+    if found.namespaces and not found.proc:
+        return "C"
+    if found.namespaces:
+        return "A" if cgroups.has("pids") and cgroups.has("memory") else "B"
+    return "D" if found.landlock >= 1 else "E"

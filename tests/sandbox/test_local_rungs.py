@@ -1,0 +1,148 @@
+"""The ladder of isolation: every rung this machine reaches still runs programs, and says what it cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+import rollyard as ry
+from rollyard.core.errors import IsolationTooWeak, PathError, Unsupported
+from rollyard.sandbox.local import cgroups, probe
+from rollyard.sandbox.local.backend import LocalBackend
+
+pytestmark = pytest.mark.anyio
+CONNECT = """
+import socket, sys
+for port in sys.argv[1:]:
+    try: socket.create_connection(('127.0.0.1', int(port)), 5); print('yes')
+    except OSError as e: print(e.errno)
+"""
+UNSAFE = ry.SandboxSpec(min_isolation="none", allow_unsafe=True)
+
+
+def at(tmp_path: Path, rung: probe.Rung) -> LocalBackend:
+    try:
+        return LocalBackend(root=tmp_path, rung=rung)
+    except IsolationTooWeak as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("rung", probe.RUNGS)
+async def test_every_rung_runs_programs_keeps_jobs_and_moves_files(tmp_path, rung):
+    async with at(tmp_path, rung) as backend, backend.open(UNSAFE) as box:
+        assert (box.info.rung, box.info.isolation) == (rung, probe.ISOLATION[rung])
+        done = await box.exec("echo out; echo err >&2; exit 5", timeout=10)
+        assert (done.exit_code, done.stdout, done.stderr) == (5, b"out\n", b"err\n")
+        await box.write("file", b"\x00\xff")
+        assert await box.read("file") == b"\x00\xff" and await box.exists("file")
+        assert [entry.path.rsplit("/", 1)[1] for entry in await box.list_dir(".")] == ["file"]
+        await box.remove("file")
+        job = await box.start("echo $$; sleep 300")
+        with pytest.raises(TimeoutError):
+            await job.wait(0.1)
+        await job.kill()
+        assert (await box.exec("sleep 300", timeout=0.2)).timed_out
+        await box.upload_dir(str(Path(__file__).parent), "in")
+        await box.download_dir("in", str(tmp_path / "out"))
+        assert (tmp_path / "out" / Path(__file__).name).read_bytes() == Path(__file__).read_bytes()
+    assert list((tmp_path / "boxes").iterdir()) == []
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize("rung", ["D", "E"])
+async def test_without_namespaces_nothing_survives_the_sandbox_either(tmp_path, rung):
+    async with at(tmp_path, rung) as backend:
+        box = await backend.open(UNSAFE)
+        job = await box.start("setsid sleep 4242 & (setsid sh -c 'sleep 4242' &); sleep 0.2; echo up; sleep 4242")
+        async for _ in job.stream():
+            break
+        pids = [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if b"4242" in _read(path)]
+        assert len(pids) >= 3
+        await box.kill()
+        async with asyncio.timeout(10):
+            while any(b"4242" in _read(pid / "cmdline") for pid in pids):
+                await asyncio.sleep(0.02)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.adversarial
+async def test_landlock_confines_files_and_connections_of_programs_and_of_the_host_side(tmp_path):
+    (tmp_path / "secret").write_text("host")
+    async with at(tmp_path, "D") as backend:
+        with socket.create_server(("127.0.0.1", 0)) as allowed, socket.create_server(("127.0.0.1", 0)) as other:
+            spec = ry.SandboxSpec(options={"ports": str(allowed.getsockname()[1])})
+            async with backend.open(spec) as box:
+                done = await box.exec(["cat", str(tmp_path / "secret"), "/etc/shadow"], timeout=10)
+                assert done.stdout == b"" and done.exit_code == 1
+                assert (await box.exec(f"echo x > {tmp_path}/new", timeout=10)).exit_code != 0
+                assert (
+                    await box.exec("echo x > mine && cat mine && cat /etc/passwd | wc -l", timeout=10)
+                ).exit_code == 0
+                with pytest.raises(PathError):
+                    await box.read(str(tmp_path / "secret"))
+                with pytest.raises(PathError):
+                    await box.write(str(tmp_path / "new"), "x")
+                ports = [str(server.getsockname()[1]) for server in (allowed, other)]
+                if backend.trial.landlock >= 4:
+                    assert (await box.exec(["python3", "-c", CONNECT, *ports], timeout=20)).stdout == b"yes\n13\n"
+    assert not (tmp_path / "new").exists()
+
+
+async def test_lower_rungs_refuse_by_name_what_they_lack(tmp_path):
+    async with at(tmp_path, "D") as backend:
+        with pytest.raises(IsolationTooWeak):
+            backend.open(ry.SandboxSpec(min_isolation="namespace"))
+        with pytest.raises(Unsupported):
+            backend.open(ry.SandboxSpec(image="/some/where"))
+        async with backend.open(ry.SandboxSpec()) as box:
+            for call in (box.listen(), box.dial(1), box.snapshot(), box.pause()):
+                with pytest.raises(Unsupported):
+                    await call
+            with pytest.raises(Unsupported):
+                await box.exec(["id"], user="agent", timeout=5)
+    async with at(tmp_path, "E") as backend:
+        with pytest.raises(IsolationTooWeak):
+            backend.open(ry.SandboxSpec())
+        with pytest.raises(IsolationTooWeak):
+            backend.open(ry.SandboxSpec(min_isolation="none"))
+
+
+async def test_without_a_fresh_proc_nothing_of_the_hosts_is_shown(tmp_path):
+    async with at(tmp_path, "C") as backend, backend.open(ry.SandboxSpec()) as box:
+        assert (await box.exec("ls /proc | wc -l", timeout=10)).stdout == b"0\n"
+        assert not box.capabilities.tree_kill
+        await box.kill_processes()
+        assert await box.alive()
+
+
+def test_the_trial_is_remembered_until_the_next_boot(tmp_path):
+    backend = LocalBackend(root=tmp_path)
+    saved = json.loads((tmp_path / "trial.json").read_bytes())
+    saved["trial"]["error"] = "remembered"
+    (tmp_path / "trial.json").write_text(json.dumps(saved))
+    assert LocalBackend(root=tmp_path).trial.error == "remembered"
+    saved["key"] = "another boot"
+    (tmp_path / "trial.json").write_text(json.dumps(saved))
+    assert LocalBackend(root=tmp_path).trial == backend.trial
+
+
+def test_the_rung_follows_from_what_was_found():
+    every = cgroups.Cgroups((cgroups.Hierarchy("/x", 2, ("memory", "pids", "cpu")),))
+    cases = {
+        "A": (probe.Trial(True, True, None, 7), every),
+        "B": (probe.Trial(True, True, None, 7), cgroups.Cgroups()),
+        "C": (probe.Trial(True, False, "proc", 7), every),
+        "D": (probe.Trial(False, False, "clone", 4), every),
+        "E": (probe.Trial(False, False, "clone", 0), every),
+    }
+    assert {rung: probe.rung(*found) for rung, found in cases.items()} == {rung: rung for rung in probe.RUNGS}
