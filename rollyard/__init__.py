@@ -72,6 +72,7 @@ _NAMES: dict[str, str] = {
     "export": "rollyard.store.exports.export",
     "evaluate": "rollyard.runs.evaluate",
     "evaluate_task": "rollyard.runs.evaluate",
+    "samples": "rollyard.core.samples",
     "ImageStore": "rollyard.sandbox.images",
     "layer": "rollyard.sandbox.images",
     "verifier": "rollyard.tasks.verifiers.python",
