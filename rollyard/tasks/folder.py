@@ -17,6 +17,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
 from rollyard.core.task import Artifact, Healthcheck, McpServer, Site, Step, Task, VerifierSpec
 from rollyard.tasks import toml
+from rollyard.tasks.harbor import step_limits
 
 _MODE = {"host": "public", "none": "no-network", "allowlist": "allowlist"}
 _KEPT = ("README.md", ".gitignore")
@@ -87,7 +88,7 @@ def _network(network: str | None, hosts: tuple[str, ...]) -> dict[str, Any]:
 def _task_table(task: Task, root: Path) -> dict[str, Any]:
     limits = task.limits
     package = {name: value for name, value in task.package.items() if name != "source"}
-    timeout = limits.agent if limits is not None and not task.steps and limits.agent != Limits().agent else None
+    timeout = limits.agent if limits is not None and not task.steps else None
     table: dict[str, Any] = {
         "schema_version": "1.4",
         "source": task.package.get("source"),
@@ -241,7 +242,7 @@ def _other_limits(task: Task) -> dict[str, float]:
     if task.limits is None:
         return {}
     default, told = Limits(), msgspec.structs.asdict(task.limits)
-    spoken = {"agent"} if not task.steps else set[str]()
-    if task.verifier is not None and task.verifier.timeout_s == task.limits.verify:
-        spoken.add("verify")
-    return {n: v for n, v in told.items() if v is not None and v != getattr(default, n) and n not in spoken}
+    spoken = step_limits(task.steps) if task.steps else {"agent": task.limits.agent}
+    if task.verifier is not None and task.verifier.timeout_s is not None:
+        spoken["verify"] = task.verifier.timeout_s
+    return {n: v for n, v in told.items() if v is not None and v not in (getattr(default, n), spoken.get(n))}

@@ -370,22 +370,23 @@ def _tests(load: _Folder, step: schema.StepTable | None, field: str) -> tuple[st
     return directories
 
 
+def step_limits(steps: tuple[Step, ...]) -> dict[str, float]:
+    """What the steps' own timeouts add up to; a stage that no step names is left to the defaults."""
+    default = Limits()
+    agent = [step.agent_timeout_s for step in steps]
+    verify = [step.verifier.timeout_s if step.verifier else None for step in steps]
+    found: dict[str, float] = {}
+    if any(value is not None for value in agent):
+        found["agent"] = sum(default.agent if value is None else value for value in agent)
+    if any(value is not None for value in verify):
+        found["verify"] = sum(default.verify if value is None else value for value in verify)
+    return found
+
+
 def _limits(load: _Folder, steps: tuple[Step, ...]) -> Limits | None:
-    """Seconds for the agent and the verifier, over all steps; None when the task names none."""
-    wanted: dict[str, float] = {}
-    if steps:
-        default = Limits()
-        agent = [step.agent_timeout_s for step in steps]
-        verify = [step.verifier.timeout_s if step.verifier else None for step in steps]
-        if any(value is not None for value in agent):
-            wanted["agent"] = sum(default.agent if value is None else value for value in agent)
-        if any(value is not None for value in verify):
-            wanted["verify"] = sum(default.verify if value is None else value for value in verify)
-    else:
-        if load.file.agent.timeout_sec is not None:
-            wanted["agent"] = load.file.agent.timeout_sec
-        if load.file.verifier.timeout_sec is not None:
-            wanted["verify"] = load.file.verifier.timeout_sec
+    """Seconds for the agent and the verifier; None when the task names none."""
+    said = {"agent": load.file.agent.timeout_sec, "verify": load.file.verifier.timeout_sec}
+    wanted = step_limits(steps) if steps else {name: value for name, value in said.items() if value is not None}
     wanted |= load.extra.limits
     if not wanted:
         return None
