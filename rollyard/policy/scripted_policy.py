@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import re
 import time
+from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, Protocol
 
 from rollyard.core.call import Call, Reply, Usage, floats
 from rollyard.core.errors import PolicyError, UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
 from rollyard.policy.evidence import examined
-from rollyard.policy.prompts import Prompts
+from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.bytelevel import ByteRenderer
+from rollyard.policy.renderers.protocol import Renderer
 from rollyard.policy.script import DONE, Action, Script, Turn, load_script, turns_of
 from rollyard.policy.toolbox import named, shell_call, write_call
 
@@ -40,21 +41,33 @@ FINISH_BY_SHELL = (
 ONLY_WRITES = re.compile(r"^echo (?P<text>[^|&;<>`$]*?) ?> ?(?P<path>[\w./-]+)$")
 
 
-def scripted(source: str | Path | Mapping[str, Any] | Sequence[Any] | Answering) -> Scripted:
-    """From a YAML or JSON file, its value, or a function of the call that returns a step, text or a `Reply`."""
+class Speaker(Renderer, Protocol):
+    """A renderer that can also say a message in tokens."""
+
+    def completion_of(self, message: Message) -> array[int]: ...
+
+
+def scripted(
+    source: str | Path | Mapping[str, Any] | Sequence[Any] | Answering,
+    *,
+    renderer: Speaker | None = None,
+    check: Check = "never",
+) -> Scripted:
+    """From a YAML or JSON file, its value, or a function of the call that returns a step, text or a `Reply`. With a
+    `renderer` it speaks in that model's tokens; `check` is that of `Prompts`."""
     if callable(source):
-        return Scripted(source)
+        return Scripted(source, renderer, check)
     script = load_script(source)
-    return Scripted(lambda call: turn_for(script, call))
+    return Scripted(lambda call: turn_for(script, call), renderer, check)
 
 
 class Scripted:
-    """A `Policy`."""
+    """A `Policy`. `prompts.counts` says how its prompts were made."""
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: Answering, renderer: Speaker | None = None, check: Check = "never") -> None:
         self._answering = answering
-        self._renderer = ByteRenderer()
-        self._prompts = Prompts(self._renderer)
+        self._renderer: Speaker = renderer or ByteRenderer()
+        self.prompts = Prompts(self._renderer, check=check)
         self._failed: dict[str, Counter[tuple[str | None, int]]] = {}
 
     async def __call__(self, call: Call) -> Reply:
@@ -70,9 +83,9 @@ class Scripted:
         if turn.sleep:
             await asyncio.sleep(turn.sleep)
         message = message_for(turn, call, place)
-        call = self._prompts.prepare(call)
+        call = self.prompts.prepare(call)
         reply = self._reply(call, message, started)
-        self._prompts.answered(call, reply)
+        self.prompts.answered(call, reply)
         return reply
 
     def _refuse(self, call: Call, turn: Turn, place: int) -> None:
@@ -107,7 +120,7 @@ class Scripted:
         )
 
     async def closed(self, rollout_id: str) -> None:
-        self._prompts.forget(rollout_id)
+        self.prompts.forget(rollout_id)
         self._failed.pop(rollout_id, None)
 
     async def aclose(self) -> None:
@@ -175,7 +188,8 @@ def finishing(turn: Turn, call: Call) -> tuple[Action, ...]:
 def tool_call(action: Action, call: Call, place: int, number: int) -> ToolCall:
     tool, args = resolved(action, call)
     identity = f"s{place}_{number}_{call.id[-8:]}"
-    return ToolCall(identity, tool.name, msgspec.json.encode(args).decode(), namespace=tool.namespace)
+    spelled = json.dumps(args, ensure_ascii=False)  # spaced, as models write it
+    return ToolCall(identity, tool.name, spelled, namespace=tool.namespace)
 
 
 def resolved(action: Action, call: Call) -> tuple[Any, Mapping[str, Any]]:
