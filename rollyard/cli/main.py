@@ -20,6 +20,7 @@ VERBS: dict[str, str] = {
     "run": "run agents on tasks, or one agent on one instruction",
     "eval": "agents x models x tasks x attempts from one TOML file, with a report",
     "compare": "hold two runs on the same tasks against each other",
+    "view": "the page: runs, rollouts, trajectories and tokens in a browser",
     "watch": "follow a run from another terminal",
     "rescore": "judge kept rollouts again",
     "replay": "run a recorded rollout again, answered from the recording",

@@ -72,7 +72,7 @@ class _Rollout:
         self.task, self.plan, self.backend, self.gate = task, plan, backend, gate
         self.session_options, self.provision = session_options, provision
         self.limits = plan.limits_for(task)
-        self.stages = Stages(plan.rollout_id, self.limits, sink)
+        self.stages = Stages(plan.rollout_id, self.limits, sink, plan.run_id)
         self.started_at, self.clock = time.time(), time.monotonic()
         self.status: Status = "completed"
         self.failure: Failure | None = None

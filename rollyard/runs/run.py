@@ -246,6 +246,7 @@ class Run:
                 Event(
                     at=finished.started_at + finished.wall_s,
                     name="attempt.retried",
+                    run_id=self.id,
                     rollout_id=finished.id,
                     fields={"cause": failure.cause},
                 )

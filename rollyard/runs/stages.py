@@ -44,16 +44,18 @@ class StageFailed(Exception):
 class Stages:
     """The clock of one rollout. `verify`'s share of the total is reserved: earlier stages cannot use it up."""
 
-    def __init__(self, rollout_id: str, limits: Limits, sink: EventSink) -> None:
+    def __init__(self, rollout_id: str, limits: Limits, sink: EventSink, run_id: str | None = None) -> None:
         self.limits = limits
         self.records: list[StageRecord] = []
         self.current = "provision"
-        self._rollout_id = rollout_id
+        self._rollout_id, self._run_id = rollout_id, run_id
         self._sink = sink
         self._before_verify = Deadline.after(max(1.0, limits.total_s - limits.verify), "total")
 
     async def tell(self, name: str, **fields: Any) -> None:
-        await self._sink(Event(at=time.time(), name=name, rollout_id=self._rollout_id, fields=fields))
+        await self._sink(
+            Event(at=time.time(), name=name, rollout_id=self._rollout_id, run_id=self._run_id, fields=fields)
+        )
 
     def deadline(self, stage: str, *, limit_s: float | None = None) -> Deadline:
         field = STAGES[stage][1]

@@ -1,0 +1,107 @@
+"""What the page may do on this machine: start a rollout, cancel one it started, judge one again.
+
+Rollouts started here run in a task group that ends with the server; one that ends is kept in the store like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from rollyard import agents, policy
+from rollyard.core import registry
+from rollyard.core.errors import ConfigError
+from rollyard.core.ids import new_id
+from rollyard.core.rollout import MODES
+from rollyard.core.task import Task
+from rollyard.runs.modes import choose
+from rollyard.runs.once import run_rollout
+from rollyard.runs.rescore import rescore
+from rollyard.store import Store
+from rollyard.tasks.taskset import Taskset
+
+
+class LocalActions:
+    def __init__(self, store: Store, tasks: str | None) -> None:
+        self._store = store
+        self._tasks: dict[str, Task] = {task.id: task for task in Taskset.load(tasks)} if tasks is not None else {}
+        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._group: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._group = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._group is not None
+        self._group.cancel_scope.cancel()
+        return await self._group.__aexit__(kind, error, trace)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        return tuple(self._scopes)
+
+    def choices(self) -> Mapping[str, Any]:
+        return {
+            "agents": agents.names(),
+            "modes": MODES,
+            "sandboxes": registry.names("rollyard.sandboxes"),
+            "tasks": list(self._tasks),
+        }
+
+    async def start(self, form: Mapping[str, str]) -> str:
+        """Everything that can be refused is refused here; the rollout itself runs on in the background."""
+        assert self._group is not None
+        task: Task | str = self._tasks.get(form.get("task", "")) or form.get("instruction", "").strip()
+        if not task:
+            raise ConfigError("choose a stored task or type an instruction")
+        agent = agents.get(form.get("agent", ""))
+        answering = choose(
+            form.get("mode") or None, policy=policy.parse(form.get("policy", ""), model=form.get("model") or None)
+        )
+        rollout_id = new_id("ro")
+        options: dict[str, Any] = {
+            "agent": agent,
+            "mode": answering.mode,
+            "policy": answering.policy,
+            "sandbox": form.get("sandbox") or "local",
+            "setup": _lines(form.get("setup", "")),
+            "verify": _lines(form.get("verify", "")),
+            "store": self._store,
+            "sink": self._store.event,
+            "rollout_id": rollout_id,
+            "labels": {"started": "page"},
+        }
+        self._group.start_soon(self._run, rollout_id, task, options)
+        return rollout_id
+
+    async def _run(self, rollout_id: str, task: Task | str, options: dict[str, Any]) -> None:
+        with anyio.CancelScope() as scope:
+            self._scopes[rollout_id] = scope
+            try:
+                await run_rollout(task, **options)
+            finally:
+                del self._scopes[rollout_id]
+                with anyio.move_on_after(5, shield=True):
+                    await options["policy"].aclose()
+
+    async def cancel(self, rollout_id: str) -> bool:
+        scope = self._scopes.get(rollout_id)
+        if scope is None:
+            return False
+        scope.cancel()
+        return True
+
+    async def rescore(self, rollout_id: str) -> None:
+        async for _ in rescore(self._store, rollout_id):
+            pass
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,0 +1,53 @@
+"""Serving the page on its own: one Starlette application on loopback, with the token of this start when changes are allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import msgspec
+import structlog
+import uvicorn
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.ids import secret
+from rollyard.plane.page.actions import LocalActions
+from rollyard.plane.page.app import page_app
+from rollyard.store import Store
+
+_log = structlog.get_logger("rollyard.page")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def serve_page(
+    store: str, *, host: str, port: int, write: bool, tasks: str | None, as_json: bool, say: Callable[[str], None]
+) -> None:
+    asyncio.run(_serve(store, host, port, write, tasks, as_json, say))
+
+
+async def _serve(
+    store: str, host: str, port: int, write: bool, tasks: str | None, as_json: bool, say: Callable[[str], None]
+) -> None:
+    if host not in _LOOPBACK:
+        _log.warning("the page listens beyond loopback; it shows everything the store holds", host=host)
+    async with AsyncExitStack() as stack:
+        kept = await stack.enter_async_context(Store.open(store))
+        token = secret("page") if write else None
+        actions = await stack.enter_async_context(LocalActions(kept, tasks)) if write else None
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port"
+            ) from error
+        url = f"http://{host}:{sock.getsockname()[1]}/"
+        config = uvicorn.Config(page_app(kept, actions=actions, token=token), log_level="warning", lifespan="off")
+        if as_json:
+            say(msgspec.json.encode({"url": url, "token": token}).decode())
+        else:
+            say(f"the page is at {url}" + (f"  token for changes: {token}" if token else "  (read-only)"))
+        await uvicorn.Server(config).serve(sockets=[sock])
