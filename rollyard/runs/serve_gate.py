@@ -7,7 +7,6 @@ the ready line says where they are.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import signal
@@ -62,7 +61,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 def serve_gate(options: GateOptions, *, say: Callable[[Ready], None]) -> None:
     """Blocks until SIGINT or SIGTERM."""
-    gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     uvloop.run(run_gate(options, say))
 
@@ -73,6 +71,7 @@ async def run_gate(options: GateOptions, say: Callable[[Ready], None]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     admin, trainer = _key(options.admin_key_file), _key(options.trainer_key_file)
     policy = policy_of(options)
+    made: list[Path] = []  # key files that nobody asked for by name: they go when the server goes
     try:
         async with (
             _log(options.store) as log,
@@ -91,13 +90,17 @@ async def run_gate(options: GateOptions, say: Callable[[Ready], None]) -> None:
                 Ready(
                     url=gate.url or "",
                     mode=options.mode,
-                    admin_key_file=str(_kept(options.admin_key_file, admin, "admin", gate)),
-                    trainer_key_file=str(_kept(options.trainer_key_file, trainer, "trainer", gate)),
+                    admin_key_file=str(_kept(options.admin_key_file, admin, "admin", gate, made)),
+                    trainer_key_file=str(_kept(options.trainer_key_file, trainer, "trainer", gate, made)),
                 )
             )
+            gc.collect()
+            gc.freeze()
             await stop.wait()
     finally:
         await policy.aclose()
+        for path in made:
+            path.unlink(missing_ok=True)
 
 
 def mode_of(name: str | None) -> Mode | None:
@@ -157,14 +160,14 @@ def _key(path: Path | None) -> str:
     return secret("ry")
 
 
-def _kept(path: Path | None, key: str, face: str, gate: Gate) -> Path:
+def _kept(path: Path | None, key: str, face: str, gate: Gate, made: list[Path]) -> Path:
     """Where the key lies, having put it there if it is new."""
     if path is None:
         root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rollyard"
         port = (gate.url or "").rpartition(":")[2]
         path = root / f"gate-{port}.{face}-key"
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        path.unlink(missing_ok=True)
+        made.append(path)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
