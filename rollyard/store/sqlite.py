@@ -23,8 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, QueuePool
 
 from rollyard.core.errors import ConfigError, Error, StoreError
 from rollyard.store.database import Work
@@ -35,6 +34,7 @@ Synchronous = Literal["normal", "full"]
 DEADLINE_S = 60.0
 BACKUP_S = 3600.0
 BUSY_MS = 30_000  # how long another process may hold the write lock
+READERS = 4
 GROUP = 512  # the most functions in one transaction
 GATHER_S = 0.004  # under load: a few milliseconds of waiting for half the cost
 BUSY_S = 0.02  # batches that follow each other faster than this are load
@@ -63,9 +63,15 @@ class SQLite:
         self._handed_at = 0.0
         self._engine = create_engine(f"sqlite:///{path}", poolclass=NullPool)
         event.listen(self._engine, "connect", _writer_set_up(synchronous))
-        self._reading = create_async_engine(f"sqlite+aiosqlite:///{path}", pool_size=4, max_overflow=0)
-        event.listen(self._reading.sync_engine, "connect", _reader_set_up)
-        event.listen(self._reading.sync_engine, "begin", _one_snapshot)
+        self._reading = create_engine(
+            f"sqlite:///{path}",
+            poolclass=QueuePool,
+            pool_size=READERS,
+            max_overflow=0,
+            connect_args={"check_same_thread": False},
+        )
+        event.listen(self._reading, "connect", _reader_set_up)
+        event.listen(self._reading, "begin", _one_snapshot)
         self._path = path
         self._thread = threading.Thread(target=self._run, name="rollyard-store", daemon=True)
         self._thread.start()
@@ -91,8 +97,13 @@ class SQLite:
             self._waiting.put(batch)
 
     async def read(self, work: Work[T]) -> T:
-        async with asyncio.timeout(DEADLINE_S), self._reading.connect() as connection:
-            return await connection.run_sync(work)
+        """On a thread of the loop's pool: an async driver would be a thread too, and twenty megabytes of import."""
+        async with asyncio.timeout(DEADLINE_S):
+            return await asyncio.to_thread(self._read, work)
+
+    def _read(self, work: Work[T]) -> T:
+        with self._reading.connect() as connection:
+            return work(connection)
 
     async def backup(self, target: Path) -> None:
         """A copy taken from one snapshot, complete and compact; it is itself a store."""
@@ -107,7 +118,7 @@ class SQLite:
             self._hand_in(batch)
         self._waiting.put(None)
         await asyncio.to_thread(self._thread.join, DEADLINE_S)
-        await self._reading.dispose()
+        self._reading.dispose()
 
     # the writing thread
 
