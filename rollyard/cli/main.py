@@ -29,6 +29,7 @@ VERBS: dict[str, str] = {
     "show": "a run or a rollout: calls, events, verdict, log, diff",
     "export": "a run as JSON lines, training rows, Parquet or ATIF",
     "image": "add, list and remove images; build layers",
+    "clean": "remove what dead sandboxes left, and end live ones by label or age",
     "init": "start a new task, taskset or agent from files that work",
     "check": "hold a sandbox backend (or another part) against its conformance list",
     "serve": "run a server: the gate that agents talk to, and others",

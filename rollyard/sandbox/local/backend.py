@@ -139,6 +139,11 @@ class LocalBackend:
         return rootfs
 
     @property
+    def cgroup_kind(self) -> str:
+        """Which cgroups bound its sandboxes: v2, v1, hybrid or none."""
+        return self._cgroups.kind
+
+    @property
     def _namespaced(self) -> bool:
         return self.rung in ("A", "B", "C")
 

@@ -1,0 +1,42 @@
+"""`rollyard clean`, on a home of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import rollyard as ry
+from rollyard.sandbox.local.backend import LocalBackend
+
+pytestmark = pytest.mark.anyio
+
+
+async def clean(root: Path, *options: str) -> list[str]:
+    process = await asyncio.create_subprocess_exec(
+        Path(sys.executable).with_name("rollyard"), "clean", "--json", *options, stdout=-1,
+        env={**os.environ, "ROLLYARD_HOME": str(root)},
+    )  # fmt: skip
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    return json.loads(output)["removed"]
+
+
+async def test_clean_removes_what_is_dead_and_ends_only_what_is_named(tmp_path):
+    async with LocalBackend(root=tmp_path) as backend:
+        kept = await backend.open(ry.SandboxSpec(labels={"run": "kept"}))
+        ended = await backend.open(ry.SandboxSpec(labels={"run": "ended"}))
+        left = tmp_path / "boxes" / "sbx_left"
+        (left / "fs" / "root" / "work" / "work").mkdir(parents=True)
+        (left / "fs" / "root" / "work" / "work").chmod(0)
+        (left / "box.json").write_text("{}")
+        assert await clean(tmp_path) == ["sbx_left"]
+        assert not left.exists() and await kept.alive() and await ended.alive()
+        assert await clean(tmp_path, "--label", "run=ended") == [ended.id]
+        assert await kept.alive() and not await ended.alive()
+        assert await clean(tmp_path, "--all") == [kept.id]
+        assert not await kept.alive()
