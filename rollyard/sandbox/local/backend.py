@@ -73,6 +73,7 @@ class LocalBackend:
         self._throttle = Throttle(self._limits)
         self._watch = DiskWatch(self.root)
         self._rootfs: dict[tuple[str, tuple[str, ...]], tuple[float, Rootfs]] = {}
+        self._swept: list[str] = []  # found dead at the start, told to whoever reaps first
         self._log: Any = structlog.get_logger("rollyard.sandbox.local")
 
     @property
@@ -80,7 +81,7 @@ class LocalBackend:
         return capabilities(self.rung, self._ids, self._cgroups, self._limits)
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self._sweep)
+        self._swept = await asyncio.to_thread(self._sweep)
         return self
 
     async def __aexit__(
@@ -275,7 +276,7 @@ class LocalBackend:
 
     async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
         """Remove what dead sandboxes left; with labels or an age, also kill the live ones they describe."""
-        gone = await asyncio.to_thread(self._sweep)
+        gone, self._swept = [*self._swept, *await asyncio.to_thread(self._sweep)], []
         if labels is None and older_than is None:
             return gone
         for info in await self.list(labels):
