@@ -15,6 +15,7 @@ from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.sandbox import Capabilities, Exit, SandboxInfo, SandboxSpec, Stat
 from rollyard.core.task import Task
+from rollyard.core.trajectory import Trajectory
 
 Command = str | Sequence[str]
 
@@ -142,6 +143,13 @@ class Policy(Protocol):
     async def __call__(self, call: Call) -> Reply: ...
     async def closed(self, rollout_id: str) -> None: ...
     async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class Recalling(Protocol):
+    """A policy that goes on from what was sampled before: after a restart the gate gives it each rollout's trajectory."""
+
+    def recall(self, trajectory: Trajectory) -> None: ...
 
 
 class RawRequest(msgspec.Struct, frozen=True, kw_only=True):

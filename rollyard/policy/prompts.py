@@ -21,6 +21,7 @@ import msgspec
 
 from rollyard.core.call import Call, Reply
 from rollyard.core.message import Message, ToolResult, tools_digest
+from rollyard.core.trajectory import Trajectory
 from rollyard.policy.renderers.protocol import Renderer, Turn, Unbridgeable
 
 Check = Literal["never", "always"]
@@ -44,14 +45,14 @@ class Thread:
         self.asked: dict[str, int] = {}  # call -> the place of its last message, until it is answered
         self.last: tuple[bytes, Sequence[Message]] | None = None
         self._children: dict[tuple[int, bytes], int] = {}
-        self._answers: dict[int, Known] = {}
+        self._answers: dict[int, list[Known]] = {}  # several where a request was answered twice alike
         self._parallel: dict[str, Known] = {}  # tool-call id -> the answer that made it among others
 
     def below(self, place: int, digest: bytes) -> int:
         return self._children.setdefault((place, digest), len(self._children) + 1)
 
     def answer(self, place: int, known: Known) -> None:
-        self._answers[self.below(place, known.message.digest)] = known
+        self._answers.setdefault(self.below(place, known.message.digest), []).append(known)
         self.by_id[known.call_id] = known
         calls = known.message.tool_calls
         if len(calls) > 1:
@@ -60,21 +61,22 @@ class Thread:
     def find(self, tools: bytes, messages: Sequence[Message]) -> tuple[Sequence[Message], int, Known | None, int]:
         """The messages (with split answers put together), their last place, the answer they continue, and where it ends
         in them. An answer that is not ours cannot be jumped over."""
-        place, known, at = self._walk(tools, messages)
+        place, known, at = self.walk(tools, messages)
         if known is None and self._parallel:
             whole = regrouped(messages, self._parallel)
             if len(whole) != len(messages):
                 messages = whole
-                place, known, at = self._walk(tools, messages)
+                place, known, at = self.walk(tools, messages)
         return messages, place, known, at
 
-    def _walk(self, tools: bytes, messages: Sequence[Message]) -> tuple[int, Known | None, int]:
+    def walk(self, tools: bytes, messages: Sequence[Message]) -> tuple[int, Known | None, int]:
         place, last, at = self.below(0, tools), 0, 0
         for number, message in enumerate(messages, start=1):
             place = self.below(place, message.digest)
             if message.role == "assistant":
                 last, at = place, number
-        return place, self._answers.get(last), at
+        found = self._answers.get(last)
+        return place, None if found is None else quoted(found, messages[at - 1]), at
 
 
 class Prompts:
@@ -110,6 +112,21 @@ class Prompts:
             return
         strand = extended(thread, call, call.prompt_ids, reply.completion_ids)
         thread.answer(place, Known(call.id, strand, len(strand), len(reply.completion_ids), reply.message))
+
+    def recall(self, trajectory: Trajectory) -> None:
+        """What was sampled before a restart, from the record of it."""
+        thread = self._threads[trajectory.rollout_id] = Thread()
+        for record in trajectory.records:
+            answer, whole = trajectory.answer(record.id), trajectory.sequence(record.id)
+            if answer is None or answer.ids is None or whole is None:
+                continue
+            place, _, _ = thread.walk(record.tools_digest, trajectory.messages(record.id))
+            parent = thread.by_id.get(record.parent_call_id or "")
+            strand = whole
+            if parent is not None and parent.strand == whole[: len(parent.strand)]:
+                strand = parent.strand
+                strand.extend(whole[len(strand) :])
+            thread.answer(place, Known(record.id, strand, len(whole), len(answer.ids), answer.message))
 
     def known(self, rollout_id: str) -> tuple[Known, ...]:
         """The answered calls of a rollout, in order."""
@@ -152,6 +169,16 @@ class Prompts:
             parent_call_id=prefix_of(thread, prompt),
             break_reason=None if reason == "new_root" else reason,
         )
+
+
+def quoted(found: Sequence[Known], echo: Message) -> Known:
+    """Of answers that say the same, the one whose tool calls the agent quotes; the last where it quotes none."""
+    if len(found) > 1:
+        ids = [call.id for call in echo.tool_calls]
+        for known in reversed(found):
+            if [call.id for call in known.message.tool_calls] == ids:
+                return known
+    return found[-1]
 
 
 def turn_of(known: Known) -> Turn:

@@ -17,6 +17,7 @@ import msgspec
 
 from rollyard.core.call import Call, Reply
 from rollyard.core.errors import ConfigError, Error, PolicyClosed, ReplyRefused, UpstreamError
+from rollyard.core.trajectory import Trajectory
 from rollyard.policy.board import Board
 from rollyard.policy.held import HeldCall
 from rollyard.policy.prompts import Prompts
@@ -62,6 +63,10 @@ class Queue:
         if self.prompts is not None:
             self.prompts.answered(call, outcome)
         return msgspec.structs.replace(outcome, started_at=outcome.started_at or started)
+
+    def recall(self, trajectory: Trajectory) -> None:
+        if self.prompts is not None:
+            self.prompts.recall(trajectory)
 
     async def closed(self, rollout_id: str) -> None:
         """The agent has exited: its held calls end, and whoever waits for its next one gets None."""

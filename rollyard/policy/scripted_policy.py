@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from rollyard.core.call import Call, Reply, Usage, floats
 from rollyard.core.errors import PolicyError, UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
+from rollyard.core.trajectory import Trajectory
 from rollyard.policy.evidence import examined
 from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.bytelevel import ByteRenderer
@@ -118,6 +119,9 @@ class Scripted:
                 finished_at=time.time(),
             )
         )
+
+    def recall(self, trajectory: Trajectory) -> None:
+        self.prompts.recall(trajectory)
 
     async def closed(self, rollout_id: str) -> None:
         self.prompts.forget(rollout_id)

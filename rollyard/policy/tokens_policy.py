@@ -17,6 +17,7 @@ from rollyard.core.call import Call, CaptureLevel, Reply, Sampling
 from rollyard.core.errors import ConfigError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
+from rollyard.core.trajectory import Trajectory
 from rollyard.policy.answer import sampled_reply
 from rollyard.policy.connection import Connection, Timeouts, checked_url, json_object, resolve_key
 from rollyard.policy.engines import ENGINES, OWNERS, Ask, Engine, Sampled, joined
@@ -210,6 +211,9 @@ class Tokens:
             started_at=started,
             finished_at=time.time(),
         )
+
+    def recall(self, trajectory: Trajectory) -> None:
+        self.prompts.recall(trajectory)
 
     async def closed(self, rollout_id: str) -> None:
         self.prompts.forget(rollout_id)

@@ -172,3 +172,32 @@ async def test_a_chat_upstream_answers_the_openai_client_through_the_gate(smollm
     answer = trajectory.answer(record.id)
     assert len(answer.ids) == len(answer.logprobs) == record.usage.completion_tokens <= 6
     assert record.finished_at > record.started_at and record.effective.max_tokens == 6
+
+
+async def test_a_new_gate_with_a_new_policy_goes_on_from_the_recorded_ids(tmp_path):
+    """The process died between two turns: the store gives the ids back, and the next prompt begins with them."""
+    from openai import AsyncOpenAI
+
+    tools = [{"type": "function", "function": {"name": "bash", "description": "runs", "parameters": SCHEMA}}]
+    messages = [{"role": "user", "content": "go"}]
+    key, sources = None, []
+    for _ in range(2):
+        policy = ry.policy.scripted([{"shell": "ls"}, {"text": "done"}])
+        async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(policy, log=store, host="127.0.0.1") as gate:
+            key = key or (await gate.open_session("r1")).key
+            async with AsyncOpenAI(base_url=f"{gate.url}/v1", api_key=key, max_retries=0) as client:
+                answer = await client.chat.completions.create(model="m", messages=messages, tools=tools)
+            said = answer.choices[0].message
+            if said.tool_calls:
+                echo = {
+                    "id": said.tool_calls[0].id,
+                    "type": "function",
+                    "function": {"name": "bash", "arguments": '{"command":"ls"}'},
+                }
+                messages += [
+                    {"role": "assistant", "content": None, "tool_calls": [echo]},
+                    {"role": "tool", "tool_call_id": echo["id"], "content": "ok"},
+                ]
+            records = gate.sessions["r1"].trajectory.records
+            sources.append(records[-1].prompt_source)
+    assert sources == ["render", "bridge"] and said.content == "done"

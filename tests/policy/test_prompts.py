@@ -147,6 +147,33 @@ def test_a_rollout_that_is_over_is_forgotten():
     assert call.prompt_source == "render"
 
 
+def test_after_a_restart_prompts_go_on_from_the_recorded_ids():
+    rollout = Rollout()
+    messages, before = [user("go")], None
+    for n in range(3):
+        answer = called(f"ls {n}")
+        call, reply = rollout.turn(messages, answer)
+        before = call.prompt_ids + reply.completion_ids
+        messages += [answer, *results(answer)]
+    again = Rollout()
+    again.prompts.recall(Trajectory.restore("r1", rollout.trajectory.records, rollout.trajectory.nodes))
+    strands = {id(k.strand): k.strand for k in again.prompts.known("r1")}
+    assert [len(s) for s in strands.values()] == [len(before)]
+    call, _ = again.turn(messages, called("next"))
+    assert call.prompt_source == "bridge" and call.prompt_ids[: len(before)] == before
+
+
+def test_of_two_equal_answers_the_one_whose_tool_calls_are_quoted_is_continued():
+    rollout = Rollout()
+    one = Message("assistant", (ToolCall("first", "bash", '{"command": "ls"}'),))
+    two = Message("assistant", (ToolCall("second", "bash", '{"command":"ls"}'),))
+    call, reply = rollout.turn([user("go")], one)
+    rollout.turn([user("go")], two)
+    after, _ = rollout.turn([user("go"), one, *results(one)], called("next"))
+    whole = call.prompt_ids + reply.completion_ids
+    assert after.prompt_ids[: len(whole)] == whole
+
+
 def test_memory_grows_with_new_tokens_not_with_turns_times_history():
     rollout = Rollout()
     messages = [user("x" * 20_000)]
