@@ -315,7 +315,7 @@ def test_bodies_of_a_growing_conversation_are_kept_as_differences():
     from rollyard.core.delta import Delta, apply
 
     t = Trajectory("r1")
-    head = b'{"model":"m","messages":[' + b'{"role":"user","content":"' + b"x" * 5000 + b'"}'
+    head = b'{"model":"m","messages":[' + b'{"role":"user","content":"' + b"x" * 20_000 + b'"}'
     bodies, kept = [], {}
     messages = [SYSTEM, USER]
     for turn in range(5):
@@ -330,7 +330,9 @@ def test_bodies_of_a_growing_conversation_are_kept_as_differences():
         return apply(blob, load(blob.base)) if isinstance(blob, Delta) else blob
 
     assert all(load(digest) == body for digest, body in bodies)
-    assert sum(b.size if isinstance(b, Delta) else 0 for b in kept.values()) < 1000
+    whole = [blob for digest, blob in kept.items() if not isinstance(blob, Delta) and len(digest) == 32]
+    assert whole == [bodies[0][1]]
+    assert sum(blob.size for blob in kept.values() if isinstance(blob, Delta)) < 1000
 
 
 def test_packed_ids_are_not_shared_with_the_caller():

@@ -23,7 +23,7 @@ def call(id, rollout_id, *messages, tools=TOOLS, **fields):
         messages=messages,
         tools=tools,
         tools_digest=tools_digest(tools),
-        sampling=Sampling(temperature=1.0),
+        sampling=Sampling(temperature=fields.pop("temperature", 1.0)),
         raw=body,
         received_at=100.0,
         **fields,
@@ -50,7 +50,7 @@ def reply(message, prompt, completion, **fields):
     )
 
 
-def full(rollout_id):
+def full(rollout_id, temperature=1.0):
     """A conversation with tools, a title, a sub-agent, a failed call, a compaction; gives the trajectory and its adds."""
     t = Trajectory(rollout_id)
     asks = Message(
@@ -82,7 +82,14 @@ def full(rollout_id):
             reply(Message("assistant", (Text("we did x"),)), [70], [71]),
         ),
         t.add(
-            call("c3", rollout_id, SYSTEM, Message("user", (Text("so far: we did x"),)), thread="main"),
+            call(
+                "c3",
+                rollout_id,
+                SYSTEM,
+                Message("user", (Text("so far: we did x"),)),
+                thread="main",
+                temperature=temperature,
+            ),
             reply(Message("assistant", (Text("ok"),)), [80, 81], [82], finish="length"),
         ),
     ]
@@ -91,7 +98,7 @@ def full(rollout_id):
 
 async def keep(store, rollout_id, run_id="run1", **fields):
     """Commit a full rollout the way a run does."""
-    t, adds = full(rollout_id)
+    t, adds = full(rollout_id, fields.pop("temperature", 1.0))
     for added in adds:
         await store.commit(added.record, added.nodes, added.blobs)
     base = {"verdict": Verdict(reward=0.5, parts={"tests": 0.5}), "calls": len(adds), "agent": "pi", "group_id": "g"}

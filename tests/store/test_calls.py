@@ -2,7 +2,9 @@
 
 import asyncio
 
+import msgspec
 import pytest
+from sqlalchemy import text
 
 from rollyard.core.call import Call, Reply, VersionSpan, floats, ids
 from rollyard.core.errors import ConfigError, SessionClosed, StoreError
@@ -61,6 +63,21 @@ async def test_a_trajectory_comes_back_as_it_was(store):
     for one, call in added:
         assert await store.load_blob(one.record.raw_request) == call.raw
     assert await store.load_blob(added[0][0].record.tools_digest)
+
+
+async def test_a_message_that_comes_again_in_another_sequence_is_kept_once(store):
+    t, added = conversation("r1", 4)
+    again = msgspec.structs.replace(added[-1][1], id="again", tools=(), tools_digest=b"other", raw=b"")
+    forked = t.add(
+        again, Reply(message=Message("assistant", (Text("x"),)), prompt_ids=ids([9]), completion_ids=ids([9]))
+    )
+    assert len(forked.nodes) == 9
+    for one in [*(one for one, _ in added), forked]:
+        await store.commit(one.record, one.nodes, one.blobs)
+    query = text("SELECT count(*), count(message) FROM nodes")
+    rows, messages = await store._database.read(lambda connection: connection.execute(query).one())
+    assert (rows, messages) == (9 + 9, 9 + 1)
+    assert (await store.trajectory("r1")).nodes == t.nodes
 
 
 async def test_a_large_body_comes_back_whole(store):

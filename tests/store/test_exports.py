@@ -68,13 +68,15 @@ async def test_samples_and_parquet_hold_the_same_rows(store, tmp_path):
     import pyarrow.parquet
 
     for n in range(5):
-        await keep(store, f"r{n}", attempt=n, verdict=Verdict(reward=None if n == 4 else n / 4))
+        reward = None if n == 4 else n / 4
+        await keep(store, f"r{n}", attempt=n, verdict=Verdict(reward=reward), temperature=None if n == 1 else 1.0)
     written = await export(store, "run1", tmp_path / "rows.jsonl", format="samples")
     packed = await export(store, "run1", tmp_path / "rows.parquet")
     rows = lines(tmp_path / "rows.jsonl")
     table = pyarrow.parquet.read_table(tmp_path / "rows.parquet")
     assert written.rows == packed.rows == len(rows) == table.num_rows == 4 * 4
     assert table.to_pylist() == rows
+    assert [row["temperatures"] is None for row in rows].count(True) == 1
     first = next(row for row in rows if row["kind"] == "agent")
     assert first["input_ids"] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert first["loss_mask"] == [0, 0, 0, 1, 1, 0, 1, 1]

@@ -269,6 +269,27 @@ async def test_concurrent_events_are_numbered_in_commit_order(store):
     assert sorted(await asyncio.wait_for(polling, 20)) == sorted(f"e{n}" for n in range(120))
 
 
+async def test_an_event_waits_for_one_that_was_numbered_before_it(postgres_url):
+    """Else a reader that has seen the later number would never see the earlier one."""
+    import asyncpg
+
+    from rollyard.store.events import _TURNS
+
+    async with Store.open(postgres_url) as store:
+        slow = await asyncpg.connect(postgres_url)
+        transaction = slow.transaction()
+        await transaction.start()
+        await slow.execute(f"SELECT pg_advisory_xact_lock({_TURNS})")
+        await slow.execute("INSERT INTO events (at, name, fields) VALUES (1, 'first', '{}')")
+        second = asyncio.create_task(store.event(Event(at=2.0, name="second")))
+        done, _ = await asyncio.wait([second], timeout=0.5)
+        assert not done
+        await transaction.commit()
+        await asyncio.wait_for(second, 10)
+        assert [stored.event.name for stored in await store.events()] == ["first", "second"]
+        await slow.close()
+
+
 async def test_the_start_of_an_id_is_enough_when_it_is_unique(store):
     await store.create_run({}, id="run_abc1")
     await store.create_run({}, id="run_abd2")
