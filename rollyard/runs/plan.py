@@ -17,6 +17,7 @@ from rollyard.core.protocols import Backend, Sandbox, Verifier
 from rollyard.core.rollout import MODES, Mode, Rollout
 from rollyard.core.sandbox import Isolation, Lifetime
 from rollyard.core.task import McpServer, Task
+from rollyard.tasks import demands
 
 Hook = Callable[[Sandbox, Rollout], Awaitable[None]]
 
@@ -68,10 +69,7 @@ def check_mode(mode: str) -> Mode:
 def check(plan: Plan, task: Task, backend: Backend) -> None:
     """Everything that can be refused before a sandbox opens, refused by name."""
     can = backend.capabilities
-    if task.network == "host" and not plan.allow_network:
-        raise ConfigError(f"task {task.id!r} asks for a public network", hint="pass --allow-network if you mean it")
-    if task.network == "allowlist" and not can.network_allowlist:
-        raise Unsupported(f"backend {backend.name!r} cannot allow single hosts, which task {task.id!r} asks for")
+    demands.refuse(task, backend.name, can, allow_network=plan.allow_network)
     if not can.listen and plan.gate_url is None and plan.agent.dialect is not None:
         raise Unsupported(
             f"backend {backend.name!r} cannot carry model calls out of the sandbox",
@@ -82,14 +80,11 @@ def check(plan: Plan, task: Task, backend: Backend) -> None:
             f"backend {backend.name!r} cannot open one host only, so direct=True would open the whole network",
             hint="pass allow_unsafe=True if you mean it, or drop direct",
         )
-    if (task.build or task.image != "host") and not can.images:
-        raise Unsupported(f"backend {backend.name!r} has no images, and task {task.id!r} needs one")
-    if task.compose is not None:
-        raise Unsupported(f"task {task.id!r} needs docker compose, which backend {backend.name!r} does not run")
-    offered = (
-        task.mcp if plan.agent.dialect is not None else ()
-    )  # an agent without a model (oracle, nop) needs no tools
+    offered = plan.mcp
+    if plan.agent.dialect is not None:  # an agent without a model (oracle, nop) needs no tools and no past
+        demands.refuse_history(task, plan.agent.name)
+        offered = (*task.mcp, *plan.mcp)
     agents.refuse(
         plan.agent,
-        {"system_prompt": plan.system_prompt, "disabled_tools": plan.disabled_tools, "mcp": (*offered, *plan.mcp)},
+        {"system_prompt": plan.system_prompt, "disabled_tools": plan.disabled_tools, "mcp": offered},
     )

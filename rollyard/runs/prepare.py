@@ -76,6 +76,15 @@ async def put_files(sandbox: Sandbox, files: Sequence[File], workdir: str, user:
             await sandbox.write(path, data, mode=mode, user=user)
 
 
+async def put_skills(sandbox: Sandbox, skills: str, user: str | None, deadline: Deadline) -> None:
+    """A task's skills, from their folder in the image to the two places in a home where agents look for them."""
+    targets = " ".join(f"{HOME}/{name}/skills" for name in (".agents", ".claude"))
+    script = f'for to in {targets}; do mkdir -p "$to" && cp -R "$0/." "$to/" || exit 1; done'
+    done = await sandbox.exec(["/bin/sh", "-c", script, skills], user=user, timeout=max(1.0, deadline.left))
+    if not done.ok:
+        raise ConfigError(f"environment.skills_dir: {skills!r} cannot be copied: {done.text.strip()[-200:]}")
+
+
 def record(command: str, done: Exit) -> CommandRecord:
     return CommandRecord(
         command=command,

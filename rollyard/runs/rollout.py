@@ -34,7 +34,7 @@ from rollyard.runs.provision import Ground, Provision
 from rollyard.runs.stages import StageFailed, Stages, nowhere
 from rollyard.runs.watch import Ending, Watch
 from rollyard.tasks import steps
-from rollyard.tasks.environ import resolve_env
+from rollyard.tasks.environ import resolve_env, resolve_servers
 
 _CLEANUP_S = 30.0
 _TAIL = 8192
@@ -199,6 +199,8 @@ class _Rollout:
             self.place = await prepare.look_around(self.sandbox, self.spec, deadline)
             await self.sandbox.mkdir(prepare.HOME, user=task.user)
             await prepare.put_files(self.sandbox, task.files, self.place.workdir, task.user)
+            if task.skills is not None:
+                await prepare.put_skills(self.sandbox, task.skills, task.user, deadline)
             self.prefix = await self.provision.ready(self.sandbox, self.plan.agent, self.ground, deadline)
             self.setup, failed = await prepare.run_setup(
                 self.sandbox, task.setup, cwd=self.place.workdir, user=None, stages=self.stages, deadline=deadline
@@ -278,7 +280,7 @@ class _Rollout:
                 as_root=place.as_root,
                 system_prompt=plan.system_prompt,
                 disabled_tools=plan.disabled_tools,
-                mcp=(*(self.task.mcp if agent.dialect is not None else ()), *plan.mcp, *self._own_tools()),
+                mcp=(*self._task_mcp(), *plan.mcp, *self._own_tools()),
                 solution=await self.provision.solution(self.sandbox, self.task, step, agent),
                 allow_unsafe=plan.allow_unsafe,
             )
@@ -288,7 +290,8 @@ class _Rollout:
                 await self.sandbox.write(path, data, mode=0o600, user=user)
             env = {
                 "PATH": place.path,
-                **self.task.env,
+                **resolve_env(self.task.env, os.environ, where=f"task {self.task.id}"),
+                **self._solution_env(),
                 **rendered.env,
             }  # the agent's own interpreters stay off the task's PATH
             argv = rendered.argv or _NOTHING
@@ -303,6 +306,18 @@ class _Rollout:
             raise
         finally:
             self.log += watch.log
+
+    def _task_mcp(self) -> tuple[McpServer, ...]:
+        """The task's servers, for an agent that has a model to use them."""
+        if self.plan.agent.dialect is None:
+            return ()
+        return resolve_servers(self.task.mcp, os.environ, where=f"task {self.task.id}")
+
+    def _solution_env(self) -> dict[str, str]:
+        """What the task's solution needs, for the oracle alone."""
+        if self.plan.agent.name != "oracle":
+            return {}
+        return resolve_env(self.task.solution_env, os.environ, where=f"task {self.task.id}: solution.env")
 
     def _own_tools(self) -> tuple[McpServer, ...]:
         """The gate's tool endpoint, for a rollout that was given tools on the trainer's side."""

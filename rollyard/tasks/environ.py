@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import msgspec
+
 from rollyard.core.errors import ConfigError
+from rollyard.core.task import McpServer
 
 _WHOLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _EMBEDDED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -36,6 +39,22 @@ def resolve_env(env: Mapping[str, str], host: Mapping[str, str], *, where: str) 
 def resolve_text(text: str, host: Mapping[str, str], *, where: str) -> str:
     """Every reference in `text` replaced: for MCP headers and URLs."""
     return _EMBEDDED.sub(lambda match: _value(match, host, where), text)
+
+
+def resolve_servers(servers: tuple[McpServer, ...], host: Mapping[str, str], *, where: str) -> tuple[McpServer, ...]:
+    """MCP servers with the references in their headers, URLs and env replaced, for the moment the agent starts."""
+    return tuple(
+        msgspec.structs.replace(
+            server,
+            url=resolve_text(server.url, host, where=f"{where}: mcp {server.name}") if server.url else None,
+            env=resolve_env(server.env, host, where=f"{where}: mcp {server.name}.env"),
+            headers={
+                name: resolve_text(value, host, where=f"{where}: mcp {server.name}.{name}")
+                for name, value in server.headers.items()
+            },
+        )
+        for server in servers
+    )
 
 
 def references(env: Mapping[str, str]) -> list[str]:

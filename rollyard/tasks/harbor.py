@@ -30,6 +30,7 @@ from rollyard.core.task import (
     VerifierSpec,
 )
 from rollyard.tasks import schema
+from rollyard.tasks.compose import fold
 from rollyard.tasks.digest import folder_digest
 from rollyard.tasks.files import TaskFiles
 
@@ -185,7 +186,7 @@ def _extra_file(load: _Folder, item: ExtraFile) -> File:
 def _site(load: _Folder, table: schema.EnvironmentTable, field: str, directory: Path) -> Site:
     network, hosts = load.network(table, field)
     compose = next((directory / name for name in _COMPOSE if (directory / name).is_file()), None)
-    return Site(
+    site = Site(
         image=load.extra.image or table.docker_image or "host",
         build=str(directory) if (directory / "Dockerfile").is_file() and load.extra.image is None else None,
         compose=str(compose) if compose is not None else None,
@@ -209,6 +210,7 @@ def _site(load: _Folder, table: schema.EnvironmentTable, field: str, directory: 
         os="windows" if table.os.lower() == "windows" else "linux",
         build_timeout_s=table.build_timeout_sec,
     )
+    return fold(site)
 
 
 def _healthcheck(table: schema.HealthcheckTable | None) -> Healthcheck | None:
