@@ -127,12 +127,12 @@ async def test_without_a_fresh_proc_nothing_of_the_hosts_is_shown(tmp_path):
 
 def test_the_trial_is_remembered_until_the_next_boot(tmp_path):
     backend = LocalBackend(root=tmp_path)
-    saved = json.loads((tmp_path / "trial.json").read_bytes())
+    saved = json.loads((next(tmp_path.glob("trial-*.json"))).read_bytes())
     saved["trial"]["error"] = "remembered"
-    (tmp_path / "trial.json").write_text(json.dumps(saved))
+    (next(tmp_path.glob("trial-*.json"))).write_text(json.dumps(saved))
     assert LocalBackend(root=tmp_path).trial.error == "remembered"
     saved["key"] = "another boot"
-    (tmp_path / "trial.json").write_text(json.dumps(saved))
+    (next(tmp_path.glob("trial-*.json"))).write_text(json.dumps(saved))
     assert LocalBackend(root=tmp_path).trial == backend.trial
 
 

@@ -60,8 +60,7 @@ class LocalBackend:
         self._launcher = Launcher(self.root / "launcher.log")
         self._boxes: dict[str, tuple[LocalSandbox, str]] = {}
         self._cgroups = cgroups.find()
-        self._ids = ids.choose()
-        self.trial = probe.trial(self.root, self._ids)
+        self._ids, self.trial = probe.trial(self.root, ids.candidates())
         reached = probe.rung(self.trial, self._cgroups)
         if rung is not None and RUNGS.index(rung) < RUNGS.index(reached):
             raise IsolationTooWeak(f"rung {rung} is not reached here, {reached} is", hint="see `rollyard doctor`")

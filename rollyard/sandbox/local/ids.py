@@ -29,15 +29,17 @@ class IdMap(msgspec.Struct, frozen=True):
         return self.kind != "single"
 
 
-def choose() -> IdMap:
+def candidates() -> list[IdMap]:
+    """Maps to try for this user, the best first."""
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
         row = ((0, RANGE_BASE, RANGE_SIZE),)
-        return IdMap("range", row, row)
+        return [IdMap("range", row, row)]
+    single = IdMap("single", ((0, uid, 1),), ((0, gid, 1),))
     uids, gids = _subordinate("/etc/subuid", uid), _subordinate("/etc/subgid", uid)
     if uids and gids and shutil.which("newuidmap") and shutil.which("newgidmap"):
-        return IdMap("helper", ((0, uid, 1), (1, *uids)), ((0, gid, 1), (1, *gids)))
-    return IdMap("single", ((0, uid, 1),), ((0, gid, 1),))
+        return [IdMap("helper", ((0, uid, 1), (1, *uids)), ((0, gid, 1), (1, *gids))), single]
+    return [single]
 
 
 def _subordinate(path: str, uid: int) -> tuple[int, int] | None:

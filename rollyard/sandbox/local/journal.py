@@ -167,7 +167,7 @@ class Journal:
 
     def _remove_mapped(self, home: Home, cgroups: list[str]) -> None:
         """Files under the ids of a map of ours can only be removed inside a namespace that has it."""
-        work = json.dumps([str(home.path), cgroups, msgspec.to_builtins(ids.choose())])
+        work = json.dumps([str(home.path), cgroups, msgspec.to_builtins(ids.candidates()[0])])
         code = (
             "import sys; sys.path.append(sys.argv.pop()); from rollyard.sandbox.local.inner.remains import main; main()"
         )

@@ -43,11 +43,20 @@ class Trial(msgspec.Struct, frozen=True):
     landlock: int
 
 
-def trial(root: Path, ids: IdMap) -> Trial:
-    """The remembered result for this boot, user and map, or a new one."""
+def trial(root: Path, maps: list[IdMap]) -> tuple[IdMap, Trial]:
+    """The first map that gives namespaces and what was found with it; else the last, and what was found without."""
+    for ids in maps[:-1]:
+        found = _remembered(root, ids)
+        if found.namespaces:
+            return ids, found
+    return maps[-1], _remembered(root, maps[-1])
+
+
+def _remembered(root: Path, ids: IdMap) -> Trial:
+    """The result for this boot, user and map, or a new one."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    key = f"{_FORMAT} {boot} {os.geteuid()} {ids.kind} {sys.version_info[:2]}"
-    place = private_dir(root) / "trial.json"
+    key = f"{_FORMAT} {boot} {os.geteuid()} {os.getegid()} {ids} {sys.version_info[:2]}"
+    place = private_dir(root) / f"trial-{ids.kind}.json"
     try:
         saved = json.loads(place.read_bytes())
         if saved["key"] == key:

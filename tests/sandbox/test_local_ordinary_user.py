@@ -1,0 +1,110 @@
+"""The same sandboxes for a user who is not root: one id without newuidmap, many with it.
+
+As root these tests become another user for a child process; as an ordinary user the whole suite is that test already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rollyard as ry
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; these run as one already")
+SINGLE = 65011
+
+SCRIPT = """
+import asyncio, json, rollyard as ry
+from rollyard.core.errors import Error
+async def main():
+    async with ry.sandbox.backend("local") as backend, backend.open(ry.SandboxSpec()) as box:
+        got = {"rung": backend.rung, "users": box.capabilities.users}
+        done = await box.exec("id -u; echo out > /workspace/f; cat /workspace/f; ls /sys/class/net /proc/1/fd", timeout=20)
+        got["text"] = done.stdout.decode()
+        got["bomb"] = (await box.exec("sleep 300 & setsid sleep 301", timeout=0.3)).timed_out
+        try:
+            done = await box.exec("id -u; touch /tmp/mine; stat -c %u /tmp/mine", user="agent", timeout=20)
+            got["agent"] = done.stdout.decode()
+        except Error as error:
+            got["agent"] = type(error).__name__
+        listener = await box.listen()
+        got["port"] = listener.port > 0
+        image = await box.snapshot()
+    async with ry.sandbox.backend("local") as backend, backend.open(ry.SandboxSpec(image=image)) as box:
+        got["snapshot"] = (await box.read("/workspace/f")).decode()
+    got["left"] = len(list((backend.root / "boxes").iterdir()))
+    print(json.dumps(got))
+asyncio.run(main())
+"""
+
+
+def interpreter() -> str:
+    """A Python that other users may run: this one, or the system's of the same version."""
+    candidates = [sys.executable, f"/usr/bin/python3.{sys.version_info[1]}"]
+    for candidate in candidates:
+        code = f"import sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]} or sys.prefix == '')"
+        command = ["setpriv", f"--reuid={SINGLE}", f"--regid={SINGLE}", "--clear-groups", candidate, "-c", code]
+        reachable = all(os.stat(parent).st_mode & 0o001 for parent in Path(candidate).resolve().parents)
+        if shutil.which("setpriv") and reachable and subprocess.run(command, check=False).returncode == 0:
+            return candidate
+    pytest.skip("no Python of this version that another user may run")
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Not below pytest's own directory, which no other user may enter."""
+    with tempfile.TemporaryDirectory(prefix="ry-user-") as path:
+        yield Path(path)
+
+
+def run_as(uid: int, home: Path, gid: int | None = None) -> dict:
+    os.chown(home, uid, gid or uid)
+    packages = [str(Path(ry.__file__).parents[1]), *(path for path in sys.path if path.endswith("site-packages"))]
+    env = {"HOME": str(home), "PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": ":".join(packages)}
+    command = ["setpriv", f"--reuid={uid}", f"--regid={gid or uid}", "--clear-groups", interpreter(), "-c", SCRIPT]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_a_user_with_one_id_gets_everything_but_other_users(home):
+    got = run_as(SINGLE, home)
+    assert (got["rung"], got["users"], got["agent"]) == ("B", False, "Unsupported")
+    assert got["text"] == "0\nout\n" and got["bomb"] and got["port"]
+    assert (got["snapshot"], got["left"]) == ("out\n", 0)
+
+
+@pytest.fixture
+def user_with_range() -> Iterator[int]:
+    if not (shutil.which("newuidmap") and shutil.which("useradd")):
+        pytest.skip("newuidmap and useradd are not installed (apt: uidmap passwd)")
+    name = f"ry{os.getpid()}"
+    subprocess.run(["useradd", "--no-create-home", "--user-group", name], check=True, capture_output=True)
+    try:
+        uid = int(subprocess.run(["id", "-u", name], capture_output=True, check=True).stdout)
+        if name not in Path("/etc/subuid").read_text():
+            pytest.skip("useradd gives no range of subordinate ids here")
+        yield uid
+    finally:
+        subprocess.run(["userdel", name], check=True, capture_output=True)
+
+
+def test_a_user_with_a_range_of_ids_gets_users_too_and_leaves_nothing_under_them(home, user_with_range):
+    got = run_as(user_with_range, home, pwd.getpwuid(user_with_range).pw_gid)
+    assert (got["rung"], got["users"], got["agent"]) == ("B", True, "1000\n1000\n")
+    assert got["text"] == "0\nout\n" and got["bomb"]
+    assert (got["snapshot"], got["left"]) == ("out\n", 0)
+
+
+def test_a_range_that_newuidmap_refuses_falls_back_to_one_id(home, user_with_range):
+    got = run_as(user_with_range, home, 65012)
+    assert (got["rung"], got["users"], got["left"]) == ("B", False, 0)
