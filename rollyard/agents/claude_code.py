@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollyard.agents.events import Fields, decoded, plain_text
-from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp
+from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
 _MCP = "{home}/.claude/rollyard-mcp.json"
@@ -97,7 +97,10 @@ agent = Agent(
     artifacts=("{home}/.claude/projects/*",),
     needs_isolation="namespace",
     says_done=True,
-    subagents=True,
+    subagent=ToolUse(
+        tool="Agent",
+        args={"description": "part", "prompt": "{instruction}", "subagent_type": "general-purpose"},
+    ),
     off=("auto-update", "telemetry", "error reports", "side calls", "tool search"),
     command=_command,
     events=stream_json,

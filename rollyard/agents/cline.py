@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 from rollyard.agents.events import Fields, decoded, plain_text
-from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp
+from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
 _PROVIDERS = "{home}/.cline/data/settings/providers.json"
@@ -88,7 +88,7 @@ agent = Agent(
     mcp=Mcp(style="cline", file=_MCP, transports=("stdio", "http", "sse")),
     artifacts=("{home}/.cline/data/sessions/*", "{home}/.cline/data/logs/*"),
     needs_isolation="namespace",
-    subagents=True,
+    subagent=ToolUse(tool="spawn_agent", args={"task": "{instruction}", "systemPrompt": "Do it."}),
     lingers=True,
     says_done=True,
     off=("telemetry",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollyard.agents.events import Fields, decoded, plain_text
-from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp
+from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
 CONFIG = "{home}/.codex/config.toml"
@@ -100,7 +100,7 @@ agent = Agent(
     artifacts=("{home}/.codex/sessions/*",),
     needs_isolation="namespace",
     says_done=True,
-    subagents=True,
+    subagent=ToolUse(tool="spawn_agent", args={"message": "{instruction}"}),
     off=("plugins", "analytics", "update check", "web search"),
     events=_events,
 )

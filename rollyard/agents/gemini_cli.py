@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollyard.agents.events import Fields, decoded, plain_text
-from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp
+from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
 SETTINGS = "{home}/.gemini/settings.json"
@@ -66,7 +66,7 @@ agent = Agent(
     artifacts=("{home}/.gemini/tmp/*",),
     needs_isolation="namespace",
     says_done=True,
-    subagents=True,
+    subagent=ToolUse(tool="invoke_agent", args={"agent_name": "generalist", "prompt": "{instruction}"}),
     lingers=True,
     off=("usage statistics", "telemetry", "auto-update", "model router"),
     events=_events,

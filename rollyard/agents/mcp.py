@@ -55,11 +55,14 @@ def _gemini(server: McpServer, headers: Mapping[str, str]) -> Tree:
     return {where: server.url, "headers": dict(headers), "trust": True}
 
 
+_CODEX_WAITS: Tree = {"startup_timeout_sec": 60, "tool_timeout_sec": 3600}
+
+
 def _codex(server: McpServer, headers: Mapping[str, str]) -> Tree:
     if server.transport == "stdio":
-        return {"command": server.command[0], "args": list(server.command[1:]), "env": dict(server.env)}
+        return _CODEX_WAITS | {"command": server.command[0], "args": list(server.command[1:]), "env": dict(server.env)}
     plain = {name: value for name, value in headers.items() if value != f"Bearer ${{{KEY_VARIABLE}}}"}
-    entry: Tree = {"url": server.url, "http_headers": plain}
+    entry: Tree = _CODEX_WAITS | {"url": server.url, "http_headers": plain}
     if len(plain) < len(headers):
         entry["bearer_token_env_var"] = KEY_VARIABLE
     return entry

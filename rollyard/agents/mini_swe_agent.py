@@ -60,7 +60,6 @@ agent = Agent(
     artifacts=(TRAJECTORY,),
     needs_isolation="namespace",
     says_done=True,
-    turns_end_with_text=False,
     off=("price map fetch", "cost limit", "first-run questions"),
     events=_events,
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rollyard.agents.events import Fields, decoded, plain_text
-from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp
+from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
 CONFIG = "{home}/.config/opencode/opencode.json"
@@ -106,7 +106,10 @@ agent = Agent(
     artifacts=("{home}/.local/share/opencode/opencode.db*", "{home}/.local/share/opencode/log/*"),
     needs_isolation="namespace",
     says_done=True,
-    subagents=True,
+    subagent=ToolUse(
+        tool="task",
+        args={"description": "part", "prompt": "{instruction}", "subagent_type": "general"},
+    ),
     off=("title call", "auto-update", "model list fetch", "LSP download", "share"),
     config=_config,
     events=_events,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollyard.agents.events import Fields, decoded, plain_text
-from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp
+from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
 
@@ -67,7 +67,10 @@ agent = Agent(
     mcp=Mcp(style="openhands", file="{home}/.openhands/mcp.json", secret="${LLM_API_KEY}"),  # noqa: S106 - a reference
     artifacts=("{home}/.openhands/conversations/*",),
     needs_isolation="namespace",
-    subagents=True,
+    subagent=ToolUse(
+        tool="task",
+        args={"description": "part", "prompt": "{instruction}", "subagent_type": "general-purpose"},
+    ),
     says_done=True,
     off=("price map fetch", "banner"),
     events=_events,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollyard.agents.claude_code import stream_json
-from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp
+from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, ToolUse
 
 SETTINGS = "{home}/.qwen/settings.json"
 
@@ -67,7 +67,10 @@ agent = Agent(
     artifacts=("{home}/.qwen/projects/*",),
     needs_isolation="namespace",
     says_done=True,
-    subagents=True,
+    subagent=ToolUse(
+        tool="agent",
+        args={"description": "part", "prompt": "{instruction}", "subagent_type": "general-purpose"},
+    ),
     lingers=True,
     off=("usage statistics", "telemetry", "auto-update"),
     command=_command,

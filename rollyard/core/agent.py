@@ -72,6 +72,13 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     files: Mapping[str, str | Tree] = {}
 
 
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A tool of the agent's by name, with arguments; `{instruction}` in them stands for what is asked."""
+
+    tool: str
+    args: Mapping[str, Any] = {}
+
+
 class Mcp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Where and how an agent reads its MCP servers: the file, the key in it, and whose format the entries have.
 
@@ -105,10 +112,11 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     artifacts: tuple[str, ...] = ()  # globs under {home} or {workdir}
     root: Literal["ok", "refuses", "needs"] = "ok"
     needs_isolation: Isolation | None = None  # nobody is asked before its commands run: this isolation or stronger
-    subagents: bool = False
+    subagent: ToolUse | None = None  # how its model starts a sub-agent
     lingers: bool = False  # its process outlives its last event
     says_done: bool = False  # its output says how it ended; an exit without that event is a failure
-    turns_end_with_text: bool = True  # a reply without a tool call ends it
+    tools: bool = True  # False: it offers its model no tools, and reads edits out of the text
+    asks_for: tuple[str, ...] = ()  # hosts it looks for whatever it is told; not finding them does it no harm
     off: tuple[str, ...] = ()  # what it would do on its own, and is told not to; for the table of agents
     command: Callable[[Launch, list[str]], list[str]] | None = None  # has the last word on argv
     config: Callable[[Launch], Mapping[str, str | bytes | Tree]] | None = None  # merged as an `Addition`'s files are

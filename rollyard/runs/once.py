@@ -12,6 +12,7 @@ from typing import Any
 
 from rollyard import agents
 from rollyard.core.agent import Agent
+from rollyard.core.call import Dialect
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.limits import Limits
@@ -50,6 +51,7 @@ async def run_rollout(
     disabled_tools: Sequence[str] = (),
     mcp: Sequence[McpServer] = (),
     tools: Sequence[Tool] = (),
+    dialect: Dialect | None = None,
     disable_thinking: bool | None = None,
     max_tokens_cap: int | None = None,
     top_logprobs: int | None = None,
@@ -104,6 +106,7 @@ async def run_rollout(
         system_prompt=system_prompt,
         disabled_tools=tuple(disabled_tools),
         mcp=tuple(mcp),
+        dialect=dialect,
         allow_network=allow_network,
         allow_unsafe=allow_unsafe,
         verifier=verifier,
@@ -118,6 +121,7 @@ async def run_rollout(
         offered = Toolset(tools) if tools else None
         if offered is not None:
             stack.push_async_callback(offered.aclose)
+            await offered.ready()
         backend = await stack.enter_async_context(open_backend(sandbox)) if isinstance(sandbox, str) else sandbox
         if gate is None:
             gate = await stack.enter_async_context(Gate(answering.policy, log=store))

@@ -11,6 +11,7 @@ import msgspec
 
 from rollyard import agents
 from rollyard.core.agent import Agent
+from rollyard.core.call import Dialect
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.limits import Limits
 from rollyard.core.protocols import Backend, Sandbox, Verifier
@@ -44,6 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str | None = None
     disabled_tools: tuple[str, ...] = ()
     mcp: tuple[McpServer, ...] = ()
+    dialect: Dialect | None = None  # None: the agent's own first one
     allow_network: bool = False
     allow_unsafe: bool = False
     min_isolation: Isolation = "landlock"
@@ -86,5 +88,10 @@ def check(plan: Plan, task: Task, backend: Backend) -> None:
         offered = (*task.mcp, *plan.mcp)
     agents.refuse(
         plan.agent,
-        {"system_prompt": plan.system_prompt, "disabled_tools": plan.disabled_tools, "mcp": offered},
+        {
+            "system_prompt": plan.system_prompt,
+            "disabled_tools": plan.disabled_tools,
+            "mcp": offered,
+            "dialect": plan.dialect,
+        },
     )

@@ -22,7 +22,7 @@ from rollyard.core.task import File, Healthcheck
 from rollyard.runs.stages import Stages
 
 DEFAULT_WORKDIR = "/workspace"
-HOME = "/home/agent"
+HOME = "/home/rollout"  # made for the rollout and its user; images have none of this name
 _SHOWN = 8192  # characters of a command's output kept in its record
 
 

@@ -50,6 +50,10 @@ class Toolset:
         manager = await self._manager()
         await manager.handle_request(scope, receive, send)
 
+    async def ready(self) -> None:
+        """Returns when requests are answered at once; for callers whose agents do not wait for slow tool servers."""
+        await self._manager()
+
     async def aclose(self) -> None:
         self._stop.set()
         if self._runner is not None:

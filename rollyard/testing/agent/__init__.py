@@ -1,0 +1,43 @@
+"""The agent conformance suite: what an agent must do in a sandbox, through the gate, on a model that follows a script.
+
+async with ry.sandbox.backend("local") as backend:
+    async for outcome in check_agent(Ground(agent=ry.agents.get("pi"), backend=backend)):
+        print(outcome.id, outcome.result, outcome.why)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from rollyard.testing.agent import hygiene, model, options, tools, work
+from rollyard.testing.agent.ground import Ground as Ground
+from rollyard.testing.suite import Case, Outcome, run_case
+
+
+def cases() -> list[Case[Ground]]:
+    """All of them, in the order of the files."""
+    rooms = (work, options, tools, model, hygiene)
+    return [value for room in rooms for value in vars(room).values() if isinstance(value, Case)]
+
+
+def missing(ground: Ground) -> set[str]:
+    """What this agent says it does not have."""
+    agent = ground.agent
+    has = {
+        "model": agent.dialect is not None,
+        "tools": agent.tools,
+        "mcp": agent.mcp is not None,
+        "mcp_http": agent.mcp is not None and "http" in agent.mcp.transports,
+        "subagents": agent.subagent is not None,
+        "artifacts": bool(agent.artifacts),
+        "system_prompt": "system_prompt" in agent.options,
+        "says_done": agent.says_done,
+    }
+    return {name for name, present in has.items() if not present}
+
+
+async def check_agent(ground: Ground, *, only: str | None = None, slow: bool = False) -> AsyncIterator[Outcome]:
+    """Outcomes as they come. `only` is a letter or an id: `M` for the model's moods, `W1` for one case."""
+    for case in cases():
+        if only is None or case.id == only or case.id.rstrip("0123456789") == only:
+            yield await run_case(case, ground, missing=missing(ground), slow=slow)

@@ -1,0 +1,61 @@
+"""H: keys, the network, and ordinary users."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from rollyard.core.protocols import Sandbox
+from rollyard.core.rollout import Rollout
+from rollyard.runs.plan import Hooks
+from rollyard.runs.prepare import HOME
+from rollyard.testing.agent.ground import DONE, WRITE, Ground
+from rollyard.testing.suite import Skip, case, check
+
+_LISTENER = "/tmp/names.py"
+_NAMES = "/tmp/names.txt"
+
+
+@case("H1", "shows its key in no argument, and leaves it in no file", needs=("model", "tools"), timeout=300)
+async def key(ground: Ground) -> None:
+    found: list[str] = []
+
+    async def look(sandbox: Sandbox, rollout: Rollout) -> None:
+        script = f'grep -rlaF -- "$NEEDLE" {HOME} /workspace /tmp 2>/dev/null; true'
+        done = await sandbox.exec(script, env={"NEEDLE": ground.key}, timeout=60)
+        found.extend(done.stdout.decode("utf-8", "replace").split())
+
+    listing = {"shell": "for p in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$p; echo; done > /workspace/arguments.txt"}
+    steps = ground.script(listing, WRITE, DONE)
+    seen = await ground.run(steps, hooks=Hooks(teardown=(look,)), collect=["arguments.txt"])
+    seen.solved()
+    arguments = seen.rollout.files.get("/workspace/arguments.txt", b"")
+    check(arguments, "the list of processes was not written")
+    check(ground.key.encode() not in arguments, "the key is in the arguments of a process")
+    check(not found, f"the key lies in {found}")
+
+
+@case("H2", "looks for nothing outside its loopback", needs=("model",), timeout=300)
+async def names(ground: Ground) -> None:
+    async def listen(sandbox: Sandbox, rollout: Rollout) -> None:
+        await sandbox.write(_LISTENER, files("rollyard.testing.agent").joinpath("names.py").read_bytes())
+        await sandbox.start(["python3", _LISTENER, _NAMES])
+        done = await sandbox.exec(
+            f"for i in $(seq 100); do test -s {_NAMES} && exit 0; sleep 0.1; done; exit 1", timeout=60
+        )
+        if not done.ok:
+            raise Skip("nothing can listen on port 53 in this sandbox")
+
+    seen = await ground.run(collect=[_NAMES], hooks=Hooks(after_setup=(listen,)))
+    seen.solved()
+    asked = sorted(set(seen.rollout.files.get(_NAMES, b"").decode().split()) - {"listening"})
+    check(set(asked) <= set(ground.agent.asks_for), f"it asked for {', '.join(asked)}")
+
+
+@case("H3", "works as an ordinary user", needs=("model",), timeout=300)
+async def ordinary(ground: Ground) -> None:
+    if ground.agent.root == "needs":
+        raise Skip("it needs root, and says so")
+    if not ground.backend.capabilities.users:
+        raise Skip(f"backend {ground.backend.name!r} has no other users")
+    other = Ground(agent=ground.agent, backend=ground.backend, user="nobody", provision=ground.provision)
+    (await other.run()).solved()

@@ -1,0 +1,75 @@
+"""W: the agent does its work, says how it went, and leaves nothing running."""
+
+from __future__ import annotations
+
+from rollyard.core.limits import Limits
+from rollyard.core.protocols import Sandbox
+from rollyard.core.rollout import Rollout
+from rollyard.runs.plan import Hooks
+from rollyard.runs.prepare import HOME
+from rollyard.testing.agent.ground import DONE, LIMITS, WRITE, Ground
+from rollyard.testing.suite import case, check
+
+
+@case("W1", "solves a task in two turns through the gate", needs=("model",), timeout=1800)
+async def two_turns(ground: Ground) -> None:
+    seen = await ground.run()
+    seen.solved()
+    check(seen.rollout.exit_code == 0 or ground.agent.lingers, f"exit code {seen.rollout.exit_code}")
+    check(len(seen.rollout.trajectory.branches) == 1, f"{len(seen.rollout.trajectory.branches)} branches, not one")
+    check(all(turn.completion_ids for turn in seen.rollout.turns), "a turn has no sampled ids")
+
+
+@case("W2", "speaks every dialect that it declares", needs=("model",), timeout=600)
+async def dialects(ground: Ground) -> None:
+    for dialect in list(ground.agent.wires)[1:]:
+        seen = await ground.run(dialect=dialect)
+        seen.solved()
+        check({call.dialect for call in seen.calls} == {dialect}, f"it was told to speak {dialect}")
+
+
+@case("W3", "prints events that say what it did and how it ended", needs=("model", "says_done"), timeout=300)
+async def events(ground: Ground) -> None:
+    seen = await ground.run()
+    kinds = [event.kind for event in seen.rollout.events]
+    check("done" in kinds, f"no event says that it is done: {kinds}")
+    check([e.ok for e in seen.rollout.events if e.kind == "done"][-1] is True, "its last `done` is not ok")
+
+
+@case("W4", "ends as a failure, in time, when the model fails for good", needs=("model", "tools"), timeout=300)
+async def failing_model(ground: Ground) -> None:
+    seen = await ground.run([{"error": 400, "times": 50}, DONE])
+    check(seen.rollout.failure is not None, f"it ended as {seen.rollout.status} and reward {seen.rollout.reward}")
+    check(seen.rollout.reward is None, f"a failed model gave the reward {seen.rollout.reward}")
+
+
+@case("W5", "is found parked when it waits for nothing", needs=("model", "tools"), timeout=300)
+async def parked(ground: Ground) -> None:
+    limits = Limits(install=LIMITS.install, agent=90, idle=5)
+    seen = await ground.run(ground.script({"shell": "tail -f /dev/null"}, DONE), limits=limits)
+    failure = seen.rollout.failure
+    check(failure is not None and failure.cause == "AgentParked", f"it ended as {failure}")
+
+
+@case("W6", "is gone with its whole tree before anybody judges it", needs=("model", "tools"), timeout=300)
+async def tree_gone(ground: Ground) -> None:
+    left: list[str] = []
+
+    async def look(sandbox: Sandbox, rollout: Rollout) -> None:
+        script = "for p in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$p 2>/dev/null; echo; done"
+        done = await sandbox.exec(script, timeout=20)
+        left.extend(line for line in done.stdout.decode("utf-8", "replace").splitlines() if "stays-behind" in line)
+        own = ground.agent.argv[0].rpartition("/")[2] if ground.agent.argv else "\0"
+        left.extend(line for line in done.stdout.decode("utf-8", "replace").splitlines() if f"/bin/{own}" in line)
+
+    daemon = {"shell": "(setsid sh -c 'sleep 300; : stays-behind' >/dev/null 2>&1 &) ; echo started"}
+    seen = await ground.run(ground.script(daemon, WRITE, DONE), hooks=Hooks(teardown=(look,)))
+    seen.solved()
+    check(not left, f"still running: {left}")
+
+
+@case("W7", "leaves its session's record behind as artifacts", needs=("model", "artifacts"), timeout=300)
+async def artifacts(ground: Ground) -> None:
+    seen = await ground.run()
+    kept = [path for path in seen.rollout.files if path.startswith(HOME)]
+    check(kept, f"none of {ground.agent.artifacts} matched a file")
