@@ -17,6 +17,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import uvloop
 
+from bench import peers
 from bench.load import Window, connect, request, rss_mb
 
 END = b"done."
@@ -59,6 +61,7 @@ class Target:
         self.name, self.command, self.port, self.env = name, command, port, env
         self.process: subprocess.Popen | None = None
         self.keys = ["none"] * ROLLOUTS
+        self.prefixes = [""] * ROLLOUTS
         self.ready_s = 0.0
         self.idle_mb = 0.0
         self.figures: dict[str, list[Window]] = {}
@@ -76,6 +79,10 @@ class Target:
         self.process = subprocess.Popen(
             self.command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(self.env or {})}
         )
+        if self.name in peers.REQUIREMENTS:
+            peers.wait(self.port)
+            self.ready_s = time.perf_counter() - began
+            return
         line = self.process.stdout.readline().strip()
         self.ready_s = time.perf_counter() - began
         if line.startswith("{"):
@@ -87,6 +94,10 @@ class Target:
 
     async def prepare(self) -> None:
         self.idle_mb = rss_mb(self.pid) if self.pid else 0.0
+        if self.name == "rllm":
+            self.prefixes = [f"/sessions/bench-{index}" for index in range(ROLLOUTS)]
+        if self.name == "openenv":
+            await self.register()
         if self.name != "rollyard":
             return
         caller = await connect(self.port)
@@ -96,10 +107,22 @@ class Target:
             self.keys[index] = json.loads(answer.partition(b"\r\n\r\n")[2])["api_key"]
         caller.transport.close()
 
+    async def register(self) -> None:
+        caller = await connect(self.port)
+        for index in range(ROLLOUTS):
+            await caller.ask(request("/sessions", json.dumps({"session_id": f"bench-{index}"}).encode(), "x"))
+            self.keys[index] = f"bench-{index}"
+        caller.transport.close()
+
     def stop(self) -> None:
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(20)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
 
 
 def body_of(case: str, nonce: int) -> bytes:
@@ -123,7 +146,7 @@ async def window(target: Target, case: str, seconds: float) -> Window:
         caller, key = callers[index], target.keys[index % ROLLOUTS]
         while time.perf_counter() < until:
             nonce = next(counter)
-            sent = request(path, body_of(case, nonce), key)
+            sent = request(target.prefixes[index % ROLLOUTS] + path, body_of(case, nonce), key)
             began = time.perf_counter()
             answer = await caller.ask(sent)
             if into is None:
@@ -191,7 +214,7 @@ async def agents(target: Target) -> None:
     async def rollout(index: int, turns: int, into: Window) -> None:
         nonlocal bad
         for _ in range(turns):
-            sent = request("/v1/chat/completions", talks[index].body(), target.keys[index])
+            sent = request(target.prefixes[index] + "/v1/chat/completions", talks[index].body(), target.keys[index])
             began = time.perf_counter()
             answer = await callers[index].ask(sent)
             into.times.append(time.perf_counter() - began)
@@ -225,9 +248,9 @@ async def hold(target: Target, upstream: int, count: int) -> None:
         text = json.dumps(
             {"model": "bench", "messages": [{"role": "user", "content": f"HOLD NONCE{index:06d}"}]}
         ).encode()
-        asked.append(
-            asyncio.ensure_future(caller.ask(request("/v1/chat/completions", text, target.keys[index % ROLLOUTS])))
-        )
+        place = index % ROLLOUTS
+        sent = request(target.prefixes[place] + "/v1/chat/completions", text, target.keys[place])
+        asked.append(asyncio.ensure_future(caller.ask(sent)))
         if index % 100 == 99:
             await asyncio.sleep(0.01)
     control = await connect(upstream)
@@ -327,6 +350,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--quick", action="store_true", help="shorter windows")
     arguments.add_argument("--held", type=int, default=2000)
+    arguments.add_argument("--peers", action="store_true", help="also gates from PyPI, in venvs of their own")
     given = arguments.parse_args()
     seconds, rounds = (0.7, 2) if given.quick else (1.5, 3)
     python = sys.executable
@@ -349,6 +373,10 @@ def main() -> int:
             Target("aiohttp-raw", [python, "-m", "bench.raw_proxy", url]),
             Target("rollyard", gate, env={"XDG_STATE_HOME": scratch}),
         ]
+        if given.peers:
+            for name in peers.REQUIREMENTS:
+                port = free_port()
+                targets.append(Target(name, peers.command(name, url, port), port))
         try:
             for target in targets:
                 target.start()
