@@ -150,16 +150,16 @@ async def _sandbox() -> list[Finding]:
                     opened = time.monotonic()
                     code = (await box.exec(["true"], timeout=20)).exit_code
                     ran = time.monotonic()
-                    isolation = box.info.isolation
+                    isolation, rung = box.info.isolation, box.info.rung
     except (Error, OSError, TimeoutError) as error:
         advice = getattr(error, "hint", None) or "the rows above say what the kernel refused"
         return [Finding(group="sandbox", name="local", state="bad", found=f"does not open: {error}", advice=advice)]
     strong = at_least(isolation, "namespace") and code == 0
-    timing = f"open {(opened - started) * 1000:.0f} ms, exec {(ran - opened) * 1000:.0f} ms"
+    timing = f"rung {rung}; open {(opened - started) * 1000:.0f} ms, exec {(ran - opened) * 1000:.0f} ms"
     advice = "" if strong else "weaker than namespaces: see the kernel rows; min_isolation='namespace' refuses it"
     return [
         Finding(
-            group="sandbox", name="local", state="ok" if strong else "weak", found=f"{isolation}; {timing}", advice=advice
+            group="sandbox", name="local", state="ok" if strong else "weak", found=f"{isolation}, {timing}", advice=advice
         )
     ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -227,6 +228,23 @@ async def test_the_host_serves_on_a_port_inside_and_dials_into_one(box):
     await stream.send(b"echo")
     assert await stream.receive() == b"echo"
     await stream.aclose()
+
+
+async def test_the_hosts_network_is_an_explicit_choice(backend):
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        code = "import socket,sys; socket.create_connection(('127.0.0.1',int(sys.argv[1])),5); print('reached')"
+        async with backend.open(ry.SandboxSpec(network="host", allow_unsafe=True)) as box:
+            assert (await box.exec(["python3", "-c", code, port], timeout=20)).stdout == b"reached\n"
+
+
+async def test_nesting_lets_a_program_make_namespaces_and_only_when_asked(backend):
+    with pytest.raises(ConfigError):
+        backend.open(ry.SandboxSpec(options={"nesting": "yes"}))
+    async with backend.open(ry.SandboxSpec(options={"nesting": "yes"}, allow_unsafe=True)) as box:
+        done = await box.exec("unshare -U -r -m -p --fork sh -c 'mount -t tmpfs none /mnt && echo nested'", timeout=20)
+        assert done.stdout == b"nested\n", done.text
 
 
 async def test_a_mount_shows_an_allowed_directory_read_only_unless_asked(backend, tmp_path):

@@ -122,6 +122,23 @@ async def test_kill_processes_ends_all_programs_and_keeps_files(box):
     assert (await job.wait(5)).exit_code is None
 
 
+async def test_a_cancelled_exec_leaves_no_program_behind(box):
+    running = asyncio.ensure_future(box.exec("sleep 800 & setsid sleep 801", timeout=60))
+    await asyncio.sleep(0.3)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    async with asyncio.timeout(10):
+        while (await box.exec("pgrep -x sleep | wc -l", timeout=10)).stdout != b"0\n":
+            await asyncio.sleep(0.02)
+
+
+async def test_signals_that_the_launcher_ignores_reach_programs(box):
+    done = await box.exec("kill -TERM $$; echo survived", timeout=10)
+    assert (done.signal, done.stdout) == (15, b"")
+    done = await box.exec("kill -INT $$; echo survived", timeout=10, user="agent" if box.capabilities.users else None)
+    assert (done.signal, done.stdout) == (2, b"")
+
+
 async def test_cpu_seconds_are_those_of_the_whole_tree(box):
     job = await box.start("sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done'; sleep 300")
     async with asyncio.timeout(20):

@@ -120,7 +120,7 @@ class LocalBackend:
             home.write(entry)
             box = await self._boot(home, entry, spec, rootfs, lock)
         except OSError as error:
-            remains.remove(str(home.path), [])
+            _discard(home)
             raise SandboxUnavailable(f"cannot make a sandbox: {error}", hint="see `rollyard doctor`") from error
         finally:
             os.close(lock)
@@ -234,7 +234,7 @@ class LocalBackend:
             if pidfd is not None:
                 os.close(pidfd)
             else:  # the zygote never had it, so it will not tidy up after it
-                remains.remove(str(home.path), [])
+                _discard(home)
             if isinstance(error, Refused):
                 raise SandboxUnavailable(
                     f"the sandbox did not start: {error.name} at {error.path}", hint="see `rollyard doctor`"
@@ -285,6 +285,11 @@ class LocalBackend:
                 gone.append(info.id)
         await asyncio.to_thread(self._sweep)
         return gone
+
+
+def _discard(home: Home) -> None:
+    with contextlib.suppress(OSError):  # the next sweep finds what could not be removed now
+        remains.remove(str(home.path), [])
 
 
 def _matches(info: SandboxInfo, labels: Mapping[str, str] | None) -> bool:
