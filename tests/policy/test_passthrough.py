@@ -84,6 +84,21 @@ async def test_the_key_is_swapped_in_the_form_the_agent_used(serving, sent, expe
     await policy.aclose()
 
 
+async def test_without_a_providers_key_the_rollouts_own_still_stays_here(serving):
+    seen = []
+
+    async def provider(request):
+        seen.append((request.path_qs, dict(request.headers)))
+        return web.Response()
+
+    policy = passthrough(await serving(provider))
+    headers = {"authorization": "Bearer ry-x", "x-goog-api-key": "ry-x"}
+    response = await policy.relay(raw(path="/v1beta/m?alt=sse&key=ry-x", headers=headers))
+    assert [chunk async for chunk in response.body] == []
+    assert "ry-" not in str(seen)
+    await policy.aclose()
+
+
 async def test_a_key_in_the_query_is_swapped_and_nothing_else_of_it(serving):
     seen = []
 

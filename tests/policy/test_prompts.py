@@ -111,10 +111,13 @@ def test_two_continuations_of_one_turn_do_not_disturb_each_other():
     call, reply = rollout.turn([user("go")], answer)
     whole = call.prompt_ids + reply.completion_ids
     history = [user("go"), answer, *results(answer)]
-    left, _ = rollout.turn([*history, user("left")], called("l"))
-    right, _ = rollout.turn([*history, user("right")], called("r"))
-    for one in (left, right):
+    for side in ("left", "right"):
+        one, answered = rollout.turn([*history, user(side)], called(side))
         assert one.prompt_ids[: len(whole)] == whole and one.prompt_source == "bridge"
+        further = [*history, user(side), answered.message, *results(answered.message)]
+        two, _ = rollout.turn(further, called(f"{side} again"))
+        so_far = one.prompt_ids + answered.completion_ids
+        assert two.prompt_ids[: len(so_far)] == so_far and two.prompt_source == "bridge"
     assert len(rollout.trajectory.branches) == 2
 
 

@@ -67,3 +67,14 @@ async def test_without_strictness_a_differing_call_is_answered_by_its_place_and_
 async def test_a_recording_without_answers_is_refused():
     with pytest.raises(ConfigError):
         replay(Trajectory("empty"))
+
+
+async def test_equal_requests_get_their_recorded_answers_in_order():
+    said = iter(["one", "two"])
+    policy, trajectory = scripted(lambda call: next(said)), Trajectory("r1")
+    for _ in range(2):
+        call = msgspec.structs.replace(plain_call(user("again")), tools_digest=tools_digest(()))
+        trajectory.add(call, await policy(call))
+    again = replay(trajectory)
+    answers = [(await again(plain_call(user("again")))).message.text for _ in range(3)]
+    assert answers == ["one", "two", "two"]
