@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export ROLLYARD_CACHE ?= $(HOME)/.cache/rollyard
 
-.PHONY: help setup system demo test test-slow check format bench
+.PHONY: help setup system demo test test-slow check format bench train
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -44,6 +44,10 @@ check: setup  ## formatting, lint, types, layers
 format: setup  ## rewrite files the way `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+train: setup  ## GRPO on real rollouts; SEEDS=3 for three curves
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python examples/grpo/train.py --seeds $(or $(SEEDS),1) --out out/grpo
 
 bench: setup  ## ratios measured in one run; see bench/
 	$(BIN)/python -m bench

@@ -1,0 +1,80 @@
+"""The learner: warm-up on demonstrations, then clipped policy gradient on rows with exactly the sampled ids and logprobs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from examples.grpo.world import demonstration
+from rollyard.core.samples import Sample, advantages
+from rollyard.train.tiny import TinyModel
+
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+
+
+def padded(rows: Sequence[Sequence[int]], fill: float = 0, dtype: torch.dtype = torch.long) -> torch.Tensor:
+    out = torch.full((len(rows), max(map(len, rows))), fill, dtype=dtype)
+    for number, row in enumerate(rows):
+        out[number, : len(row)] = torch.tensor(list(row), dtype=dtype)
+    return out
+
+
+def token_logprobs(model: TinyModel, ids: torch.Tensor) -> torch.Tensor:
+    """Logprob of each token given those before it; the first has none and gets 0."""
+    logits, _ = model(ids[:, :-1])
+    picked = F.log_softmax(logits, -1).gather(2, ids[:, 1:, None]).squeeze(2)
+    return F.pad(picked, (1, 0))
+
+
+def warm_up(model: TinyModel, *, steps: int, seed: int, skill: float = 0.4) -> float:
+    """Supervised steps on a demonstrator that is mostly wrong: the model learns to speak, not to answer."""
+    draw = random.Random(seed)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loss = torch.zeros(())
+    for _ in range(steps):
+        rows = [demonstration(draw, skill) for _ in range(32)]
+        ids = padded([ids for ids, _ in rows])
+        mask = padded([list(mask) for _, mask in rows], dtype=torch.float)
+        loss = -(token_logprobs(model, ids) * mask).sum() / mask.sum()
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    return float(loss.detach())
+
+
+class Learner:
+    def __init__(self, model: TinyModel, *, rate: float = 3e-4) -> None:
+        self.model = model
+        self.optimiser = torch.optim.AdamW(model.parameters(), lr=rate)
+
+    def gap(self, rows: Sequence[Sample]) -> float:
+        """The largest difference between the sampler's logprobs and ours, over the tokens that train."""
+        ids, mask, behaviour = self._tensors(rows)
+        with torch.no_grad():
+            return float(((token_logprobs(self.model, ids) - behaviour).abs() * mask).max())
+
+    def step(self, rows: Sequence[Sample]) -> float:
+        """One update. The baseline is per rollout, never per row; a group without variance moves nothing."""
+        by_rollout = advantages(rows)
+        ids, mask, behaviour = self._tensors(rows)
+        weight = torch.tensor([by_rollout.get(row.rollout_id, 0.0) for row in rows])[:, None]
+        ratio = (token_logprobs(self.model, ids) - behaviour).exp()
+        bounded = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+        loss = -(torch.minimum(ratio * weight, bounded * weight) * mask).sum() / mask.sum().clamp(min=1)
+        self.optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+        return float(loss.detach())
+
+    @staticmethod
+    def _tensors(rows: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return (
+            padded([row.ids for row in rows]),
+            padded([list(row.mask) for row in rows], dtype=torch.float),
+            padded([row.logprobs for row in rows], dtype=torch.float),
+        )
