@@ -108,6 +108,10 @@ class ShownRollout:
         return {"rollout": body, **parts}
 
     def text(self, part: str) -> str:
+        """Control characters are shown as escapes: what a model or a program wrote must not steer a terminal."""
+        return printable(self._text(part))
+
+    def _text(self, part: str) -> str:
         makers = {
             "calls": self._calls,
             "messages": self._messages,
@@ -187,12 +191,11 @@ def _short(message: Message) -> str:
 
 
 def _long(message: Message) -> str:
-    """Control characters are shown as escapes: a model's words must not steer a terminal."""
     parts = [message.text] if message.text else []
     parts += [f"{call.name}({call.arguments})" for call in message.tool_calls]
     parts += ["".join(getattr(part, "text", "") for part in result.parts) for result in message.tool_results]
-    return _printable("\n".join(parts))
+    return "\n".join(parts)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from rollyard.core.events import Event
+from rollyard.core.rollout import Verdict
 from rollyard.store import Store
 from tests.store.builders import keep
 
@@ -59,8 +60,11 @@ def test_looking_at_a_store_that_is_not_there_does_not_make_one(tmp_path):
 
 @pytest.mark.adversarial
 @pytest.mark.anyio
-async def test_a_models_words_cannot_steer_the_terminal(tmp_path):
-    from rollyard.core.message import Message, Text
-    from rollyard.store.listing import _long
-
-    assert "\x1b" not in _long(Message("assistant", (Text("\x1b]0;owned\x07\x1b[2J"),)))
+async def test_hostile_output_cannot_steer_the_terminal(tmp_path):
+    hostile = "\x1b]0;owned\x07\x1b[2J\x9b2J\r"
+    async with Store.open(tmp_path / "runs.db") as store:
+        verdict = Verdict(reward=1.0, log=hostile)
+        await keep(store, "ro_1", log_tail=hostile, diff=hostile, verdict=verdict, stop_reason=hostile)
+    for part in ("all", "log", "diff", "verdict", "messages", "calls"):
+        shown = rollyard("show", "ro_1", "--part", part, "--store", str(tmp_path / "runs.db"))
+        assert not set(shown) & set("\x1b\x07\x9b\r")
