@@ -21,6 +21,7 @@ from rollyard.core.trajectory import Trajectory
 from rollyard.policy.board import Board
 from rollyard.policy.held import HeldCall
 from rollyard.policy.prompts import Prompts
+from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
 from rollyard.wire import CODECS
 
@@ -29,11 +30,13 @@ class Queue:
     """A `Policy`, and the `HeldCalls` of its trainer. `max_held` bounds the calls that wait: one more is an error that the
     agent sees as 503, never a silent drop. `hold_s` is how long one call may wait."""
 
-    def __init__(self, renderer: Renderer | None = None, *, max_held: int = 10_000, hold_s: float = 3600.0) -> None:
+    def __init__(
+        self, renderer: Renderer | str | None = None, *, max_held: int = 10_000, hold_s: float = 3600.0
+    ) -> None:
         if max_held < 1 or hold_s <= 0:
             raise ConfigError(f"max_held and hold_s must be positive, got {max_held} and {hold_s}")
-        self.renderer = renderer
-        self.prompts = None if renderer is None else Prompts(renderer)
+        self.renderer = load_renderer(renderer) if isinstance(renderer, str) else renderer
+        self.prompts = None if self.renderer is None else Prompts(self.renderer)
         self.hold_s = hold_s
         self._board = Board(max_held)
 

@@ -13,12 +13,23 @@ def test_policies_are_named_as_on_the_command_line(tmp_path):
     assert policy.settings.url == "http://127.0.0.1:8000/v1" and policy.settings.model == "m"
 
 
+def test_settings_may_be_written_behind_a_hash_and_arguments_win():
+    policy = ry.policy.parse("tokens:http://127.0.0.1:8000/v1#renderer=bytes&kind=vllm&max_tokens_cap=7", model="m")
+    assert policy.root == "http://127.0.0.1:8000" and policy.engine.name == "vllm" and policy.renderer.name == "bytes"
+    relayed = ry.policy.parse("upstream:http://127.0.0.1:1/v1#model=a&disable_thinking=true", model="b")
+    assert relayed.settings.model == "b" and relayed.settings.disable_thinking is True
+    assert ry.policy.parse("queue#renderer=bytes&max_held=3").renderer.name == "bytes"
+
+
 def test_an_unknown_policy_lists_those_that_exist():
     with pytest.raises(UnknownName, match="scripted"):
         ry.policy.parse("skripted:file")
 
 
-@pytest.mark.parametrize("text", ["", "upstream", "replay:rollout_1", "scripted:nowhere.yaml"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "upstream", "replay:rollout_1", "scripted:nowhere.yaml", "queue#size", "queue#size=3", "tokens:http://h"],
+)
 def test_a_policy_that_cannot_be_made_says_why(text):
     with pytest.raises(ConfigError):
         ry.policy.parse(text)
