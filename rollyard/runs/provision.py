@@ -15,7 +15,7 @@ import stamina
 
 from rollyard import agents
 from rollyard.core.agent import Agent, LayerSpec
-from rollyard.core.errors import AgentInstallFailed, GateUnreachable, SandboxError, Unsupported
+from rollyard.core.errors import AgentInstallFailed, GateUnreachable, SandboxError, UnknownName, Unsupported
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, Sandbox
 from rollyard.core.task import Site, Step, Task
@@ -84,8 +84,9 @@ class Provision:
             ) from error
 
     async def image(self, site: Site, backend: Backend, deadline: Deadline) -> Built:
-        """A known image, or one built from the site's Dockerfile and found again by its content."""
-        if site.build is None:
+        """A known image, or one built from the site's Dockerfile and found again by its content. A ready image that the site
+        names beside its Dockerfile is taken where there is one."""
+        if site.build is None or (site.image != "host" and await self._ready_image(site.image, backend)):
             return Built(image=site.image, workdir="")
         lock = self._locks.setdefault(site.build, anyio.Lock())
         async with lock:
@@ -93,6 +94,16 @@ class Provision:
                 timeout_s=min(site.build_timeout_s, max(1.0, deadline.left)), resources=site.resources
             )
             return await build(site.build, backend, self.images, self._builds, options)
+
+    async def _ready_image(self, image: str, backend: Backend) -> bool:
+        """A backend that builds looks into its own store; one that does not has to take the name as it is."""
+        if not backend.capabilities.snapshot:
+            return True
+        try:
+            await self.images.resolve(image)
+        except UnknownName:
+            return False
+        return True
 
     async def forget(self, image: str) -> None:
         """Remove a snapshot that judging made."""

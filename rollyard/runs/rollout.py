@@ -377,7 +377,8 @@ class _Rollout:
             self.diff = collect.patch(self.before, after)
             self.workdir = after.tar
             patterns = agents.artifacts(self.plan.agent, self.launched) if self.launched else ()
-            wanted = [p if p.startswith("/") else f"{self.place.workdir}/{p}" for p in self.plan.files_wanted]
+            asked = (*self.plan.files_wanted, *(artifact.source for artifact in self.task.artifacts))
+            wanted = [p if p.startswith("/") else f"{self.place.workdir}/{p}" for p in asked]
             self.files = await collect.artifacts(self.sandbox, [*patterns, *wanted])
 
     async def _verify(self, step: Step | None) -> None:

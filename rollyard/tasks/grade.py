@@ -87,6 +87,8 @@ async def judge(
             stand, notes = _stand(case, sandbox, case.place), []
         await _fresh_paths(case, stand)
         verdict = await _run(case, stand, verifier)
+        if stand.sandbox is sandbox and case.rollout.task.steps:
+            await _clear_away(case, sandbox)
     return msgspec.structs.replace(
         verdict,
         grade=case.spec.grade,
@@ -198,6 +200,15 @@ async def _fresh_paths(case: Case, stand: Stand) -> None:
         await sandbox.exec("chown 0:0 /logs && chmod 755 /logs", cwd="/", user="0", timeout=_OWN_S)
     if case.spec.grade != "sealed" and await _kind(sandbox, _PRELOAD) is not None:
         await sandbox.remove(_PRELOAD)
+
+
+async def _clear_away(case: Case, sandbox: Sandbox) -> None:
+    """The next step's agent works in this very sandbox, and must find neither the tests nor their results."""
+    if case.spec.grade == "shared":
+        await sandbox.kill_processes()
+    for path in (TESTS, LOGS, HOME):
+        if await _kind(sandbox, path) is not None:
+            await sandbox.remove(path)
 
 
 async def _kind(sandbox: Sandbox, path: str) -> str | None:

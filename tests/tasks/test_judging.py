@@ -5,7 +5,7 @@ import pytest
 
 from rollyard.core.errors import ConfigError, Unsupported, VerifierError
 from rollyard.core.rollout import Rollout
-from rollyard.core.sandbox import Capabilities
+from rollyard.core.sandbox import Capabilities, SandboxSpec
 from rollyard.core.task import Artifact, CollectHook, Site, Step
 from rollyard.policy.scripted_policy import scripted
 from rollyard.runs.once import run_rollout
@@ -96,6 +96,41 @@ async def test_a_missed_minimum_ends_a_task_with_steps(folders, backend, tmp_pat
     assert done.reward == 0.25
     assert "first" in done.stop_reason
     assert sum(stage.name == "verify" for stage in done.stages) == 1
+
+
+@pytest.mark.anyio
+async def test_the_next_steps_agent_finds_no_tests_and_no_results(folders, backend, tmp_path):
+    root = folders.steps(tmp_path / "t")
+    toml = (root / "task.toml").read_text().replace('user = "dev"', "").replace('environment_mode = "separate"', "")
+    folders.write(
+        root,
+        {
+            "task.toml": toml,
+            "tests/test.sh": "#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n",
+            "steps/second/tests/test.sh": "#!/bin/sh\n! grep -q . /seen\necho $((1 - $?)) > /logs/verifier/reward.txt\n",
+            "steps/second/solution/solve.sh": "#!/bin/sh\nls -d /tests /logs/verifier* > /seen 2>/dev/null\ntrue\n",
+        },
+    )
+    done = await run(load_folder(root), backend)
+    assert (done.reward, done.verdict.grade) == (1.0, "shared"), done.verdict
+
+
+@pytest.mark.anyio
+async def test_a_ready_image_is_taken_before_its_dockerfile_and_declared_artifacts_are_kept(folders, backend, tmp_path):
+    toml = 'artifacts = ["/srv/out"]\n[environment]\ndocker_image = "acme/ready:1"\nworkdir = "/app"\n'
+    files = {
+        "environment/Dockerfile": "FROM host\nRUN echo built > /mark\n",
+        "solution/solve.sh": "#!/bin/sh\nmkdir -p /srv/out; cat /mark > /srv/out/mark\n",
+        "tests/test.sh": "#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n",
+    }
+    task = load_folder(folders.simple(tmp_path / "t", toml, **files))
+    built = await run(task, backend)
+    assert built.files["/srv/out/mark"] == b"built\n"
+    async with backend.open(SandboxSpec()) as sandbox:
+        await sandbox.write("/mark", "ready\n")
+        await backend.images.add(await sandbox.snapshot(), names=["acme/ready:1"])
+    ready = await run(task, backend)
+    assert ready.files["/srv/out/mark"] == b"ready\n"
 
 
 async def layered(attempt, backend, **case):
