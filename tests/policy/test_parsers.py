@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollyard.core.errors import UnknownName, Unsupported
@@ -9,6 +9,7 @@ from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolSpec
 from rollyard.policy.parsers.families import PARSERS, parser_for, parser_named
 from rollyard.policy.parsers.protocol import stamped
 
+UNHURRIED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 BAR = "\uff5c"
 SCHEMA = {
     "type": "object",
@@ -138,6 +139,7 @@ values = st.recursive(
 
 
 @pytest.mark.parametrize("family", [f for f in sorted(PARSERS) if f != "plain"])
+@UNHURRIED
 @given(
     text=words.map(str.strip),
     calls=st.lists(st.tuples(st.sampled_from(["bash", "read_file"]), words, values), min_size=1, max_size=3),
@@ -167,6 +169,7 @@ def as_text(value):
         return value
 
 
+@UNHURRIED
 @given(st.text(max_size=60), st.sampled_from(sorted(PARSERS)))
 def test_no_text_breaks_a_parser(text, family):
     parser_named(family).parse(text, TOOLS)

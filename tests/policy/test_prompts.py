@@ -1,7 +1,7 @@
 import json
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollyard.core.call import Reply, floats, ids
@@ -191,7 +191,7 @@ def test_memory_grows_with_new_tokens_not_with_turns_times_history():
 texts = st.text(st.characters(codec="utf-8", exclude_characters="<>"), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(texts, st.lists(texts, max_size=3), texts, st.booleans()), min_size=1, max_size=5))
 def test_the_concatenation_law_holds_for_random_conversations(turns):
     """Whatever is said, cut or sent: each prompt is the ids before, unchanged, then new ones; and the graph agrees."""

@@ -203,7 +203,7 @@ turns = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(turns)
 def test_no_sampled_token_is_ever_changed_on_a_trained_vocabulary(tool_renderer, conversation):
     """The concatenation law on a real BPE and template: random text, calls, raw random ids, cuts, rewritten echoes."""
@@ -224,7 +224,7 @@ def test_no_sampled_token_is_ever_changed_on_a_trained_vocabulary(tool_renderer,
     assert branch.ids == before
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4))
 def test_bridge_equals_render_for_canonical_text_on_smollm(smollm, conversation):
     rollout = Rollout(smollm, check="always")
