@@ -26,7 +26,7 @@ NAMESPACES = (
     | syscalls.CLONE_NEWIPC
     | syscalls.CLONE_NEWUTS
 )
-_SPARE = 2
+_SPARE = 4
 Plan = dict[str, Any]
 
 
