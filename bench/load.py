@@ -14,7 +14,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 class Caller(asyncio.Protocol):
     """One keep-alive connection; one request at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
+        self.port = port
         self.transport = None
         self.waiter: asyncio.Future | None = None
         self.buffer = bytearray()
@@ -52,13 +53,17 @@ class Caller(asyncio.Protocol):
             self.waiter.set_result(body)
 
     async def ask(self, request: bytes, timeout: float = 120.0) -> bytes:
-        self.waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if self.transport.is_closing():  # servers close connections that were idle for a while
+            self.buffer, self.need, self.chunked = bytearray(), -1, False
+            await loop.create_connection(lambda: self, "127.0.0.1", self.port)
+        self.waiter = loop.create_future()
         self.transport.write(request)
         return await asyncio.wait_for(self.waiter, timeout)
 
 
 async def connect(port: int) -> Caller:
-    return (await asyncio.get_running_loop().create_connection(Caller, "127.0.0.1", port))[1]
+    return (await asyncio.get_running_loop().create_connection(lambda: Caller(port), "127.0.0.1", port))[1]
 
 
 def request(path: str, body: bytes, key: str, method: str = "POST") -> bytes:
