@@ -23,15 +23,25 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core.errors import Error
-from rollyard.core.sandbox import SandboxSpec, at_least
+from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend
 from rollyard.sandbox.home import cache_home, data_home, private_dir
-from rollyard.sandbox.local import cgroups
+from rollyard.sandbox.local import cgroups, ids, probe
 
 State = Literal["ok", "weak", "bad", "absent"]
 ROOM_MB = 5000
 OLDEST_NODE = 20
 LANDLOCK_CREATE_RULESET = 444
+RUNGS: dict[probe.Rung, tuple[str, str]] = {
+    "A": ("namespaces and cgroups", ""),
+    "B": (
+        "namespaces; limits by rlimits alone",
+        "memory and CPU are not bounded: run as root or in a delegated cgroup",
+    ),
+    "C": ("namespaces without /proc", "in a container: give it a fresh proc (--security-opt systempaths=unconfined)"),
+    "D": ("Landlock; processes and loopback are shared", "the kernel rows say what refuses namespaces"),
+    "E": ("nothing", "use another backend, or open with min_isolation='none' and allow_unsafe=True"),
+}
 SDKS = {
     "docker": "aiodocker",
     "e2b": "e2b",
@@ -60,7 +70,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 async def examine() -> list[Finding]:
     """All findings, in the order they are shown."""
     kernel = await anyio.to_thread.run_sync(_kernel)
-    sandbox = await _sandbox()
+    sandbox = [await anyio.to_thread.run_sync(_rung), await _open_local()]
     rest = await anyio.to_thread.run_sync(lambda: [*_engines(), *_programs(), *_packages(), *_places()])
     return [*kernel, *sandbox, *rest]
 
@@ -137,9 +147,19 @@ def _cgroups() -> Finding:
     )  # fmt: skip
 
 
-async def _sandbox() -> list[Finding]:
+def _rung() -> Finding:
+    """The step of the local backend's ladder that this user reaches here."""
+    found = probe.trial(data_home(), ids.choose())
+    step = probe.rung(found, cgroups.find())
+    what, advice = RUNGS[step]
+    why = f" ({found.error})" if found.error else ""
+    state: State = "ok" if step == "A" else "weak" if step in ("B", "C", "D") else "bad"
+    return Finding(group="sandbox", name="isolation", state=state, found=f"rung {step}: {what}{why}", advice=advice)
+
+
+async def _open_local() -> Finding:
     """Open one and run a program in it: the only proof there is."""
-    spec = SandboxSpec(min_isolation="none")
+    spec = SandboxSpec(min_isolation="none", allow_unsafe=True)
     try:
         with anyio.fail_after(60):
             async with backend("local") as local:
@@ -150,18 +170,14 @@ async def _sandbox() -> list[Finding]:
                     opened = time.monotonic()
                     code = (await box.exec(["true"], timeout=20)).exit_code
                     ran = time.monotonic()
-                    isolation, rung = box.info.isolation, box.info.rung
     except (Error, OSError, TimeoutError) as error:
         advice = getattr(error, "hint", None) or "the rows above say what the kernel refused"
-        return [Finding(group="sandbox", name="local", state="bad", found=f"does not open: {error}", advice=advice)]
-    strong = at_least(isolation, "namespace") and code == 0
-    timing = f"rung {rung}; open {(opened - started) * 1000:.0f} ms, exec {(ran - opened) * 1000:.0f} ms"
-    advice = "" if strong else "weaker than namespaces: see the kernel rows; min_isolation='namespace' refuses it"
-    return [
-        Finding(
-            group="sandbox", name="local", state="ok" if strong else "weak", found=f"{isolation}, {timing}", advice=advice
-        )
-    ]  # fmt: skip
+        return Finding(group="sandbox", name="local", state="bad", found=f"does not open: {error}", advice=advice)
+    timing = f"open {(opened - started) * 1000:.0f} ms, exec {(ran - opened) * 1000:.0f} ms"
+    if code != 0:
+        advice = "a program that must succeed did not: run `rollyard check sandbox local`"
+        return Finding(group="sandbox", name="local", state="bad", found=f"`true` ended with {code}", advice=advice)
+    return Finding(group="sandbox", name="local", state="ok", found=f"opens and runs a program; {timing}")
 
 
 def _engines() -> list[Finding]:

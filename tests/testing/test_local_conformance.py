@@ -37,6 +37,16 @@ async def test_a_layer_of_the_backends_store_opens():
     hold(outcome)
 
 
+@pytest.mark.parametrize("rung", ["B", "C", "D", "E"])
+@pytest.mark.parametrize("only", ["F", pytest.param(None, marks=pytest.mark.slow)], ids=["files", "all"])
+async def test_weaker_rungs_do_all_they_promise(rung, only):
+    async with examine_backend("local", [f"rung={rung}"]) as examination:
+        found = [outcome async for outcome in examination.outcomes(only=only)]
+    failed = [f"{outcome.id} {outcome.title}: {outcome.why}" for outcome in found if outcome.result == "failed"]
+    assert not failed, "\n".join(failed)
+    assert sum(outcome.result == "passed" for outcome in found) > (12 if only else 75)
+
+
 def ordinary_python():
     """A Python that an ordinary user may run, with this one's packages: the interpreter may lie in root's home."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

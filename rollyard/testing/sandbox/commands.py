@@ -9,7 +9,7 @@ import anyio
 
 from rollyard.core.errors import Error, PathError
 from rollyard.core.sandbox import Resources
-from rollyard.testing.sandbox.ground import Ground, eventually, out, raises, sh, sleepers
+from rollyard.testing.sandbox.ground import Ground, all_beat, eventually, hearts, none_beats, out, raises, scratch, sh
 from rollyard.testing.suite import Skip, case, check
 
 AWKWARD = "a 'single' \"double\" $(echo no) `echo no` $HOME \\ \n line two\ttab ; & | * ? ~ ünïcode 日本 \x01"
@@ -27,9 +27,10 @@ async def exit_codes(ground: Ground) -> None:
 @case("E2", "tells a program that does not exist, or cannot run, from one that failed")
 async def not_found(ground: Ground) -> None:
     async with ground.open() as box:
+        tmp = await scratch(box)
         check((await sh(box, "no-such-program-here")).exit_code == 127, "a missing program in a script is not 127")
-        await box.write("/tmp/plain", "text", mode=0o644)
-        for program, code, name in (("/no/such/program", 127, "ENOENT"), ("/tmp/plain", 126, "EACCES")):
+        await box.write(f"{tmp}/plain", "text", mode=0o644)
+        for program, code, name in (("/no/such/program", 127, "ENOENT"), (f"{tmp}/plain", 126, "EACCES")):
             try:
                 done = await box.exec([program], timeout=30)
             except PathError as error:
@@ -78,16 +79,17 @@ async def no_host_environment(ground: Ground) -> None:
 @case("E7", "runs in the directory it is given, and names one that is missing")
 async def working_directory(ground: Ground) -> None:
     async with ground.open() as box:
-        await box.mkdir("/tmp/some dir")
-        check(await out(box, "pwd", cwd="/tmp/some dir") == "/tmp/some dir", "cwd is not honoured")
+        tmp = await scratch(box)
+        await box.mkdir(f"{tmp}/some dir")
+        check(await out(box, "pwd", cwd=f"{tmp}/some dir") == f"{tmp}/some dir", "cwd is not honoured")
         error = await raises(PathError, sh(box, "true", cwd="/no/such/dir"), "a missing cwd")
         check("/no/such/dir" in str(error), f"the error does not name the directory: {error}")
 
 
 @case("E8", "uses the spec's working directory", needs=())
 async def spec_directory(ground: Ground) -> None:
-    async with ground.open(workdir="/tmp") as box:
-        check(await out(box, "pwd") == "/tmp", "SandboxSpec.workdir is not honoured")
+    async with ground.open(workdir="/usr") as box:
+        check(await out(box, "pwd") == "/usr", "SandboxSpec.workdir is not honoured")
 
 
 @case("E9", "ends a program at its timeout and stays usable")
@@ -101,16 +103,12 @@ async def timeout(ground: Ground) -> None:
 
 @case("E10", "kills every descendant at a timeout, also those that left the session", needs=("tree_kill",))
 async def timeout_kills_tree(ground: Ground) -> None:
-    mark = f"31{secrets.randbelow(10**6):06d}"
-    script = f"(setsid sh -c 'sleep {mark} & sleep {mark}' &) ; sleep {mark} & sleep 600"
     async with ground.open() as box:
-        done = await box.exec(script, timeout=1.5)
+        file = f"{await scratch(box)}/beats"
+        done = await box.exec(hearts(file), timeout=1.5)
         check(done.timed_out, f"came back as {done}")
-
-        async def none() -> bool:
-            return await sleepers(box, mark) == 0
-
-        await eventually(none, within=10, why="descendants survived a timeout")
+        check(await all_beat(box, file), "the three programs did not all start")
+        await eventually(lambda: none_beats(box, file), within=10, why="descendants survived a timeout")
 
 
 @case("E11", "caps output, says so, and does not stop the program")
@@ -194,11 +192,12 @@ async def signal_death(ground: Ground) -> None:
 @case("E20", "runs programs side by side")
 async def side_by_side(ground: Ground) -> None:
     async with ground.open() as box:
+        tmp = await scratch(box)
         got: dict[int, str] = {}
 
         async def one(n: int) -> None:
             got[n] = await out(
-                box, f"echo {n} > /tmp/in{n}; while [ $(ls /tmp/in* | wc -l) -lt 6 ]; do sleep 0.05; done; echo {n}"
+                box, f"echo {n} > {tmp}/in{n}; while [ $(ls {tmp}/in* | wc -l) -lt 6 ]; do sleep 0.05; done; echo {n}"
             )
 
         async with anyio.create_task_group() as group:

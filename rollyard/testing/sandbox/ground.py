@@ -41,7 +41,7 @@ async def main():
     asked = json.loads(sys.argv[1])
     async with rollyard.sandbox.backend(asked["backend"], **asked["options"]) as backend:
         box = await backend.attach(asked["id"])
-        done = await box.exec(["cat", "/tmp/mark"], timeout=30)
+        done = await box.exec(["cat", asked["mark"]], timeout=30)
         code = (await (await box.job(asked["job"])).wait(30)).exit_code
         print(json.dumps({"mark": done.stdout.decode(), "code": code}))
 asyncio.run(main())
@@ -102,11 +102,27 @@ async def out(box: Sandbox, script: str, **options: Any) -> str:
     return done.stdout.decode().removesuffix("\n")
 
 
-async def sleepers(box: Sandbox, mark: str) -> int:
-    """How many programs `sleep MARK` run inside."""
-    same = f"""[ "$(tr '\\0' ' ' 2>/dev/null < $f)" = "sleep {mark} " ]"""
-    each = f"for f in /proc/[0-9]*/cmdline; do {same} && echo x; done | wc -l"
-    return int(await out(box, each))
+async def scratch(box: Sandbox) -> str:
+    """A directory to write in: /tmp is the host's where a sandbox has no root of its own."""
+    return await out(box, "d=$(mktemp -d) && chmod 755 $d && echo $d")
+
+
+def hearts(file: str) -> str:
+    """A script of three programs that write to a file for ever: itself, a child, and one that left its session."""
+    beat = f"while :; do echo NAME >> {file}; sleep 0.05; done"
+    left, child = beat.replace("NAME", "left"), beat.replace("NAME", "child")
+    return f"(setsid sh -c '{left}' &); ({child}) & {beat.replace('NAME', 'main')}"
+
+
+async def all_beat(box: Sandbox, file: str) -> bool:
+    return (await sh(box, f"sort -u {file}")).stdout.split() == [b"child", b"left", b"main"]
+
+
+async def none_beats(box: Sandbox, file: str) -> bool:
+    """Nobody has written for half a second: needs no /proc, so it can be asked of any sandbox."""
+    before = (await box.stat(file)).size
+    await anyio.sleep(0.5)
+    return (await box.stat(file)).size == before
 
 
 async def eventually(question: Callable[[], Awaitable[bool]], *, within: float, why: str) -> None:

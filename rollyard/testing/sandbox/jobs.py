@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 
 import anyio
 
 from rollyard.core.errors import Error
-from rollyard.testing.sandbox.ground import Ground, eventually, out, raises, sleepers
+from rollyard.testing.sandbox.ground import Ground, all_beat, eventually, hearts, none_beats, out, raises, scratch
 from rollyard.testing.suite import case, check
 
 
@@ -24,9 +23,10 @@ async def wait(ground: Ground) -> None:
 @case("B2", "polls None while it runs, then the code")
 async def poll(ground: Ground) -> None:
     async with ground.open() as box:
-        job = await box.start("while [ ! -e /tmp/go ]; do sleep 0.05; done; exit 4")
+        tmp = await scratch(box)
+        job = await box.start(f"while [ ! -e {tmp}/go ]; do sleep 0.05; done; exit 4")
         check(await job.poll() is None, "a running program polls as ended")
-        await box.write("/tmp/go", b"")
+        await box.write(f"{tmp}/go", b"")
 
         async def ended() -> bool:
             return await job.poll() is not None
@@ -38,11 +38,12 @@ async def poll(ground: Ground) -> None:
 @case("B3", "raises TimeoutError from wait and leaves the program running")
 async def wait_timeout(ground: Ground) -> None:
     async with ground.open() as box:
-        job = await box.start("sleep 1.5; echo survived > /tmp/proof; exit 0")
+        tmp = await scratch(box)
+        job = await box.start(f"sleep 1.5; echo survived > {tmp}/proof; exit 0")
         await raises(TimeoutError, job.wait(0.3), "wait(0.3) of a longer program")
         check(await job.poll() is None, "a wait that ran out killed the program")
         check((await job.wait(30)).exit_code == 0, "the program did not end well")
-        check(await out(box, "cat /tmp/proof") == "survived", "the program did not reach its end")
+        check(await out(box, f"cat {tmp}/proof") == "survived", "the program did not reach its end")
 
 
 @case("B4", "streams chunks while the program runs, in order")
@@ -92,16 +93,12 @@ async def tail(ground: Ground) -> None:
 
 @case("B8", "ends the whole tree with kill, and a second kill is nothing", needs=("tree_kill",))
 async def kill_tree(ground: Ground) -> None:
-    mark = f"32{secrets.randbelow(10**6):06d}"
     async with ground.open() as box:
-        job = await box.start(f"(setsid sleep {mark} &); sleep {mark} & sleep {mark}")
-
-        async def running(n: int) -> bool:
-            return await sleepers(box, mark) == n
-
-        await eventually(lambda: running(3), within=10, why="the three programs did not start")
+        file = f"{await scratch(box)}/beats"
+        job = await box.start(hearts(file))
+        await eventually(lambda: all_beat(box, file), within=10, why="the three programs did not all start")
         await job.kill()
-        await eventually(lambda: running(0), within=10, why="programs survived kill")
+        await eventually(lambda: none_beats(box, file), within=10, why="programs survived kill")
         done = await job.wait(10)
         check(done.exit_code != 0, f"a killed job came back as {done}")
         await job.kill()
@@ -121,19 +118,21 @@ async def found_by_id(ground: Ground) -> None:
 @case("B10", "starts a program once, however often its id is given")
 async def at_most_once(ground: Ground) -> None:
     async with ground.open() as box:
+        tmp = await scratch(box)
         for _ in range(3):
-            job = await box.start("echo x >> /tmp/count", job_id="once")
+            job = await box.start(f"echo x >> {tmp}/count", job_id="once")
             await job.wait(30)
-        check(await out(box, "wc -l < /tmp/count") == "1", "one id started the program more than once")
+        check(await out(box, f"wc -l < {tmp}/count") == "1", "one id started the program more than once")
 
 
 @case("B11", "does not stall a program whose output nobody reads", timeout=120)
 async def undrained(ground: Ground) -> None:
     async with ground.open() as box:
-        job = await box.start("yes 0123456789abcdef | head -c 50000000; echo done > /tmp/done")
+        tmp = await scratch(box)
+        job = await box.start(f"yes 0123456789abcdef | head -c 50000000; echo done > {tmp}/done")
         done = await job.wait(90)
         check(done.exit_code == 0, f"came back as {done.exit_code}")
-        check(await box.exists("/tmp/done"), "the program did not reach its end")
+        check(await box.exists(f"{tmp}/done"), "the program did not reach its end")
 
 
 @case("B12", "reports a program that was killed from inside, and does not hang")
@@ -147,8 +146,9 @@ async def killed_inside(ground: Ground) -> None:
 @case("B13", "runs jobs side by side")
 async def side_by_side(ground: Ground) -> None:
     async with ground.open() as box:
-        one = await box.start("while [ ! -e /tmp/b ]; do sleep 0.05; done; touch /tmp/a; exit 1")
-        two = await box.start("touch /tmp/b; while [ ! -e /tmp/a ]; do sleep 0.05; done; exit 2")
+        tmp = await scratch(box)
+        one = await box.start(f"while [ ! -e {tmp}/b ]; do sleep 0.05; done; touch {tmp}/a; exit 1")
+        two = await box.start(f"touch {tmp}/b; while [ ! -e {tmp}/a ]; do sleep 0.05; done; exit 2")
         codes = ((await one.wait(30)).exit_code, (await two.wait(30)).exit_code)
         check(codes == (1, 2), f"two jobs that wait for each other ended with {codes}")
 

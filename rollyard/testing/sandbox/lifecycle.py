@@ -13,7 +13,19 @@ import msgspec
 from rollyard.core.errors import Error, SandboxError, SandboxGone
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import SandboxSpec
-from rollyard.testing.sandbox.ground import ATTACH, CHILD, Ground, eventually, out, raises, sh
+from rollyard.testing.sandbox.ground import (
+    ATTACH,
+    CHILD,
+    Ground,
+    all_beat,
+    eventually,
+    hearts,
+    none_beats,
+    out,
+    raises,
+    scratch,
+    sh,
+)
 from rollyard.testing.suite import case, check
 
 
@@ -42,7 +54,7 @@ async def use_after_kill(ground: Ground) -> None:
     await box.kill()
     await raises(SandboxGone, sh(box, "true"), "exec after kill")
     await raises(SandboxGone, box.read("/etc/hostname"), "read after kill")
-    await raises(SandboxGone, box.write("/tmp/x", b""), "write after kill")
+    await raises(SandboxGone, box.write("/any/x", b""), "write after kill")
     await raises(SandboxGone, box.start(["true"]), "start after kill")
 
 
@@ -90,9 +102,10 @@ async def list_by_label(ground: Ground) -> None:
 @case("C8", "lets a second process attach and find its jobs", needs=("attach",))
 async def attach_elsewhere(ground: Ground) -> None:
     async with ground.open() as box:
-        await box.write("/tmp/mark", "seen")
+        tmp = await scratch(box)
+        await box.write(f"{tmp}/mark", "seen")
         job = await box.start("exit 5")
-        async with ground.child(ATTACH, id=box.id, job=job.id) as process:
+        async with ground.child(ATTACH, id=box.id, job=job.id, mark=f"{tmp}/mark") as process:
             assert process.stdout is not None
             said = await asyncio.wait_for(process.stdout.read(), 45)
         check(b'"mark": "seen"' in said and b'"code": 5' in said, f"the second process saw {said!r}")
@@ -178,9 +191,10 @@ async def parallel(ground: Ground) -> None:
 
     async def one(n: int) -> None:
         async with ground.open(env={"NUMBER": str(n)}) as box:
-            await box.write("/tmp/number", str(n))
+            tmp = await scratch(box)
+            await box.write(f"{tmp}/number", str(n))
             await anyio.sleep(0.05)
-            ids[box.id] = await out(box, 'echo "$NUMBER $(cat /tmp/number) $(ls /tmp | wc -l)"')
+            ids[box.id] = await out(box, f'echo "$NUMBER $(cat {tmp}/number) $(ls {tmp} | wc -l)"')
 
     async with anyio.create_task_group() as group:
         for n in range(count):
@@ -216,14 +230,14 @@ async def info(ground: Ground) -> None:
 @case("C18", "ends every program and keeps the files with kill_processes")
 async def kill_processes(ground: Ground) -> None:
     async with ground.open() as box:
-        job = await box.start("setsid sleep 1000 & sleep 1000")
-        await box.write("/tmp/kept", "yes")
-        await anyio.sleep(0.2)
+        tmp = await scratch(box)
+        await box.write(f"{tmp}/kept", "yes")
+        job = await box.start(hearts(f"{tmp}/beats"))
+        await eventually(lambda: all_beat(box, f"{tmp}/beats"), within=10, why="the three programs did not all start")
         await box.kill_processes()
         check((await job.wait(20)).exit_code != 0, "the job ended well although it was killed")
-        check(await box.read_text("/tmp/kept") == "yes", "a file is gone")
-        left = await out(box, "cat /proc/[0-9]*/comm 2>/dev/null | grep -cx sleep || true")
-        check(left == "0", f"{left} programs survived kill_processes")
+        await eventually(lambda: none_beats(box, f"{tmp}/beats"), within=10, why="programs survived kill_processes")
+        check(await box.read_text(f"{tmp}/kept") == "yes", "a file is gone")
 
 
 async def _opened(ground: Ground, spec: SandboxSpec) -> Sandbox:

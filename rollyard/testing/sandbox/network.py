@@ -27,6 +27,8 @@ SERVE = (
 @case("N1", "has no network but loopback", needs=("network_none",))
 async def no_network(ground: Ground) -> None:
     async with ground.open(network="none") as box:
+        if (await sh(box, "test -r /proc/net/dev")).exit_code != 0:
+            raise Skip("/proc/net cannot be read inside, so nothing tells which interfaces there are")
         links = (await out(box, "tail -n +3 /proc/net/dev | cut -d: -f1")).split()
         check(links in ([], ["lo"]), f"interfaces inside: {links}")
         routes = await out(box, "tail -n +2 /proc/net/route")

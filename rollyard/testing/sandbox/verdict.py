@@ -58,9 +58,10 @@ async def examine_backend(name: str, options: Sequence[str] = (), image: str = "
     with tempfile.TemporaryDirectory(prefix="rollyard-check-") as scratch:
         given_here = {**given, "mounts": [scratch]} if name == "local" else given
         async with open_backend(name, **given_here) as backend:
+            isolation = backend.capabilities.isolation
             ground = Ground(
                 backend=backend,
-                spec=SandboxSpec(image=image),
+                spec=SandboxSpec(image=image, min_isolation=isolation, allow_unsafe=isolation == "none"),
                 name=name,
                 options=given_here,
                 layer=_layer(backend),

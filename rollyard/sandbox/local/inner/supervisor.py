@@ -331,6 +331,8 @@ class Supervisor:
 
     def op_cpu(self, message: Message, _fds: list[int], _client: _Client) -> Message:
         job = self._job(message)
+        if not os.path.exists("/proc/self/stat"):  # nothing to count with: unknown is not zero
+            return {"cpu_s": None}
         ticks = sum(_ticks(job.pid)[2:]) + sum(sum(_ticks(pid)) for pid in keeper.descendants(job.pid))
         return {"cpu_s": ticks / _TICK}
 
