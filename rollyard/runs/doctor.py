@@ -26,13 +26,15 @@ from rollyard.core.errors import Error
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend
 from rollyard.sandbox.home import cache_home, data_home, private_dir
-from rollyard.sandbox.local import cgroups, ids, probe
+from rollyard.sandbox.local import cgroups
+from rollyard.sandbox.local.backend import LocalBackend
+from rollyard.sandbox.local.probe import Rung
 
 State = Literal["ok", "weak", "bad", "absent"]
 ROOM_MB = 5000
 OLDEST_NODE = 20
 LANDLOCK_CREATE_RULESET = 444
-RUNGS: dict[probe.Rung, tuple[str, str]] = {
+RUNGS: dict[Rung, tuple[str, str]] = {
     "A": ("namespaces and cgroups", ""),
     "B": (
         "namespaces; limits by rlimits alone",
@@ -149,10 +151,10 @@ def _cgroups() -> Finding:
 
 def _rung() -> Finding:
     """The step of the local backend's ladder that this user reaches here."""
-    found = probe.trial(data_home(), ids.choose())
-    step = probe.rung(found, cgroups.find())
+    local = LocalBackend()
+    step = local.rung
     what, advice = RUNGS[step]
-    why = f" ({found.error})" if found.error else ""
+    why = f" ({local.trial.error})" if local.trial.error else ""
     state: State = "ok" if step == "A" else "weak" if step in ("B", "C", "D") else "bad"
     return Finding(group="sandbox", name="isolation", state=state, found=f"rung {step}: {what}{why}", advice=advice)
 
