@@ -81,6 +81,7 @@ async def test_one_connection_carries_many_requests(speaking):
         b"HTTP/1.1 100 Continue\r\n\r\n" + whole(),
         whole(gzip.compress(BODY), "200 OK", "content-encoding: gzip"),
     ],
+    ids=["length", "chunked", "until-close", "http-1.0", "continue", "gzip"],
 )
 async def test_every_way_to_frame_an_answer_is_understood(speaking, answer):
     url, _ = await speaking(answer, close=True)
@@ -98,6 +99,7 @@ async def test_every_way_to_frame_an_answer_is_understood(speaking, answer):
         whole(b"nonsense", "200 OK", "content-encoding: gzip"),
         whole(BODY, "200 OK", "content-encoding: br"),
     ],
+    ids=["nothing", "not-http", "short", "cut-chunk", "bad-chunk", "not-gzip", "unknown-packing"],
 )
 async def test_an_answer_that_is_cut_or_garbled_is_an_error_never_a_short_body(speaking, answer):
     url, _ = await speaking(answer, close=True)
