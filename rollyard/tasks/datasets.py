@@ -20,8 +20,9 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Task
 from rollyard.tasks.digest import file_digest
-from rollyard.tasks.harbor import field_error, is_task, load_folder, read_toml
+from rollyard.tasks.harbor import is_task, load_folder
 from rollyard.tasks.schema import Author, check_package_name
+from rollyard.tasks.taskfile import field_error, read_toml
 
 _DIGEST = re.compile(r"sha256:[a-f0-9]{64}")
 _FETCH_S = 300

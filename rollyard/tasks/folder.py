@@ -38,7 +38,7 @@ def to_folder(task: Task, folder: str | Path) -> Path:
     if task.steps:
         _shared_tests(task, root)
         for step in task.steps:
-            _write_step(task, step, root / "steps" / step.name)
+            _write_step(step, root / "steps" / step.name)
     else:
         (root / "instruction.md").write_text(task.instruction)
         if task.verifier is not None and task.verifier.tests:
@@ -57,23 +57,23 @@ def _copy_tree(source: str | None, target: Path) -> None:
 def _shared_tests(task: Task, root: Path) -> None:
     """The tests that several steps have in common, or that are not a step's own, are the task's."""
     for step in task.steps:
-        if step.verifier is not None and step.verifier.tests and not _own_tests(task, step.verifier.tests[0], step):
+        if step.verifier is not None and step.verifier.tests and not _own_tests(step.verifier.tests[0], step):
             _copy_tree(step.verifier.tests[0], root / "tests")
             return
 
 
-def _own_tests(task: Task, directory: str, step: Step) -> bool:
+def _own_tests(directory: str, step: Step) -> bool:
     return Path(directory).parts[-3:] == ("steps", step.name, "tests")
 
 
-def _write_step(task: Task, step: Step, root: Path) -> None:
+def _write_step(step: Step, root: Path) -> None:
     root.mkdir(parents=True)
     (root / "instruction.md").write_text(step.instruction)
     if step.history is not None:
         (root / "trajectory.json").write_text(step.history)
     _copy_tree(step.workdir_files, root / "workdir")
     _copy_tree(step.solution, root / "solution")
-    if step.verifier is not None and step.verifier.tests and _own_tests(task, step.verifier.tests[-1], step):
+    if step.verifier is not None and step.verifier.tests and _own_tests(step.verifier.tests[-1], step):
         _copy_tree(step.verifier.tests[-1], root / "tests")
 
 

@@ -122,7 +122,7 @@ def _place(task: Task) -> Iterator[Finding]:
 
 
 def _solutions(task: Task) -> Iterator[Finding]:
-    missing = [s.name for s in task.steps if s.solution is None] if task.steps else [""] * (task.solution is None)
-    for name in missing:
-        where = f"steps/{name}/solution" if name else "solution"
-        yield _warn(where, "is missing, so nothing proves that the task can be solved")
+    folders = {f"steps/{s.name}/solution": s.solution for s in task.steps} or {"solution": task.solution}
+    for where, folder in folders.items():
+        if folder is None:
+            yield _warn(where, "is missing, so nothing proves that the task can be solved")

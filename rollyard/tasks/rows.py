@@ -17,8 +17,8 @@ from rollyard.core import registry
 from rollyard.core.errors import ConfigError, Error
 from rollyard.core.task import File, Task, VerifierSpec
 from rollyard.tasks.digest import task_digest
-from rollyard.tasks.harbor import field_error
 from rollyard.tasks.modules import import_file
+from rollyard.tasks.taskfile import field_error
 from rollyard.tasks.verifiers.python import spec_of
 
 

@@ -10,7 +10,7 @@ import pytest
 import rollyard as ry
 from rollyard.core import registry
 from rollyard.tasks import schema
-from rollyard.tasks.harbor import Extra
+from rollyard.tasks.taskfile import Extra
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / "tasks.md", DOCS / "verifiers.md"]

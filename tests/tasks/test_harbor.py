@@ -9,7 +9,8 @@ import rollyard as ry
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Artifact, CollectHook, Healthcheck, McpServer
 from rollyard.tasks.folder import to_folder
-from rollyard.tasks.harbor import load_folder, strip_canary
+from rollyard.tasks.harbor import load_folder
+from rollyard.tasks.taskfile import strip_canary
 
 
 def without_paths(task):

@@ -19,6 +19,7 @@ from rollyard.tasks.verifiers.rewards import parse_json, parse_text
 from rollyard.tasks.verifiers.tests import upload_tests
 
 _MAX_REWARD = 2**20
+_MAX_LOG = 64 * 2**20
 _LOG_TAIL = 64 * 1024
 _MAX_CHECKS = 2000
 
@@ -34,8 +35,10 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
         await upload_tests(spec, sandbox, rollout)
         done = await run_once(sandbox, f"exec {TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1")
         verdict = await again(lambda: _reward(sandbox))
-        log = await _text(sandbox, f"{LOGS}/test-stdout.txt")
-        checks = _ctrf(await _text(sandbox, f"{LOGS}/ctrf.json", limit=_MAX_REWARD))
+        log = (await _file(sandbox, f"{LOGS}/test-stdout.txt", _MAX_LOG))[-_LOG_TAIL:].decode(
+            "utf-8", "backslashreplace"
+        )
+        checks = _ctrf(await _file(sandbox, f"{LOGS}/ctrf.json", _MAX_REWARD))
         if verdict.reward is None and done.exit_code not in (0, None):
             error = f"{verdict.error} (test.sh exited with {done.exit_code})"
             verdict = msgspec.structs.replace(verdict, error=error)
@@ -58,21 +61,17 @@ async def _reward(sandbox: Sandbox) -> Verdict:
     return Verdict(status="failed", error=f"the tests wrote neither {LOGS}/reward.json nor reward.txt")
 
 
-async def _text(sandbox: Sandbox, path: str, *, limit: int = 64 * 2**20) -> str:
+async def _file(sandbox: Sandbox, path: str, limit: int) -> bytes:
+    """A file the tests left, or nothing."""
     try:
         if (await sandbox.stat(path)).kind != "file":
-            return ""
-        data = await again(lambda: sandbox.read(path, max_bytes=limit))
+            return b""
+        return await again(lambda: sandbox.read(path, max_bytes=limit))
     except PathError:
-        return ""
-    return (
-        data[-_LOG_TAIL:].decode("utf-8", "backslashreplace")
-        if limit != _MAX_REWARD
-        else data.decode("utf-8", "replace")
-    )
+        return b""
 
 
-def _ctrf(text: str) -> dict[str, bool]:
+def _ctrf(text: bytes) -> dict[str, bool]:
     """Named checks out of a CTRF report, where the tests left one. It is evidence beside the reward, never the reward."""
     try:
         report = msgspec.json.decode(text)

@@ -1,0 +1,109 @@
+"""One task folder being read: its `task.toml`, what the caller allows, and errors that name the file and the field."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.task import Grade
+from rollyard.tasks import schema
+from rollyard.tasks.files import TaskFiles
+
+_CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
+_NETWORK = {"public": "host", "no-network": "none", "allowlist": "allowlist"}
+
+
+class ExtraFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: str
+    source: str  # relative to the task folder
+    mode: int | None = None
+
+
+class Extra(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`[metadata.rollyard]`: what the format has no word for. `image` takes the place of the environment's own."""
+
+    grade: Grade | None = None
+    verifier: str | None = None
+    options: dict[str, Any] = {}
+    image: str | None = None
+    layers: list[str] = []
+    verifier_layers: list[str] = []
+    carry_workdir: bool | None = None
+    setup: list[str] = []
+    files: list[ExtraFile] = []
+    limits: dict[str, float] = {}
+    pids: int | None = None
+
+
+class Folder:
+    """One load: the parsed file, the folder, and what the caller allows."""
+
+    def __init__(self, root: Path, allow_network: bool) -> None:
+        self.root, self.toml = root, root / "task.toml"
+        self.allow_network = allow_network
+        self.files = TaskFiles(root)
+        raw = read_toml(self.toml)
+        try:
+            self.file = schema.parse(raw)
+            self.extra = msgspec.convert(self.file.metadata.get("rollyard", {}), Extra)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{self.toml}: {field_error(error)}") from error
+
+    def fail(self, field: str, message: str, hint: str | None = None) -> ConfigError:
+        return ConfigError(f"{self.toml}: {field}: {message}", hint=hint)
+
+    def network(self, table: schema.EnvironmentTable | Any, field: str) -> tuple[str | None, tuple[str, ...]]:
+        mode = table.mode if isinstance(table, schema.EnvironmentTable) else table.network_mode
+        if mode is None:
+            return None, ()
+        if mode == "public" and not self.allow_network:
+            raise self.fail(
+                f"{field}.network_mode",
+                "the task asks for the public network",
+                "pass allow_network=True (--allow-network), or set network_mode = 'no-network'",
+            )
+        return _NETWORK[mode], tuple(schema.normal_host(host) for host in table.allowed_hosts or ())
+
+    def text(self, path: Path) -> str:
+        try:
+            return strip_canary(path.read_text())
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: the task has no such file") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def field_error(error: msgspec.ValidationError) -> str:
+    """`environment.cpus: Expected ...` out of msgspec's `Expected ... - at `$.environment.cpus``."""
+    message, _, where = str(error).partition(" - at `$")
+    field = where.rstrip("`").lstrip(".")
+    return f"{field}: {message}" if field else message
+
+
+def strip_canary(text: str) -> str:
+    """Leading comment lines that mark benchmark data, and the blank lines after them, are not for agents."""
+    lines = text.split("\n")
+    start = 0
+    while start < len(lines) and _CANARY.fullmatch(lines[start].strip()):
+        start += 1
+    while start and start < len(lines) and not lines[start].strip():
+        start += 1
+    return "\n".join(lines[start:])
+
+
+def user_name(user: str | int | None) -> str | None:
+    return None if user is None else str(user)
