@@ -111,9 +111,10 @@ async def test_killing_runner_and_zygote_at_once_leaves_nothing_after_the_next_s
         os.kill(pid, signal.SIGKILL)
     await process.wait()
     await until(lambda: running(name) == 0)
-    async with LocalBackend(root=tmp_path):
-        assert boxes(tmp_path) == []
-        await until(lambda: not any(group.exists() for group in groups))
+    async with asyncio.timeout(30):
+        while any(group.exists() for group in groups):  # a dying process leaves its group when the kernel gets to it
+            async with LocalBackend(root=tmp_path):
+                assert boxes(tmp_path) == []
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -92,6 +92,7 @@ class LocalBackend:
                 self._log.warning("sandbox.kill_failed", error=str(result))
         await self._watch.aclose()
         await self._launcher.aclose()
+        await asyncio.to_thread(cgroups.sweep, self._cgroups)
 
     def open(self, spec: SandboxSpec) -> LocalOpening:
         check(spec, self.capabilities, self._mounts)

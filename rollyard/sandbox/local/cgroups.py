@@ -21,7 +21,7 @@ Controller = Literal["memory", "pids", "cpu"]
 CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu")
 DEFAULT_PIDS = 4096
 _PERIOD_US = 100_000
-_SWEEP_ROUNDS = 30
+_SWEEP_ROUNDS = 50
 
 
 class Hierarchy(msgspec.Struct, frozen=True):
