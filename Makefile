@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export ROLLYARD_CACHE ?= $(HOME)/.cache/rollyard
 
-.PHONY: help setup system demo test test-slow check format bench train
+.PHONY: help setup system demo test test-slow check format bench docker docker-stop train
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -51,3 +51,11 @@ train: setup  ## GRPO on real rollouts; SEEDS=3 for three curves
 
 bench: setup  ## ratios measured in one run; see bench/
 	$(BIN)/python -m bench
+
+ENGINE ?= docker
+docker: setup  ## a throw-away Docker engine (ENGINE=podman: Podman) with an image; prints its address
+	@bash .ci/engine-packages $(ENGINE)
+	@$(BIN)/python -m rollyard.testing.engines start $(ENGINE)
+
+docker-stop:  ## end it and leave nothing behind
+	@$(BIN)/python -m rollyard.testing.engines stop $(ENGINE)

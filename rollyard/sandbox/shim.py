@@ -1,4 +1,4 @@
-"""Durable jobs for backends that have none of their own: a directory in the sandbox and four small shell scripts.
+"""Durable jobs for backends that have none of their own: a directory in the sandbox and small shell scripts.
 
 A job's directory holds `out`, `err`, `pid` (with the process's start time, since pids come back) and, once it ended, `exit`,
 which appears by rename and so is never half written. `mkdir` of the directory is the launch guard: a launch that is repeated
@@ -29,32 +29,48 @@ MARK = "ROLLYARD_JOB"
 STEP_S = 30.0  # for one look at a job
 CHUNK = 1 << 20
 _START_GRACE_S = 10.0
+_POLLS = 200  # of 50 ms each, at least, before a long poll answers that nothing has happened
 _MAX_OUTPUT = 16 * 2**20
 
 _STARTED = "started() { s=$(cat /proc/$1/stat 2>/dev/null) || return 1; s=${s##*) }; set -- $s; echo ${20}; }\n"
 _WRAP = (
     _STARTED + 'd=$1; shift; echo "$$ $(started $$)" >"$d/pid.new"; mv "$d/pid.new" "$d/pid"; '
-    '"$@" </dev/null >"$d/out" 2>"$d/err"; c=$?; echo $c >"$d/exit.new"; mv "$d/exit.new" "$d/exit"'
+    '"$@" >"$d/out" 2>"$d/err"; c=$?; echo $c >"$d/exit.new"; mv "$d/exit.new" "$d/exit"'
 )
-_LAUNCH = """d=$1; wrap=$2; shift 2
+_MAKE = """d=$1; wrap=$2; shift 2
 mkdir -p "${d%/*}" && chmod 1777 "${d%/*}" 2>/dev/null
 mkdir "$d" 2>/dev/null || { [ -d "$d" ] && exit 0; exit 73; }
 : >"$d/out"; : >"$d/err"
-if command -v setsid >/dev/null 2>&1; then setsid sh -c "$wrap" job "$d" "$@" </dev/null >/dev/null 2>&1 &
+"""
+_LAUNCH = (
+    _MAKE
+    + """if command -v setsid >/dev/null 2>&1; then setsid sh -c "$wrap" job "$d" "$@" </dev/null >/dev/null 2>&1 &
 else sh -c "$wrap" job "$d" "$@" </dev/null >/dev/null 2>&1 & fi
 n=0; while [ ! -f "$d/pid" ] && [ $n -lt 200 ]; do n=$((n+1)); sleep 0.02; done
 """
-_LOOK = (
+)
+_ATTACHED = _MAKE + 'exec sh -c "$wrap" job "$d" "$@"'
+_STATE = (
     _STARTED
-    + """d=$1
-[ -d "$d" ] || { echo unknown; exit 0; }
-[ -f "$d/exit" ] && { echo "exit $(cat "$d/exit")"; exit 0; }
-[ -f "$d/pid" ] || { echo starting; exit 0; }
-read -r pid was <"$d/pid"
-[ "$(started "$pid")" = "$was" ] && { echo running; exit 0; }
-[ -f "$d/exit" ] && { echo "exit $(cat "$d/exit")"; exit 0; }
-echo lost
+    + """state() {
+  [ -d "$1" ] || { echo unknown; return; }
+  [ -f "$1/exit" ] && { echo "exit $(cat "$1/exit")"; return; }
+  [ -f "$1/pid" ] || { echo starting; return; }
+  read -r pid was <"$1/pid"
+  [ "$(started "$pid")" = "$was" ] && { echo running; return; }
+  [ -f "$1/exit" ] && { echo "exit $(cat "$1/exit")"; return; }
+  echo lost
+}
+over() { [ -f "$1/exit" ] || { n=$((n+1)); [ $((n % 20)) -eq 0 ] && case $(state "$1") in lost|unknown) ;; *) false ;; esac; }; }
 """
+)
+_LOOK = _STATE + 'state "$1"\n'
+# The two long polls: they stand still inside the sandbox until there is something to say, but not for ever.
+_AWAIT = _STATE + 'n=0; while [ $n -lt $2 ] && ! over "$1"; do sleep 0.05; done; state "$1"\n'
+_FOLLOW = (
+    _STATE
+    + 'n=0; while [ $n -lt $5 ] && [ "$(wc -c <"$1/$2")" -le $3 ] && ! over "$1"; do sleep 0.05; done; '
+    + 'tail -c +$(($3+1)) "$1/$2" | head -c $4'
 )
 _FIND = (
     f'mine() {{ grep -l "{MARK}=$1" /proc/[0-9]*/environ 2>/dev/null'
@@ -70,7 +86,6 @@ done
 """
 )
 _CPU = _FIND + 'for p in $(mine "${1##*/}"); do cat /proc/$p/stat 2>/dev/null; done\n'
-_READ = 'tail -c +$(($2+1)) "$1" | head -c $3'
 
 
 class Runs(Protocol):
@@ -105,8 +120,8 @@ class ShimJob:
     async def _script(self, script: str, *args: str, timeout: float = STEP_S) -> Exit:
         return await self._run(["/bin/sh", "-c", script, "rollyard", *args], timeout=timeout)
 
-    async def look(self) -> Look:
-        done = await self._script(_LOOK, self._dir)
+    async def look(self, script: str = _LOOK, *args: str) -> Look:
+        done = await self._script(script, self._dir, *args)
         words = done.stdout.split()
         if not done.ok or not words:
             raise SandboxError(f"job {self.id} cannot be looked at: {done.text[-300:].strip()}")
@@ -137,26 +152,23 @@ class ShimJob:
         )
 
     async def _until_over(self) -> Look:
-        pause = 0.02
-        while (found := await self.look()).state in {"starting", "running"}:
-            await anyio.sleep(pause)
-            pause = min(0.5, pause * 1.5)
+        while (found := await self.look(_AWAIT, str(_POLLS))).state in {"starting", "running"}:
+            continue
         return found
 
     async def stream(self, offset: int = 0, *, stderr: bool = False) -> AsyncIterator[tuple[int, bytes]]:
         """(next offset, bytes) from `offset` on, live, until the job is over and everything was read."""
-        name, pause = ("err" if stderr else "out"), 0.02
+        name = "err" if stderr else "out"
         while True:
-            over = (await self.look()).state in {"exit", "lost"}
-            data = await self._read(name, offset, CHUNK)
-            if data:
-                offset, pause = offset + len(data), 0.02
-                yield offset, data
-            elif over:
-                return
-            else:
-                await anyio.sleep(pause)
-                pause = min(0.25, pause * 1.5)
+            data = await self._read(name, offset, CHUNK, polls=_POLLS)
+            if not data:
+                if (await self.look()).state not in {"exit", "lost"}:
+                    continue
+                data = await self._read(name, offset, CHUNK)  # written between the last read and the end
+                if not data:
+                    return
+            offset += len(data)
+            yield offset, data
 
     async def tail(self, n: int = 4096, *, stderr: bool = False) -> bytes:
         name = "err" if stderr else "out"
@@ -170,8 +182,10 @@ class ShimJob:
             size += len(data)
         return b"".join(parts)
 
-    async def _read(self, name: str, offset: int, size: int) -> bytes:
-        return self._decoded(await self._script(self._coded(_READ), f"{self._dir}/{name}", str(offset), str(size)))
+    async def _read(self, name: str, offset: int, size: int, polls: int = 0) -> bytes:
+        """What lies from `offset` on; with `polls`, after waiting for something to lie there."""
+        numbers = (str(offset), str(size), str(polls))
+        return self._decoded(await self._script(self._coded(_FOLLOW), self._dir, name, *numbers))
 
     def _coded(self, script: str) -> str:
         return script if self._exact else f"{script} | base64"
@@ -234,6 +248,17 @@ async def launch(
     if not done.ok:
         raise SandboxError(f"job could not be started: {done.text[-300:].strip() or f'exit code {done.exit_code}'}")
     return job
+
+
+def attached(cmd: Command, job_id: str, *, root: str = ROOT) -> list[str]:
+    """The argv of a program that is the job and keeps its own stdin; start it with `MARK` in its environment."""
+    argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
+    return ["/bin/sh", "-c", _ATTACHED, "rollyard", f"{root}/{job_id}", _WRAP, *argv]
+
+
+async def kill_tree(run: Runs, mark: str, *, user: str | None = None) -> None:
+    """End every process that has `MARK=mark` in its environment, whatever started it."""
+    await run(["/bin/sh", "-c", _KILL, "rollyard", mark], user=user, timeout=STEP_S)
 
 
 async def find(run: Runs, job_id: str, *, root: str = ROOT, exact: bool = True) -> ShimJob:

@@ -29,9 +29,9 @@ from rollyard.sandbox.local.disk import DiskWatch
 from rollyard.sandbox.local.inner import remains
 from rollyard.sandbox.local.journal import Entry, Home, Journal
 from rollyard.sandbox.local.launcher import Launcher
-from rollyard.sandbox.local.opening import LocalOpening
 from rollyard.sandbox.local.pool import Pool
 from rollyard.sandbox.local.probe import RUNGS, Rung
+from rollyard.sandbox.opening import Opening
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 from rollyard.sandbox.rootfs import Rootfs
 
@@ -94,11 +94,11 @@ class LocalBackend:
         await self._launcher.aclose()
         await asyncio.to_thread(cgroups.sweep, self._cgroups)
 
-    def open(self, spec: SandboxSpec) -> LocalOpening:
+    def open(self, spec: SandboxSpec) -> Opening[LocalSandbox]:
         check(spec, self.capabilities, self._mounts)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
-        return LocalOpening(lambda: self._patiently(spec))
+        return Opening(lambda: self._patiently(spec))
 
     def pool(self, spec: SandboxSpec, size: int) -> Pool:
         """`async with backend.pool(spec, 8) as pool: box = await pool.take()`."""

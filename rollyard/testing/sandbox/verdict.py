@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from inspect import signature
 from pathlib import Path
 
 import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Backend
+from rollyard.core.registry import load
 from rollyard.core.sandbox import SandboxSpec
+from rollyard.sandbox import GROUP
 from rollyard.sandbox import backend as open_backend
 from rollyard.sandbox.images import ImageStore
 from rollyard.sandbox.layers import layer_prefix
@@ -56,7 +59,7 @@ async def examine_backend(name: str, options: Sequence[str] = (), image: str = "
     """Open the backend and what the cases need beside it: a directory to mount and a layer, where it takes them."""
     given = dict(_option(text) for text in options)
     with tempfile.TemporaryDirectory(prefix="rollyard-check-") as scratch:
-        given_here = {**given, "mounts": [scratch]} if name == "local" else given
+        given_here = {**given, "mounts": [scratch]} if "mounts" in signature(load(GROUP, name)).parameters else given
         async with open_backend(name, **given_here) as backend:
             isolation = backend.capabilities.isolation
             ground = Ground(

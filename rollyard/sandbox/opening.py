@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import anyio
 
-from rollyard.sandbox.local.box import LocalSandbox
+from rollyard.core.protocols import Sandbox
 
+S = TypeVar("S", bound=Sandbox)
 _CLOSE_S = 15.0
 
 
-class LocalOpening:
-    def __init__(self, make: Callable[[], Awaitable[LocalSandbox]]) -> None:
-        self._make = make
-        self._box: LocalSandbox | None = None
+class Opening(Generic[S]):
+    """`make` opens the sandbox. Closing is shielded and bounded."""
 
-    def __await__(self) -> Generator[Any, None, LocalSandbox]:
+    def __init__(self, make: Callable[[], Awaitable[S]], *, close_s: float = _CLOSE_S) -> None:
+        self._make, self._close_s = make, close_s
+        self._box: S | None = None
+
+    def __await__(self) -> Generator[Any, None, S]:
         return self._make().__await__()
 
-    async def __aenter__(self) -> LocalSandbox:
+    async def __aenter__(self) -> S:
         self._box = await self._make()
         return self._box
 
@@ -29,5 +32,5 @@ class LocalOpening:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._box is not None:
-            with anyio.move_on_after(_CLOSE_S, shield=True):
+            with anyio.move_on_after(self._close_s, shield=True):
                 await self._box.kill()

@@ -1,0 +1,314 @@
+"""The docker backend: sandboxes as containers of a Docker or Podman engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import anyio
+import structlog
+
+from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxGone, SandboxUnavailable, UnknownName
+from rollyard.core.ids import new_id
+from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec
+from rollyard.sandbox.docker import container, images, netns, routes, sweep
+from rollyard.sandbox.docker.box import DockerSandbox, remove
+from rollyard.sandbox.docker.container import Identity
+from rollyard.sandbox.docker.engine import Engine, Refused, Stream, find_host
+from rollyard.sandbox.docker.faults import is_gone
+from rollyard.sandbox.docker.images import BuildRequest
+from rollyard.sandbox.docker.routes import NetnsWay, RelayWay, Route, Way
+from rollyard.sandbox.images import ImageStore
+from rollyard.sandbox.layers import layer_prefix
+from rollyard.sandbox.opening import Opening
+from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
+
+_CLEANUP_S = 20.0
+_ISOLATION: Mapping[str, Isolation] = {"runsc": "gvisor", "kata": "microvm", "kata-runtime": "microvm"}
+
+
+class DockerBackend:
+    """`host` is the engine's address (else `DOCKER_HOST`, else its usual socket); `image` stands for `host` in a spec;
+    `pull="missing"` fetches images the engine does not have; `mounts` are host directories a spec may show inside;
+    `route` and `same_host` overrule what is found out (see `routes`); `images` is the store that layers are in."""
+
+    name = "docker"
+
+    def __init__(
+        self,
+        *,
+        host: str | None = None,
+        image: str = images.HOST_IMAGE,
+        pull: Literal["never", "missing"] = "never",
+        mounts: Sequence[str | Path] = (),
+        runtime: str | None = None,
+        route: Route | None = None,
+        same_host: bool | None = None,
+        limits: OpenLimits | None = None,
+        store: str | Path | None = None,
+    ) -> None:
+        if route is not None and route not in routes.ROUTES:
+            raise ConfigError(f"there is no route {route!r}", hint=f"it is one of {', '.join(routes.ROUTES)}")
+        if pull not in ("never", "missing"):
+            raise ConfigError(f"pull is 'never' or 'missing', got {pull!r}")
+        self.images = ImageStore(Path(store) if store else None)
+        self._engine = Engine(find_host(self.name, host))
+        self._image, self._pull, self._runtime = image, pull, runtime
+        self._mounts = tuple(Path(path).resolve() for path in mounts)
+        self._asked_route, self._same_host = route, same_host
+        self.route: Route = route or "exec"
+        self._limits = limits or OpenLimits(opening=8)
+        self._throttle = Throttle(self._limits)
+        self._boxes: dict[str, tuple[DockerSandbox, str]] = {}
+        self._defaults: dict[str, container.Defaults] = {}
+        self._log: Any = structlog.get_logger("rollyard.sandbox.docker")
+
+    async def __aenter__(self) -> Self:
+        await self._engine.__aenter__()
+        if self._same_host is None:
+            self._same_host = self._engine.shares_host
+        if self._runtime is not None and self._runtime not in self._engine.info.get("Runtimes", {}):
+            known = sorted(self._engine.info.get("Runtimes", {}))
+            await self._engine.aclose()
+            raise UnknownName("container runtime", self._runtime, known)
+        if self._asked_route is None and self._same_host:
+            self.route = "netns" if await asyncio.to_thread(netns.permitted) else "socket"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        own = [box for box, lifetime in self._boxes.values() if lifetime == "owner"]
+        for batch in sweep.batches(own):
+            for result in await asyncio.gather(*(box.kill() for box in batch), return_exceptions=True):
+                if isinstance(result, Exception):
+                    self._log.warning("sandbox.kill_failed", error=str(result))
+        await self._engine.aclose()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Known once the backend is entered: layers and mounts need an engine on this machine."""
+        limited = bool(self._engine.info.get("MemoryLimit", True))
+        return Capabilities(
+            isolation=_ISOLATION.get(self._runtime or "", "container"),
+            images=True,
+            layers=bool(self._same_host),
+            mounts=bool(self._same_host),
+            snapshot=True,
+            pause=True,
+            stdin=True,
+            users=True,
+            root=True,
+            listen=True,
+            dial=True,
+            network_none=True,
+            attach=True,
+            list=True,
+            ttl=True,
+            extend=True,
+            lifetime_ttl=True,
+            bytes_exact=True,
+            tree_kill=True,
+            memory_limit=limited,
+            pids_limit=bool(self._engine.info.get("PidsLimit", True)),
+            cpu_limit=bool(self._engine.info.get("CpuCfsQuota", True)),
+            max_concurrent=self._limits.live,
+            creates_per_s=self._limits.creates_per_s,
+        )
+
+    def open(self, spec: SandboxSpec) -> Opening[DockerSandbox]:
+        container.check(spec, self.capabilities, self._mounts)
+        if spec.network == "host":
+            self._log.warning("sandbox.host_network", image=spec.image)
+        return Opening(lambda: self._patiently(spec))
+
+    async def build(self, request: BuildRequest) -> str:
+        """Build a Dockerfile with the engine's own builder and return the image's name; see `images.build`."""
+        return await images.build(self._engine, request)
+
+    async def _patiently(self, spec: SandboxSpec) -> DockerSandbox:
+        async with self._throttle.place(len(self._boxes)):
+            return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
+
+    async def _open(self, spec: SandboxSpec) -> DockerSandbox:
+        image = self._image if spec.image == "host" else spec.image
+        defaults = await self._resolve(image)
+        now = time.time()
+        who = Identity(
+            id=new_id("sbx"),
+            backend=self.name,
+            image=image,
+            isolation=self.capabilities.isolation,
+            created_at=now,
+            expires_at=now + spec.ttl_s,
+            lifetime=spec.lifetime,
+            user=spec.user or defaults.user or "0:0",
+            workdir=spec.workdir or defaults.workdir or "/",
+        )
+        place = routes.make_dir(who.id) if self.route == "socket" else None
+        body = container.request(spec, who, self._binds(spec, place), self._runtime)
+        making = asyncio.ensure_future(self._make(who, body, attach=spec.lifetime == "owner"))
+        try:
+            async with asyncio.timeout(spec.boot_s):
+                lifeline, found = await asyncio.shield(making)
+        except BaseException as error:
+            await self._undo(who, making)
+            if isinstance(error, TimeoutError):
+                raise SandboxUnavailable(f"the sandbox was not up in {spec.boot_s:g} s", hint="raise boot_s") from None
+            if isinstance(error, Refused):
+                raise _not_opened(error, image) from None
+            raise
+        box = self._box(who, found, env={**defaults.env, **spec.env}, lifeline=lifeline)
+        self._boxes[who.id] = (box, spec.lifetime)
+        return box
+
+    async def _make(
+        self, who: Identity, body: dict[str, Any], *, attach: bool
+    ) -> tuple[Stream | None, Mapping[str, Any]]:
+        made = (await self._engine.call("POST", "containers/create", params={"name": who.name}, body=body))["Id"]
+        place, lifeline = f"containers/{made}", None
+        if attach:
+            lifeline = await self._engine.hijack(f"{place}/attach", params={"stream": True, "stdin": True})
+        await self._engine.call("POST", f"{place}/start")
+        found = await self._engine.call("GET", f"{place}/json")
+        if not found["State"]["Running"]:
+            raise SandboxError(f"image {who.image!r} cannot keep a sandbox", hint="it needs /bin/sh, cat and sleep")
+        return lifeline, found
+
+    async def _undo(self, who: Identity, making: asyncio.Future[Any]) -> None:
+        """Leave nothing of an open that did not succeed. It is let finish first: an engine whose caller hangs up half way
+        may keep a container that it can neither list nor delete."""
+        with anyio.move_on_after(_CLEANUP_S, shield=True):
+            await asyncio.wait([making])
+            with contextlib.suppress(Error):  # the first error is the one to tell; a reaper finds what stays
+                await remove(self._engine, who.name)
+        if not making.done():
+            making.cancel()
+        elif not making.cancelled() and making.exception() is None and making.result()[0] is not None:
+            making.result()[0].close()
+        routes.remove_dir(who.id)
+
+    def _binds(self, spec: SandboxSpec, place: Path | None) -> list[dict[str, Any]]:
+        binds = [
+            container.bind(str(self.images.layers.tree(layer) / layer_prefix(layer).lstrip("/")), layer_prefix(layer))
+            for layer in spec.layers
+        ]
+        binds += [
+            container.bind(str(Path(mount.remote_dir).resolve()), mount.local_dir, writable=mount.writable)
+            for mount in spec.mounts
+        ]
+        if place is not None:
+            binds.append(container.bind(str(place), container.SOCKET_DIR))
+        return binds
+
+    async def _resolve(self, image: str) -> container.Defaults:
+        if image not in self._defaults:
+            self._defaults[image] = await images.resolve(self._engine, image, pull=self._pull == "missing")
+        return self._defaults[image]
+
+    def _box(
+        self,
+        who: Identity,
+        found: Mapping[str, Any],
+        *,
+        env: Mapping[str, str],
+        lifeline: Stream | None = None,
+    ) -> DockerSandbox:
+        name, state = found["Name"].lstrip("/"), found["State"]
+        info = container.info(found["Config"]["Labels"], name, state["Status"], state.get("Pid"))
+        assert info is not None
+        return DockerSandbox(
+            self._engine,
+            found["Id"],
+            who,
+            info,
+            self.capabilities,
+            env=env,
+            way=lambda box: self._way(box, found),
+            lifeline=lifeline,
+            forget=self.forget,
+        )
+
+    def _way(self, box: DockerSandbox, found: Mapping[str, Any]) -> Way:
+        pid = found["State"].get("Pid") or 0
+        if self.route == "netns" and netns.is_ours(pid, found["Id"]):
+            return NetnsWay(pid, box.id)
+        bound = [mount["Source"] for mount in found["Mounts"] if mount["Destination"] == container.SOCKET_DIR]
+        if self.route == "socket" and bound:
+            return RelayWay(partial(routes.over_socket, box, Path(bound[0])), box.id)
+        return RelayWay(partial(routes.over_exec, box), box.id)
+
+    def forget(self, sandbox_id: str) -> None:
+        self._boxes.pop(sandbox_id, None)
+        routes.remove_dir(sandbox_id)
+
+    async def attach(self, sandbox_id: str) -> DockerSandbox:
+        """A sandbox that another process opened. Its spec's environment is not known here: the engine was never told."""
+        filters = {"label": [f"{container.MARK}={sandbox_id}"]}
+        listed = await self._engine.call("GET", "containers/json", params={"all": True, "filters": filters})
+        if not listed:
+            raise SandboxGone(f"sandbox {sandbox_id} is gone", hint="open another sandbox")
+        found = await self._engine.call("GET", f"containers/{listed[0]['Id']}/json")
+        who = container.identity(found["Config"]["Labels"])
+        if who is None or not found["State"]["Running"]:
+            raise SandboxGone(f"sandbox {sandbox_id} is gone", hint="open another sandbox")
+        return self._box(who, found, env=(await self._resolve(who.image)).env)
+
+    async def list(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
+        return [info for info, _ in await self._listed(labels) if info.state not in ("exited", "dead", "removing")]
+
+    async def _listed(self, labels: Mapping[str, str] | None) -> list[tuple[SandboxInfo, str]]:
+        """Sandboxes of this project on the engine, with the engine's ids."""
+        params = {"all": True, "filters": container.wanted(labels)}
+        listed = await self._engine.call("GET", "containers/json", params=params)
+        found = (
+            (container.info(row["Labels"], row["Names"][0].lstrip("/"), row["State"]), row["Id"]) for row in listed
+        )
+        return [(info, made) for info, made in found if info is not None and info.backend == self.name]
+
+    async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
+        """Delete sandboxes that are past their end; with labels or an age, all that they describe. By label only: what
+        has none of ours is never touched."""
+        named = labels is not None or older_than is not None
+        old = [
+            (info, made)
+            for info, made in await self._listed(labels)
+            if (named and time.time() - info.created_at >= (older_than or 0.0)) or container.is_over(info)
+        ]
+        for batch in sweep.batches(old):
+            results = await asyncio.gather(*(remove(self._engine, made) for _, made in batch), return_exceptions=True)
+            failed = [
+                info.id for (info, _), result in zip(batch, results, strict=True) if isinstance(result, Exception)
+            ]
+            if failed:
+                raise SandboxError(f"{len(failed)} sandboxes could not be deleted: {', '.join(failed)}")
+        routes.sweep_dirs({info.id for info in await self.list()})
+        return [info.id for info, _ in old]
+
+    def close_now(self) -> list[str]:
+        """Delete the sandboxes of this object without an event loop; returns the ids of those that may still be there."""
+        own = {box.container: box.id for box, lifetime in self._boxes.values() if lifetime == "owner"}
+        left = sweep.delete_now(self._engine.host, list(own))
+        for made in set(own) - set(left):
+            self.forget(own[made])
+        return [own[made] for made in left]
+
+
+class PodmanBackend(DockerBackend):
+    """The same on a Podman socket (`podman system service`), found by `CONTAINER_HOST` or at its usual place."""
+
+    name = "podman"
+
+
+def _not_opened(refused: Refused, image: str) -> SandboxError:
+    if refused.status == 404 and "image" in refused.text.lower():
+        return SandboxError(f"image {image!r} is not on the engine any more")
+    if refused.status >= 500 and not is_gone(refused):
+        return SandboxError(f"the engine could not start image {image!r}: {refused.text[:300]}")
+    return SandboxUnavailable(f"the engine could not make a sandbox: {refused.text[:300]}")

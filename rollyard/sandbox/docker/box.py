@@ -1,0 +1,170 @@
+"""One live container, as its opener or a process that attached sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from rollyard.core.errors import Error, SandboxError, SandboxGone
+from rollyard.core.ids import new_id
+from rollyard.core.protocols import ByteStream, Command, Listener
+from rollyard.core.sandbox import Capabilities, SandboxInfo
+from rollyard.sandbox import shim
+from rollyard.sandbox.docker import container, keeper
+from rollyard.sandbox.docker.container import Identity
+from rollyard.sandbox.docker.engine import Engine, Refused, Stream
+from rollyard.sandbox.docker.faults import is_gone, speaking
+from rollyard.sandbox.docker.files import Files
+from rollyard.sandbox.docker.job import DockerJob, check_id
+from rollyard.sandbox.docker.programs import argv_of
+from rollyard.sandbox.docker.routes import Way
+
+SNAPSHOTS = "rollyard-snapshot"
+_COMMIT_S = 600.0
+_KILL_S = 60.0
+_KILL_TRIES = 10
+
+
+class DockerSandbox(Files):
+    """`lifeline` is the keeper's stdin when the sandbox is to die with this process."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        found: str,
+        who: Identity,
+        info: SandboxInfo,
+        capabilities: Capabilities,
+        *,
+        env: Mapping[str, str] | None = None,
+        way: Callable[[DockerSandbox], Way],
+        lifeline: Stream | None = None,
+        forget: Callable[[str], None],
+    ) -> None:
+        super().__init__(engine, found, who, env or {})
+        self.info = info
+        self.capabilities = capabilities
+        self.container = found
+        self._way, self._lifeline, self._forget = way(self), lifeline, forget
+        self._jobs: list[DockerJob] = []
+        self._killed = False
+
+    async def start(
+        self,
+        cmd: Command,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        job_id: str | None = None,
+    ) -> DockerJob:
+        """With a `job_id` that ran here before, the job of that name is returned and nothing is started."""
+        name = check_id(job_id or new_id("job"))
+        merged = {**self._env, **(env or {})}
+        place, user = self._place(cwd), user or self._who.user
+        if not stdin:
+            await shim.launch(self.plain, argv_of(cmd), job_id=name, env=merged, cwd=place, user=user)
+            return DockerJob(self, name)
+        argv = shim.attached(argv_of(cmd), name)
+        if not (await self.exists(place)):
+            raise container.no_directory(place)
+        entered = ["/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "rollyard", place, *argv]
+        _, stream = await self.attach(entered, env={**merged, shim.MARK: name}, user=user)
+        job = DockerJob(self, name, stdin=stream)
+        self._jobs.append(job)
+        await self._known(job)
+        return job
+
+    async def _known(self, job: DockerJob) -> None:
+        """The engine starts an attached program in its own time; a job exists once its directory does."""
+        deadline = time.monotonic() + shim.STEP_S
+        while time.monotonic() < deadline:
+            if await self._lstat(f"{shim.ROOT}/{job.id}/pid") is not None:
+                return
+            await asyncio.sleep(0.02)
+        raise SandboxError(f"job {job.id} did not start in {shim.STEP_S:g} s")
+
+    async def job(self, job_id: str) -> DockerJob:
+        job = DockerJob(self, check_id(job_id), started=0.0)
+        await job.look()
+        return job
+
+    async def kill_processes(self) -> None:
+        """Every process but the first. Where no program can be started for it (a fork bomb), the first does it itself."""
+        for _ in range(_KILL_TRIES):
+            try:
+                await self.plain(["/bin/sh", "-c", "kill -9 -1"], timeout=_KILL_S)
+            except SandboxGone:
+                raise
+            except Error:
+                with speaking(self.id):
+                    await self._engine.call("POST", f"containers/{self._container}/kill", params={"signal": "SIGUSR1"})
+                await asyncio.sleep(0.2)
+            else:
+                return
+        raise SandboxError(f"the programs of sandbox {self.id} could not be ended", hint="kill the sandbox")
+
+    async def listen(self, port: int = 0) -> Listener:
+        return await self._way.listen(port)
+
+    async def dial(self, port: int) -> ByteStream:
+        return await self._way.dial(port)
+
+    async def snapshot(self) -> str:
+        """The name of an image with all that was written here. What is in mounts and layers is not in it."""
+        tag = new_id("snap")
+        params = {"container": self._container, "repo": SNAPSHOTS, "tag": tag, "pause": True}
+        config = {"Entrypoint": ["/bin/sh"], "Cmd": [], "User": self._who.user, "WorkingDir": self._who.workdir}
+        with speaking(self.id):
+            await self._engine.call(
+                "POST", "commit", params=params, timeout=_COMMIT_S, body={**config, "Labels": {container.MARK: ""}}
+            )
+        return f"{SNAPSHOTS}:{tag}"
+
+    async def extend(self, ttl_s: float) -> None:
+        """From now on `ttl_s`. The keeper is told, and the new end is put into the name for everybody else."""
+        end = time.time() + ttl_s
+        await self.script(keeper.EXTEND, str(math.ceil(ttl_s)))
+        name = msgspec.structs.replace(self._who, expires_at=end).name
+        with speaking(self.id):
+            await self._engine.call("POST", f"containers/{self._container}/rename", params={"name": name})
+        self.info = msgspec.structs.replace(self.info, expires_at=end)
+
+    async def pause(self) -> None:
+        with speaking(self.id):
+            await self._engine.call("POST", f"containers/{self._container}/pause")
+
+    async def resume(self) -> None:
+        with speaking(self.id):
+            await self._engine.call("POST", f"containers/{self._container}/unpause")
+
+    async def kill(self) -> bool:
+        """True when this call did it, False when it was dead already."""
+        if self._killed:
+            return False
+        self._killed = True
+        try:
+            return await remove(self._engine, self._container)
+        finally:
+            for job in self._jobs:
+                job.let_go()
+            if self._lifeline is not None:
+                self._lifeline.close()
+            await self._way.aclose()
+            self._forget(self.id)
+
+
+async def remove(engine: Engine, found: str) -> bool:
+    """Kill and delete a container; False when there was none, or somebody else is at it."""
+    try:
+        await engine.call("DELETE", f"containers/{found}", params={"force": True, "v": True}, timeout=_KILL_S)
+    except Refused as refused:
+        if refused.status in (404, 409) or is_gone(refused):
+            return False
+        raise
+    return True

@@ -1,0 +1,209 @@
+"""A throw-away Docker or Podman engine out of Debian packages: started by hand in a directory of its own, then gone.
+
+It touches no network (no bridge, no packet filter), pulls nothing (its one image is made by `rootfs`), and keeps everything
+below one directory, so that stopping it leaves nothing behind: no process, no mount, no control group, no file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+from rollyard.core.errors import ConfigError, SandboxUnavailable
+from rollyard.sandbox.docker.engine import Engine
+from rollyard.sandbox.docker.images import HOST_IMAGE, load
+from rollyard.testing.rootfs import rootfs_tar
+
+START_S = 60.0
+STOP_S = 30.0
+PROGRAMS = {"docker": ("dockerd", "containerd", "runc"), "podman": ("podman", "conmon", "runc")}
+_PODMAN_CONF = """[containers]
+default_ulimits = ["nofile=1000:1000", "nproc=1000:1000"]
+log_driver = "none"
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+exit_command_delay = 5
+"""
+
+
+def lacking(kind: str) -> str | None:
+    """One line on why this engine cannot be started here; None when it can."""
+    if kind not in PROGRAMS:
+        raise ConfigError(f"there is no engine {kind!r}", hint=f"it is one of {', '.join(PROGRAMS)}")
+    if os.geteuid() != 0:
+        return f"starting a {kind} engine needs root"
+    absent = [name for name in PROGRAMS[kind] if _which(name) is None]
+    packages = {"docker": "docker.io containerd runc", "podman": "podman conmon runc"}[kind]
+    return f"{', '.join(absent)} not found: apt-get install --no-install-recommends {packages}" if absent else None
+
+
+def start(kind: str, place: Path) -> str:
+    """Start it with everything below `place`, with an image in it; returns its address. What fails is taken down again."""
+    if why := lacking(kind):
+        raise SandboxUnavailable(f"no {kind} engine: {why}")
+    place.mkdir(mode=0o700, parents=True)
+    host = f"unix://{place}/sock"
+    (place / "cgroups").write_text("\n".join(_groups()))
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen(
+            _command(kind, place), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env={"PATH": _PATH, "CONTAINERS_CONF": str(place / "containers.conf"), "HOME": str(place), "TMPDIR": str(place)},
+        )  # fmt: skip
+    (place / "pid").write_text(str(process.pid))
+    try:
+        asyncio.run(_ready(host, process))
+    except BaseException as error:
+        tail = (place / "log").read_text(errors="replace")[-1500:]
+        stop(kind, place)
+        if isinstance(error, Exception):
+            raise SandboxUnavailable(f"the {kind} engine did not start: {error}\n{tail}") from error
+        raise
+    return host
+
+
+def stop(kind: str, place: Path) -> None:
+    """End it and remove all it left. Nothing happens when it is not there."""
+    if not place.is_dir():
+        return
+    if kind == "podman":
+        subprocess.run([*_podman(place), "rm", "--all", "--force", "--time", "0"], capture_output=True, check=False,
+                       timeout=120, env={"PATH": _PATH, "CONTAINERS_CONF": str(place / "containers.conf")})  # fmt: skip
+    with contextlib.suppress(OSError, ValueError):
+        _end(int((place / "pid").read_text()), place)
+    for pid in _strays(place):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    for mount in reversed(_mounts_below(place)):
+        subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False, timeout=30)
+    before = set((place / "cgroups").read_text().splitlines()) if (place / "cgroups").exists() else set[str]()
+    for group in sorted(set(_groups()) - before, reverse=True):
+        _remove_group(Path(group))
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running(kind: str) -> Generator[str]:
+    """An engine for the length of a block."""
+    with tempfile.TemporaryDirectory(prefix="rollyard-engine-") as scratch:
+        place = Path(scratch, kind)
+        try:
+            yield start(kind, place)
+        finally:
+            stop(kind, place)
+
+
+async def _ready(host: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        if process.poll() is not None:
+            raise SandboxUnavailable(f"it exited with {process.returncode}")
+        try:
+            async with Engine(host) as engine:
+                await load(engine, await asyncio.to_thread(rootfs_tar), HOST_IMAGE)
+            return
+        except SandboxUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.2)
+
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def _which(name: str) -> str | None:
+    return shutil.which(name, path=_PATH)
+
+
+def _command(kind: str, place: Path) -> list[str]:
+    if kind == "podman":
+        (place / "containers.conf").write_text(_PODMAN_CONF)
+        return [*_podman(place), "system", "service", "--time=0", f"unix://{place}/sock"]
+    return [
+        "dockerd", "--data-root", f"{place}/data", "--exec-root", f"{place}/exec", "--pidfile", f"{place}/dockerd.pid",
+        "--host", f"unix://{place}/sock", "--bridge=none", "--iptables=false", "--ip-forward=false",
+        "--config-file", f"{place}/daemon.json", "--deprecated-key-path", f"{place}/key.json",
+    ]  # fmt: skip
+
+
+def _podman(place: Path) -> list[str]:
+    return ["podman", "--root", f"{place}/root", "--runroot", f"{place}/run", "--tmpdir", f"{place}/tmp"]
+
+
+def _end(pid: int, place: Path) -> None:
+    """SIGTERM, then SIGKILL, to the process we started, when it is still that one."""
+    deadline = time.monotonic() + STOP_S
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        while _is_ours(pid, place):
+            os.kill(pid, number)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+            if number == signal.SIGTERM and time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+
+
+def _is_ours(pid: int, place: Path) -> bool:
+    try:
+        return str(place).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _remove_group(group: Path) -> None:
+    for _ in range(20):  # what was killed leaves its group a moment later
+        try:
+            group.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.05)
+
+
+def _strays(place: Path) -> list[int]:
+    """Processes of the engine that outlive it: each is named by the directory that only this engine has."""
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return [pid for pid in pids if pid != os.getpid() and _is_ours(pid, place)]
+
+
+def _mounts_below(place: Path) -> list[str]:
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [target for line in lines if (target := line.split()[1]).startswith(f"{place}/")]
+
+
+def _groups() -> list[str]:
+    """Control groups that engines make, in every hierarchy."""
+    root = Path("/sys/fs/cgroup")
+    names = ("docker", "libpod_parent", "machine.slice")
+    found = [base / name for base in (root, *root.glob("*")) for name in names if (base / name).is_dir()]
+    return sorted({str(path) for group in found for path in (group, *group.rglob("*")) if path.is_dir()})
+
+
+def main(argv: list[str]) -> int:
+    """`start` or `stop`, and the kind: what `make docker` runs."""
+    verb, kind = argv
+    place = Path(tempfile.gettempdir(), f"rollyard-{kind}")
+    if verb == "stop":
+        stop(kind, place)
+        return 0
+    if place.is_dir():
+        sys.stderr.write(f"there is one at {place} already; `make docker-stop ENGINE={kind}` ends it\n")
+        return 1
+    name = "DOCKER_HOST" if kind == "docker" else "CONTAINER_HOST"
+    sys.stdout.write(f"{name}={start(kind, place)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
