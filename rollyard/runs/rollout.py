@@ -186,7 +186,8 @@ class _Rollout:
             return self.plan.gate_url.rstrip("/")
         listener = await self.sandbox.listen(0)
         await self.gate.serve(listener, session)
-        await self.provision.prove_route(self.sandbox, listener.port, session.key or "")
+        self.gate.check(session)
+        await self.provision.prove_route(self.sandbox, listener.port)
         return f"http://127.0.0.1:{listener.port}"
 
     # prepare

@@ -1,0 +1,78 @@
+"""Rollouts: what the lifecycle costs beside the agent itself, and memory over many of them.
+
+Ratios of one run. `alone` is the agent's process time inside an open sandbox with a gate that answers at once; a rollout does all
+the rest too: opening, preparing, stopping, copying out, judging in a fresh sandbox, keeping.
+
+    python -m bench rollouts [--count 500] [--parallel 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import rollyard as ry
+from rollyard.core.task import Task, VerifierSpec
+
+SCRIPT = {"steps": [{"shell": "echo hello > out.txt"}, {"text": "done"}]}
+
+
+def tasks(count: int) -> list[Task]:
+    check = VerifierSpec(kind="commands", options={"commands": ["test -f out.txt"]})
+    return [Task(id=f"t{n}", instruction="x", verifier=check) for n in range(count)]
+
+
+async def measure(count: int, parallel: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            ry.Store.open(Path(folder) / "runs.db") as store,
+            ry.Gate(ry.policy.scripted(SCRIPT), log=store) as gate,
+            ry.sandbox.backend("local") as backend,
+        ):
+            before = resource.getrusage(resource.RUSAGE_SELF)
+            began = time.monotonic()
+            waits: list[float] = []
+            walls: list[float] = []
+            rewards: set[float | None] = set()
+            async with ry.Run(
+                tasks(count), agent="shell-agent", sandbox=backend, gate=gate, store=store, parallel=parallel
+            ) as run:
+                async for rollout in run:
+                    walls.append(rollout.wall_s)
+                    waits.append(sum(s.duration_s for s in rollout.stages if s.name == "wait"))
+                    rewards.add(rollout.reward)
+            took = time.monotonic() - began
+            after = resource.getrusage(resource.RUSAGE_SELF)
+    assert rewards == {1.0}, rewards
+    return {
+        "rollouts": count,
+        "parallel": parallel,
+        "rollouts_per_s": count / took,
+        "agent_wall_s_p50": median(waits),
+        "rollout_wall_s_p50": median(walls),
+        "overhead_ms_p50": 1000 * median(w - a for w, a in zip(walls, waits, strict=True)),
+        "runner_cpu_ms_per_rollout": 1000
+        * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        / count,
+        "runner_rss_growth_kb_per_rollout": (after.ru_maxrss - before.ru_maxrss) / count,
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--parallel", type=int, nargs="*", default=[1, 8])
+    asked = parser.parse_args(argv)
+    for parallel in asked.parallel:
+        for name, value in asyncio.run(measure(max(20, asked.count // (8 if parallel == 1 else 1)), parallel)).items():
+            print(f"{name:34} {value:10.3f}")
+        print()
+
+
+if __name__ == "__main__":
+    main()
