@@ -59,7 +59,10 @@ agent = Agent(
     },
     wires={"gemini": Addition()},
     options={
-        "system_prompt": Addition(files={"{home}/.gemini/GEMINI.md": "{system_prompt}"}),
+        # flat: text that looks like an import (`@file`) stays as it is
+        "system_prompt": Addition(
+            files={"{home}/.gemini/GEMINI.md": "{system_prompt}", SETTINGS: {"context": {"importFormat": "flat"}}}
+        ),
         "disabled_tools": Addition(files={SETTINGS: {"tools": {"exclude": "{disabled_tools}"}}}),
     },
     mcp=Mcp(style="gemini", file=SETTINGS, secret="$GEMINI_API_KEY", transports=("stdio", "http", "sse")),  # noqa: S106

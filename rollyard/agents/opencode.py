@@ -9,8 +9,10 @@ from rollyard.agents.events import Fields, decoded, plain_text
 from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
-CONFIG = "{home}/.config/opencode/opencode.json"
-_PROMPT = "{home}/.config/opencode/rollyard.md"
+_DIR = "{home}/.config/opencode"
+CONFIG = f"{_DIR}/opencode.json"
+_PROMPT = f"{_DIR}/rollyard.md"
+_PLUGIN: dict[str, Any] = {"dependencies": {"@opencode-ai/plugin": "1.18.33"}}
 
 
 def _wire(package: str) -> Addition:
@@ -70,6 +72,10 @@ agent = Agent(
         "OPENCODE_DISABLE_SHARE": "1",
     },
     files={
+        # it installs its plugin package into its own directory, unless that looks as if it had
+        f"{_DIR}/package.json": _PLUGIN,
+        f"{_DIR}/package-lock.json": {"packages": {"": _PLUGIN}},
+        f"{_DIR}/node_modules/.keep": "",
         CONFIG: {
             "model": "rollyard/{model}",
             "small_model": "rollyard/{model}",
@@ -88,7 +94,7 @@ agent = Agent(
                     },
                 }
             },
-        }
+        },
     },
     wires={
         "chat": _wire("@ai-sdk/openai-compatible"),
@@ -110,7 +116,7 @@ agent = Agent(
         tool="task",
         args={"description": "part", "prompt": "{instruction}", "subagent_type": "general"},
     ),
-    off=("title call", "auto-update", "model list fetch", "LSP download", "share"),
+    off=("title call", "auto-update", "model list fetch", "LSP download", "share", "plugin install"),
     config=_config,
     events=_events,
 )

@@ -1,0 +1,48 @@
+"""`rollyard check agent NAME`: the conformance suite on any agent."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+
+def agent(
+    name: Annotated[str, typer.Argument(help="an agent: pi, codex, ... or package.module:attribute, or a TOML file")],
+    sandbox: Annotated[str, typer.Option(help="the backend to run it in")] = "local",
+    user: Annotated[str | None, typer.Option(help="run it as this user of the image")] = None,
+    only: Annotated[str | None, typer.Option(help="a letter (T: tools) or one id (W1)")] = None,
+    slow: Annotated[bool, typer.Option("--slow", help="also the cases that take minutes")] = False,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="also time a plain run and look at what it rewrites")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="the outcomes as JSON")] = False,
+) -> None:
+    """Run the conformance suite: passed, skipped (why), failed. Exit code 3 when a case failed."""
+    from rollyard.cli.printing import print_json
+    from rollyard.testing.agent.verdict import Totals, examine_agent
+
+    async def run() -> Totals:
+        async with examine_agent(name, sandbox, user) as examination:
+            async for outcome in examination.outcomes(only=only, slow=slow):
+                if not json:
+                    why = f"  ({outcome.why})" if outcome.why else ""
+                    typer.echo(f"{outcome.result:8} {outcome.id:3} {outcome.title}{why}")
+            if figures:
+                await examination.measure()
+            return examination.totals()
+
+    totals = anyio.run(run)
+    if json:
+        print_json(totals)
+    else:
+        typer.echo(totals.line)
+        if totals.figures is not None:
+            seen = totals.figures
+            typer.echo(
+                f"wall {seen.wall_s:.2f} s, agent {seen.agent_s:.2f} s, overhead {seen.overhead_s * 1000:.0f} ms, "
+                f"{seen.calls} calls, {seen.branches} branches, rewrites: {', '.join(seen.rewrites) or 'none'}"
+            )
+    if totals.failed:
+        raise typer.Exit(3)

@@ -1,0 +1,50 @@
+"""Real agents against the suite that ships: four of them in the ordinary run, the others, and the long cases, in the slow one."""
+
+import pytest
+
+import rollyard as ry
+from rollyard.testing.agent import Ground, cases, missing
+from rollyard.testing.pytest_adapter import hold
+from rollyard.testing.suite import run_case
+
+pytestmark = [pytest.mark.anyio, pytest.mark.agent]
+ALWAYS = ("pi", "codex", "claude-code", "goose")
+QUICK = (
+    "W1",
+    "W5",
+    "W6",
+    "O1",
+    "T1",
+    "T3",
+    "M1",
+    "M4",
+    "H1",
+    "H2",
+    "H3",
+)  # of those four; all cases run in the slow suite
+AGENTS = [name for name in ry.agents.names() if ry.agents.get(name).dialect is not None]
+
+
+def chosen():
+    for name in AGENTS:
+        for case in cases():
+            often = name == "shell-agent" or (name in ALWAYS and case.id in QUICK)
+            marks = [pytest.mark.xdist_group(f"agent-{name}")]
+            yield pytest.param(
+                name,
+                case,
+                id=f"{name}-{case.id}",
+                marks=marks if often and not case.slow else [*marks, pytest.mark.slow],
+            )
+
+
+@pytest.fixture
+async def backend():
+    async with ry.sandbox.backend("local") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("name", "case"), chosen())
+async def test_an_agent_does_what_the_suite_asks(name, case, backend):
+    ground = Ground(agent=ry.agents.get(name), backend=backend)
+    hold(await run_case(case, ground, missing=missing(ground), slow=True))
