@@ -9,16 +9,16 @@ from rollyard.core.agent import Addition, Agent, LayerSpec
 from rollyard.core.events import AgentEvent
 
 _CONFIG = "{home}/.config/mini-swe-agent/rollyard.yaml"
-_FAILURES = ("RepeatedFormatError", "LimitsExceeded", "TimeExceeded", "UserInterruption")
+_LIMITS = ("RepeatedFormatError", "LimitsExceeded", "TimeExceeded", "UserInterruption")
 TRAJECTORY = "{home}/.config/mini-swe-agent/trajectory.json"
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
-    """It prints for people. After `Exit:` comes what was submitted, or the name of what ended it; its exit code is 0."""
+    """It prints for people. After `Exit:` comes what was submitted, or the name of a limit that ended it with exit code 0; a
+    failed model ends it with another exit code."""
     yield AgentEvent(kind="raw", text=line)
-    if before.strip() == "Exit:":
-        ending = line.strip()
-        yield AgentEvent(kind="done", ok=ending not in _FAILURES, text=ending if ending in _FAILURES else "")
+    if before.strip() == "Exit:" and line.strip() in _LIMITS:
+        yield AgentEvent(kind="done", ok=False, text=line.strip())
 
 
 agent = Agent(
@@ -43,6 +43,7 @@ agent = Agent(
         "MSWEA_CONFIGURED": "true",
         "MSWEA_COST_TRACKING": "ignore_errors",
         "MSWEA_SILENT_STARTUP": "1",
+        "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "5",  # of ten, with pauses of up to a minute
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     },
     files={_CONFIG: {"agent": {"cost_limit": 0}}},
@@ -59,7 +60,6 @@ agent = Agent(
     },
     artifacts=(TRAJECTORY,),
     needs_isolation="namespace",
-    says_done=True,
     off=("price map fetch", "cost limit", "first-run questions"),
     events=_events,
 )

@@ -20,7 +20,7 @@ import msgspec
 
 from rollyard import agents
 from rollyard.core.agent import Launch
-from rollyard.core.errors import AgentError, AgentParked, Error, PolicyError, SandboxUnavailable
+from rollyard.core.errors import AgentError, AgentParked, AgentTimeout, Error, PolicyError, SandboxUnavailable
 from rollyard.core.protocols import Backend, EventSink, Sandbox
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, Status, Verdict
 from rollyard.core.sandbox import Network, SandboxSpec
@@ -303,8 +303,11 @@ class _Rollout:
             async with self.stages.stage("wait", limit_s=limit_s):
                 self.ending = await watch.wait()
                 self._weigh(self.ending)
-        except StageFailed:
+        except StageFailed as failed:
             self.ending = self.ending or Ending(how="exited", exit_code=None, events=tuple(watch.events), log=watch.log)
+            if isinstance(failed.error, AgentTimeout) and (broken := self._last_call_failed()) is not None:
+                blame = PolicyError(f"the model's answers failed until the agent's time was over: {broken}")
+                raise StageFailed("wait", "policy", blame) from failed
             raise
         finally:
             self.log += watch.log

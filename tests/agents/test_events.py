@@ -24,9 +24,9 @@ def read(name: str, data: bytes, step: int = 1 << 20):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_solved_task_ends_with_done_and_ok(name):
+def test_a_solved_task_ends_with_done_and_ok_or_with_its_exit_code(name):
     events = read(name, output(name, "ok"))
-    assert [event.ok for event in events if event.kind == "done"] == [True]
+    assert [event.ok for event in events if event.kind == "done"] == ([True] if agents.get(name).says_done else [])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "mini-swe-agent"])
