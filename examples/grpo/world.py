@@ -1,7 +1,7 @@
 """The little world of the training example: six files with one digit each, a question, and a language of shell lines.
 
 The model speaks bytes. A line that starts with `$` is a shell command, anything else ends the conversation. To answer "what is in
-c?" it must `$cat c`, read the digit, and `$echo 7>a`. The verifier looks at the file `a`; nothing else can give a reward.
+c?" it must `$cat c`, read the digit, and `$echo 7 >a`. The verifier looks at the file `a`; nothing else can give a reward.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def demonstration(draw: random.Random, skill: float) -> tuple[array[int], bytes]
     put(USER, f"{asked}?", False)
     put(ASSISTANT, f"$cat {looked}", True)
     put(TOOL, f"{digits[looked]}\n", False)
-    put(ASSISTANT, f"$echo {said}>a", True)
+    put(ASSISTANT, f"$echo {said} >a", True)
     put(TOOL, "", False)
     put(ASSISTANT, ".", True)
     return ids, bytes(mask)

@@ -11,6 +11,16 @@ from typing import Any
 
 from rollyard.core.errors import ConfigError, UnknownName
 
+# group -> what one of its entries is called
+_ONE = {
+    "rollyard.agents": "agent",
+    "rollyard.sandboxes": "sandbox backend",
+    "rollyard.policies": "policy",
+    "rollyard.verifiers": "verifier",
+    "rollyard.tasksets": "taskset",
+    "rollyard.engines": "engine",
+}
+
 
 def names(group: str) -> list[str]:
     return sorted({entry.name for entry in metadata.entry_points(group=group)})
@@ -25,4 +35,4 @@ def load(group: str, name: str) -> Any:
             raise ConfigError(f"cannot load {name!r}: {error}") from error
     for entry in metadata.entry_points(group=group, name=name):
         return entry.load()
-    raise UnknownName(group.removeprefix("rollyard.").rstrip("s"), name, names(group))
+    raise UnknownName(_ONE.get(group, group), name, names(group))

@@ -42,9 +42,11 @@ def choose(
     base_url: str | None = None,
     model: str | None = None,
     key: str | None = None,
+    calls_nobody: bool = False,
     **options: Any,
 ) -> Answering:
-    """`policy` wins over `base_url`; without a mode the policy says which it is."""
+    """`policy` wins over `base_url`; without a mode the policy says which it is. An agent that `calls_nobody` (`oracle`,
+    `nop`) needs neither."""
     asked = {name: value for name, value in options.items() if value not in (None, False)}
     chosen = check_mode(mode) if mode is not None else _mode_of(policy)
     for name in asked:
@@ -60,6 +62,8 @@ def choose(
         raise ConfigError(
             "mode 'interception_gate' needs a policy that holds calls", hint="pass policy=ry.policy.Queue()"
         )
+    if calls_nobody:
+        return Answering(mode=chosen, policy=policies.scripted({"steps": []}), owned=True)
     if base_url is None:
         raise ConfigError(f"mode {chosen!r} needs base_url or policy", hint="name the model server that answers")
     if chosen == "black_box":

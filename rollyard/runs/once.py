@@ -88,6 +88,7 @@ async def run_rollout(
         base_url=base_url,
         model=model,
         key=key,
+        calls_nobody=chosen.dialect is None,
         disable_thinking=disable_thinking,
         max_tokens_cap=max_tokens_cap,
         top_logprobs=top_logprobs,

@@ -83,6 +83,7 @@ class _Rollout:
         self.launched: Launch | None = None
         self.ground: Ground | None = None
         self.spec = SandboxSpec()
+        self.step: Step | None = None  # the one under way, in a task of several
         self.judge = Judge(backend, provision, plan.verifier, gate.policy)
         self.collected: tuple[CommandRecord, ...] = ()
         self.prefix = ""
@@ -116,7 +117,10 @@ class _Rollout:
     # provision
 
     async def _provision(self, stack: AsyncExitStack) -> None:
-        async with self.stages.stage("provision", limit_s=self.limits.boot + self.limits.install) as deadline:
+        building = self.task.build_timeout_s if self.task.build is not None else 0.0
+        async with self.stages.stage(
+            "provision", limit_s=self.limits.boot + self.limits.install + building
+        ) as deadline:
             ground = await self.provision.ground(self.task, self.plan.agent, self.backend, deadline)
             self.spec = spec = self._spec(ground)
             sandbox = await self._open(spec, min(deadline.left, self.limits.boot))
@@ -225,6 +229,7 @@ class _Rollout:
             return
         verdicts: list[Verdict] = []
         for number, step in enumerate(self.task.steps):
+            self.step = step
             await self._begin_step(step, number)
             await self._act(step.instruction, step.agent_timeout_s or self.limits.agent, step)
             last = number == len(self.task.steps) - 1
@@ -410,7 +415,7 @@ class _Rollout:
         """An agent that timed out or gave up is judged all the same, out of the time reserved for it."""
         if self.failure is None or not self.failure.grade or self.failure.stage != "wait":
             return
-        step = self.task.steps[0] if self.task.steps else None
+        step = self.step
         try:
             await self._stop(step)
             await self._collect()

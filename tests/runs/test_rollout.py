@@ -9,7 +9,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, Unsupported
-from rollyard.core.task import Task
+from rollyard.core.task import Step, Task, VerifierSpec
 from rollyard.runs.plan import Hooks
 from tests.runs.conftest import CHECK, HELLO
 
@@ -195,3 +195,35 @@ async def test_the_hosts_environment_never_reaches_the_agent(backend):
         assert b"canary-3141" not in done.files["/workspace/env.txt"]
     finally:
         del os.environ["ROLLYARD_CANARY"]
+
+
+def step(name, command, **fields):
+    verifier = VerifierSpec(kind="commands", grade="shared", options={"commands": [command]})
+    return Step(name=name, instruction=name, verifier=verifier, **fields)
+
+
+async def test_steps_share_one_sandbox_and_trajectory_and_each_is_judged_under_a_dead_key(backend):
+    script = {"steps": [{"shell": "echo hello >> out.txt"}, {"text": "done"}]}
+    task = Task(
+        id="steps",
+        instruction="",
+        steps=(step("one", "test $(wc -l < out.txt) = 1"), step("two", "test $(wc -l < out.txt) = 2")),
+    )
+    done = await ry.run_rollout(task, agent="shell-agent", policy=scripted(script), sandbox=backend)
+    assert done.failure is None, done.failure
+    assert (done.reward, done.calls) == (1.0, 4)
+    assert len(done.trajectory.branches) == 2
+
+
+async def test_a_step_that_misses_its_minimum_ends_the_rollout(backend):
+    task = Task(
+        id="steps", instruction="", steps=(step("one", "false", min_reward={"reward": 0.5}), step("two", "true"))
+    )
+    done = await ry.run_rollout(task, agent="shell-agent", policy=scripted(), sandbox=backend)
+    assert (done.reward, done.calls) == (0.0, 2)
+    assert "'one'" in done.stop_reason
+
+
+async def test_an_agent_that_calls_no_model_needs_no_policy(backend):
+    done = await ry.run_rollout("x", agent="nop", sandbox=backend, verify=["true"])
+    assert (done.status, done.reward, done.calls) == ("completed", 1.0, 0)
