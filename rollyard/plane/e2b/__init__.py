@@ -1,0 +1,12 @@
+"""An E2B-compatible server over any backend: the published E2B SDKs open, drive and end sandboxes of this project.
+
+`e2b_app(backend)` is an ASGI app without a store: what it knows of a sandbox it asks the backend. Point a client at it with
+`E2B_API_URL` and `E2B_SANDBOX_URL` (both its address) and any `E2B_API_KEY`, or the one key it was given. Not served, and
+refused with 501: templates, volumes, watchers, terminals, forks and URLs of ports inside.
+"""
+
+from __future__ import annotations
+
+from rollyard.plane.e2b.app import e2b_app
+
+__all__ = ["e2b_app"]

@@ -1,0 +1,224 @@
+"""The data half, what runs inside a sandbox elsewhere: files over HTTP, programs and directories over Connect.
+
+One address serves all sandboxes; `E2b-Sandbox-Id` says which is meant, and old clients, which leave it out after a connect,
+are known by their token. Each sandbox has its own. A file can also be
+reached by a signed URL, which names the path, the direction and an end.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.datastructures import UploadFile
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from rollyard.core.errors import Error, SandboxGone
+from rollyard.plane.e2b import frames
+from rollyard.plane.e2b.boxes import Box, Boxes
+from rollyard.plane.e2b.directories import METHODS
+from rollyard.plane.e2b.errors import Refusal, connect, explain, rest
+from rollyard.plane.e2b.processes import KEEPALIVE_S, Process
+
+MAX_FILE = 512 * 2**20
+_DEFAULT_USER = "user"  # what clients say when they mean no one in particular
+
+
+class Envd:
+    def __init__(self, boxes: Boxes) -> None:
+        self._boxes = boxes
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/files", self.download, methods=["GET"]),
+            Route("/files", self.upload, methods=["POST"]),
+            Route("/process.Process/Start", self.start, methods=["POST"]),
+            Route("/process.Process/Connect", self.rejoin, methods=["POST"]),
+            Route("/process.Process/{method}", self._unary(_process), methods=["POST"]),
+            Route("/filesystem.Filesystem/{method}", self._unary(_filesystem), methods=["POST"]),
+        ]
+
+    async def _box(self, request: Request, *, signed: bool = False) -> Box:
+        given = request.headers.get("x-access-token", "")
+        sandbox_id = request.headers.get("e2b-sandbox-id") or self._boxes.owner_of(given)
+        token = self._boxes.token(sandbox_id)
+        if not hmac.compare_digest(given.encode(), token.encode()) and not (signed and _signed(request, token)):
+            raise Refusal("unauthenticated", "the access token is not this sandbox's")
+        return await self._boxes.find(sandbox_id)
+
+    async def health(self, request: Request) -> Response:
+        try:
+            await self._boxes.find(request.headers.get("e2b-sandbox-id", ""))
+        except Error as error:
+            return rest(error)
+        return Response(status_code=204)
+
+    async def download(self, request: Request) -> Response:
+        try:
+            box = await self._box(request, signed=True)
+            data = await box.sandbox.read(_path(request), max_bytes=MAX_FILE)
+        except (Error, Refusal) as error:
+            return rest(error)
+        return Response(data, media_type="application/octet-stream")
+
+    async def upload(self, request: Request) -> Response:
+        try:
+            box = await self._box(request, signed=True)
+            user = user_of(request)
+            if request.headers.get("content-type", "").startswith("multipart/form-data"):
+                written = await _multipart(request, box, user)
+            else:
+                path = _path(request)
+                await box.sandbox.write(path, await _whole(request), user=user)
+                written = [path]
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except (Error, Refusal) as error:
+            return rest(error)
+        return JSONResponse([{"name": path.rpartition("/")[2], "type": "file", "path": path} for path in written])
+
+    async def start(self, request: Request) -> Response:
+        async def begin(box: Box, asked: dict[str, Any]) -> Process:
+            millis = request.headers.get("connect-timeout-ms", "")
+            deadline = int(millis) / 1000 if millis.isdigit() and int(millis) else None
+            return await box.processes.start(asked, user=user_of(request), deadline=deadline)
+
+        return await self._stream(request, begin)
+
+    async def rejoin(self, request: Request) -> Response:
+        async def begin(box: Box, asked: dict[str, Any]) -> Process:
+            return box.processes.select(asked)
+
+        return await self._stream(request, begin)
+
+    async def _stream(self, request: Request, begin: Callable[[Box, dict[str, Any]], Awaitable[Process]]) -> Response:
+        """Events of one program. The client may hang up: the program goes on."""
+        every = request.headers.get("keepalive-ping-interval", "")
+        try:
+            box = await self._box(request)
+            process = await begin(box, frames.only_message(await _whole(request)))
+        except SandboxGone as gone:
+            return connect(gone)
+        except (Error, Refusal) as error:
+            return Response(_failed(error), media_type=frames.CONTENT_TYPE)
+
+        async def body() -> AsyncIterator[bytes]:
+            try:
+                async for event in process.events(float(every) if every.isdigit() and int(every) else KEEPALIVE_S):
+                    yield frames.message({"event": event})
+                yield frames.end()
+            except (Error, Refusal) as error:
+                yield _failed(error)
+
+        return StreamingResponse(body(), media_type=frames.CONTENT_TYPE)
+
+    def _unary(
+        self, serve: Callable[[Request, Box, dict[str, Any]], Awaitable[dict[str, Any]]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                box = await self._box(request)
+                asked = msgspec.json.decode(await _whole(request) or b"{}", type=dict[str, Any])
+                return JSONResponse(await serve(request, box, asked))
+            except (msgspec.MsgspecError, binascii.Error) as error:
+                return connect(Refusal("invalid_argument", f"not a request: {error}"))
+            except (Error, Refusal) as error:
+                return connect(error)
+
+        return answer
+
+
+async def _process(request: Request, box: Box, asked: dict[str, Any]) -> dict[str, Any]:
+    method = request.path_params["method"]
+    if method == "List":
+        return {"processes": box.processes.list()}
+    if method == "SendSignal":
+        await box.processes.signal(asked)
+    elif method == "SendInput":
+        await box.processes.feed(asked)
+    elif method == "CloseStdin":
+        await box.processes.select(asked, running=True).job.close_stdin()
+    else:
+        raise Refusal("unimplemented", f"process.Process/{method} is not served here")
+    return {}
+
+
+async def _filesystem(request: Request, box: Box, asked: dict[str, Any]) -> dict[str, Any]:
+    method = request.path_params["method"]
+    if method not in METHODS:
+        raise Refusal("unimplemented", f"filesystem.Filesystem/{method} is not served here")
+    return await METHODS[method](box.sandbox, asked, user_of(request))
+
+
+async def _multipart(request: Request, box: Box, user: str | None) -> list[str]:
+    only = request.query_params.get("path")
+    written: list[str] = []
+    async with request.form(max_files=1000) as form:
+        for _, part in form.multi_items():
+            if not isinstance(part, UploadFile):
+                continue
+            path = only or part.filename or ""
+            await box.sandbox.write(path, await part.read(), user=user)
+            written.append(path)
+    if not written:
+        raise Refusal("invalid_argument", "no file in the request")
+    return written
+
+
+async def _whole(request: Request) -> bytes:
+    """The body, unpacked and bounded."""
+    unpack = zlib.decompressobj(31) if request.headers.get("content-encoding") == "gzip" else None
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += unpack.decompress(part, MAX_FILE - len(body) + 1) if unpack else part
+            if len(body) > MAX_FILE:
+                raise Refusal("invalid_argument", f"more than {MAX_FILE} bytes", 413)
+    except zlib.error as error:
+        raise Refusal("invalid_argument", f"not gzip: {error}") from error
+    return bytes(body)
+
+
+def _failed(error: Error | Refusal) -> bytes:
+    found = explain(error)
+    return frames.end({"code": found.code, "message": found.message})
+
+
+def _path(request: Request) -> str:
+    path = request.query_params.get("path", "")
+    if not path:
+        raise Refusal("invalid_argument", "path is required")
+    return path
+
+
+def user_of(request: Request) -> str | None:
+    """Whoever the client asks to be; the sandbox's own user when it does not care."""
+    name = request.query_params.get("username", "")
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "basic":
+        try:
+            name = base64.b64decode(value).decode().partition(":")[0]
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise Refusal("unauthenticated", "not a user name") from error
+    return None if name in ("", _DEFAULT_USER) else name
+
+
+def _signed(request: Request, token: str) -> bool:
+    query = request.query_params
+    until = query.get("signature_expiration", "")
+    if until and not (until.isdigit() and int(until) >= time.time()):
+        return False
+    way = "read" if request.method == "GET" else "write"
+    words = f"{query.get('path', '')}:{way}:{query.get('username', '')}:{token}" + (f":{until}" if until else "")
+    digest = base64.b64encode(hashlib.sha256(words.encode()).digest()).decode().rstrip("=")
+    return hmac.compare_digest(query.get("signature", "").encode(), f"v1_{digest}".encode())

@@ -1,0 +1,79 @@
+"""The two shapes an E2B client reads errors in: REST with a number, Connect with a word. One table maps ours to both."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from starlette.responses import JSONResponse
+
+from rollyard.core.errors import ConfigError, Error, PathError, SandboxGone, SandboxUnavailable, Unsupported
+
+_PATHS = {
+    "ENOENT": "not_found",
+    "EEXIST": "already_exists",
+    "ENOSPC": "resource_exhausted",
+    "EDQUOT": "resource_exhausted",
+    "EACCES": "permission_denied",
+    "EPERM": "permission_denied",
+    "EROFS": "permission_denied",
+}
+_STATUS = {
+    "invalid_argument": 400,
+    "unauthenticated": 401,
+    "permission_denied": 403,
+    "not_found": 404,
+    "already_exists": 409,
+    "resource_exhausted": 507,
+    "unimplemented": 501,
+    "unavailable": 503,
+    "deadline_exceeded": 504,
+}
+
+
+class Refusal(Exception):
+    """An answer that is not a success. `code` is Connect's word for it; `status` overrules the usual number."""
+
+    def __init__(self, code: str, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+        self.status = status or _STATUS.get(code, 500)
+
+
+class Body(NamedTuple):
+    code: str
+    status: int
+    message: str
+
+
+def explain(error: Error | Refusal) -> Body:
+    """An error of ours as a client may see it."""
+    if isinstance(error, Refusal):
+        return Body(error.code, error.status, error.message)
+    if isinstance(error, PathError):
+        code = _PATHS.get(error.errno_name, "invalid_argument")
+    elif isinstance(error, SandboxGone):
+        return Body("unavailable", 502, "The sandbox was not found")
+    elif isinstance(error, Unsupported):
+        code = "unimplemented"
+    elif isinstance(error, ConfigError):
+        code = "invalid_argument"
+    elif isinstance(error, SandboxUnavailable):
+        code = "unavailable"
+    else:
+        code = "internal"
+    return Body(code, _STATUS.get(code, 500), str(error))
+
+
+def rest(error: Error | Refusal) -> JSONResponse:
+    found = explain(error)
+    headers: dict[str, str] = {}
+    if isinstance(error, SandboxUnavailable) and error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    return JSONResponse({"code": found.status, "message": found.message}, found.status, headers)
+
+
+def connect(error: Error | Refusal) -> JSONResponse:
+    found = explain(error)
+    if found.status == 502:
+        return JSONResponse({"code": 502, "message": found.message}, 502)
+    return JSONResponse({"code": found.code, "message": found.message}, found.status)

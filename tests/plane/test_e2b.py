@@ -1,0 +1,168 @@
+"""The E2B-compatible server, driven by the real SDK in its published versions, with local sandboxes underneath."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlencode
+
+import aiohttp
+import pytest
+import uvicorn
+
+import rollyard as ry
+from rollyard.plane.e2b import e2b_app
+from rollyard.sandbox.local.backend import LocalBackend
+
+pytestmark = pytest.mark.anyio
+CLIENT = Path(__file__).with_name("e2b_client.py")
+NEWEST = "2.63.0"
+
+
+def venv(version: str) -> Path:
+    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
+    return cache / "venvs" / f"e2b-{version}"
+
+
+def interpreter(version: str) -> str:
+    """A Python with this version of the SDK, made on first use."""
+    place = venv(version)
+    if not (place / ".ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+        subprocess.run([str(place / "bin" / "python"), "-m", "pip", "install", "-q", f"e2b=={version}"], check=True)
+        (place / ".ready").touch()
+    return str(place / "bin" / "python")
+
+
+@asynccontextmanager
+async def serving(backend, **options):
+    sock = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(e2b_app(backend, **options), log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None
+    running = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(running, 20)
+        await backend.reap(labels={}, older_than=0.0)
+
+
+@pytest.fixture
+async def backend(tmp_path):
+    async with LocalBackend(root=tmp_path / "home") as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(NEWEST, marks=() if (venv(NEWEST) / ".ready").exists() else pytest.mark.slow)]
+    + [pytest.param(version, marks=pytest.mark.slow) for version in ("2.20.0", "2.50.0", "2.51.0")],
+)
+async def test_the_real_sdk_is_served(backend, version):
+    try:
+        python = await asyncio.to_thread(interpreter, version)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"e2b {version} cannot be installed here: pip exited with {error.returncode}")
+    async with serving(backend) as url:
+        program = await asyncio.create_subprocess_exec(
+            python, str(CLIENT), url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await asyncio.wait_for(program.communicate(), 120)
+    assert program.returncode == 0, err.decode()[-3000:]
+    seen = json.loads(out)
+    assert seen.pop("many", ["1", "2"]) == ["1", "2"]
+    assert seen.pop("stdin", "over the wire\n") == "over the wire\n"
+    missing = seen.pop("missing")
+    assert missing in ("FileNotFoundException", "NotFoundException")
+    assert seen == {
+        "run": [0, "out\nblue round\n", "err\n"],
+        "failed": "CommandExitException",
+        "bad_cwd": "InvalidArgumentException",
+        "timeout": "TimeoutException",
+        "listed": True,
+        "rejoined": 5,
+        "killed": [True, False, False],
+        "killed_as": "CommandExitException",
+        "bytes": True,
+        "text": "grüße",
+        "big": str(256 * 12000),
+        "exists": [True, False],
+        "made": [True, False],
+        "moved": [False, "grüße", "dir"],
+        "removed": False,
+        "info": [True, {"who": "a b&c"}, "running"],
+        "running": True,
+        "connected": str(256 * 1000),
+        "by_metadata": True,
+        "more": True,
+        "paged": True,
+        "kill": [True, False],
+        "running_after": False,
+        "use_after": True,
+    }
+
+
+async def test_a_repeated_create_with_one_key_makes_one_sandbox(backend):
+    async with serving(backend) as url, aiohttp.ClientSession(url) as client:
+
+        async def create(key):
+            async with client.post("/v2/sandboxes", json={"templateID": "base"}, headers={"Idempotency-Key": key}) as r:
+                assert r.status == 201
+                return (await r.json())["sandboxID"]
+
+        first, again = await asyncio.gather(create("one"), create("one"))
+        other = await create("two")
+        assert first == again != other
+        assert {info.id for info in await backend.list()} == {first, other}
+
+
+async def test_nobody_enters_without_the_key_or_the_sandboxes_token(backend):
+    async with serving(backend, key="right") as url, aiohttp.ClientSession(url) as client:
+
+        async def status(method, path, **headers):
+            async with client.request(method, path, headers=headers) as reply:
+                return reply.status
+
+        assert await status("GET", "/sandboxes") == 401
+        assert await status("GET", "/sandboxes", **{"X-API-KEY": "wrong"}) == 401
+        async with client.post("/sandboxes", json={"templateID": "base"}, headers={"X-API-KEY": "right"}) as reply:
+            made = await reply.json()
+        box = {"E2b-Sandbox-Id": made["sandboxID"]}
+        path = "/files?path=/etc/hostname"
+        assert await status("GET", path, **box) == 401
+        assert await status("GET", path, **box, **{"X-Access-Token": "right"}) == 401
+        assert await status("GET", path, **box, **{"X-Access-Token": made["envdAccessToken"]}) == 200
+        assert await status("POST", "/process.Process/List", **box) == 401
+        words = f"/etc/hostname:read::{made['envdAccessToken']}:{int(time.time()) + 60}"
+        digest = base64.b64encode(hashlib.sha256(words.encode()).digest()).decode().rstrip("=")
+        signed = {"path": "/etc/hostname", "signature": f"v1_{digest}", "signature_expiration": words.split(":")[-1]}
+        assert await status("GET", f"/files?{urlencode(signed)}", **box) == 200
+        assert await status("GET", f"/files?{urlencode({**signed, 'path': '/etc/passwd'})}", **box) == 401
+        assert await status("GET", f"/files?{urlencode({**signed, 'signature_expiration': '1'})}", **box) == 401
+
+
+async def test_sandboxes_of_others_are_neither_shown_nor_ended(backend):
+    async with backend.open(ry.SandboxSpec()) as mine:
+        async with serving(backend) as url, aiohttp.ClientSession(url) as client:
+            async with client.get("/v2/sandboxes") as reply:
+                assert await reply.json() == []
+            async with client.delete(f"/sandboxes/{mine.id}") as reply:
+                assert reply.status == 404
+            assert await mine.alive()
+
+
+async def test_what_is_not_served_is_refused_by_name(backend):
+    async with serving(backend) as url, aiohttp.ClientSession(url) as client:
+        async with client.post("/sandboxes/x/fork", json={"count": 2}) as reply:
+            assert reply.status == 501 and "fork" in (await reply.json())["message"]
+        async with client.post("/sandboxes", json={"templateID": "base", "mcp": {"a": 1}}) as reply:
+            assert reply.status == 400 and "mcp" in (await reply.json())["message"]
