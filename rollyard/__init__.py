@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rollyard import gate as gate
     from rollyard import policy as policy
     from rollyard import tools as tools
+    from rollyard import train as train
     from rollyard.core.errors import Error as Error
     from rollyard.core.limits import Limits as Limits
     from rollyard.core.message import Message as Message
@@ -81,7 +82,7 @@ _NAMES: dict[str, str] = {
     "tool": "rollyard.tools.tool",
     "Toolset": "rollyard.tools.toolset",
 }
-_ROOMS = ("agents", "core", "gate", "policy", "sandbox", "tools")
+_ROOMS = ("agents", "core", "gate", "policy", "sandbox", "tools", "train")
 
 
 def __getattr__(name: str) -> Any:

@@ -30,8 +30,9 @@
     │   └── ReplyRefused           a second, late or invalid reply
     ├── VerifierError              boundary: verifier
     ├── EnvError                   boundary: env
-    └── StoreError                 boundary: store
-        └── LeaseLost              another owner holds the claim now
+    ├── StoreError                 boundary: store
+    │   └── LeaseLost              another owner holds the claim now
+    └── Untrainable                a rollout with a reward has no token that may be trained on; lists the reasons
 
 Every error knows three things: the boundary it crossed, how it may be tried again (a property of its type, never of its
 text), and what the user can do next (`hint`). Values that could hold a secret are never put into the message.
@@ -236,3 +237,9 @@ class StoreError(Error):
 
 class LeaseLost(StoreError):
     retry: ClassVar[Retry] = "never"
+
+
+class Untrainable(Error):
+    def __init__(self, rollout_id: str, reasons: tuple[str, ...]) -> None:
+        super().__init__(f"rollout {rollout_id} cannot be trained on: {'; '.join(reasons)}", rollout_id=rollout_id)
+        self.reasons = reasons

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable
 from statistics import fmean, pstdev
+from typing import TypeVar
 
 import msgspec
 
@@ -17,6 +18,7 @@ from rollyard.core.call import floats
 from rollyard.core.rollout import Rollout
 from rollyard.core.trajectory import Trajectory
 
+T = TypeVar("T", int, float)
 TRAINED_KINDS: tuple[BranchKind, ...] = ("agent", "subagent", "compaction")
 
 
@@ -147,20 +149,30 @@ def _row(rollout: Rollout, graph: Trajectory, branch: Branch, mask: bytes, index
         spans=branch.spans,
         ids=branch.ids,
         mask=mask,
-        logprobs=branch.logprobs,
-        versions=branch.versions,
-        temperatures=_temperatures(branch, graph),
+        logprobs=_blanked(branch, mask, branch.logprobs, floats((0.0,))),
+        versions=_blanked(branch, mask, branch.versions, array("q", (-1,))),
+        temperatures=_temperatures(branch, graph, mask),
         prompt_len=branch.prompt_len,
         truncated=graph.record(branch.call_ids[-1]).finish == "length",
         reward=rollout.reward,
     )
 
 
-def _temperatures(branch: Branch, graph: Trajectory) -> array[float] | None:
+def _blanked(branch: Branch, mask: bytes, values: array[T], blank: array[T]) -> array[T]:
+    """An answer that trains in another row, or in none, is context here like any other."""
+    found = values
+    for span in branch.spans:
+        if span.sampled and span.start < span.end and not mask[span.start]:
+            found = found[:] if found is values else found
+            found[span.start : span.end] = blank * (span.end - span.start)
+    return found
+
+
+def _temperatures(branch: Branch, graph: Trajectory, mask: bytes) -> array[float] | None:
     """What each answer was really sampled at; the requested value stands in only where the policy reports no other."""
     found = floats((1.0,)) * len(branch.ids or ())
     for span in branch.spans:
-        if span.sampled and span.call_id is not None:
+        if span.sampled and span.call_id is not None and any(mask[span.start : span.end]):
             record = graph.record(span.call_id)
             used = record.effective if record.effective is not None else record.requested
             if used.temperature is None:

@@ -1,0 +1,68 @@
+"""OpenPipe ART 0.5: a `Trajectory` whose first row is `messages_and_choices` and whose others are `additional_histories`.
+
+ART trains what stands there as a `Choice` with logprobs, and finds the ids in their "token_id:N" names. An answer that trains
+in an earlier row is therefore a plain assistant message in a later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rollyard.core.node import Node
+from rollyard.core.rollout import Rollout
+from rollyard.core.samples import Sample
+from rollyard.core.trajectory import Trajectory
+from rollyard.gate.documents import chat_messages
+from rollyard.train.adapters.rows import graph_of, main_row, scored_rows, versions_of
+
+_FINISH = {"tool_calls": "tool_calls", "length": "length", "refusal": "content_filter"}
+
+
+def trajectories(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
+    return [_trajectory(rollout) for rollout in rollouts if rollout.reward is not None]
+
+
+def _trajectory(rollout: Rollout) -> dict[str, Any]:
+    graph, rows = graph_of(rollout), scored_rows(rollout)
+    main = main_row(rows)
+    versions = sorted({version for row in rows for version in versions_of(row)})
+    return {
+        "messages_and_choices": _history(graph, main),
+        "tools": None,
+        "additional_histories": [
+            {"messages_and_choices": _history(graph, row), "tools": None} for row in rows if row is not main
+        ],
+        "reward": rollout.reward,
+        "initial_policy_version": versions[0] if versions else None,
+        "final_policy_version": versions[-1] if versions else None,
+        "metrics": {"rows": float(len(rows)), "tokens": float(sum(row.trained for row in rows))},
+        "metadata": {"rollout_id": rollout.id, "task_id": rollout.task.id, "group_id": rollout.group_id},
+        "logs": [],
+    }
+
+
+def _history(graph: Trajectory, row: Sample) -> list[dict[str, Any]]:
+    nodes = graph.nodes
+    found: list[dict[str, Any]] = []
+    for span in row.spans:
+        node = nodes[span.node]
+        if span.sampled and any(row.mask[span.start : span.end]):
+            found.append(_choice(graph, node))
+        else:
+            found += chat_messages((node.message,))
+    return found
+
+
+def _choice(graph: Trajectory, node: Node) -> dict[str, Any]:
+    assert node.call_id is not None and node.ids is not None and node.logprobs is not None
+    content = [
+        {"token": f"token_id:{id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for id, logprob in zip(node.ids, node.logprobs, strict=True)
+    ]
+    return {
+        "finish_reason": _FINISH.get(graph.record(node.call_id).finish or "", "stop"),
+        "index": 0,
+        "logprobs": {"content": content, "refusal": None},
+        "message": chat_messages((node.message,))[0],
+    }
