@@ -5,7 +5,6 @@ The earlier verdict stays listed; the new one counts from now on. The agent does
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
@@ -19,14 +18,13 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Deadline, Limits
 from rollyard.core.protocols import Backend, Policy, Verifier
 from rollyard.core.rollout import Rollout, Verdict
-from rollyard.core.sandbox import Network, SandboxSpec
 from rollyard.core.task import Task
 from rollyard.runs.collect import unpack
 from rollyard.runs.judge import Judge
+from rollyard.runs.opening import task_spec
 from rollyard.runs.prepare import look_around, put_files
 from rollyard.runs.provision import Provision
 from rollyard.store import Store
-from rollyard.tasks.environ import resolve_env
 
 
 class Rescored(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,18 +93,8 @@ async def _judge(kept: Rollout, tar: bytes, backend: Backend, provision: Provisi
     limits = task.limits or Limits()
     deadline = Deadline.after(limits.setup + limits.verify, "verify")
     built = await provision.image(task, backend, deadline)
-    place = SandboxSpec(
-        image=built.image,
-        layers=await provision.layers(task.layers),
-        env={**built.env, **resolve_env(task.env, os.environ, where=f"task {task.id}")},
-        workdir=task.workdir or built.workdir or None,
-        user=task.user or built.user,
-        labels={"rollyard.rollout": kept.id, "rollyard.role": "rescore"},
-        ttl_s=limits.ttl_s,
-        resources=task.resources,
-        network=msgspec.convert(task.network or "none", Network),
-        allowed_hosts=task.allowed_hosts,
-    )
+    labels = {"rollyard.rollout": kept.id, "rollyard.role": "rescore"}
+    place = task_spec(task, built, await provision.layers(task.layers), labels=labels, limits=limits)
     async with backend.open(place) as box:
         where = await look_around(box, place, deadline)
         await put_files(box, task.files, where.workdir, task.user)

@@ -13,7 +13,6 @@ import os
 import time
 from contextlib import AsyncExitStack
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -23,12 +22,13 @@ from rollyard.core.agent import Launch
 from rollyard.core.errors import AgentError, AgentParked, AgentTimeout, Error, PolicyError, SandboxUnavailable
 from rollyard.core.protocols import Backend, EventSink, Sandbox
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, Status, Verdict
-from rollyard.core.sandbox import Network, SandboxSpec
+from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import McpServer, Step, Task
 from rollyard.gate import Gate, Session
 from rollyard.runs import collect, prepare
 from rollyard.runs.failures import classify
 from rollyard.runs.judge import Judge
+from rollyard.runs.opening import rollout_spec
 from rollyard.runs.plan import Plan, check
 from rollyard.runs.provision import Ground, Provision
 from rollyard.runs.stages import StageFailed, Stages, nowhere
@@ -122,7 +122,7 @@ class _Rollout:
             "provision", limit_s=self.limits.boot + self.limits.install + building
         ) as deadline:
             ground = await self.provision.ground(self.task, self.plan.agent, self.backend, deadline)
-            self.spec = spec = self._spec(ground)
+            self.spec = spec = rollout_spec(self.plan, self.task, ground.built, ground.layers, self.backend)
             sandbox = await self._open(spec, min(deadline.left, self.limits.boot))
             self.sandbox, self.ground = sandbox, ground
             stack.push_async_callback(self._close_sandbox)
@@ -147,41 +147,6 @@ class _Rollout:
             raise SandboxUnavailable(
                 f"the sandbox did not open within limits.boot ({self.limits.boot:g} s)", hint="raise limits.boot"
             ) from error
-
-    def _spec(self, ground: Ground) -> SandboxSpec:
-        plan, task, built = self.plan, self.task, ground.built
-        labels = {"rollyard.task": task.id, "rollyard.rollout": plan.rollout_id, "rollyard.attempt": str(plan.attempt)}
-        for name, value in (("run", plan.run_id), ("episode", plan.episode_id)):
-            if value is not None:
-                labels[f"rollyard.{name}"] = value
-        network, hosts = self._network()
-        return SandboxSpec(
-            image=built.image,
-            layers=ground.layers,
-            env={**built.env, **resolve_env(task.env, os.environ, where=f"task {task.id}")},
-            workdir=task.workdir or built.workdir or None,
-            user=task.user or built.user,
-            labels={**plan.labels, **labels},
-            ttl_s=self.limits.ttl_s,
-            boot_s=self.limits.boot,
-            resources=task.resources,
-            network=network,
-            allowed_hosts=hosts,
-            min_isolation=plan.min_isolation,
-            allow_unsafe=plan.allow_unsafe,
-            lifetime=plan.lifetime,
-            options=plan.sandbox_options,
-        )
-
-    def _network(self) -> tuple[Network, tuple[str, ...]]:
-        """What the task asked for; a direct agent gets the model's host as well, and nothing else where that can be said."""
-        asked = msgspec.convert(self.task.network or "none", Network)
-        if self.plan.direct is None or asked == "host":
-            return asked, self.task.allowed_hosts
-        host = urlsplit(self.plan.direct[0]).hostname or ""
-        if self.backend.capabilities.network_allowlist:
-            return "allowlist", (*self.task.allowed_hosts, host)
-        return "host", ()
 
     async def _route(self, session: Session) -> str:
         """The gate's address as the agent sees it, proved to answer before the agent starts."""
