@@ -5,21 +5,18 @@ import base64
 import hashlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
 import aiohttp
 import pytest
-import uvicorn
 
 import rollyard as ry
-from rollyard.plane.e2b import e2b_app
 from rollyard.sandbox.local.backend import LocalBackend
+from tests.plane.e2b_server import serving
 
 pytestmark = pytest.mark.anyio
 CLIENT = Path(__file__).with_name("e2b_client.py")
@@ -39,21 +36,6 @@ def interpreter(version: str) -> str:
         subprocess.run([str(place / "bin" / "python"), "-m", "pip", "install", "-q", f"e2b=={version}"], check=True)
         (place / ".ready").touch()
     return str(place / "bin" / "python")
-
-
-@asynccontextmanager
-async def serving(backend, **options):
-    sock = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(e2b_app(backend, **options), log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None
-    running = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await asyncio.wait_for(running, 20)
-        await backend.reap(labels={}, older_than=0.0)
 
 
 @pytest.fixture

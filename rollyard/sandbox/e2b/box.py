@@ -1,0 +1,217 @@
+"""One live sandbox of an E2B server: programs and files, jobs under the durable shim, and the relay over one program's pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from rollyard.core.errors import Error, GateUnreachable, PathError, SandboxInterrupted, Unsupported
+from rollyard.core.ids import new_id
+from rollyard.core.protocols import ByteStream, Command, Listener
+from rollyard.core.sandbox import Capabilities, SandboxInfo
+from rollyard.sandbox import shim
+from rollyard.sandbox.e2b.faults import speaking
+from rollyard.sandbox.e2b.files import Files
+from rollyard.sandbox.e2b.programs import argv_of
+from rollyard.sandbox.relay import Relay
+from rollyard.sandbox.shim import ShimJob
+
+_FIND = (
+    "for p in python3 node; do command -v $p && exit; done; "
+    "for p in /opt/rollyard/*/bin/python3 /opt/rollyard/*/bin/node; do [ -x $p ] && echo $p && exit; done; exit 1"
+)
+_END_ALL = f"""n=0; while [ $n -lt 100 ]; do
+pids=$(grep -l "{shim.MARK}=" /proc/[0-9]*/environ 2>/dev/null | while IFS=/ read -r _ _ p _; do echo $p; done)
+[ -z "$pids" ] && exit 0; kill -9 $pids 2>/dev/null; n=$((n+1)); sleep 0.02; done"""
+
+
+class E2BJob(ShimJob):
+    """`handle` is the SDK's, when it was started here with a stdin."""
+
+    def __init__(self, box: Files, job_id: str, *, started: float | None = None, handle: Any = None) -> None:
+        super().__init__(box.plain, job_id, started=started)
+        self._handle = handle
+
+    async def write(self, data: bytes) -> None:
+        if self._handle is None:
+            raise Unsupported(f"job {self.id} has no stdin here", hint="start it with stdin=True and keep that object")
+        try:
+            with speaking(self.id, None):
+                await self._handle.send_stdin(data)
+        except Error:
+            raise PathError(f"stdin of {self.id}", "EPIPE", hint="the program has ended or closed it") from None
+
+    async def close_stdin(self) -> None:
+        if self._handle is not None:
+            with speaking(self.id, None):
+                await self._handle.close_stdin()
+
+
+class E2BSandbox(Files):
+    def __init__(
+        self,
+        box: Any,
+        info: SandboxInfo,
+        capabilities: Capabilities,
+        *,
+        key: str | None,
+        workdir: str,
+        user: str | None,
+        forget: Callable[[str], None],
+    ) -> None:
+        super().__init__(box, key=key, workdir=workdir, user=user)
+        self.info, self.capabilities = info, capabilities
+        self._forget = forget
+        self._stack = AsyncExitStack()
+        self._relay: Relay | None = None
+        self._relay_lock = asyncio.Lock()
+
+    async def start(
+        self,
+        cmd: Command,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        job_id: str | None = None,
+    ) -> E2BJob:
+        """With a `job_id` that ran here before, the job of that name is returned and nothing is started."""
+        name = job_id or new_id("job")
+        if "/" in name or name.startswith("."):
+            raise PathError(name, "EINVAL", hint="a job id is a plain name")
+        place = self._place(cwd)
+        if not stdin:
+            await shim.launch(self.plain, argv_of(cmd), job_id=name, env=env, cwd=place, user=user)
+            return E2BJob(self, name)
+        if not await self.exists(place):
+            raise PathError(place, "ENOENT", hint="the working directory")
+        entered = ["/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "rollyard", place]
+        argv = [*entered, *shim.attached(argv_of(cmd), name)]
+        handle = await self.start_line(argv, env={**(env or {}), shim.MARK: name}, user=user, stdin=True)
+        job = E2BJob(self, name, handle=handle)
+        await self.script('n=0; while [ ! -e "$1/pid" ] && [ $n -lt 200 ]; do n=$((n+1)); sleep 0.02; done',
+                          f"{shim.ROOT}/{name}")  # fmt: skip
+        return job
+
+    async def job(self, job_id: str) -> E2BJob:
+        if "/" in job_id or not job_id:
+            raise PathError(job_id, "EINVAL", hint="a job id is a plain name")
+        job = E2BJob(self, job_id, started=0.0)
+        await job.look()
+        return job
+
+    async def kill_processes(self) -> None:
+        """All that were started through this backend, and what they started; the relay is none of them."""
+        await self.script(_END_ALL)
+
+    async def listen(self, port: int = 0) -> Listener:
+        try:
+            return await (await self._connected()).listen(port)
+        except ConnectionRefusedError as error:
+            raise PathError(f"127.0.0.1:{port}", "EADDRINUSE", hint=str(error)) from None
+
+    async def dial(self, port: int) -> ByteStream:
+        try:
+            return await (await self._connected()).dial(port)
+        except ConnectionRefusedError as error:
+            raise SandboxInterrupted(
+                f"nothing answers on port {port} inside {self.id}: {error}", hint="start the server first"
+            ) from None
+
+    async def _connected(self) -> Relay:
+        async with self._relay_lock:
+            if self._relay is None:
+                self._relay = await self._stack.enter_async_context(await self._start_relay())
+            return self._relay
+
+    async def _start_relay(self) -> Relay:
+        """Frames as lines over a program of the SDK, which hands out text."""
+        found = await self.script(_FIND)
+        if not found.ok:
+            raise GateUnreachable("the sandbox has neither python3 nor node to run the relay with")
+        path = found.stdout.split(b"\n")[0].decode()
+        name, flag = ("inside.js", "-e") if path.endswith("node") else ("inside.py", "-c")
+        source = resources.files("rollyard.sandbox.relay").joinpath(name).read_text()
+        nonce, said = secrets.token_hex(12), bytearray()
+        chunks: asyncio.Queue[str | None] = asyncio.Queue()
+        argv = ["/bin/sh", "-c", 'echo "$0"; exec "$@"', nonce, path, flag, source, "lines"]
+        handle = await self.start_line(
+            argv,
+            env={},
+            user=None,
+            stdin=True,
+            on_stdout=chunks.put_nowait,
+            on_stderr=lambda text: said.extend(text.encode()),
+        )
+        self._stack.push_async_callback(handle.disconnect)
+        ending = asyncio.create_task(_ended(handle, chunks))
+        self._stack.callback(ending.cancel)
+
+        async def send(data: bytes) -> None:
+            with speaking(self.id, self._key):
+                await handle.send_stdin(data)
+
+        async def log() -> bytes:
+            return bytes(said[-4096:])
+
+        return Relay(_after(nonce, chunks), send, lines=True, log=log)
+
+    async def snapshot(self) -> str:
+        if not self.capabilities.snapshot:
+            raise Unsupported("this e2b backend takes no snapshots", hint="e2b 2.51 or later has them")
+        with speaking(self.id, self._key):
+            return str((await self._box.create_snapshot()).snapshot_id)
+
+    async def extend(self, ttl_s: float) -> None:
+        """From now on `ttl_s`."""
+        with speaking(self.id, self._key):
+            await self._box.set_timeout(math.ceil(ttl_s))
+        self.info = msgspec.structs.replace(self.info, expires_at=time.time() + ttl_s)
+
+    async def pause(self) -> None:
+        raise Unsupported("the e2b backend has no pause", hint="end the sandbox and open another")
+
+    async def resume(self) -> None:
+        raise Unsupported("the e2b backend has no pause", hint="end the sandbox and open another")
+
+    async def kill(self) -> bool:
+        """True when this call did it, False when it was dead already."""
+        self._forget(self.id)
+        try:
+            with speaking(self.id, self._key):
+                return bool(await self._box.kill())
+        finally:
+            await self._stack.aclose()
+
+
+async def _ended(handle: Any, chunks: asyncio.Queue[str | None]) -> None:
+    try:
+        await handle.wait()
+    except Exception as error:  # noqa: BLE001 - any end of the program is the end of the pipe, and is told as its last line
+        chunks.put_nowait(f"\n[{type(error).__name__}]\n")
+    finally:
+        chunks.put_nowait(None)
+
+
+async def _after(nonce: str, chunks: asyncio.Queue[str | None]) -> AsyncIterator[bytes]:
+    """What follows the mark: before it a profile may have spoken."""
+    seen, open_ = "", False
+    while (text := await chunks.get()) is not None:
+        if open_:
+            yield text.encode()
+            continue
+        seen += text
+        _, found, rest = seen.partition(f"{nonce}\n")
+        if found:
+            open_ = True
+            if rest:
+                yield rest.encode()
