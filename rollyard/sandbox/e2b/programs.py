@@ -162,6 +162,7 @@ class Programs:
                 line,
                 background=True,
                 envs=dict(env),
+                cwd="/",  # the sandbox's own working directory may have been removed
                 user=user or self._user,
                 stdin=stdin,
                 timeout=0,
