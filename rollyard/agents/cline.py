@@ -1,5 +1,5 @@
 """Cline CLI: chat, as its LiteLLM provider, whose key may come from the environment. It leaves a daemon behind after a clean
-exit, and speaks to its telemetry hosts whatever it is told; a sandbox without a network makes that a quick failure."""
+exit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
 _PROVIDERS = "{home}/.cline/data/settings/providers.json"
+_SETTINGS = "{home}/.cline/data/settings/global-settings.json"
 _MCP = "{home}/.cline/data/settings/cline_mcp_settings.json"
 
 
@@ -63,6 +64,7 @@ agent = Agent(
     ),
     env={"LITELLM_API_KEY": "{key}", "CLINE_TELEMETRY_DISABLED": "1", "DO_NOT_TRACK": "1"},
     files={
+        _SETTINGS: {"telemetryOptOut": True, "autoUpdateEnabled": False},
         _PROVIDERS: {
             "version": 1,
             "lastUsedProvider": "litellm",
@@ -78,11 +80,12 @@ agent = Agent(
                     "tokenSource": "manual",
                 }
             },
-        }
+        },
     },
     wires={"chat": Addition()},
     options={
         "system_prompt": Addition(argv=("--system={system_prompt}",)),
+        "disabled_tools": Addition(files={_SETTINGS: {"disabledTools": "{disabled_tools}"}}),
         "disable_thinking": Addition(argv=("--thinking", "none")),
     },
     mcp=Mcp(style="cline", file=_MCP, transports=("stdio", "http", "sse")),
@@ -91,6 +94,7 @@ agent = Agent(
     subagent=ToolUse(tool="spawn_agent", args={"task": "{instruction}", "systemPrompt": "Do it."}),
     lingers=True,
     says_done=True,
-    off=("telemetry",),
+    asks_for=("data.cline.bot",),
+    off=("telemetry", "auto-update"),
     events=_events,
 )

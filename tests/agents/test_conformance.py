@@ -44,7 +44,7 @@ async def backend():
         yield opened
 
 
-@pytest.mark.parametrize(("name", "case"), chosen())
+@pytest.mark.parametrize(("name", "case"), list(chosen()))
 async def test_an_agent_does_what_the_suite_asks(name, case, backend):
     ground = Ground(agent=ry.agents.get(name), backend=backend)
     hold(await run_case(case, ground, missing=missing(ground), slow=True))

@@ -9,8 +9,10 @@ from msgspec.structs import replace
 
 from rollyard.core.call import Call, Reply, Usage
 from rollyard.core.limits import Limits
-from rollyard.core.message import Message, Text, Thinking, ToolCall
+from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
 from rollyard.policy import scripted
+from rollyard.policy.script import Turn
+from rollyard.policy.scripted_policy import finishing
 from rollyard.policy.toolbox import shell_call
 from rollyard.testing.agent.ground import DONE, WRITE, Ground, Seen
 from rollyard.testing.suite import Skip, case, check
@@ -69,22 +71,29 @@ async def echo(ground: Ground) -> None:
     check(len(seen.rollout.trajectory.branches) == 1, f"{len(seen.rollout.trajectory.branches)} branches, not one")
 
 
-def odd_answers(call: Call) -> Any:
+def odd_answers(call: Call) -> Reply:
     """Answers whose spelling agents like to change: white space, reasoning, the spacing of arguments."""
     results = sum(len(message.tool_results) for message in call.messages)
     if results >= 2:
-        return Reply(message=Message("assistant", (Text("done"),)), usage=Usage(prompt_tokens=9, completion_tokens=1))
-    command = ["echo one > one.txt", "echo hello > out.txt"][results]
+        marker = finishing(Turn(), call)  # agents that end by a command say so in their prompt
+        return _odd(call, marker[0].command or "", results) if marker else _reply(Text("done"))
+    return _odd(call, ["echo one > one.txt", "echo hello > out.txt"][results], results)
+
+
+def _odd(call: Call, command: str, number: int) -> Reply:
     found = shell_call(call.tools, command)
-    check(found is not None, "it offers no shell")
-    assert found is not None
+    if found is None:
+        raise Skip("it offers no shell")
     tool, arguments = found
     spaced = json.dumps(arguments, separators=(" , ", " : "))
-    use = ToolCall(f"odd_{results}", tool.name, spaced, namespace=tool.namespace)
-    words = (Thinking("  First I look.\n"), Text("Now  this: \t\n"), use)
-    return Reply(
-        message=Message("assistant", words), finish="tool_calls", usage=Usage(prompt_tokens=9, completion_tokens=9)
-    )
+    use = ToolCall(f"odd_{number}", tool.name, spaced, namespace=tool.namespace)
+    return _reply(Thinking("  First I look.\n"), Text("Now  this: \t\n"), use)
+
+
+def _reply(*parts: Part) -> Reply:
+    message = Message("assistant", parts)
+    finish = "tool_calls" if message.tool_calls else "stop"
+    return Reply(message=message, finish=finish, usage=Usage(prompt_tokens=9, completion_tokens=9))
 
 
 def rewrites(seen: Seen) -> tuple[str, ...]:
