@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollyard import agents as agents
+    from rollyard import envs as envs
     from rollyard import gate as gate
     from rollyard import policy as policy
     from rollyard import tools as tools
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from rollyard.core.sandbox import Resources as Resources
     from rollyard.core.sandbox import SandboxSpec as SandboxSpec
     from rollyard.core.task import Task as Task
+    from rollyard.envs.env import Env as Env
+    from rollyard.envs.env import StepResult as StepResult
     from rollyard.gate.gate import Gate as Gate
     from rollyard.gate.limits import Budget as Budget
     from rollyard.policy.renderers.load import renderer as renderer
@@ -81,8 +84,10 @@ _NAMES: dict[str, str] = {
     "Budget": "rollyard.gate.limits",
     "tool": "rollyard.tools.tool",
     "Toolset": "rollyard.tools.toolset",
+    "Env": "rollyard.envs.env",
+    "StepResult": "rollyard.envs.env",
 }
-_ROOMS = ("agents", "core", "gate", "policy", "sandbox", "tools", "train")
+_ROOMS = ("agents", "core", "envs", "gate", "policy", "sandbox", "tools", "train")
 
 
 def __getattr__(name: str) -> Any:

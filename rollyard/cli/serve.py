@@ -1,4 +1,4 @@
-"""`rollyard serve gate|model|...`: long-running servers. Each prints one ready line and stops on Ctrl-C or SIGTERM."""
+"""`rollyard serve gate|env|model|...`: long-running servers. Each prints one ready line and stops on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -50,6 +50,35 @@ def gate(
             key_env=key_env,
             admin_key_file=admin_key_file,
             trainer_key_file=trainer_key_file,
+        ),
+        say=lambda ready: typer.echo(ready.json if json else ready.line),
+    )
+
+
+@app.command()
+def env(
+    target: Annotated[str, typer.Argument(help="path.py:Class or module:Class")],
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free one")] = 0,
+    capacity: Annotated[int, typer.Option(help="environments at once", min=1)] = 64,
+    lease_s: Annotated[float, typer.Option(help="how long a session lives with nobody connected")] = 60.0,
+    deadline_s: Annotated[float, typer.Option(help="the time of one reset or step")] = 600.0,
+    production: Annotated[bool, typer.Option(help="tools only: no reset, step or state")] = False,
+    key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
+    json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
+) -> None:
+    """Serve an environment over HTTP, WebSocket and MCP; OpenEnv's client drives it too."""
+    from rollyard.envs.sessions import EnvLimits
+    from rollyard.runs.serve_env import EnvOptions, serve_env
+
+    serve_env(
+        EnvOptions(
+            target=target,
+            host=host,
+            port=port,
+            key_file=key_file,
+            production=production,
+            limits=EnvLimits(capacity=capacity, lease_s=lease_s, deadline_s=deadline_s),
         ),
         say=lambda ready: typer.echo(ready.json if json else ready.line),
     )

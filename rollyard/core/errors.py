@@ -30,6 +30,8 @@
     │   └── ReplyRefused           a second, late or invalid reply
     ├── VerifierError              boundary: verifier
     ├── EnvError                   boundary: env
+    │   ├── EnvUnavailable         no place, or no server, for now
+    │   └── EpisodeLost            the session is gone: begin another episode
     ├── StoreError                 boundary: store
     │   └── LeaseLost              another owner holds the claim now
     └── Untrainable                a rollout with a reward has no token that may be trained on; lists the reasons
@@ -228,6 +230,14 @@ class VerifierError(Error):
 
 class EnvError(Error):
     boundary: ClassVar[Boundary | None] = "env"
+
+
+class EnvUnavailable(EnvError):
+    retry: ClassVar[Retry] = "safe"
+
+
+class EpisodeLost(EnvError):
+    retry: ClassVar[Retry] = "gone"
 
 
 class StoreError(Error):

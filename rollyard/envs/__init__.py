@@ -1,0 +1,30 @@
+"""Environments: the Gym face (`env.py`), a server for it and a client of it. Server and client never import each other, and
+neither is imported before it is used: a rollout worker that only drives an environment pays for the client alone."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollyard.envs.client import connect as connect
+    from rollyard.envs.env import Env as Env
+    from rollyard.envs.env import StepResult as StepResult
+    from rollyard.envs.server import EnvServer as EnvServer
+
+_NAMES = {
+    "connect": "rollyard.envs.client",
+    "Env": "rollyard.envs.env",
+    "StepResult": "rollyard.envs.env",
+    "EnvServer": "rollyard.envs.server",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'rollyard.envs' has no attribute {name!r}")
+    return getattr(import_module(_NAMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)

@@ -1,0 +1,59 @@
+"""`Env`: the Gym face of a task, and `StepResult`, what each of its moves gives.
+
+It is infrastructure's face: whoever trains calls it. What an agent may do is `tools()`, served to it over MCP under a key of
+its own; a tool can never be named like a verb of this class. One instance is one session, so an instance may keep state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rollyard.tools.tool import Tool
+
+RESERVED = ("reset", "step", "state", "close")
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`reward` is None where nothing was scored, never 0 for want of a score. `terminated`: the task ended; `truncated`: a
+    limit ended it."""
+
+    observation: Any
+    reward: float | None = None
+    terminated: bool = False
+    truncated: bool = False
+    info: Mapping[str, Any] = {}
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+class Env:
+    """Subclass it and write `reset` and `step`. `action` and `observation` are the types that clients are told about; an
+    action is converted to its type before `step` sees it."""
+
+    action: ClassVar[Any] = dict[str, Any]
+    observation: ClassVar[Any] = dict[str, Any]
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
+        """Begin an episode; the reward of this result is None."""
+        raise TypeError(f"{type(self).__name__} has no reset")
+
+    async def step(self, action: Any) -> StepResult:
+        raise TypeError(f"{type(self).__name__} has no step")
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """What infrastructure may look at between steps; `episode_id` and `step_count` are added by the server."""
+        return {}
+
+    def tools(self) -> Sequence[Tool]:
+        """What the agent may call over MCP. A tool may run while a step does."""
+        return ()
+
+    async def close(self) -> None:
+        """Called once, also when the episode was abandoned."""

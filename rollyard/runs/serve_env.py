@@ -1,0 +1,129 @@
+"""`serve env`: an environment's class and its server put together, until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.ids import secret
+from rollyard.envs.env import Env
+from rollyard.envs.sessions import EnvLimits
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class EnvOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`target` is `path.py:Class` or `module:Class`."""
+
+    target: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    key_file: Path | None = None
+    production: bool = False
+    limits: EnvLimits = EnvLimits()
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    url: str
+    name: str
+    key_file: str | None
+
+    @property
+    def line(self) -> str:
+        key = f", key: {self.key_file}" if self.key_file else ""
+        return f"rollyard environment ready at {self.url} ({self.name}{key})"
+
+    @property
+    def json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def serve_env(options: EnvOptions, *, say: Callable[[Ready], None], make: Callable[[], Env] | None = None) -> None:
+    """Blocks until it is stopped. `make` is an environment that is already at hand, instead of the target's."""
+    uvloop.run(run_env(options, say, make if make is not None else env_of(options.target)))
+
+
+async def run_env(options: EnvOptions, say: Callable[[Ready], None], make: Callable[[], Env]) -> None:
+    from rollyard.envs.server import EnvServer
+
+    name = options.target.rpartition(":")[2]
+    server = EnvServer(make, name=name, limits=options.limits, key=key_of(options), production=options.production)
+    key_file = str(options.key_file) if options.key_file is not None else None
+    async with listening(server, options.host, options.port) as (url, done):
+        say(Ready(url=url, name=name, key_file=key_file))
+        await done()
+
+
+@asynccontextmanager
+async def listening(app: Any, host: str, port: int) -> AsyncGenerator[tuple[str, Callable[[], Any]]]:
+    """The address, and what serves on it until a signal: connections wait in the socket's queue until then."""
+    import uvicorn
+
+    try:
+        sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        ws_max_size=100 * 2**20,
+        ws_ping_interval=20.0,
+        ws_ping_timeout=60.0,
+        timeout_graceful_shutdown=5,
+    )
+    server = uvicorn.Server(config)
+    with sock:
+        address, number = sock.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+
+        async def done() -> None:
+            await server.serve(sockets=[sock])
+
+        yield f"http://{shown}:{number}", done
+
+
+def env_of(target: str) -> Callable[[], Env]:
+    from rollyard.tasks.modules import import_file
+
+    place, colon, name = target.rpartition(":")
+    if not colon or not name:
+        raise ConfigError(f"{target!r} names no class", hint="path.py:Class or module:Class")
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise ConfigError(f"there is no file {place}")
+        module = import_file(Path(place))
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ImportError as error:
+            raise ConfigError(f"cannot import {place}: {error}") from error
+    found = getattr(module, name, None)
+    if not isinstance(found, type) or not issubclass(found, Env):
+        raise ConfigError(f"{name} in {place} is not a subclass of rollyard.Env")
+    return found
+
+
+def key_of(options: EnvOptions) -> str | None:
+    """The key in the file, made where there is none; without one only loopback is served."""
+    path = options.key_file
+    if path is None:
+        if options.host not in LOOPBACK:
+            raise ConfigError(f"{options.host} is not loopback: anybody could step", hint="pass --key-file")
+        return None
+    if not path.exists():
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secret("ry") + "\n")
+    elif path.stat().st_mode & 0o077:
+        raise ConfigError(f"others can read {path}", hint=f"chmod 600 {path}")
+    return path.read_text().strip()

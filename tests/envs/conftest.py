@@ -1,0 +1,69 @@
+"""A real server on loopback, in the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+
+import uvicorn
+
+import rollyard as ry
+from rollyard.envs.server import EnvServer
+from rollyard.envs.sessions import EnvLimits
+
+
+class Counter(ry.Env):
+    """Adds up; every instance that is closed says so."""
+
+    closed: list[str] = []
+
+    def __init__(self):
+        self.total = 0
+        self.steps = 0
+        self.hold = asyncio.Event()
+
+    async def reset(self, *, seed=None, options=None):
+        self.total = seed or 0
+        return ry.StepResult(observation={"total": self.total}, info={"options": dict(options or {})})
+
+    async def step(self, action):
+        self.steps += 1
+        if "sleep" in action:
+            await asyncio.sleep(action["sleep"])
+        if "reward" in action:
+            return ry.StepResult(observation={}, reward=float(action["reward"]))
+        if action.get("boom"):
+            raise RuntimeError("secret of the host")
+        self.total += action.get("add", 0)
+        truncated = self.total > 99
+        return ry.StepResult(observation={"total": self.total}, reward=1.0, truncated=truncated, info={"n": self.steps})
+
+    @property
+    def state(self):
+        return {"total": self.total}
+
+    def tools(self):
+        @ry.tool
+        async def double(x: int) -> int:
+            """Twice x."""
+            return 2 * x
+
+        return [double]
+
+    async def close(self):
+        self.closed.append("closed")
+
+
+@asynccontextmanager
+async def served(make=Counter, *, key=None, production=False, port=0, **limits):
+    app = EnvServer(make, key=key, production=production, limits=EnvLimits(**limits))
+    with socket.create_server(("127.0.0.1", port)) as sock:
+        config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[sock]))
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task

@@ -1,0 +1,241 @@
+"""The Gym face over our own wire and OpenEnv's, on a real server. Rows E1."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+from websockets.asyncio.client import connect as websocket
+
+import rollyard as ry
+from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, EpisodeLost
+from rollyard.envs import connect
+from tests.envs.conftest import Counter, served
+
+pytestmark = pytest.mark.anyio
+ECHO = Path(__file__).parents[2] / "examples" / "envs" / "echo.py"
+
+
+def ws(url):
+    return url.replace("http", "ws") + "/ws"
+
+
+async def told(socket, frame):
+    await socket.send(frame if isinstance(frame, str) else json.dumps(frame))
+    return json.loads(await asyncio.wait_for(socket.recv(), 10))
+
+
+async def test_an_episode_over_our_own_wire():
+    async with served() as url, connect(url) as env:
+        first = await env.reset(seed=7, options={"level": 2})
+        assert first.observation == {"total": 7}
+        assert first.reward is None
+        assert first.info == {"options": {"level": 2}}
+        second = await env.step({"add": 3})
+        assert (second.observation, second.reward, second.done) == ({"total": 10}, 1.0, False)
+        last = await env.step({"add": 90})
+        assert (last.terminated, last.truncated) == (False, True)
+        state = await env.state()
+        assert (state["total"], state["step_count"]) == (100, 2)
+        assert [t["name"] for t in await env.tools()] == ["double"]
+        assert await env.call("double", {"x": 4}) == 8
+        with pytest.raises(EnvError, match="no tool named"):
+            await env.call("triple", {})
+
+
+async def test_a_reward_that_is_no_number_is_refused_and_the_session_goes_on():
+    async with served() as url, connect(url) as env:
+        await env.reset()
+        for reward in ("nan", "inf"):
+            with pytest.raises(EnvError, match="no reward"):
+                await env.step({"reward": reward})
+        assert (await env.step({"add": 1})).observation == {"total": 1}
+
+
+async def test_an_error_of_the_environment_reaches_the_client_only_as_an_id():
+    async with served() as url, connect(url) as env:
+        await env.reset()
+        with pytest.raises(EnvError) as caught:
+            await env.step({"boom": True})
+        assert "secret" not in str(caught.value)
+        assert "err_" in str(caught.value)
+
+
+async def test_whoever_comes_at_capacity_waits_for_a_place():
+    async with served(capacity=1) as url:
+        async with connect(url) as first:
+            await first.reset()
+            with pytest.raises(EnvUnavailable):
+                async with connect(url, queue_s=0.0):
+                    pass
+            waiting = asyncio.create_task(connect(url, queue_s=30.0).__aenter__())
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+        second = await waiting
+        assert (await second.reset(seed=1)).observation == {"total": 1}
+        await second.close()
+
+
+async def test_a_lost_socket_is_reattached_and_no_step_runs_twice():
+    async with served() as url, connect(url) as env:
+        await env.reset()
+        step = asyncio.create_task(env.step({"add": 5, "sleep": 0.5}))
+        await asyncio.sleep(0.1)
+        env._wire._socket.transport.abort()
+        assert (await step).info == {"n": 1}
+        assert (await env.step({"add": 5})).observation == {"total": 10}
+
+
+async def test_another_lease_does_not_open_the_session():
+    async with served() as url, connect(url) as env:
+        session = env._wire._session["session"]
+        async with websocket(ws(url), subprotocols=["rollyard.v1"]) as other:
+            with_ = {"session": session, "lease": "lease-guess"}
+            assert (await told(other, {"id": "1", "do": "open", "with": with_}))["error"]["code"] == "SESSION_ERROR"
+
+
+async def test_a_session_is_reaped_when_nobody_holds_it_and_never_before():
+    Counter.closed.clear()
+    async with served(lease_s=0.5) as url:
+        async with connect(url, lease_s=0.5) as env, aiohttp.ClientSession(url) as http:
+            await env.reset(seed=3)
+            left = (await (await http.post("/sessions", json={})).json())["session"]
+            await asyncio.sleep(2.5)  # several leases: the held one lives, the abandoned one is gone
+            assert len(await (await http.get("/sessions")).json()) == 1
+            gone = await http.post("/step", json={"action": {}}, headers={"x-session-id": left})
+            assert gone.status == 404
+            assert Counter.closed == ["closed"]
+            assert (await env.step({"add": 1})).observation == {"total": 4}
+
+
+async def test_a_step_past_its_deadline_is_cut_and_only_reset_goes_on():
+    async with served() as url, connect(url, timeout_s=0.3) as env:
+        await env.reset()
+        with pytest.raises(EnvError, match="longer than"):
+            await env.step({"sleep": 60})
+        with pytest.raises(EpisodeLost, match="reset"):
+            await env.step({"add": 1})
+        await env.reset()
+        assert (await env.step({"add": 1})).observation == {"total": 1}
+
+
+async def test_a_running_step_can_be_cancelled():
+    async with served() as url, connect(url) as env:
+        await env.reset()
+        step = asyncio.create_task(env.step({"sleep": 60}))
+        await asyncio.sleep(0.1)
+        assert await env.cancel()
+        with pytest.raises(EnvError, match="cancelled"):
+            await step
+
+
+async def test_http_sessions_hold_state_and_plain_requests_are_alone():
+    async with served() as url, aiohttp.ClientSession(url) as http:
+        opened = await (await http.post("/sessions", json={})).json()
+        mine = {"x-session-id": opened["session"]}
+        await http.post("/reset", json={"seed": 5, "episode_id": "e1"}, headers=mine)
+        stepped = await (await http.post("/step", json={"action": {"add": 2}}, headers=mine)).json()
+        assert stepped["observation"]["total"] == 7
+        state = await (await http.get("/state", headers=mine)).json()
+        assert (state["episode_id"], state["step_count"], state["total"]) == ("e1", 1, 7)
+        assert (await (await http.post("/reset", json={})).json())["observation"]["total"] == 0
+        assert (await http.post("/step", json={"action": 3})).status == 422
+        assert (await http.post("/reset", json={"seed": -1})).status == 422
+        assert (await http.post("/reset", data=b"{nan")).status == 400
+        health = await (await http.get("/health")).json()
+        assert (health["status"], health["sessions"]) == ("healthy", 1)
+        assert (await http.delete(f"/sessions/{opened['session']}")).status == 200
+        assert (await http.get("/state", headers=mine)).status == 404
+
+
+async def test_openenv_frames_have_exactly_their_shape():
+    async with served() as url, websocket(ws(url)) as socket:
+        assert await told(socket, {"type": "reset", "data": {"seed": 7, "episode_id": "ep-1", "split": "a"}}) == {
+            "type": "observation",
+            "data": {
+                "observation": {"total": 7, "metadata": {"options": {"split": "a"}}},
+                "reward": None,
+                "done": False,
+                "metadata": {"options": {"split": "a"}},
+            },
+        }
+        stepped = await told(socket, {"type": "step", "data": {"add": 93}})
+        assert (stepped["data"]["reward"], stepped["data"]["done"]) == (1.0, True)
+        assert await told(socket, {"type": "state"}) == {
+            "type": "state",
+            "data": {"total": 100, "episode_id": "ep-1", "step_count": 1},
+        }
+
+
+async def test_bad_openenv_frames_are_answered_and_never_end_the_session():
+    async with served() as url, websocket(ws(url)) as socket:
+        for frame, code in [
+            ("{", "INVALID_JSON"),
+            ("[1,2]", "VALIDATION_ERROR"),
+            ('{"type":"step","data":{},"request_id":"x"}', "VALIDATION_ERROR"),
+            ('{"type":"dance"}', "UNKNOWN_TYPE"),
+            ('{"type":"reset","data":[]}', "UNKNOWN_TYPE|observation"),
+            ('{"type":"reset","data":{"seed":"x"}}', "VALIDATION_ERROR"),
+            ('{"type":"step","data":{"boom":true}}', "EXECUTION_ERROR"),
+        ]:
+            answer = await told(socket, frame)
+            assert answer["data"].get("code", answer["type"]) in code.split("|"), frame
+        assert (await told(socket, {"type": "reset", "data": {}}))["type"] == "observation"
+
+
+async def test_an_openenv_client_at_capacity_is_told_and_sent_away():
+    async with served(capacity=1) as url, websocket(ws(url)) as first:
+        await told(first, {"type": "reset", "data": {}})
+        async with websocket(ws(url)) as second:
+            frame = json.loads(await second.recv())
+            assert frame["data"]["code"] == "CAPACITY_REACHED"
+            assert (frame["data"]["active_sessions"], frame["data"]["max_sessions"]) == (1, 1)
+            await asyncio.wait_for(second.wait_closed(), 10)
+            assert second.close_code == 1000
+
+
+async def test_a_tool_cannot_take_a_verb_of_the_environment():
+    class Sly(Counter):
+        def tools(self):
+            @ry.tool(name="reset")
+            async def again() -> str:
+                return "no"
+
+            return [again]
+
+    from rollyard.envs.session import Session
+
+    with pytest.raises(ConfigError, match="reset"):
+        Session(Sly(), lease_s=1, deadline_s=1)
+
+
+def test_the_client_imports_no_server():
+    heavy = ("starlette", "mcp", "pydantic", "aiohttp", "rollyard.tools", "rollyard.envs.server")
+    code = f"import sys, rollyard.envs.client; print([m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert out.stdout.strip() == "[]"
+
+
+async def test_the_command_serves_the_example_until_it_is_stopped():
+    program = await asyncio.create_subprocess_exec(
+        *(Path(sys.executable).parent / "rollyard", "serve", "env", f"{ECHO}:EchoEnv", "--json"),
+        stdout=asyncio.subprocess.PIPE,
+        cwd="/",
+    )
+    try:
+        ready = json.loads(await asyncio.wait_for(program.stdout.readline(), 60))
+        assert ready["name"] == "EchoEnv"
+        async with connect(ready["url"]) as env:
+            await env.reset()
+            assert (await env.step({"message": "hello"})).reward == 5.0
+            with pytest.raises(EnvError, match="VALIDATION_ERROR"):
+                await env.step({"words": 1})
+    finally:
+        program.terminate()
+        await asyncio.wait_for(program.wait(), 30)
+    assert program.returncode in (0, -15)

@@ -1,0 +1,139 @@
+"""The real `openenv` package, in a venv of its own: its clients drive our server, our client drives its server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollyard.envs import connect
+from tests.envs.conftest import served
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+THEIR_CLIENTS = """
+import asyncio, json, sys
+from openenv.core import GenericEnvClient
+from openenv.core.mcp_client import MCPToolClient
+url = sys.argv[1]
+told = {}
+async def main():
+    async with GenericEnvClient(base_url=url) as env:
+        first = await env.reset(seed=7, episode_id="ep-1")
+        second = await env.step({"add": 93})
+        state = await env.state()
+        told["async"] = [first.observation["total"], first.reward, second.observation["total"], second.reward, second.done]
+        told["state"] = [state["episode_id"], state["step_count"], state["total"]]
+    async with MCPToolClient(base_url=url) as env:
+        await env.reset()
+        told["tools"] = [t.name for t in await env.list_tools()]
+        told["called"] = await env.call_tool("double", x=21)
+asyncio.run(main())
+with GenericEnvClient(base_url=url).sync() as env:
+    env.reset(seed=1)
+    told["sync"] = env.step({"add": 1}).observation["total"]
+print(json.dumps(told))
+"""
+THEIR_SERVER = """
+import sys, uvicorn
+from openenv.core.env_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+class Say(Action):
+    message: str
+class Heard(Observation):
+    message: str = ""
+class Echo(Environment):
+    def __init__(self):
+        super().__init__()
+        self._state = State(episode_id=None, step_count=0)
+    def reset(self, seed=None, episode_id=None, **kw):
+        self._state = State(episode_id=episode_id, step_count=0)
+        return Heard(message="ready", reward=0.0)
+    def step(self, action, timeout_s=None, **kw):
+        self._state.step_count += 1
+        return Heard(message=action.message, reward=float(len(action.message)), done=action.message == "end")
+    @property
+    def state(self):
+        return self._state
+uvicorn.run(create_app(Echo, Say, Heard, env_name="echo"), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+"""
+
+
+def python_with_openenv() -> str:
+    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
+    place = cache / "venvs" / "openenv-0.10.0"
+    python = str(place / "bin" / "python")
+    if not (place / ".ready").exists():
+        try:
+            subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", "openenv==0.10.0"], check=True)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"openenv 0.10.0 cannot be installed here: pip exited with {error.returncode}")
+        (place / ".ready").touch()
+    return python
+
+
+async def test_the_real_clients_drive_our_server():
+    python = await asyncio.to_thread(python_with_openenv)
+    async with served() as url:
+        program = await asyncio.create_subprocess_exec(python, "-c", THEIR_CLIENTS, url, stdout=asyncio.subprocess.PIPE)
+        out, _ = await asyncio.wait_for(program.communicate(), 180)
+    assert program.returncode == 0
+    assert json.loads(out) == {
+        "async": [7, None, 100, 1.0, True],
+        "state": ["ep-1", 1, 100],
+        "tools": ["double"],
+        "called": 42,
+        "sync": 2,
+    }
+
+
+async def test_our_client_drives_a_real_openenv_server(unused_port):
+    python = await asyncio.to_thread(python_with_openenv)
+    program = await asyncio.create_subprocess_exec(python, "-c", THEIR_SERVER, str(unused_port))
+    try:
+        await _answering(unused_port)
+        url = f"http://127.0.0.1:{unused_port}"
+        async with connect(url) as env:
+            first = await env.reset(seed=1, episode_id="ep-9")
+            assert (first.observation["message"], first.reward) == ("ready", 0.0)
+            second = await env.step({"message": "hello"})
+            assert (second.observation["message"], second.reward, second.terminated) == ("hello", 5.0, False)
+            assert (await env.state())["episode_id"] == "ep-9"
+            waiting = asyncio.create_task(_first_observation(url))  # their server holds one: ours tries again
+            await asyncio.sleep(1)
+            assert (await env.step({"message": "end"})).terminated
+        assert await waiting == "ready"
+    finally:
+        program.terminate()
+        await program.wait()
+
+
+async def _first_observation(url):
+    async with connect(url, queue_s=60.0) as env:
+        return (await env.reset()).observation["message"]
+
+
+async def _answering(port):
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.2)
+            else:
+                writer.close()
+                return
+
+
+@pytest.fixture
+def unused_port():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
