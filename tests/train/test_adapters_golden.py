@@ -242,3 +242,12 @@ def test_an_unknown_temperature_is_refused_where_the_trainer_divides_by_it():
 def test_a_shared_answer_is_plain_context_in_the_row_that_does_not_train_it():
     rows = samples(branchy()).rows
     assert list(rows[2].logprobs[:5]) == [0.0] * 5 and list(rows[2].versions[:5]) == [-1] * 5
+
+
+def test_a_black_box_rollout_has_no_turns_and_cannot_be_trained_on():
+    from msgspec.structs import replace
+
+    unseen = replace(linear(), trajectory=None)
+    assert openenv.proxy_trace(unseen) == []
+    with pytest.raises(Untrainable, match="no model call was captured"):
+        openenv.training_trace(unseen)

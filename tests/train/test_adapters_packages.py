@@ -1,0 +1,69 @@
+"""The trainers themselves take what the adapters make. Each package lives in an environment of its own, made once and kept in
+the cache; ours is appended to its path, so that it uses its own versions of what both need."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollyard.core.samples import samples
+from tests.train.rollouts import branchy, linear
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def foreign(name, *packages):
+    """A function that runs a script of `foreign/` in an environment with these packages, and returns what it printed."""
+    cache = Path(os.environ.get("ROLLYARD_CACHE", Path.home() / ".cache" / "rollyard"))
+    home = cache / "venvs" / f"trainer-{name}"
+    if not (home / "ready").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", home], check=True, timeout=120)
+        pip = [home / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages]
+        got = subprocess.run(pip, capture_output=True, text=True, timeout=1200)
+        if got.returncode:
+            pytest.skip(f"{packages[0]} could not be installed: {got.stderr.strip()[-200:]}")
+        (home / "ready").touch()
+
+    def run(script, *words):
+        ours = [path for path in sys.path if path.endswith("site-packages")]
+        start = f"import runpy, sys; sys.path += {ours!r}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+        command = [home / "bin" / "python", "-c", start, HERE / "foreign" / script, *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=480)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+        return done.stdout.strip().splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize("part", ["two_steps", "worker"])
+def test_trl_trains_on_our_rows_and_its_queue_takes_our_workers_samples(part):
+    run = foreign("trl-1.16.0", "trl==1.16.0", "torch==2.13.0", "transformers==5.17.0")
+    assert run("trl_side.py", part) == "ok"
+
+
+@pytest.mark.agent
+def test_openenv_validates_our_traces_and_drives_our_sessions():
+    """T7: one session judged, one without a verifier and started by hand, one closed in the middle of a command."""
+    assert foreign("openenv-0.10.0", "openenv==0.10.0")("openenv_side.py", HERE / "golden") == "ok"
+
+
+def test_verifiers_sees_the_branches_we_see():
+    made = json.loads(foreign("verifiers-0.4.0", "verifiers==0.4.0")("verifiers_side.py", HERE / "golden"))
+    for rollout, trace in zip((linear(), branchy()), made, strict=True):
+        rows = samples(rollout).rows
+        assert [branch["ids"] for branch in trace["branches"]] == [list(row.ids) for row in rows]
+        assert all(branch["trainable"] for branch in trace["branches"])
+        assert trace["reward"] == rollout.reward
+        for row, branch in zip(rows, trace["branches"], strict=True):
+            mine = [p for p, bit in zip(row.logprobs, row.mask, strict=True) if bit]
+            theirs = [p for p, bit in zip(branch["logprobs"], row.mask, strict=True) if bit]
+            assert mine == theirs
