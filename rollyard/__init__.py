@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rollyard import agents as agents
     from rollyard import envs as envs
     from rollyard import gate as gate
+    from rollyard import plane as plane
     from rollyard import policy as policy
     from rollyard import tools as tools
     from rollyard import train as train
@@ -87,7 +88,7 @@ _NAMES: dict[str, str] = {
     "Env": "rollyard.envs.env",
     "StepResult": "rollyard.envs.env",
 }
-_ROOMS = ("agents", "core", "envs", "gate", "policy", "sandbox", "tools", "train")
+_ROOMS = ("agents", "core", "envs", "gate", "plane", "policy", "sandbox", "tools", "train")
 
 
 def __getattr__(name: str) -> Any:

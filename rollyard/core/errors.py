@@ -34,7 +34,9 @@
     │   └── EpisodeLost            the session is gone: begin another episode
     ├── StoreError                 boundary: store
     │   └── LeaseLost              another owner holds the claim now
-    └── Untrainable                a rollout with a reward has no token that may be trained on; lists the reasons
+    ├── Untrainable                a rollout with a reward has no token that may be trained on; lists the reasons
+    └── PlaneError                 a refusal of the control plane: Plane{Invalid, Unauthorized, Forbidden, NotFound, Conflict,
+                                   Gone, TooLarge, Quota, Unsupported, Unavailable}, one HTTP status each
 
 Every error knows three things: the boundary it crossed, how it may be tried again (a property of its type, never of its
 text), and what the user can do next (`hint`). Values that could hold a secret are never put into the message.
@@ -253,3 +255,72 @@ class Untrainable(Error):
     def __init__(self, rollout_id: str, reasons: tuple[str, ...]) -> None:
         super().__init__(f"rollout {rollout_id} cannot be trained on: {'; '.join(reasons)}", rollout_id=rollout_id)
         self.reasons = reasons
+
+
+class PlaneError(Error):
+    """A refusal of the control plane, on both sides of the wire: `status` is its HTTP status, `code` its machine word."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+
+
+class PlaneInvalid(PlaneError):
+    status: ClassVar[int] = 400
+    code: ClassVar[str] = "invalid"
+    retry: ClassVar[Retry] = "configuration"
+
+
+class PlaneUnauthorized(PlaneError):
+    status: ClassVar[int] = 401
+    code: ClassVar[str] = "unauthorized"
+
+
+class PlaneForbidden(PlaneError):
+    status: ClassVar[int] = 403
+    code: ClassVar[str] = "forbidden"
+
+
+class PlaneNotFound(PlaneError):
+    status: ClassVar[int] = 404
+    code: ClassVar[str] = "not_found"
+    retry: ClassVar[Retry] = "gone"
+
+
+class PlaneConflict(PlaneError):
+    status: ClassVar[int] = 409
+    code: ClassVar[str] = "conflict"
+
+
+class PlaneGone(PlaneError):
+    """It was there and has ended: nothing can be done with it any more."""
+
+    status: ClassVar[int] = 410
+    code: ClassVar[str] = "gone"
+    retry: ClassVar[Retry] = "gone"
+
+
+class PlaneTooLarge(PlaneError):
+    status: ClassVar[int] = 413
+    code: ClassVar[str] = "too_large"
+
+
+class PlaneQuota(PlaneError):
+    status: ClassVar[int] = 429
+    code: ClassVar[str] = "quota_exceeded"
+    retry: ClassVar[Retry] = "safe"
+
+
+class PlaneUnsupported(PlaneError):
+    """The engine cannot do it; the hint names what can."""
+
+    status: ClassVar[int] = 501
+    code: ClassVar[str] = "engine_cannot"
+    retry: ClassVar[Retry] = "configuration"
+
+
+class PlaneUnavailable(PlaneError):
+    """The plane or an engine behind it did not answer as it should; asking again may help."""
+
+    status: ClassVar[int] = 502
+    code: ClassVar[str] = "unavailable"
+    retry: ClassVar[Retry] = "safe"

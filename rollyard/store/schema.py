@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0001"  # the newest migration
+HEAD = "0002"  # the newest migration
 
 metadata = MetaData()
 
@@ -171,4 +171,103 @@ artifacts = Table(
     Column("digest", LargeBinary, nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("collected", Boolean, nullable=False),  # a file of the rollout itself, rather than one kept beside it
+)
+
+plane_envs = Table(
+    "plane_envs",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("version", String, primary_key=True),
+    Column("revision", Integer, nullable=False),
+    Column("status", String, nullable=False),
+    Column("spec", Text, nullable=False),
+    Column("words", Text, nullable=False),  # what a search looks through, in lower case
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("released_at", Float),
+)
+
+plane_instances = Table(
+    "plane_instances",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("owner", String, nullable=False),
+    Column("env", String),
+    Column("run_id", String),
+    Column("engine", String, nullable=False),
+    Column("ref", String),
+    Column("state", String, nullable=False),
+    Column("live", Boolean, nullable=False),
+    Column("plan", Text, nullable=False),
+    Column("labels", Text, nullable=False),
+    Column("reason", Text),
+    Column("idle_ttl_s", Float),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("last_seen_at", Float, nullable=False),
+    Column("settle_by", Float, nullable=False),
+    Column("ended_at", Float),
+    Index("plane_instances_of_owner", "owner", "live", "id"),
+    Index("plane_instances_due", "live", "expires_at"),
+)
+
+plane_labels = Table(
+    "plane_labels",
+    metadata,
+    Column("instance_id", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("value", String, nullable=False),
+    Index("plane_labels_by_value", "name", "value"),
+)
+
+plane_history = Table(
+    "plane_history",
+    metadata,
+    Column("seq", _Serial, primary_key=True),
+    Column("instance_id", String, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("state", String, nullable=False),
+    Column("reason", Text),
+    Index("plane_history_of_instance", "instance_id", "seq"),
+)
+
+plane_owners = Table(
+    "plane_owners",
+    metadata,
+    Column("owner", String, primary_key=True),
+    Column("used", Integer, nullable=False),
+    Column("quota", Integer),
+)
+
+plane_requests = Table(
+    "plane_requests",  # creations that named an Idempotency-Key
+    metadata,
+    Column("caller", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("instance_id", String, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+plane_keys = Table(
+    "plane_keys",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("role", String, nullable=False),
+    Column("owner", String, nullable=False),
+    Column("instance_id", String),
+    Column("created_at", Float, nullable=False),
+    Column("revoked_at", Float),
+    Index("plane_keys_by_digest", "digest", unique=True),
+)
+
+plane_leases = Table(
+    "plane_leases",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("holder", String, nullable=False),
+    Column("fence", Integer, nullable=False),
+    Column("expires_at", Float, nullable=False),
 )

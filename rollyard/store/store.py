@@ -32,6 +32,7 @@ from rollyard.core.trajectory import Trajectory
 from rollyard.store import blobs, calls, clean, events, rollouts, runs
 from rollyard.store.database import Database
 from rollyard.store.migrate import prepare
+from rollyard.store.plane import SqlPlane
 from rollyard.store.sqlite import SQLite, Synchronous, restore
 from rollyard.store.values import ArtifactInfo, Page, RunInfo, SortKey, StoredEvent, StoredVerdict
 
@@ -58,6 +59,11 @@ class Store:
             yield cls(database, clock)
         finally:
             await database.aclose()
+
+    @property
+    def plane(self) -> SqlPlane:
+        """The control plane's records, in the same database."""
+        return SqlPlane(self._database)
 
     # calls: what the gate needs
 

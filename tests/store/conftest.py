@@ -1,71 +1,8 @@
 """Every test of this room that takes `store` runs on SQLite and on a real PostgreSQL server."""
 
-import os
-import shutil
-import socket
-import subprocess
-import tempfile
-from pathlib import Path
-
 import pytest
 
 from rollyard.store import Store
-
-
-def _binaries():
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
-    return found[-1] if found else None
-
-
-def _as_postgres():
-    """The server refuses to run as root."""
-    if os.geteuid() != 0:
-        return {}
-    return {"user": "postgres", "group": "postgres", "extra_groups": []}
-
-
-@pytest.fixture(scope="session")
-def postgres_server():
-    """A server of its own in a temporary directory, on a free port of the loopback."""
-    binaries = _binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server is installed (Debian package postgresql)")
-    home = Path(tempfile.mkdtemp(prefix="ry-pg-"))
-    who = _as_postgres()
-    if who:
-        shutil.chown(home, who["user"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    run = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": home, **who}
-    subprocess.run([binaries / "initdb", "-D", home / "data", "-A", "trust", "-U", "ry", "-N", "-E", "UTF8"], **run)
-    options = f"-k {home} -p {port} -c listen_addresses=127.0.0.1 -c fsync=off -c max_connections=50"
-    subprocess.run(
-        [binaries / "pg_ctl", "-D", home / "data", "-w", "-t", "60", "-l", home / "log", "-o", options, "start"], **run
-    )
-    try:
-        yield f"postgresql://ry@127.0.0.1:{port}"
-    finally:
-        subprocess.run([binaries / "pg_ctl", "-D", home / "data", "-m", "immediate", "stop"], **run)
-        shutil.rmtree(home, ignore_errors=True)
-
-
-@pytest.fixture
-async def postgres_url(postgres_server, request):
-    """An empty database on the server."""
-    import asyncpg
-
-    name = f"t{abs(hash(request.node.nodeid))}"
-    admin = await asyncpg.connect(f"{postgres_server}/postgres")
-    await admin.execute(f"CREATE DATABASE {name}")
-    yield f"{postgres_server}/{name}"
-    await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    await admin.close()
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def store_url(request, tmp_path):
-    return str(tmp_path / "runs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
 @pytest.fixture

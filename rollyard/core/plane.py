@@ -1,0 +1,117 @@
+"""What the control plane keeps: environment descriptions, instances and what happened to them, API keys.
+
+These are records: who decides about them is `rollyard.plane`, where they are kept is `rollyard.store`. Times are seconds
+since 1970; they become RFC 3339 only on the wire. `live` is the one truth about quota: an instance counts from the moment
+its creation is journalled until its engine has confirmed that it is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from rollyard.core.sandbox import Mount, Network, Resources
+
+Role = Literal["admin", "owner", "trainer", "agent"]
+ROLES: tuple[Role, ...] = ("admin", "owner", "trainer", "agent")
+EnvStatus = Literal["draft", "released"]
+InstanceState = Literal["creating", "running", "deleting", "deleted", "expired", "failed"]
+
+
+class EnvSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an environment is. `artifacts` are hexadecimal sha256 digests by name."""
+
+    description: str = ""
+    image: str = "host"
+    engine: str | None = None
+    resources: Resources = Resources()
+    network: Network = "none"
+    env: Mapping[str, str] = {}
+    ttl_s: float | None = None
+    tags: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    verifier: str | None = None
+    artifacts: Mapping[str, str] = {}
+    extra: Mapping[str, Any] = {}
+
+
+class EnvRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`revision` counts changes: who updates says which one was seen. A released record never changes again."""
+
+    name: str
+    version: str
+    revision: int
+    status: EnvStatus
+    spec: EnvSpec
+    created_at: float
+    updated_at: float
+    released_at: float | None = None
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+class InstancePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is asked for: the journal's record of an intention."""
+
+    image: str = "host"
+    env: Mapping[str, str] = {}
+    arguments: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    resources: Resources = Resources()
+    network: Network = "none"
+    ttl_s: float = 1800.0
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    owner: str
+    engine: str
+    state: InstanceState
+    live: bool
+    plan: InstancePlan
+    created_at: float
+    updated_at: float
+    expires_at: float
+    last_seen_at: float
+    settle_by: float  # a step under way at this time was abandoned by whoever took it
+    env: str | None = None
+    run_id: str | None = None
+    ref: str | None = None  # the engine's own name for it, once known
+    idle_ttl_s: float | None = None
+    labels: Mapping[str, str] = {}
+    reason: str | None = None
+    ended_at: float | None = None
+
+
+class Happening(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of an instance's history."""
+
+    at: float
+    state: InstanceState
+    reason: str | None = None
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as it is kept: never itself, only its sha256. `instance_id` narrows an agent's key to one instance."""
+
+    id: str
+    digest: bytes
+    role: Role
+    owner: str
+    created_at: float
+    instance_id: str | None = None
+    revoked_at: float | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """`quota` None means the server's default."""
+
+    owner: str
+    used: int
+    quota: int | None

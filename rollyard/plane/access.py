@@ -1,0 +1,82 @@
+"""Who is asking: API keys by their sha256, roles, and what a caller may see.
+
+An admin sees everything. Everybody else sees what belongs to their owner; another owner's instance does not exist for them.
+An agent's key may be narrowed to one instance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneNotFound, PlaneUnauthorized
+from rollyard.core.ids import new_id, secret
+from rollyard.core.plane import ROLES, ApiKey, Instance, Role
+from rollyard.plane.storage import PlaneStore
+
+
+class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: Role
+    owner: str
+    instance_id: str | None = None
+
+
+class Access:
+    def __init__(self, store: PlaneStore, *, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+
+    async def issue(self, new: NewKey, *, text: str | None = None) -> tuple[ApiKey, str]:
+        """The key as it is kept, and the text that is shown this once."""
+        if new.role not in ROLES or not new.owner.strip():
+            raise PlaneInvalid(f"a key has an owner and one of the roles {', '.join(ROLES)}")
+        if new.instance_id is not None and new.role != "agent":
+            raise PlaneInvalid("only an agent's key is narrowed to an instance")
+        text = text or secret("ryk")
+        key = ApiKey(
+            id=new_id("key"),
+            digest=_digest(text),
+            role=new.role,
+            owner=new.owner,
+            instance_id=new.instance_id,
+            created_at=self._clock(),
+        )
+        return await self._store.put_key(key), text
+
+    async def admin(self, text: str) -> ApiKey:
+        """The key that the server was started with; the same one again is the same key."""
+        found = await self._store.find_key(_digest(text))
+        return found or (await self.issue(NewKey(role="admin", owner="admin"), text=text))[0]
+
+    async def revoke(self, key_id: str) -> None:
+        await self._store.revoke_key(key_id, at=self._clock())
+
+    async def caller(self, header: str | None) -> ApiKey:
+        scheme, _, text = (header or "").partition(" ")
+        if scheme.lower() != "bearer" or not text.strip():
+            raise PlaneUnauthorized("no API key", hint="send Authorization: Bearer KEY")
+        found = await self._store.find_key(_digest(text.strip()))
+        if found is None:
+            raise PlaneUnauthorized("this API key is unknown or revoked")
+        return found
+
+
+def owner_for(caller: ApiKey, asked: str | None) -> str:
+    """On whose account: an admin may name anybody, others only themselves."""
+    if asked is None or asked == caller.owner:
+        return caller.owner
+    if caller.role != "admin":
+        raise PlaneForbidden("only an admin acts for another owner")
+    return asked
+
+
+def sees(caller: ApiKey, instance: Instance) -> None:
+    own = caller.role == "admin" or caller.owner == instance.owner
+    if not own or caller.instance_id not in (None, instance.id):
+        raise PlaneNotFound(f"there is no instance {instance.id}")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

@@ -1,0 +1,113 @@
+"""`SqlPlane`: the control plane's storage on SQLite and PostgreSQL. What each method promises is said in
+`rollyard.plane.storage.PlaneStore`, which it has the shape of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec, Happening, Instance, InstanceState, Usage
+from rollyard.store.database import Database
+from rollyard.store.plane import hub, instances, keys, sweep
+
+
+class SqlPlane:
+    def __init__(self, database: Database) -> None:
+        self._read, self._write = database.read, database.write
+
+    # environments
+
+    async def create_env(self, record: EnvRecord) -> EnvRecord:
+        return await self._write(partial(hub.create, record=record))
+
+    async def get_env(self, name: str, version: str) -> EnvRecord:
+        return await self._read(partial(hub.get, name=name, version=version))
+
+    async def update_env(self, name: str, version: str, spec: EnvSpec, *, revision: int | None, at: float) -> EnvRecord:
+        return await self._write(partial(hub.replace, name=name, version=version, spec=spec, revision=revision, at=at))
+
+    async def release_env(self, name: str, version: str, *, revision: int | None, at: float) -> EnvRecord:
+        return await self._write(partial(hub.release, name=name, version=version, revision=revision, at=at))
+
+    async def delete_env(self, name: str, version: str, *, released: bool) -> None:
+        await self._write(partial(hub.remove, name=name, version=version, released=released))
+
+    async def list_envs(
+        self, *, words: tuple[str, ...], status: str | None, after: tuple[str, str] | None, limit: int
+    ) -> list[EnvRecord]:
+        return await self._read(partial(hub.listed, words=words, status=status, after=after, limit=limit))
+
+    # instances
+
+    async def begin(
+        self, new: Instance, *, default_quota: int | None, request: tuple[str, str, bytes] | None
+    ) -> tuple[Instance, bool]:
+        return await self._write(partial(instances.begin, new=new, default_quota=default_quota, request=request))
+
+    async def step(
+        self, instance_id: str, origin: tuple[InstanceState, ...], state: InstanceState, *, at: float, **changes: Any
+    ) -> Instance | None:
+        return await self._write(
+            partial(instances.step, instance_id=instance_id, origin=origin, state=state, at=at, changes=changes)
+        )
+
+    async def end(self, instance_id: str, state: InstanceState, *, at: float, reason: str | None) -> bool:
+        return await self._write(partial(instances.end, instance_id=instance_id, state=state, at=at, reason=reason))
+
+    async def touch(self, instance_id: str, *, at: float, expires_at: float | None = None) -> Instance | None:
+        return await self._write(partial(instances.touch, instance_id=instance_id, at=at, expires_at=expires_at))
+
+    async def get_instance(self, instance_id: str) -> Instance:
+        return await self._read(partial(instances.get, instance_id=instance_id))
+
+    async def list_instances(
+        self,
+        *,
+        owner: str | None,
+        env: str | None,
+        run_id: str | None,
+        live: bool | None,
+        labels: Mapping[str, str],
+        after: str,
+        limit: int,
+    ) -> list[Instance]:
+        work = partial(instances.listed, owner=owner, env=env, run_id=run_id, live=live)
+        return await self._read(partial(work, wanted=labels, after=after, limit=limit))
+
+    async def history(self, instance_id: str) -> list[Happening]:
+        return await self._read(partial(instances.history_of, instance_id=instance_id))
+
+    async def set_quota(self, owner: str, quota: int | None) -> Usage:
+        return await self._write(partial(instances.set_quota, owner=owner, quota=quota))
+
+    async def usage(self, owner: str) -> Usage:
+        return await self._read(partial(instances.usage, owner=owner))
+
+    # keys
+
+    async def put_key(self, key: ApiKey) -> ApiKey:
+        return await self._write(partial(keys.put, key=key))
+
+    async def find_key(self, digest: bytes) -> ApiKey | None:
+        return await self._read(partial(keys.find, digest=digest))
+
+    async def list_keys(self) -> list[ApiKey]:
+        return await self._read(keys.listed)
+
+    async def revoke_key(self, key_id: str, *, at: float) -> None:
+        await self._write(partial(keys.revoke, key_id=key_id, at=at))
+
+    # the sweep
+
+    async def identity(self, proposed: str) -> str:
+        return await self._write(partial(sweep.identity, proposed=proposed))
+
+    async def take_sweep(self, holder: str, *, now: float, ttl_s: float) -> int | None:
+        return await self._write(partial(sweep.take, holder=holder, now=now, ttl_s=ttl_s))
+
+    async def claim_due(self, fence: int, *, now: float, settle_s: float, limit: int) -> list[Instance]:
+        return await self._write(partial(sweep.claim, fence=fence, now=now, settle_s=settle_s, limit=limit))
+
+    async def finish_due(self, fence: int, ended: list[tuple[str, InstanceState, str]], *, now: float) -> int:
+        return await self._write(partial(sweep.finish, fence=fence, ended=ended, now=now))
