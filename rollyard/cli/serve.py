@@ -1,4 +1,4 @@
-"""`rollyard serve gate|env|model|...`: long-running servers. Each prints one ready line and stops on Ctrl-C or SIGTERM."""
+"""`rollyard serve gate|model|env|plane|...`: long-running servers. Each prints one ready line and stops on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -117,4 +117,41 @@ def model(
             key_file=key_file,
         ),
         say=lambda ready: typer.echo(ready.json if json else ready.line),
+    )
+
+
+@app.command()
+def plane(
+    store: Annotated[str, typer.Option(help="a path, sqlite:///path or postgresql://...")] = "rollyard.db",
+    engine: Annotated[str, typer.Option(help="engines, the first is the default: local,docker,noop")] = "local",
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free one")] = 8600,
+    quota: Annotated[
+        int | None, typer.Option(help="instances per owner, where an owner has no quota of its own")
+    ] = None,
+    sweep_s: Annotated[float, typer.Option(help="seconds between sweeps")] = 30.0,
+    admin_key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
+    print_env: Annotated[bool, typer.Option("--print-env", help="first print NAME=value lines for clients")] = False,
+    json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
+) -> None:
+    """Serve the control plane: environments, instances, engines, the page."""
+    from rollyard.plane.serve import PlaneOptions, Ready, serve_plane
+
+    def say(ready: Ready) -> None:
+        if print_env:
+            typer.echo(ready.env)
+        typer.echo(ready.json if json else ready.line)
+
+    names = tuple(name.strip() for name in engine.split(",") if name.strip())
+    serve_plane(
+        PlaneOptions(
+            store=store,
+            engines=names,
+            host=host,
+            port=port,
+            quota=quota,
+            sweep_s=sweep_s,
+            admin_key_file=admin_key_file,
+        ),
+        say=say,
     )

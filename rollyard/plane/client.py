@@ -1,0 +1,243 @@
+"""The plane's client: `async with rollyard.plane.connect(url, key) as plane:`, then `plane.envs`, `plane.instances`.
+
+Refusals come back as the errors the server raised, by status. Whatever else a server, a proxy or a broken network answers
+(HTML, half a body, JSON of another shape) is a `PlaneUnavailable`, never a KeyError. Nothing is tried again here: creating
+with an `idempotency_key` is what makes that safe, and only the caller knows whether it is wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from rollyard.core.errors import (
+    ConfigError,
+    PlaneConflict,
+    PlaneError,
+    PlaneForbidden,
+    PlaneGone,
+    PlaneInvalid,
+    PlaneNotFound,
+    PlaneQuota,
+    PlaneTooLarge,
+    PlaneUnauthorized,
+    PlaneUnavailable,
+    PlaneUnsupported,
+)
+from rollyard.core.sandbox import Exit
+
+_ERRORS: Mapping[int, type[PlaneError]] = {
+    kind.status: kind
+    for kind in (
+        PlaneInvalid,
+        PlaneUnauthorized,
+        PlaneForbidden,
+        PlaneNotFound,
+        PlaneConflict,
+        PlaneGone,
+        PlaneTooLarge,
+        PlaneQuota,
+        PlaneUnsupported,
+    )
+}
+_TIMEOUT_S = 60.0
+_CREATE_S = 330.0
+
+
+class Plane:
+    """One server and one key. Enter it, or close it with `aclose`."""
+
+    def __init__(self, url: str, key: str, *, timeout_s: float = _TIMEOUT_S) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r} is not the URL of a plane", hint="give http://host:port")
+        self._url, self._key, self._timeout_s = url.rstrip("/"), key, timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self.envs = Envs(self)
+        self.instances = PlaneInstances(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def engines(self) -> dict[str, Any]:
+        """The capability map."""
+        return await self.json("GET", "/v1/engines")
+
+    async def usage(self, owner: str | None = None) -> dict[str, Any]:
+        return await self.json("GET", "/v1/usage", query={"owner": owner})
+
+    async def create_key(self, role: str, owner: str, *, instance_id: str | None = None) -> dict[str, Any]:
+        """`key` in the answer is shown this once."""
+        return await self.json("POST", "/v1/keys", {"role": role, "owner": owner, "instance_id": instance_id})
+
+    async def json(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        data = None if body is None else msgspec.json.encode(body)
+        raw = await self.bytes(method, path, data, query=query, headers=headers, timeout_s=timeout_s)
+        try:
+            return msgspec.json.decode(raw, type=dict[str, Any])
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise PlaneUnavailable(f"{self._url} did not answer {method} {path} with a JSON object") from error
+
+    async def bytes(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._key}"})
+        params = [
+            (name, str(one))
+            for name, value in (query or {}).items()
+            for one in (value if isinstance(value, list) else [value])
+            if one is not None
+        ]
+        try:
+            async with (
+                asyncio.timeout(timeout_s or self._timeout_s),
+                self._session.request(
+                    method, self._url + path, data=data, params=params, headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                raw, status = await response.read(), response.status
+        except TimeoutError as error:
+            raise PlaneUnavailable(f"{self._url} did not answer {method} {path} in time") from error
+        except aiohttp.ClientError as error:
+            raise PlaneUnavailable(f"{method} {path} at {self._url} broke: {error}") from error
+        if 200 <= status < 300:
+            return raw
+        raise _refusal(status, raw, f"{method} {path}")
+
+
+class Envs:
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    async def create(self, name: str, version: str, **spec: Any) -> dict[str, Any]:
+        return await self._plane.json("POST", "/v1/envs", {"name": name, "version": version, "spec": spec})
+
+    async def get(self, name: str, version: str) -> dict[str, Any]:
+        return await self._plane.json("GET", f"/v1/envs/{name}/{version}")
+
+    async def exists(self, name: str, version: str) -> bool:
+        return (await self._plane.json("GET", f"/v1/envs/{name}/{version}/exists")).get("exists") is True
+
+    async def update(self, name: str, version: str, *, revision: int, **spec: Any) -> dict[str, Any]:
+        """Raises `PlaneConflict` when it is not at the revision you read any more."""
+        return await self._plane.json("PUT", f"/v1/envs/{name}/{version}", {"revision": revision, "spec": spec})
+
+    async def release(self, name: str, version: str, *, revision: int | None = None) -> dict[str, Any]:
+        return await self._plane.json("POST", f"/v1/envs/{name}/{version}/release", {"revision": revision})
+
+    async def delete(self, name: str, version: str) -> None:
+        await self._plane.bytes("DELETE", f"/v1/envs/{name}/{version}")
+
+    def list(self, *, search: str | None = None, status: str | None = None) -> AsyncGenerator[dict[str, Any]]:
+        """All of them, a page at a time."""
+        return _paged(self._plane, "/v1/envs", {"q": search, "status": status})
+
+
+class PlaneInstances:
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    async def create(self, *, idempotency_key: str | None = None, **asked: Any) -> dict[str, Any]:
+        """`env="name@version"` or `image=...`, with engine, ttl_s, idle_ttl_s, labels, environment, run_id, ..."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else None
+        return await self._plane.json("POST", "/v1/instances", asked, headers=headers, timeout_s=_CREATE_S)
+
+    async def get(self, instance_id: str) -> dict[str, Any]:
+        return await self._plane.json("GET", f"/v1/instances/{instance_id}")
+
+    async def history(self, instance_id: str) -> dict[str, Any]:
+        return await self._plane.json("GET", f"/v1/instances/{instance_id}/history")
+
+    async def heartbeat(self, instance_id: str) -> dict[str, Any]:
+        return await self._plane.json("POST", f"/v1/instances/{instance_id}/heartbeat")
+
+    async def extend(self, instance_id: str, ttl_s: float) -> dict[str, Any]:
+        return await self._plane.json("POST", f"/v1/instances/{instance_id}/extend", {"ttl_s": ttl_s})
+
+    async def exec(
+        self, instance_id: str, command: str | Sequence[str], *, timeout_s: float = 60.0, **more: Any
+    ) -> Exit:
+        """`env`, `cwd` and `stdin` (bytes) are passed on."""
+        if "stdin" in more:
+            more["stdin_base64"] = base64.b64encode(more.pop("stdin")).decode()
+        asked = {"command": command, "timeout_s": timeout_s, **more}
+        path = f"/v1/instances/{instance_id}/exec"
+        found = await self._plane.json("POST", path, asked, timeout_s=timeout_s + _TIMEOUT_S)
+        try:
+            return msgspec.convert(found, Exit)
+        except msgspec.ValidationError as error:
+            raise PlaneUnavailable(f"the answer to {path} is not a program's end: {error}") from error
+
+    async def read(self, instance_id: str, path: str) -> bytes:
+        return await self._plane.bytes("GET", f"/v1/instances/{instance_id}/files", query={"path": path})
+
+    async def write(self, instance_id: str, path: str, data: bytes) -> None:
+        await self._plane.bytes("PUT", f"/v1/instances/{instance_id}/files", data, query={"path": path})
+
+    async def delete(self, instance_id: str) -> None:
+        await self._plane.bytes("DELETE", f"/v1/instances/{instance_id}", timeout_s=_CREATE_S)
+
+    async def delete_many(self, **which: Any) -> dict[str, str]:
+        """`ids`, `run_id` or `labels`; what became of each."""
+        found = await self._plane.json("POST", "/v1/instances/delete", which, timeout_s=_CREATE_S)
+        return dict(found.get("outcomes") or {})
+
+    def list(self, *, labels: Mapping[str, str] | None = None, **query: Any) -> AsyncGenerator[dict[str, Any]]:
+        """All of them, a page at a time; `env`, `run_id`, `live` ("true", "false", "any"), `owner` for admins."""
+        return _paged(self._plane, "/v1/instances", {**query, "label": [f"{k}={v}" for k, v in (labels or {}).items()]})
+
+
+async def _paged(plane: Plane, path: str, query: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    cursor: str | None = None
+    while True:
+        page = await plane.json("GET", path, query={**query, "cursor": cursor, "limit": 200})
+        items, cursor = page.get("items"), page.get("next")
+        if not isinstance(items, list):
+            raise PlaneUnavailable(f"the answer to {path} is not a page")
+        for item in items:
+            yield item
+        if not cursor:
+            return
+
+
+def _refusal(status: int, raw: bytes, what: str) -> PlaneError:
+    told: Any = None
+    try:
+        told = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, ValueError):
+        told = None  # a proxy's page, or half an answer: the status says enough
+    inner: Any = told.get("error") if isinstance(told, dict) else None
+    if not isinstance(inner, dict) or not isinstance(inner.get("message"), str):
+        return PlaneUnavailable(f"{what} was answered with status {status} by something that is not a plane")
+    hint = inner.get("hint")
+    kind = _ERRORS.get(status, PlaneUnavailable)
+    return kind(inner["message"], hint=hint if isinstance(hint, str) else None)

@@ -1,0 +1,123 @@
+"""`serve plane`: a store, engines, the native API, the sweep and the page put together, from options to a clean shutdown.
+
+Instances outlive the server: a stop ends the sweep and the API, and the next start goes on with the same rows. The admin key
+is in a file that only its owner reads; `--print-env` says it for scripts that start the server themselves. The page asks for no
+key and shows the whole store, so it is there only where the server listens on loopback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.ids import new_id, secret
+from rollyard.plane.access import Access
+from rollyard.plane.api import plane_app
+from rollyard.plane.engines import Engine, engine
+from rollyard.plane.hub import Hub
+from rollyard.plane.instances import Instances, Settings
+from rollyard.plane.page.app import page_app
+from rollyard.plane.sweep import Sweeper
+from rollyard.store import Store
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
+    store: str
+    engines: tuple[str, ...] = ("local",)
+    host: str = "127.0.0.1"
+    port: int = 8600
+    admin_key_file: Path | None = None
+    quota: int | None = None
+    sweep_s: float = 30.0
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    url: str
+    engines: tuple[str, ...]
+    admin_key_file: str
+    key: str
+
+    @property
+    def line(self) -> str:
+        return (
+            f"rollyard plane ready at {self.url} (engines: {', '.join(self.engines)}; admin key: {self.admin_key_file})"
+        )
+
+    @property
+    def json(self) -> str:
+        shown = {"url": self.url, "engines": self.engines, "admin_key_file": self.admin_key_file}
+        return msgspec.json.encode(shown).decode()
+
+    @property
+    def env(self) -> str:
+        return f"ROLLYARD_URL={self.url}\nROLLYARD_KEY={self.key}"
+
+
+def serve_plane(options: PlaneOptions, *, say: Callable[[Ready], None]) -> None:
+    """Blocks until SIGINT or SIGTERM."""
+    asyncio.run(_serve(options, say))
+
+
+async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
+    sock = _listening(options.host, options.port)
+    async with AsyncExitStack() as stack:
+        stack.callback(sock.close)
+        store = await stack.enter_async_context(Store.open(options.store))
+        engines: dict[str, Engine] = {}
+        for name in options.engines:
+            engines[name] = await stack.enter_async_context(engine(name))
+        kept = store.plane
+        plane = await kept.identity(new_id("plane"))
+        hub = Hub(kept)
+        instances = Instances(kept, hub, engines, plane=plane, settings=Settings(quota=options.quota))
+        sweeper = Sweeper(kept, engines, plane=plane)
+        access = Access(kept)
+        port = sock.getsockname()[1]
+        key, where = _admin_key(options.admin_key_file, port)
+        await access.admin(key)
+        page = page_app(store) if options.host in _LOOPBACK else None
+        app = plane_app(kept, hub, instances, sweeper, access, page=page)
+        sweeping = asyncio.create_task(sweeper.forever(options.sweep_s))
+        stack.callback(sweeping.cancel)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        say(Ready(url=f"http://{host}:{port}", engines=tuple(engines), admin_key_file=str(where), key=key))
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=30)
+        await uvicorn.Server(config).serve(sockets=[sock])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(1024)  # from the ready line on, nobody is refused
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port") from error
+    return sock
+
+
+def _admin_key(path: Path | None, port: int) -> tuple[str, Path]:
+    """The key in the file, which is made with a new one where it does not exist."""
+    if path is None:
+        root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rollyard"
+        path = root / f"plane-{port}.admin-key"
+    if path.exists():
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"others can read {path}", hint=f"chmod 600 {path}")
+        return path.read_text().strip(), path
+    key = secret("ryk")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(key + "\n")
+    return key, path
