@@ -16,6 +16,7 @@ from rollyard.core.sandbox import Stat
 from rollyard.sandbox.docker import tars
 from rollyard.sandbox.e2b.faults import speaking
 from rollyard.sandbox.e2b.programs import ROOT, Programs
+from rollyard.sandbox.shim import STEP_S
 
 _FORMAT = "%f\\0%y\\0%s\\0%m\\0%T@\\0%l\\0"
 _STAT = f'[ -e "$1" ] || [ -L "$1" ] || exit 2; find "$1" -maxdepth 0 -printf \'{_FORMAT}\''
@@ -35,6 +36,7 @@ while [ "$p" != / ] && [ ! -e "$p" ]; do p=$(dirname "$p"); [ -e "$p" ] && [ ! -
 _CODES = {2: "ENOENT", 5: "EIO", 13: "EACCES", 17: "EEXIST", 20: "ENOTDIR", 21: "EISDIR"}
 _KINDS = {"f": "file", "d": "dir", "l": "symlink"}
 _TREE_S = 600.0
+_PART = 64 * 2**20  # servers bound the size of one file
 
 
 class Files(Programs):
@@ -84,8 +86,10 @@ class Files(Programs):
         done = await self.script(_WHY, self._path(path), way)
         return PathError(path, _CODES.get(done.exit_code or 0, "EIO"), hint=error.message)
 
-    async def _step(self, script: str, path: str, *args: str, user: str | None = None) -> bytes:
-        done = await self.script(script, self._path(path), *args, user=user)
+    async def _step(
+        self, script: str, path: str, *args: str, user: str | None = None, timeout: float = STEP_S
+    ) -> bytes:
+        done = await self.script(script, self._path(path), *args, user=user, timeout=timeout)
         if done.exit_code in _CODES:
             raise PathError(path, _CODES[done.exit_code])
         if not done.ok:
@@ -119,16 +123,21 @@ class Files(Programs):
         with tempfile.TemporaryFile() as archive:
             await asyncio.to_thread(tars.pack, source, ".", (0, 0), archive)
             archive.seek(0)
-            with speaking(self.id, self._key):
-                await self._box.files.write(carried, archive, user=user or self._user, request_timeout=_TREE_S)
-        unpack = 'mkdir -p -- "$1" && tar -xpf "$2" -C "$1" --no-same-owner; c=$?; rm -f "$2"; [ $c = 0 ] || exit 100'
-        await self._step(unpack, path, carried, user=user)
+            number = 0
+            while part := archive.read(_PART):
+                with speaking(self.id, self._key):
+                    await self._box.files.write(
+                        f"{carried}.{number:04d}", part, user=user or self._user, request_timeout=_TREE_S
+                    )
+                number += 1
+        unpack = 'mkdir -p -- "$1" && cat "$2".* | tar -xpf - -C "$1" --no-same-owner; c=$?; rm -f "$2".*; [ $c = 0 ] || exit 100'
+        await self._step(unpack, path, carried, user=user, timeout=_TREE_S)
 
     async def download_dir(self, path: str, target: str, *, max_bytes: int = 2**30) -> None:
         """What is in the directory `path` goes into `target` on this machine, which is made if it is absent."""
         carried = f"{ROOT}/x/{new_id('tar')}"
         pack = '[ -e "$1" ] || exit 2; cd -P -- "$1" || exit 20; tar -cf "$2" -C .. "$(basename "$PWD")" || exit 100'
-        await self._step(pack, path, carried)
+        await self._step(pack, path, carried, timeout=_TREE_S)
         Path(target).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile() as archive:
             archive.write(await self.read(carried, max_bytes=max_bytes + 2**26))
