@@ -57,7 +57,11 @@ def gate(
 
 @app.command()
 def env(
-    target: Annotated[str, typer.Argument(help="path.py:Class or module:Class")],
+    target: Annotated[str, typer.Argument(help="path.py:Class, module:Class, or coding")] = "coding",
+    taskset: Annotated[str | None, typer.Option(help="coding: where its tasks are")] = None,
+    agent: Annotated[str, typer.Option(help="coding: the agent of every step")] = "opencode",
+    policy: Annotated[str | None, typer.Option(help="coding: who answers, such as scripted:FILE")] = None,
+    sandbox: Annotated[str, typer.Option(help="coding: the backend")] = "local",
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 picks a free one")] = 0,
     capacity: Annotated[int, typer.Option(help="environments at once", min=1)] = 64,
@@ -69,8 +73,10 @@ def env(
 ) -> None:
     """Serve an environment over HTTP, WebSocket and MCP; OpenEnv's client drives it too."""
     from rollyard.envs.sessions import EnvLimits
+    from rollyard.runs.coding_env import CodingOptions, coding_env
     from rollyard.runs.serve_env import EnvOptions, serve_env
 
+    coding = CodingOptions(agent=agent, policy=policy, sandbox=sandbox)
     serve_env(
         EnvOptions(
             target=target,
@@ -80,6 +86,7 @@ def env(
             production=production,
             limits=EnvLimits(capacity=capacity, lease_s=lease_s, deadline_s=deadline_s),
         ),
+        make=coding_env(coding, taskset) if target == "coding" else None,
         say=lambda ready: typer.echo(ready.json if json else ready.line),
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from hmac import compare_digest
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -90,6 +91,7 @@ class EnvServer:
             Route("/health", _plainly(self._health), methods=["GET"]),
             Route("/metadata", _plainly(self._metadata), methods=["GET"]),
             Route("/schema", _plainly(self._schema), methods=["GET"]),
+            Route("/openapi.json", _plainly(self._openapi), methods=["GET"]),
             Route("/list_environments", _plainly(self._names), methods=["GET"]),
             Route("/sessions", _plainly(self._listed), methods=["GET"]),
             Route("/sessions", _plainly(self._opened), methods=["POST"]),
@@ -132,6 +134,15 @@ class EnvServer:
             "observation": msgspec.json.schema(observation),
             "state": {"type": "object", "properties": state, "additionalProperties": True},
         }
+
+    async def _openapi(self, request: Request) -> Any:
+        """Which routes there are; `openenv validate` tells the mode by it."""
+        paths: dict[str, dict[str, Any]] = {}
+        for route in self._app.routes:
+            if isinstance(route, Route):
+                answers = {m.lower(): {"responses": {"200": {"description": "OK"}}} for m in route.methods or ()}
+                paths.setdefault(route.path, {}).update(answers)
+        return {"openapi": "3.1.0", "info": {"title": self.name, "version": version("rollyard")}, "paths": paths}
 
     async def _names(self, request: Request) -> Any:
         return [self.name]

@@ -93,6 +93,18 @@ async def test_the_real_clients_drive_our_server():
     }
 
 
+@pytest.mark.parametrize("production", [False, True])
+async def test_the_real_validator_accepts_our_server(production):
+    python = await asyncio.to_thread(python_with_openenv)
+    code = "import sys; from openenv.cli.__main__ import main; sys.argv = ['openenv', *sys.argv[1:]]; main()"
+    async with served(production=production) as url:
+        program = await asyncio.create_subprocess_exec(
+            python, "-c", code, "validate", "--url", url, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await asyncio.wait_for(program.communicate(), 180)
+    assert b"Verdict: PASS" in out, out.decode()
+
+
 async def test_our_client_drives_a_real_openenv_server(unused_port):
     python = await asyncio.to_thread(python_with_openenv)
     program = await asyncio.create_subprocess_exec(python, "-c", THEIR_SERVER, str(unused_port))
