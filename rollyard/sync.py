@@ -36,17 +36,25 @@ class _Loop:
 _portal = _Loop()
 
 
-async def _await(value: Awaitable[T]) -> T:
-    return await value
+_CLEANUP_S = 60.0
+
+
+async def _await(value: Awaitable[T], over: threading.Event) -> T:
+    try:
+        return await value
+    finally:
+        over.set()
 
 
 def run(value: Awaitable[T]) -> T:
-    """Wait for an awaitable on the background loop. Ctrl-C cancels it and waits for its clean-up."""
-    future = asyncio.run_coroutine_threadsafe(_await(value), _portal.get())
+    """Wait for an awaitable on the background loop. Ctrl-C cancels it and waits for its clean-up, a minute at most."""
+    over = threading.Event()
+    future = asyncio.run_coroutine_threadsafe(_await(value, over), _portal.get())
     try:
         return future.result()
     except KeyboardInterrupt:
         future.cancel()
+        over.wait(_CLEANUP_S)
         raise
 
 
