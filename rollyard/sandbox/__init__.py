@@ -12,9 +12,19 @@ GROUP = "rollyard.sandboxes"
 
 def backend(name: str = "local", **options: Any) -> Backend:
     """The backend of this name (an entry point, or `package.module:attribute`), made with its own options."""
+    from inspect import signature
+
+    from rollyard.core.errors import ConfigError
     from rollyard.core.registry import load
 
-    return load(GROUP, name)(**options)
+    make = load(GROUP, name)
+    taken = signature(make).parameters
+    for option in options:
+        if option not in taken and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+            raise ConfigError(
+                f"sandbox backend {name!r} has no option {option!r}; it takes: {', '.join(taken) or 'none'}"
+            )
+    return make(**options)
 
 
 __all__ = ["backend"]
