@@ -33,6 +33,7 @@ test: setup  ## the ordinary suite: minutes on two cores
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
 test-slow: setup  ## soaks, churn, long waits, engines, foreign venvs, training
+	-@bash .ci/engine-packages docker && bash .ci/engine-packages podman
 	$(BIN)/python -m pytest -m slow
 
 check: setup  ## formatting, lint, types, layers

@@ -78,3 +78,14 @@ async def postgres_url(postgres_server, request):
 @pytest.fixture(params=["sqlite", "postgres"])
 def store_url(request, tmp_path):
     return str(tmp_path / "runs.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture(scope="session", params=["docker", "podman"])
+def engine(request):
+    """(kind, address) of a container engine started for these tests and gone after them."""
+    from rollyard.testing.engines import lacking, running
+
+    if why := lacking(request.param):
+        pytest.skip(why)
+    with running(request.param) as host:
+        yield request.param, host

@@ -14,6 +14,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def clean(
     backend: Annotated[str, typer.Option("--backend", help="whose sandboxes")] = "local",
     label: Annotated[list[str] | None, typer.Option("--label", help="end live ones with this NAME=VALUE too")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="end live ones of this run too")] = None,
     older_than: Annotated[float | None, typer.Option("--older-than", help="end live ones older than SECONDS")] = None,
     every: Annotated[bool, typer.Option("--all", help="end all live ones of this user")] = False,
     json: Annotated[bool, typer.Option("--json", help="the ids as JSON")] = False,
@@ -26,6 +27,8 @@ def clean(
     pairs = [part.partition("=") for part in label or []]
     if any(not sign for _, sign, _ in pairs):
         raise ConfigError("a label is NAME=VALUE", hint="for example --label run=run_01k9")
+    if run is not None:
+        pairs.append(("rollyard.run", "=", run))
     labels = {name: value for name, _, value in pairs} if pairs or every else None
 
     async def reap() -> list[str]:

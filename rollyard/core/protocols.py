@@ -13,7 +13,7 @@ from rollyard.core.delta import Blob
 from rollyard.core.events import Event
 from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout, Verdict
-from rollyard.core.sandbox import Capabilities, Exit, SandboxInfo, SandboxSpec, Stat
+from rollyard.core.sandbox import Capabilities, Exit, Resources, SandboxInfo, SandboxSpec, Stat
 from rollyard.core.task import Task
 from rollyard.core.trajectory import Trajectory
 
@@ -135,6 +135,14 @@ class Backend(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class OwnImages(Protocol):
+    """A backend whose images are kept by an engine of its own: it builds Dockerfiles and removes images there."""
+
+    async def build_image(self, folder: str, *, resources: Resources, timeout_s: float) -> str: ...
+    async def remove_image(self, image: str) -> None: ...
 
 
 class Policy(Protocol):

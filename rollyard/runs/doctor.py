@@ -25,6 +25,7 @@ import msgspec
 from rollyard.core.errors import Error
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend
+from rollyard.sandbox.docker import netns
 from rollyard.sandbox.home import cache_home, data_home, private_dir
 from rollyard.sandbox.local import cgroups
 from rollyard.sandbox.local.backend import LocalBackend
@@ -194,7 +195,8 @@ def _engines() -> list[Finding]:
 
 def _engine(name: str) -> Finding:
     program = shutil.which(name)
-    sockets = [os.environ.get("DOCKER_HOST", "").removeprefix("unix://")] if name == "docker" else []
+    variable = {"docker": "DOCKER_HOST", "podman": "CONTAINER_HOST"}[name]
+    sockets = [os.environ.get(variable, "").removeprefix("unix://")]
     runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
     sockets += {
         "docker": ["/var/run/docker.sock", f"{runtime}/docker.sock"],
@@ -202,9 +204,10 @@ def _engine(name: str) -> Finding:
     }[name]
     answering = next((path for path in sockets if path and _answers(path)), None)
     if answering:
-        return Finding(group="engines", name=name, state="ok", found=f"answers at {answering}")
+        route = "netns" if netns.permitted() else "socket"
+        return Finding(group="engines", name=name, state="ok", found=f"answers at {answering}; route {route}")
     advice = (
-        f"start it ({'dockerd' if name == 'docker' else 'podman system service'}), or set DOCKER_HOST"
+        f"start it ({'dockerd' if name == 'docker' else 'podman system service'}), or set {variable}"
         if program
         else f"only the docker backend needs it: install {name}"
     )

@@ -17,7 +17,7 @@ from rollyard import agents
 from rollyard.core.agent import Agent, LayerSpec
 from rollyard.core.errors import AgentInstallFailed, GateUnreachable, SandboxError, UnknownName, Unsupported
 from rollyard.core.limits import Deadline
-from rollyard.core.protocols import Backend, Sandbox
+from rollyard.core.protocols import Backend, OwnImages, Sandbox
 from rollyard.core.task import Site, Step, Task
 from rollyard.sandbox.images import ImageStore
 from rollyard.sandbox.layers import layer_prefix
@@ -44,8 +44,9 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
 class Provision:
     """Shared by the rollouts of a run, so that a layer or an image is built once and found ever after."""
 
-    def __init__(self, images: ImageStore | None = None) -> None:
+    def __init__(self, images: ImageStore | None = None, own: OwnImages | None = None) -> None:
         self.images = images or ImageStore()
+        self._own = own
         self._builds = FileCache(self.images.root / "builds")
         self._locks: dict[str, anyio.Lock] = {}
 
@@ -53,7 +54,8 @@ class Provision:
     def of(cls, backend: Backend | str) -> Provision:
         """On the backend's own image store where it has one: an image or layer made elsewhere would be unknown to it."""
         images = getattr(backend, "images", None)
-        return cls(images if isinstance(images, ImageStore) else None)
+        own = backend if isinstance(backend, OwnImages) else None
+        return cls(images if isinstance(images, ImageStore) else None, own)
 
     async def ground(self, task: Task, agent: Agent, backend: Backend, deadline: Deadline) -> Ground:
         layer = await self.agent_layer(agent)
@@ -90,9 +92,11 @@ class Provision:
             return Built(image=site.image, workdir="")
         lock = self._locks.setdefault(site.build, anyio.Lock())
         async with lock:
-            options = BuildOptions(
-                timeout_s=min(site.build_timeout_s, max(1.0, deadline.left)), resources=site.resources
-            )
+            timeout_s = min(site.build_timeout_s, max(1.0, deadline.left))
+            if isinstance(backend, OwnImages):
+                image = await backend.build_image(site.build, resources=site.resources, timeout_s=timeout_s)
+                return Built(image=image, workdir="")
+            options = BuildOptions(timeout_s=timeout_s, resources=site.resources)
             return await build(site.build, backend, self.images, self._builds, options)
 
     async def _ready_image(self, image: str, backend: Backend) -> bool:
@@ -107,7 +111,7 @@ class Provision:
 
     async def forget(self, image: str) -> None:
         """Remove a snapshot that judging made."""
-        await self.images.remove(image)
+        await (self._own.remove_image(image) if self._own is not None else self.images.remove(image))
 
     async def ready(self, sandbox: Sandbox, agent: Agent, ground: Ground, deadline: Deadline) -> str:
         """The prefix the agent lies under in this sandbox; "" when it was there already and is found on PATH."""

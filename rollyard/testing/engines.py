@@ -1,7 +1,8 @@
 """A throw-away Docker or Podman engine out of Debian packages: started by hand in a directory of its own, then gone.
 
 It touches no network (no bridge, no packet filter), pulls nothing (its one image is made by `rootfs`), and keeps everything
-below one directory, so that stopping it leaves nothing behind: no process, no mount, no control group, no file.
+below one directory and in a mount namespace of its own, so that stopping it leaves nothing behind: no process, no mount, no
+control group, no file.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ def start(kind: str, place: Path) -> str:
         raise SandboxUnavailable(f"no {kind} engine: {why}")
     place.mkdir(mode=0o700, parents=True)
     host = f"unix://{place}/sock"
-    (place / "cgroups").write_text("\n".join(_groups()))
+    (place / "before").write_text("\n".join(_outside()))
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
             _command(kind, place), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            env={"PATH": _PATH, "CONTAINERS_CONF": str(place / "containers.conf"), "HOME": str(place), "TMPDIR": str(place)},
+            env=_env(place),
         )  # fmt: skip
     (place / "pid").write_text(str(process.pid))
     try:
@@ -76,19 +77,20 @@ def stop(kind: str, place: Path) -> None:
     """End it and remove all it left. Nothing happens when it is not there."""
     if not place.is_dir():
         return
-    if kind == "podman":
-        subprocess.run([*_podman(place), "rm", "--all", "--force", "--time", "0"], capture_output=True, check=False,
-                       timeout=120, env={"PATH": _PATH, "CONTAINERS_CONF": str(place / "containers.conf")})  # fmt: skip
-    with contextlib.suppress(OSError, ValueError):
-        _end(int((place / "pid").read_text()), place)
-    for pid in _strays(place):
+    try:
+        pid = int((place / "pid").read_text())
+    except (OSError, ValueError):
+        pid = 0
+    if kind == "podman" and _is_ours(pid, place):
+        inside = ["nsenter", "--mount", "--target", str(pid), *_podman(place), "rm", "--all", "--force", "--time", "0"]
+        subprocess.run(inside, capture_output=True, check=False, timeout=120, env=_env(place))
+    _end(pid, place)
+    for stray in _strays(place):
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-    for mount in reversed(_mounts_below(place)):
-        subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False, timeout=30)
-    before = set((place / "cgroups").read_text().splitlines()) if (place / "cgroups").exists() else set[str]()
-    for group in sorted(set(_groups()) - before, reverse=True):
-        _remove_group(Path(group))
+            os.kill(stray, signal.SIGKILL)
+    before = set((place / "before").read_text().splitlines()) if (place / "before").exists() else set[str]()
+    for path in sorted(set(_outside()) - before, reverse=True):
+        _remove(Path(path))
     shutil.rmtree(place, ignore_errors=True)
 
 
@@ -125,14 +127,23 @@ def _which(name: str) -> str | None:
     return shutil.which(name, path=_PATH)
 
 
+def _env(place: Path) -> dict[str, str]:
+    conf = str(place / "containers.conf")
+    return {"PATH": _PATH, "CONTAINERS_CONF": conf, "HOME": str(place), "TMPDIR": str(place)}
+
+
 def _command(kind: str, place: Path) -> list[str]:
+    """In a mount namespace with an empty /run and /var/lib: engines keep things there that no option moves."""
+    hidden = 'mount -t tmpfs none /run && mount -t tmpfs none /var/lib && exec "$@"'
+    apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", hidden, "engine"]
     if kind == "podman":
         (place / "containers.conf").write_text(_PODMAN_CONF)
-        return [*_podman(place), "system", "service", "--time=0", f"unix://{place}/sock"]
+        return [*apart, *_podman(place), "system", "service", "--time=0", f"unix://{place}/sock"]
+    (place / "daemon.json").write_text("{}")
     return [
-        "dockerd", "--data-root", f"{place}/data", "--exec-root", f"{place}/exec", "--pidfile", f"{place}/dockerd.pid",
-        "--host", f"unix://{place}/sock", "--bridge=none", "--iptables=false", "--ip-forward=false",
-        "--config-file", f"{place}/daemon.json", "--deprecated-key-path", f"{place}/key.json",
+        *apart, "dockerd", "--data-root", f"{place}/data", "--exec-root", f"{place}/exec", "--host", f"unix://{place}/sock",
+        "--pidfile", f"{place}/dockerd.pid", "--config-file", f"{place}/daemon.json",
+        "--bridge=none", "--iptables=false", "--ip-forward=false",
     ]  # fmt: skip
 
 
@@ -160,10 +171,10 @@ def _is_ours(pid: int, place: Path) -> bool:
         return False
 
 
-def _remove_group(group: Path) -> None:
-    for _ in range(20):  # what was killed leaves its group a moment later
+def _remove(path: Path) -> None:
+    for _ in range(20):  # a process that was killed leaves its control group a moment later
         try:
-            group.rmdir()
+            path.rmdir() if path.is_dir() else path.unlink()
             return
         except FileNotFoundError:
             return
@@ -177,17 +188,14 @@ def _strays(place: Path) -> list[int]:
     return [pid for pid in pids if pid != os.getpid() and _is_ours(pid, place)]
 
 
-def _mounts_below(place: Path) -> list[str]:
-    lines = Path("/proc/self/mounts").read_text().splitlines()
-    return [target for line in lines if (target := line.split()[1]).startswith(f"{place}/")]
-
-
-def _groups() -> list[str]:
-    """Control groups that engines make, in every hierarchy."""
+def _outside() -> list[str]:
+    """What engines make outside their directory: control groups in every hierarchy, and Docker's key."""
     root = Path("/sys/fs/cgroup")
     names = ("docker", "libpod_parent", "machine.slice")
     found = [base / name for base in (root, *root.glob("*")) for name in names if (base / name).is_dir()]
-    return sorted({str(path) for group in found for path in (group, *group.rglob("*")) if path.is_dir()})
+    groups = {str(path) for group in found for path in (group, *group.rglob("*")) if path.is_dir()}
+    files = {str(path) for path in (Path("/etc/docker"), Path("/etc/docker/key.json")) if path.exists()}
+    return sorted(groups | files)
 
 
 def main(argv: list[str]) -> int:

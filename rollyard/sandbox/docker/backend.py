@@ -16,10 +16,11 @@ import structlog
 
 from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxGone, SandboxUnavailable, UnknownName
 from rollyard.core.ids import new_id
-from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec
+from rollyard.core.sandbox import Capabilities, Isolation, Resources, SandboxInfo, SandboxSpec
 from rollyard.sandbox.docker import container, images, netns, routes, sweep
 from rollyard.sandbox.docker.box import DockerSandbox, remove
 from rollyard.sandbox.docker.container import Identity
+from rollyard.sandbox.docker.disk import DiskWatch
 from rollyard.sandbox.docker.engine import Engine, Refused, Stream, find_host
 from rollyard.sandbox.docker.faults import is_gone
 from rollyard.sandbox.docker.images import BuildRequest
@@ -66,6 +67,8 @@ class DockerBackend:
         self._limits = limits or OpenLimits(opening=8)
         self._throttle = Throttle(self._limits)
         self._boxes: dict[str, tuple[DockerSandbox, str]] = {}
+        self._watch = DiskWatch(self._engine)
+        self._dirs = routes.SocketDirs(self._engine.host)
         self._defaults: dict[str, container.Defaults] = {}
         self._log: Any = structlog.get_logger("rollyard.sandbox.docker")
 
@@ -84,6 +87,7 @@ class DockerBackend:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._watch.aclose()
         own = [box for box, lifetime in self._boxes.values() if lifetime == "owner"]
         for batch in sweep.batches(own):
             for result in await asyncio.gather(*(box.kill() for box in batch), return_exceptions=True):
@@ -128,9 +132,14 @@ class DockerBackend:
             self._log.warning("sandbox.host_network", image=spec.image)
         return Opening(lambda: self._patiently(spec))
 
-    async def build(self, request: BuildRequest) -> str:
-        """Build a Dockerfile with the engine's own builder and return the image's name; see `images.build`."""
-        return await images.build(self._engine, request)
+    async def build_image(self, folder: str, *, resources: Resources, timeout_s: float) -> str:
+        """Build the folder's Dockerfile with the engine's own builder, without a network; the image's name. Equal folders
+        are built once."""
+        return await images.build(self._engine, BuildRequest(folder=folder, resources=resources, timeout_s=timeout_s))
+
+    async def remove_image(self, image: str) -> None:
+        """A snapshot or a built image of ours; others are not touched."""
+        await images.remove(self._engine, image)
 
     async def _patiently(self, spec: SandboxSpec) -> DockerSandbox:
         async with self._throttle.place(len(self._boxes)):
@@ -151,7 +160,7 @@ class DockerBackend:
             user=spec.user or defaults.user or "0:0",
             workdir=spec.workdir or defaults.workdir or "/",
         )
-        place = routes.make_dir(who.id) if self.route == "socket" else None
+        place = self._dirs.make(who.id) if self.route == "socket" else None
         body = container.request(spec, who, self._binds(spec, place), self._runtime)
         making = asyncio.ensure_future(self._make(who, body, attach=spec.lifetime == "owner"))
         try:
@@ -166,6 +175,8 @@ class DockerBackend:
             raise
         box = self._box(who, found, env={**defaults.env, **spec.env}, lifeline=lifeline)
         self._boxes[who.id] = (box, spec.lifetime)
+        if spec.resources.disk_mb is not None:
+            self._watch.add(box, spec.resources.disk_mb)
         return box
 
     async def _make(
@@ -192,7 +203,7 @@ class DockerBackend:
             making.cancel()
         elif not making.cancelled() and making.exception() is None and making.result()[0] is not None:
             making.result()[0].close()
-        routes.remove_dir(who.id)
+        self._dirs.remove(who.id)
 
     def _binds(self, spec: SandboxSpec, place: Path | None) -> list[dict[str, Any]]:
         binds = [
@@ -246,7 +257,8 @@ class DockerBackend:
 
     def forget(self, sandbox_id: str) -> None:
         self._boxes.pop(sandbox_id, None)
-        routes.remove_dir(sandbox_id)
+        self._watch.remove(sandbox_id)
+        self._dirs.remove(sandbox_id)
 
     async def attach(self, sandbox_id: str) -> DockerSandbox:
         """A sandbox that another process opened. Its spec's environment is not known here: the engine was never told."""
@@ -288,7 +300,7 @@ class DockerBackend:
             ]
             if failed:
                 raise SandboxError(f"{len(failed)} sandboxes could not be deleted: {', '.join(failed)}")
-        routes.sweep_dirs({info.id for info in await self.list()})
+        self._dirs.sweep({info.id for info in await self.list()})
         return [info.id for info, _ in old]
 
     def close_now(self) -> list[str]:

@@ -19,11 +19,11 @@ from rollyard.sandbox.docker.container import Identity
 from rollyard.sandbox.docker.engine import Engine, Refused, Stream
 from rollyard.sandbox.docker.faults import is_gone, speaking
 from rollyard.sandbox.docker.files import Files
+from rollyard.sandbox.docker.images import SNAPSHOTS
 from rollyard.sandbox.docker.job import DockerJob, check_id
 from rollyard.sandbox.docker.programs import argv_of
 from rollyard.sandbox.docker.routes import Way
 
-SNAPSHOTS = "rollyard-snapshot"
 _COMMIT_S = 600.0
 _KILL_S = 60.0
 _KILL_TRIES = 10
@@ -96,6 +96,10 @@ class DockerSandbox(Files):
 
     async def kill_processes(self) -> None:
         """Every process but the first. Where no program can be started for it (a fork bomb), the first does it itself."""
+        async with self._way.renewing():
+            await self._end_all()
+
+    async def _end_all(self) -> None:
         for _ in range(_KILL_TRIES):
             try:
                 await self.plain(["/bin/sh", "-c", "kill -9 -1"], timeout=_KILL_S)

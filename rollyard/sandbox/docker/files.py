@@ -1,7 +1,7 @@
 """Files of a container through the engine's archives: no program is started for a read or a write.
 
 The engine opens paths inside the container's own root, so a planted link leads nowhere else; what comes out is unpacked here
-without following anything. Special file systems (/proc, /sys, /dev) are not in archives and are read by `cat`.
+without following anything. Special file systems (/proc, /sys, /dev) are not in archives and are read by a program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import stat as modes
 import tarfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -39,8 +39,10 @@ printf '%s\\0' "$@"; printf '\\0'
 printf '%s\\0' "$@" | xargs -0 stat -c '%f %s %Y' --
 for f do [ -L "$f" ] && readlink -n -- "$f" && printf '\\0'; done; exit 0
 """
+_STAT = '[ -e "$1" ] || [ -L "$1" ] || exit 2; stat -c "%f %s %Y" -- "$1"; [ -L "$1" ] && readlink -f -- "$1"; exit 0'
 _REMOVE = '[ -e "$1" ] || [ -L "$1" ] || exit 2; rm -rf -- "$1"'
 _GO_BITS = {1 << 23: modes.S_ISUID, 1 << 22: modes.S_ISGID, 1 << 20: modes.S_ISVTX}
+_GO_KINDS = ((modes.S_ISDIR, 1 << 31), (modes.S_ISLNK, 1 << 27), (modes.S_ISFIFO, 1 << 25), (modes.S_ISSOCK, 1 << 24))
 Kind = Literal["file", "dir", "symlink", "other"]
 
 
@@ -57,8 +59,14 @@ class Files(Programs):
             found = await self._engine.call("GET", f"containers/{self._container}/json")
         return bool(found["State"].get("Paused"))
 
+    def _pattern(self, path: str) -> bool:
+        """Podman's archives take a path for a pattern and know no way to quote one."""
+        return self._engine.podman and any(sign in path for sign in "*?[\\")
+
     async def _lstat(self, path: str) -> dict[str, Any] | None:
         """What the engine says about a path, its last link not followed; None when it is not there."""
+        if self._pattern(path):
+            return await self._lstat_inside(path)
         try:
             async with self._engine.request(
                 "HEAD", f"containers/{self._container}/archive", params={"path": path}
@@ -72,6 +80,18 @@ class Files(Programs):
             with speaking(self.id, path):
                 raise
 
+    async def _lstat_inside(self, path: str) -> dict[str, Any] | None:
+        """The same by a program in the sandbox."""
+        done = await self.script(_STAT, path)
+        if done.exit_code == 2:
+            return None
+        line, _, target = done.stdout.partition(b"\n")
+        mode, size, when = line.split()
+        bits = int(mode, 16)
+        kind = sum(flag for test, flag in _GO_KINDS if test(bits))
+        stamp = datetime.fromtimestamp(int(when), UTC).isoformat()
+        return {"mode": kind | bits & 0o777, "size": int(size), "mtime": stamp, "linkTarget": target.decode().strip()}
+
     async def _final(self, path: str) -> tuple[str, dict[str, Any] | None]:
         """Where a path ends once its links are followed inside, and what is there."""
         found = await self._lstat(path)
@@ -82,7 +102,7 @@ class Files(Programs):
 
     async def read(self, path: str, *, max_bytes: int = 64 * 2**20) -> bytes:
         whole = self._path(path)
-        if whole.startswith(_VIRTUAL):
+        if whole.startswith(_VIRTUAL) or self._pattern(whole):
             return await self._read_virtual(path, whole, max_bytes)
         place, found = await self._final(whole)
         if found is None:
@@ -111,7 +131,10 @@ class Files(Programs):
     async def _archive(self, path: str) -> AsyncIterator[bytes]:
         with speaking(self.id, path):
             async with self._engine.request(
-                "GET", f"containers/{self._container}/archive", params={"path": path}, timeout=tars.TREE_S
+                "GET",
+                f"containers/{self._container}/archive",
+                params={"path": path},
+                timeout=tars.TREE_S,
             ) as said:
                 async for chunk in said.content.iter_chunked(tars.CHUNK):
                     yield chunk

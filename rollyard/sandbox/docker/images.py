@@ -27,6 +27,8 @@ from rollyard.sandbox.docker.engine import Engine, Refused
 
 HOST_IMAGE = "rollyard-host:latest"
 BUILT = "rollyard-build"
+SNAPSHOTS = "rollyard-snapshot"
+OURS = (f"{BUILT}:", f"{SNAPSHOTS}:")
 _PULL_S = 1800.0
 _TAIL = 2000
 
@@ -112,6 +114,18 @@ async def build(engine: Engine, request: BuildRequest) -> str:
             f"{root / request.dockerfile}: {problem[:300]}\n{log[-_TAIL:].strip()}", exit_code=None, stdout=log[-_TAIL:]
         )
     return name
+
+
+async def remove(engine: Engine, image: str) -> None:
+    if not image.startswith(OURS):
+        raise ConfigError(
+            f"{image!r} was not made here, so it is not removed", hint="remove it with the engine's own tools"
+        )
+    try:
+        await engine.call("DELETE", f"images/{image}", params={"force": True})
+    except Refused as refused:
+        if refused.status != 404:
+            raise
 
 
 async def load(engine: Engine, tar: Path, name: str) -> None:

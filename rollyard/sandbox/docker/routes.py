@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
 from typing import Literal, Protocol
@@ -28,29 +29,24 @@ from rollyard.sandbox.docker.container import SOCKET_DIR
 from rollyard.sandbox.docker.engine import Stream
 from rollyard.sandbox.docker.programs import ROOT, Programs
 from rollyard.sandbox.local.streams import SocketListener, SocketStream
-from rollyard.sandbox.relay import Relay
+from rollyard.sandbox.relay import Relay, RelayListener
 
 Route = Literal["netns", "socket", "exec"]
 ROUTES: tuple[Route, ...] = ("netns", "socket", "exec")
 _DIAL_S = 15.0
-_PREFIX = "rollyard-"
 _FIND = (
     "for p in python3 node; do command -v $p && exit; done; "
     "for p in /opt/rollyard/*/bin/python3 /opt/rollyard/*/bin/node; do [ -x $p ] && echo $p && exit; done; exit 1"
-)
-_PYTHON_SOCKET = (
-    "import os, socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n"
-    "os.dup2(s.fileno(), 0)\nos.dup2(s.fileno(), 1)\n"
-)
-_NODE_SOCKET = (
-    'const s = require("net").connect(process.argv[1]);\n'
-    'Object.defineProperty(process, "stdin", {value: s});\nObject.defineProperty(process, "stdout", {value: s});\n'
 )
 
 
 class Way(Protocol):
     async def listen(self, port: int) -> Listener: ...
     async def dial(self, port: int) -> ByteStream: ...
+    def renewing(self) -> AbstractAsyncContextManager[None]:
+        """Around the end of every process in the sandbox: listeners are there again when the block is left."""
+        ...
+
     async def aclose(self) -> None: ...
 
 
@@ -84,6 +80,9 @@ class NetnsWay:
             raise nothing_there(port, self._id, error) from error
         return SocketStream(sock)
 
+    def renewing(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
     async def aclose(self) -> None:
         """Its sockets are their holders' own."""
 
@@ -95,28 +94,75 @@ class RelayWay:
         self._connect, self._id = connect, sandbox_id
         self._stack = AsyncExitStack()
         self._relay: Relay | None = None
-        self._lock = asyncio.Lock()
+        self._listeners: list[KeptListener] = []
+        self.lock = asyncio.Lock()
 
     async def _up(self) -> Relay:
-        async with self._lock:
-            if self._relay is None:
-                self._relay = await self._stack.enter_async_context(await self._connect(self._stack))
-            return self._relay
+        if self._relay is None:
+            self._relay = await self._stack.enter_async_context(await self._connect(self._stack))
+        return self._relay
 
     async def listen(self, port: int) -> Listener:
-        try:
-            return await (await self._up()).listen(port)
-        except ConnectionRefusedError as error:
-            raise PathError(f"127.0.0.1:{port}", "EADDRINUSE", hint=str(error)) from None
+        async with self.lock:
+            try:
+                inner = await (await self._up()).listen(port)
+            except ConnectionRefusedError as error:
+                raise PathError(f"127.0.0.1:{port}", "EADDRINUSE", hint=str(error)) from None
+            listener = KeptListener(self, inner)
+            self._listeners.append(listener)
+            return listener
 
     async def dial(self, port: int) -> ByteStream:
+        async with self.lock:
+            relay = await self._up()
         try:
-            return await (await self._up()).dial(port)
+            return await relay.dial(port)
         except ConnectionRefusedError as error:
             raise nothing_there(port, self._id, error) from error
 
+    @asynccontextmanager
+    async def renewing(self) -> AsyncGenerator[None]:
+        async with self.lock:
+            yield
+            if self._relay is None:
+                return
+            await self._stack.aclose()
+            self._relay = None
+            for listener in self._listeners:
+                listener.inner = await (await self._up()).listen(listener.port)
+
+    def forget(self, listener: KeptListener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
     async def aclose(self) -> None:
         await self._stack.aclose()
+
+
+class KeptListener:
+    """A listener that goes on when the relay's program was ended with all others and started again."""
+
+    def __init__(self, way: RelayWay, inner: RelayListener) -> None:
+        self._way, self.inner = way, inner
+        self.port = inner.port
+
+    @property
+    def sock(self) -> None:
+        return None
+
+    async def accept(self) -> ByteStream:
+        while True:
+            inner = self.inner
+            try:
+                return await inner.accept()
+            except SandboxGone:
+                async with self._way.lock:
+                    if self.inner is inner:
+                        raise
+
+    async def aclose(self) -> None:
+        self._way.forget(self)
+        await self.inner.aclose()
 
 
 def nothing_there(port: int, sandbox_id: str, error: BaseException) -> SandboxInterrupted:
@@ -125,8 +171,8 @@ def nothing_there(port: int, sandbox_id: str, error: BaseException) -> SandboxIn
     )
 
 
-async def _program(box: Programs, prefix: dict[str, str]) -> list[str]:
-    """The relay's end inside, as a command; `prefix` is what to run before it, by interpreter."""
+async def _program(box: Programs) -> list[str]:
+    """The relay's end inside, as a command."""
     found = await box.script(_FIND)
     if not found.ok:
         raise GateUnreachable(
@@ -135,12 +181,12 @@ async def _program(box: Programs, prefix: dict[str, str]) -> list[str]:
     path = found.stdout.split(b"\n")[0].decode()
     name, flag = ("inside.js", "-e") if path.endswith("node") else ("inside.py", "-c")
     source = resources.files("rollyard.sandbox.relay").joinpath(name).read_text()
-    return [path, flag, prefix.get(name, "") + source]
+    return [path, flag, source]
 
 
 async def over_exec(box: Programs, stack: AsyncExitStack) -> Relay:
     """Frames over the connection of one engine exec."""
-    argv = await _program(box, {})
+    argv = await _program(box)
     _, stream = await box.attach(argv, env={}, user=ROOT)
     stack.callback(stream.close)
     said = bytearray()
@@ -159,27 +205,29 @@ async def _stdout(stream: Stream, said: bytearray) -> AsyncIterator[bytes]:
             yield got[1]
 
 
-def make_dir(sandbox_id: str) -> Path:
-    """A directory of this machine for one sandbox's sockets: short, since a socket's path may have 107 bytes, and closed
-    to other users."""
-    place = _dir(sandbox_id)
-    place.mkdir(mode=0o700)
-    return place
+class SocketDirs:
+    """Directories of this machine for the sockets of one engine's sandboxes: short, since a socket's path may have 107
+    bytes, closed to other users, and named so that engines do not sweep away each other's."""
 
+    def __init__(self, host: str) -> None:
+        self._prefix = f"rollyard-{hashlib.sha256(host.encode()).hexdigest()[:8]}-"
 
-def remove_dir(sandbox_id: str) -> None:
-    shutil.rmtree(_dir(sandbox_id), ignore_errors=True)
+    def make(self, sandbox_id: str) -> Path:
+        place = self._place(sandbox_id)
+        place.mkdir(mode=0o700)
+        return place
 
+    def remove(self, sandbox_id: str) -> None:
+        shutil.rmtree(self._place(sandbox_id), ignore_errors=True)
 
-def sweep_dirs(live: set[str]) -> None:
-    """Remove those of sandboxes that are gone, when they are ours."""
-    for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}sbx_*"):
-        if place.name.removeprefix(_PREFIX) not in live and place.stat().st_uid == os.geteuid():
-            shutil.rmtree(place, ignore_errors=True)
+    def sweep(self, live: set[str]) -> None:
+        """Remove those of sandboxes that are gone, when they are ours."""
+        for place in Path(tempfile.gettempdir()).glob(f"{self._prefix}sbx_*"):
+            if place.name.removeprefix(self._prefix) not in live and place.stat().st_uid == os.geteuid():
+                shutil.rmtree(place, ignore_errors=True)
 
-
-def _dir(sandbox_id: str) -> Path:
-    return Path(tempfile.gettempdir(), f"{_PREFIX}{sandbox_id}")
+    def _place(self, sandbox_id: str) -> Path:
+        return Path(tempfile.gettempdir(), f"{self._prefix}{sandbox_id}")
 
 
 async def over_socket(box: Programs, place: Path, stack: AsyncExitStack) -> Relay:
@@ -192,8 +240,8 @@ async def over_socket(box: Programs, place: Path, stack: AsyncExitStack) -> Rela
 
     server = await asyncio.start_unix_server(accept, path)
     stack.callback(server.close)
-    argv = await _program(box, {"inside.py": _PYTHON_SOCKET, "inside.js": _NODE_SOCKET})
-    _, program = await box.attach([*argv, f"{SOCKET_DIR}/{path.name}"], env={}, user=ROOT)
+    argv = await _program(box)
+    _, program = await box.attach([*argv, f"unix:{SOCKET_DIR}/{path.name}"], env={}, user=ROOT)
     stack.callback(program.close)
     said = bytearray()
     listening = asyncio.create_task(_drain(program, said))

@@ -4,6 +4,10 @@ const net = require("net");
 const CREDIT = 512 * 1024;
 const CHUNK = 64 * 1024;
 const LINES = process.argv.includes("lines");
+const place = process.argv.find((word) => word.startsWith("unix:"));  // instead of stdin and stdout
+const pipe = place ? net.connect(place.slice(5)) : null;
+const input = pipe || process.stdin;
+const output = pipe || process.stdout;
 const peers = new Map();
 let nextAccepted = 0x80000001;
 
@@ -13,7 +17,7 @@ function send(kind, stream, payload = Buffer.alloc(0)) {
   head.writeUInt32BE(stream, 1);
   head.writeUInt32BE(payload.length, 5);
   const frame = Buffer.concat([head, payload]);
-  return process.stdout.write(LINES ? frame.toString("base64") + "\n" : frame);
+  return output.write(LINES ? frame.toString("base64") + "\n" : frame);
 }
 
 function run(stream, socket) {
@@ -73,7 +77,7 @@ function take(kind, stream, payload) {
 
 let buffer = Buffer.alloc(0);
 function parse(frame) { take(frame.toString("latin1", 0, 1), frame.readUInt32BE(1), frame.subarray(9)); }
-process.stdin.on("data", (data) => {
+input.on("data", (data) => {
   buffer = Buffer.concat([buffer, data]);
   if (LINES) {
     for (let end; (end = buffer.indexOf(10)) >= 0; buffer = buffer.subarray(end + 1)) {
@@ -88,5 +92,5 @@ process.stdin.on("data", (data) => {
     buffer = buffer.subarray(size);
   }
 });
-process.stdin.on("end", () => process.exit(0));
+input.on("end", () => process.exit(0));
 send("H", 0, Buffer.from("1"));

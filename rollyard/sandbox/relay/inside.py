@@ -1,6 +1,7 @@
 """The relay's end inside the sandbox: standard library only, any Python from 3.6 on, run as `python3 -c` or from a file.
 
 It trusts its stdin (the host) and nothing that connects to it. It ends when its stdin ends, so it cannot outlive the host.
+With `unix:PATH` as an argument that socket takes the place of both stdin and stdout.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ HEAD = struct.Struct(">cII")
 CREDIT = 512 * 1024
 CHUNK = 64 * 1024
 LINES = "lines" in sys.argv[1:]
+SOCKET = [word for word in sys.argv[1:] if word.startswith("unix:")]  # instead of stdin and stdout
 
 
 class Peer:
@@ -136,10 +138,14 @@ async def frames(reader):
 
 async def main():
     loop = asyncio.get_event_loop()
-    reader = asyncio.StreamReader(limit=4 * CHUNK)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb", 0))
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(1, "wb", 0))
-    relay = Relay(asyncio.StreamWriter(transport, protocol, None, loop))
+    if SOCKET:
+        reader, writer = await asyncio.open_unix_connection(SOCKET[0][5:], limit=4 * CHUNK)
+    else:
+        reader = asyncio.StreamReader(limit=4 * CHUNK)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb", 0))
+        transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(1, "wb", 0))
+        writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    relay = Relay(writer)
     relay.send(b"H", 0, b"1")
     async for frame in frames(reader):
         await relay.take(*frame)

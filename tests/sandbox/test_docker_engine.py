@@ -1,0 +1,173 @@
+"""The docker backend on real engines, beyond what every backend owes: routes, leftovers, secrets, images."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import anyio
+import pytest
+
+import rollyard as ry
+from rollyard.core.errors import CommandFailed, ConfigError, SandboxGone, UnknownName
+from rollyard.core.sandbox import Resources
+from rollyard.sandbox import backend
+from rollyard.sandbox.docker.engine import Engine
+from rollyard.testing.pytest_adapter import hold
+from rollyard.testing.sandbox import Ground, cases, missing
+from rollyard.testing.suite import run_case
+
+pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.slow]
+NETWORK = [case for case in cases() if case.id in ("N3", "N4", "N5")]
+OWNER = """
+import asyncio, sys, rollyard as ry
+async def main():
+    async with ry.sandbox.backend(sys.argv[1], host=sys.argv[2]) as backend:
+        box = await backend.open(ry.SandboxSpec(labels={"drill": sys.argv[3]}))
+        await box.start(["sleep", "3600"])
+        print(box.id, flush=True)
+        await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+LATE = """
+import asyncio, sys, rollyard as ry
+backend = None
+async def main():
+    global backend
+    backend = await ry.sandbox.backend(sys.argv[1], host=sys.argv[2]).__aenter__()
+    for _ in range(3):
+        await backend.open(ry.SandboxSpec(labels={"late": sys.argv[3]}))
+asyncio.run(main())
+print(backend.close_now())
+"""
+
+
+@pytest.fixture
+async def opened(engine):
+    kind, host = engine
+    async with backend(kind, host=host) as made:
+        yield made
+
+
+@pytest.mark.parametrize("route", ["netns", "socket", "exec"])
+@pytest.mark.parametrize("case", NETWORK, ids=lambda case: case.id)
+async def test_every_route_carries_both_ways(engine, route, case):
+    kind, host = engine
+    async with backend(kind, host=host, route=route) as made:
+        ground = Ground(backend=made, name=kind)
+        hold(await run_case(case, ground, missing=missing(ground)))
+
+
+@pytest.mark.parametrize("route", ["netns", "socket", "exec"])
+async def test_a_listener_outlives_the_end_of_every_program(engine, route):
+    kind, host = engine
+    ask = "import socket; s = socket.create_connection(('127.0.0.1', %d), 5); print(s.makefile().read())"
+    async with backend(kind, host=host, route=route) as made, made.open(ry.SandboxSpec()) as box:
+        listener = await box.listen(0)
+        await box.kill_processes()
+
+        async def answer():
+            stream = await listener.accept()
+            await stream.send(b"still here")
+            await stream.send_eof()
+            await stream.aclose()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(answer)
+            done = await box.exec(["python3", "-c", ask % listener.port], timeout=30)
+        assert done.stdout == b"still here\n", done
+
+
+async def test_a_sandbox_ends_when_its_opener_is_killed_and_nobody_reaps(engine, opened):
+    kind, host = engine
+    label = f"drill-{os.getpid()}"
+    with subprocess.Popen([sys.executable, "-c", OWNER, kind, host, label], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline().startswith(b"sbx_")
+        assert len(await opened.list({"drill": label})) == 1
+        process.send_signal(signal.SIGKILL)
+    with anyio.fail_after(30):
+        while await opened.list({"drill": label}):
+            await anyio.sleep(0.2)
+
+
+async def test_teardown_works_after_the_event_loop_is_gone(engine, opened):
+    kind, host = engine
+    label = f"late-{os.getpid()}"
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", LATE, kind, host, label], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+    assert await opened.list({"late": label}) == []
+
+
+async def test_neither_the_engine_nor_a_snapshot_is_told_the_environment(engine, opened):
+    _, host = engine
+    async with opened.open(ry.SandboxSpec(env={"API_KEY": "canary-77"})) as box, Engine(host) as wire:
+        assert (await box.exec("echo $API_KEY", timeout=30)).stdout == b"canary-77\n"
+        frozen = await box.snapshot()
+        said = [
+            await wire.call("GET", f"containers/{box.container}/json"),
+            await wire.call("GET", f"images/{frozen}/json"),
+        ]
+        assert "canary-77" not in str(said)
+        assert b"canary-77" not in (await box.exec("cat /proc/1/environ", timeout=30)).stdout
+    await opened.remove_image(frozen)
+    with pytest.raises(UnknownName):
+        await opened.open(ry.SandboxSpec(image=frozen))
+
+
+async def test_an_image_that_is_not_ours_is_never_removed(opened):
+    with pytest.raises(ConfigError, match="not made here"):
+        await opened.remove_image("rollyard-host:latest")
+
+
+async def test_a_dockerfile_is_built_without_a_network_once(opened, tmp_path):
+    (tmp_path / "Dockerfile").write_text(
+        "FROM rollyard-host\nWORKDIR /srv/app\nCOPY data .\nENV COLOUR=blue\nRUN cat data > copy\n"
+    )
+    (tmp_path / "data").write_text("from the folder\n")
+    options = {"resources": Resources(), "timeout_s": 300.0}
+    image = await opened.build_image(str(tmp_path), **options)
+    assert await opened.build_image(str(tmp_path), **options) == image
+    async with opened.open(ry.SandboxSpec(image=image)) as box:
+        done = await box.exec('pwd; cat copy; echo "$COLOUR"', timeout=30)
+    assert done.stdout == b"/srv/app\nfrom the folder\nblue\n"
+    (tmp_path / "Dockerfile").write_text("FROM rollyard-host\nRUN echo broken; exit 7\n")
+    with pytest.raises(CommandFailed, match="7"):
+        await opened.build_image(str(tmp_path), **options)
+    await opened.remove_image(image)
+
+
+async def test_a_sandbox_stays_when_its_programs_kill_everything_they_can(opened):
+    async with opened.open(ry.SandboxSpec()) as box:
+        await box.exec("kill -9 -1; kill -9 1", timeout=30)
+        assert (await box.exec("echo on", timeout=30)).stdout == b"on\n"
+
+
+async def test_zombies_are_reaped(opened):
+    async with opened.open(ry.SandboxSpec()) as box:
+        await box.exec("for i in 1 2 3 4 5; do (sleep 0.1 &) ; done; sleep 1", timeout=30)
+        done = await box.exec("cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') Z ' || true", timeout=30)
+        assert done.stdout == b"0\n"
+
+
+async def test_use_after_a_kill_from_outside_is_gone(engine, opened):
+    _, host = engine
+    box = await opened.open(ry.SandboxSpec())
+    job = await box.start("sleep 600")
+    async with Engine(host) as wire:
+        await wire.call("DELETE", f"containers/{box.container}", params={"force": True})
+    with pytest.raises(SandboxGone):
+        await box.exec("true", timeout=30)
+    with pytest.raises(SandboxGone):
+        await job.wait(30)
+    assert await box.kill() is False
+
+
+async def test_a_sandbox_that_writes_more_than_its_disk_limit_has_its_programs_ended(opened):
+    async with opened.open(ry.SandboxSpec(resources=Resources(disk_mb=20))) as box:
+        job = await box.start("head -c 60000000 /dev/zero > /srv/fill; sleep 600")
+        done = await job.wait(60)
+        assert done.exit_code != 0
+        assert (await box.exec("stat -c %s /srv/fill", timeout=30)).stdout == b"60000000\n"
