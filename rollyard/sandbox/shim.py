@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import signal
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
@@ -29,6 +30,7 @@ MARK = "ROLLYARD_JOB"
 STEP_S = 30.0  # for one look at a job
 CHUNK = 1 << 20
 _START_GRACE_S = 10.0
+_KILLED_LOOKS = 3
 _POLLS = 200  # of 50 ms each, at least, before a long poll answers that nothing has happened
 _MAX_OUTPUT = 16 * 2**20
 
@@ -118,7 +120,14 @@ class ShimJob:
         self._killed = False
 
     async def _script(self, script: str, *args: str, timeout: float = STEP_S) -> Exit:
-        return await self._run(["/bin/sh", "-c", script, "rollyard", *args], timeout=timeout)
+        """Again when it was killed: whoever ends every program in the sandbox ends the one that looks, too."""
+        argv = ["/bin/sh", "-c", script, "rollyard", *args]
+        done = await self._run(argv, timeout=timeout)
+        for _ in range(_KILLED_LOOKS):
+            if done.exit_code not in (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM):
+                break
+            done = await self._run(argv, timeout=timeout)
+        return done
 
     async def look(self, script: str = _LOOK, *args: str) -> Look:
         done = await self._script(script, self._dir, *args)

@@ -1,6 +1,7 @@
 """The docker backend on real engines, beyond what every backend owes: routes, leftovers, secrets, images."""
 
 import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -171,3 +172,44 @@ async def test_a_sandbox_that_writes_more_than_its_disk_limit_has_its_programs_e
         done = await job.wait(60)
         assert done.exit_code != 0
         assert (await box.exec("stat -c %s /srv/fill", timeout=30)).stdout == b"60000000\n"
+
+
+FETCH = """
+import hashlib, socket, sys, threading
+def one():
+    s = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 60)
+    s.sendall(b"go"); s.shutdown(socket.SHUT_WR)
+    seen = hashlib.sha256()
+    while data := s.recv(65536): seen.update(data)
+    print(seen.hexdigest(), flush=True)
+threads = [threading.Thread(target=one) for _ in range(int(sys.argv[2]))]
+[t.start() for t in threads]; [t.join() for t in threads]
+"""
+
+
+@pytest.mark.parametrize("route", ["socket", "exec"])
+async def test_many_connections_and_large_bodies_share_a_relay_unharmed(engine, route):
+    kind, host = engine
+    body = os.urandom(1 << 20) * 16
+    wanted = hashlib.sha256(body).hexdigest().encode()
+    async with backend(kind, host=host, route=route) as made, made.open(ry.SandboxSpec()) as box:
+        listener = await box.listen(0)
+
+        async def serve(stream, data):
+            assert await stream.receive() == b"go"
+            await stream.send(data)
+            await stream.send_eof()
+
+        async def accept(count, data):
+            async with anyio.create_task_group() as group:
+                for _ in range(count):
+                    group.start_soon(serve, await listener.accept(), data)
+
+        for count, data, digest in (
+            (1, body, wanted),
+            (64, body[:50_000], hashlib.sha256(body[:50_000]).hexdigest().encode()),
+        ):
+            async with anyio.create_task_group() as group:
+                group.start_soon(accept, count, data)
+                done = await box.exec(["python3", "-c", FETCH, str(listener.port), str(count)], timeout=120)
+            assert done.stdout.split() == [digest] * count, done.stderr[-500:]

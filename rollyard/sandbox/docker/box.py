@@ -6,10 +6,12 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
+import structlog
 
-from rollyard.core.errors import Error, SandboxError, SandboxGone
+from rollyard.core.errors import SandboxError, SandboxGone
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import ByteStream, Command, Listener
 from rollyard.core.sandbox import Capabilities, SandboxInfo
@@ -52,6 +54,7 @@ class DockerSandbox(Files):
         self._way, self._lifeline, self._forget = way(self), lifeline, forget
         self._jobs: list[DockerJob] = []
         self._killed = False
+        self._log: Any = structlog.get_logger("rollyard.sandbox.docker")
 
     async def start(
         self,
@@ -102,15 +105,15 @@ class DockerSandbox(Files):
     async def _end_all(self) -> None:
         for _ in range(_KILL_TRIES):
             try:
-                await self.plain(["/bin/sh", "-c", "kill -9 -1"], timeout=_KILL_S)
+                if (await self.plain(["/bin/sh", "-c", "kill -9 -1; exit 0"], timeout=_KILL_S)).ok:
+                    return
             except SandboxGone:
                 raise
-            except Error:
-                with speaking(self.id):
-                    await self._engine.call("POST", f"containers/{self._container}/kill", params={"signal": "SIGUSR1"})
-                await asyncio.sleep(0.2)
-            else:
-                return
+            except SandboxError as error:
+                self._log.info("sandbox.kill_by_signal", sandbox=self.id, why=error.message)
+            with speaking(self.id):
+                await self._engine.call("POST", f"containers/{self._container}/kill", params={"signal": "SIGUSR1"})
+            await asyncio.sleep(0.2)
         raise SandboxError(f"the programs of sandbox {self.id} could not be ended", hint="kill the sandbox")
 
     async def listen(self, port: int = 0) -> Listener:

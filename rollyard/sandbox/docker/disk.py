@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from rollyard.core.errors import SandboxError
+from rollyard.core.errors import SandboxError, SandboxGone
 from rollyard.sandbox.docker import container
 from rollyard.sandbox.docker.box import DockerSandbox
 from rollyard.sandbox.docker.engine import Engine
@@ -51,7 +51,10 @@ class DiskWatch:
             used = sizes.get(box.container, 0)
             if used > limit:
                 self._log.warning("sandbox.over_disk_limit", sandbox=box.id, used_mb=used >> 20, limit_mb=limit >> 20)
-                await box.kill_processes()
+                try:
+                    await box.kill_processes()
+                except SandboxGone:
+                    self.remove(box.id)
 
     async def aclose(self) -> None:
         if self._task is not None:

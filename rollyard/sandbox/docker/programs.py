@@ -191,8 +191,8 @@ class Programs:
                 feeding.cancel()
                 await asyncio.gather(feeding, return_exceptions=True)
             stream.close()
-        if code == 126 and output.stderr == b"" and _never_ran(output.stdout):
-            raise self._not_started(Refused(500, output.stdout.decode("utf-8", "replace").strip()))
+        if code in (125, 126, 127) and (said := _never_ran(output.stdout or output.stderr)):
+            raise self._not_started(Refused(500, said))
         return code
 
     def _not_started(self, refused: Refused) -> SandboxError:
@@ -276,5 +276,8 @@ async def _feed(stream: Stream, data: bytes) -> None:
         return  # it has ended without reading all of it
 
 
-def _never_ran(said: bytes) -> bool:
-    return said.startswith((b"OCI runtime exec failed", b"unable to find user", b"unable to find group"))
+def _never_ran(said: bytes) -> str:
+    """The words with which an engine says, in the program's own output, that it could not start it; "" for any others."""
+    signs = (b"OCI runtime exec failed", b"unable to find user", b"unable to find group")
+    podman = said.startswith(b"Error: ") and b"OCI runtime" in said
+    return said.decode("utf-8", "replace").strip() if said.startswith(signs) or podman else ""
