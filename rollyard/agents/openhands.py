@@ -62,6 +62,7 @@ agent = Agent(
         "LLM_API_KEY": "{key}",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "OPENHANDS_SUPPRESS_BANNER": "1",
+        "SHELL": "/bin/bash",  # its terminal is a tmux, which would take the login shell of a user who has none
     },
     wires={"chat": Addition()},
     mcp=Mcp(style="openhands", file="{home}/.openhands/mcp.json", secret="${LLM_API_KEY}"),  # noqa: S106 - a reference
@@ -72,6 +73,7 @@ agent = Agent(
         args={"description": "part", "prompt": "{instruction}", "subagent_type": "general-purpose"},
     ),
     says_done=True,
+    asks_for=("github.com", "py*.org"),  # its public skills, its newest version
     off=("price map fetch", "banner"),
     events=_events,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from importlib.resources import files
 
 from rollyard.core.protocols import Sandbox
@@ -48,7 +49,8 @@ async def names(ground: Ground) -> None:
     seen = await ground.run(collect=[_NAMES], hooks=Hooks(after_setup=(listen,)))
     seen.solved()
     asked = sorted(set(seen.rollout.files.get(_NAMES, b"").decode().split()) - {"listening"})
-    check(set(asked) <= set(ground.agent.asks_for), f"it asked for {', '.join(asked)}")
+    unknown = [name for name in asked if not any(fnmatch(name, known) for known in ground.agent.asks_for)]
+    check(not unknown, f"it asked for {', '.join(unknown)}")
 
 
 @case("H3", "works as an ordinary user", needs=("model",), timeout=300)
