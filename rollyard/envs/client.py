@@ -177,7 +177,8 @@ class OwnWire:
                 await _put(self._socket, text)
                 return await answer
         except TimeoutError as error:
-            raise EnvUnavailable(f"{move}: no answer in {within_s:g} s") from error
+            kind = EnvError if move == "step" else EnvUnavailable  # a step may have run: doing it again is another step
+            raise kind(f"{move}: no answer in {within_s:g} s") from error
         finally:
             del self._waiting[name]
 

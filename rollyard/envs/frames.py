@@ -67,7 +67,7 @@ class Connection:
             for task in self._tasks:
                 task.cancel()
             if self._session is not None:
-                self._session.attached = False
+                self._session.attached -= 1
                 self._session.used()
 
     async def _one(self, text: str) -> None:
@@ -110,7 +110,7 @@ class Connection:
             session = self._sessions.get(asked.session)
             if not compare_digest(session.lease, asked.lease or ""):
                 raise Refused("SESSION_ERROR", "there is no such session")
-        session.attached = True
+        session.attached += 1
         self._session = session
         told = {"session": session.id, "lease": session.lease, "lease_s": session.lease_s}
         told["deadline_s"] = session.deadline_s

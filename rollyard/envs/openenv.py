@@ -39,7 +39,7 @@ async def serve_socket(socket: WebSocket, sessions: Sessions) -> None:
     except (WebSocketDisconnect, RuntimeError):
         pass  # the peer left: RuntimeError is how Starlette names a send after that
     finally:
-        session.attached = False
+        session.attached -= 1
         session.used()
         if own:
             await sessions.close(session)
@@ -50,7 +50,7 @@ async def _session(socket: WebSocket, sessions: Sessions) -> tuple[Session, bool
     session = await sessions.open() if asked is None else sessions.get(asked)
     if session.attached:
         raise Refused("SESSION_ERROR", "the session has a connection already")
-    session.attached = True
+    session.attached += 1
     return session, asked is None
 
 

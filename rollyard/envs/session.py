@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from rollyard.tools.tool import ToolContext
 from rollyard.tools.toolset import Toolset
 
 _log = logging.getLogger("rollyard.envs")
+_REMEMBERED = 64  # requests whose answer is given again when they are resent
 _CLOSE_S = 10.0
 GYM = frozenset(("reset", "step", "state"))
 
@@ -58,7 +60,7 @@ class Session:
         self.agent_key = secret("agent")
         self.lease_s = lease_s
         self.deadline_s = deadline_s
-        self.attached = False
+        self.attached = 0  # connections that hold it; an old one may be noticed dead after a new one came
         self.closed = False
         self.used_at = time.monotonic()
         self.toolset = _toolset_of(env)
@@ -69,12 +71,12 @@ class Session:
         self._broken = False
         self._turn = asyncio.Lock()
         self._moves: set[asyncio.Task[Answer]] = set()
-        self._last: tuple[str, asyncio.Task[Answer]] | None = None
+        self._answered: OrderedDict[str, asyncio.Task[Answer]] = OrderedDict()
 
     @property
     def live(self) -> bool:
         """Somebody is connected, or something runs."""
-        return self.attached or bool(self._moves)
+        return self.attached > 0 or bool(self._moves)
 
     @property
     def expired(self) -> bool:
@@ -88,13 +90,15 @@ class Session:
         self.used()
         if self.closed:
             raise Refused("SESSION_ERROR", "the session is closed")
-        if request_id is not None and self._last is not None and self._last[0] == request_id:
-            return (await asyncio.shield(self._last[1])).get()
+        if request_id is not None and request_id in self._answered:
+            return (await asyncio.shield(self._answered[request_id])).get()
         task = asyncio.get_running_loop().create_task(self._move(move, given))
         self._moves.add(task)
         task.add_done_callback(self._moved)
         if request_id is not None:
-            self._last = (request_id, task)
+            self._answered[request_id] = task
+            while len(self._answered) > _REMEMBERED:
+                self._answered.popitem(last=False)
         return (await asyncio.shield(task)).get()
 
     def cancel(self) -> bool:

@@ -91,6 +91,16 @@ async def test_a_lost_socket_is_reattached_and_no_step_runs_twice():
         assert (await env.step({"add": 5})).observation == {"total": 10}
 
 
+async def test_several_steps_in_flight_when_the_socket_dies_each_run_once():
+    async with served() as url, connect(url) as env:
+        await env.reset()
+        steps = [asyncio.create_task(env.step({"add": 1, "sleep": 0.2})) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        env._wire._socket.transport.abort()
+        await asyncio.gather(*steps)
+        assert (await env.step({"add": 1})).observation == {"total": 4}
+
+
 async def test_another_lease_does_not_open_the_session():
     async with served() as url, connect(url) as env:
         session = env._wire._session["session"]
