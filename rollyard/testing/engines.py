@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -55,7 +56,7 @@ def start(kind: str, place: Path) -> str:
         raise SandboxUnavailable(f"no {kind} engine: {why}")
     place.mkdir(mode=0o700, parents=True)
     host = f"unix://{place}/sock"
-    (place / "before").write_text("\n".join(_outside()))
+    (place / "before").write_text("\n".join(_outside(place)))
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
             _command(kind, place), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -89,7 +90,7 @@ def stop(kind: str, place: Path) -> None:
         with contextlib.suppress(OSError):
             os.kill(stray, signal.SIGKILL)
     before = set((place / "before").read_text().splitlines()) if (place / "before").exists() else set[str]()
-    for path in sorted(set(_outside()) - before, reverse=True):
+    for path in sorted(set(_outside(place)) - before, reverse=True):
         _remove(Path(path))
     shutil.rmtree(place, ignore_errors=True)
 
@@ -143,7 +144,7 @@ def _command(kind: str, place: Path) -> list[str]:
     return [
         *apart, "dockerd", "--data-root", f"{place}/data", "--exec-root", f"{place}/exec", "--host", f"unix://{place}/sock",
         "--pidfile", f"{place}/dockerd.pid", "--config-file", f"{place}/daemon.json",
-        "--bridge=none", "--iptables=false", "--ip-forward=false",
+        "--bridge=none", "--iptables=false", "--ip-forward=false", "--cgroup-parent", f"/{_group(place)}",
     ]  # fmt: skip
 
 
@@ -188,10 +189,15 @@ def _strays(place: Path) -> list[int]:
     return [pid for pid in pids if pid != os.getpid() and _is_ours(pid, place)]
 
 
-def _outside() -> list[str]:
-    """What engines make outside their directory: control groups in every hierarchy, and Docker's key."""
+def _group(place: Path) -> str:
+    """A control group of this engine's own: two that run side by side must not take the other's for what was there."""
+    return f"rollyard-engine-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}"
+
+
+def _outside(place: Path) -> list[str]:
+    """What an engine makes outside its directory: control groups in every hierarchy, and Docker's key."""
     root = Path("/sys/fs/cgroup")
-    names = ("docker", "libpod_parent", "machine.slice")
+    names = (_group(place), "docker", "libpod_parent")
     found = [base / name for base in (root, *root.glob("*")) for name in names if (base / name).is_dir()]
     groups = {str(path) for group in found for path in (group, *group.rglob("*")) if path.is_dir()}
     files = {str(path) for path in (Path("/etc/docker"), Path("/etc/docker/key.json")) if path.exists()}
