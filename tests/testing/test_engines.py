@@ -12,11 +12,12 @@ from rollyard.sandbox import backend
 from rollyard.testing.engines import lacking, start, stop
 
 
-def traces():
-    """Control groups of engines, and mounts."""
+def traces(place):
+    """Control groups of engines, and mounts below a directory."""
     names = ("rollyard-engine", "docker", "libpod")
     groups = {str(path) for path in Path("/sys/fs/cgroup").glob("*/*") if path.name.startswith(names)}
-    return groups | {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
+    mounts = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
+    return groups | {target for target in mounts if target.startswith(str(place))}
 
 
 def test_an_engine_nobody_knows_is_an_error_that_names_those_that_are():
@@ -30,7 +31,8 @@ def test_an_engine_nobody_knows_is_an_error_that_names_those_that_are():
 def test_an_engine_with_a_live_sandbox_leaves_nothing_behind(kind):
     if why := lacking(kind):
         pytest.skip(why)
-    before, place = traces(), Path(tempfile.gettempdir(), f"ry-{kind}-leaves-nothing")
+    place = Path(tempfile.gettempdir(), f"ry-{kind}-leaves-nothing")
+    before = traces(place)
 
     async def use(host):
         async with backend(kind, host=host) as opened:
@@ -43,7 +45,7 @@ def test_an_engine_with_a_live_sandbox_leaves_nothing_behind(kind):
         stop(kind, place)
     named = str(place).encode()
     running = [path for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists() and named in _read(path)]
-    assert (place.exists(), running, traces() - before) == (False, [], set())
+    assert (place.exists(), running, traces(place) - before) == (False, [], set())
 
 
 def _read(path):
