@@ -28,7 +28,8 @@ async def test_collect_hooks_run_while_the_services_still_live(folders, backend,
         '[[verifier.collect]]\ncommand = "cat /proc/$(cat /tmp/pid)/comm > state"\n[[verifier.collect]]\ncommand = "exit 3"\n'
     )
     files = {
-        "solution/solve.sh": "#!/bin/sh\n(setsid sleep 600 >/dev/null 2>&1 & echo $! > /tmp/pid)\n",
+        "solution/solve.sh": "#!/bin/sh\n(setsid sleep 600 >/dev/null 2>&1 & echo $! > /tmp/pid)\n"
+        'until [ "$(cat /proc/$(cat /tmp/pid)/comm)" = sleep ]; do sleep 0.05; done\n',
         "tests/test.sh": "#!/bin/sh\ngrep -c sleep state > /logs/verifier/reward.txt\n",
     }
     done = await run(load_folder(folders.simple(tmp_path / "t", toml, **files)), backend)
