@@ -61,7 +61,7 @@ agent = Agent(
     wires={"chat": Addition()},
     artifacts=("{home}/.aider/chat.md",),
     needs_isolation="namespace",
-    tools=False,
+    acts_by="edits",
     off=("update check", "analytics", "repository map", "commits", "URL scraping"),
     command=_command,
 )

@@ -115,7 +115,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     subagent: ToolUse | None = None  # how its model starts a sub-agent
     lingers: bool = False  # its process outlives its last event
     says_done: bool = False  # its output says how it ended; an exit without that event is a failure
-    tools: bool = True  # False: it offers its model no tools, and reads edits out of the text
+    acts_by: Literal["tools", "keystrokes", "edits"] = "tools"  # the last two are read out of the model's text
     asks_for: tuple[str, ...] = ()  # globs of hosts it looks for whatever it is told; not finding them does no harm
     off: tuple[str, ...] = ()  # what it would do on its own, and is told not to; for the table of agents
     command: Callable[[Launch, list[str]], list[str]] | None = None  # has the last word on argv

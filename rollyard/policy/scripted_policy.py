@@ -176,6 +176,8 @@ def message_for(turn: Turn, call: Call, place: int) -> Message:
         if turn.text:
             parts.append(Text(turn.text))
         parts.extend(tool_call(action, call, place, n) for n, action in enumerate(actions))
+    elif types_keys(call):
+        parts.append(Text(keystrokes(turn)))
     else:
         said = [turn.text] if turn.text else []
         parts.append(Text("\n\n".join([*said, *(whole_file(action) for action in turn.actions)])))
@@ -210,6 +212,18 @@ def resolved(action: Action, call: Call) -> tuple[Any, Mapping[str, Any]]:
         offered = ", ".join(t.name for t in call.tools)
         raise PolicyError(f"the script wants {action.tool or 'a shell'}; the agent offers {offered}")
     return found
+
+
+def types_keys(call: Call) -> bool:
+    """Whether the agent asks for keystrokes as JSON in the text, as Terminus does."""
+    return any('"keystrokes"' in m.text for m in call.messages if m.role in ("system", "user"))
+
+
+def keystrokes(turn: Turn) -> str:
+    commands = [a.command for a in turn.actions if a.command is not None]
+    typed = [{"keystrokes": f"{command}\n", "duration": 1.0} for command in commands]
+    answer = {"analysis": turn.text, "plan": turn.thinking, "commands": typed, "task_complete": not typed}
+    return json.dumps(answer)
 
 
 def whole_file(action: Action) -> str:

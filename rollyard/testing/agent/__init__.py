@@ -25,7 +25,8 @@ def missing(ground: Ground) -> set[str]:
     agent = ground.agent
     has = {
         "model": agent.dialect is not None,
-        "tools": agent.tools,
+        "shell": agent.acts_by != "edits",
+        "tools": agent.acts_by == "tools",
         "mcp": agent.mcp is not None,
         "mcp_http": agent.mcp is not None and "http" in agent.mcp.transports,
         "subagents": agent.subagent is not None,

@@ -82,8 +82,8 @@ class Ground:
         self.key = ""
 
     def script(self, *steps: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Steps for this agent: one without tools is told the same edit whatever turn it thinks it is."""
-        return list(steps) if self.agent.tools else [WRITE] * 6
+        """Steps for this agent: one that reads edits is told the same one whatever turn it thinks it is."""
+        return [WRITE] * 6 if self.agent.acts_by == "edits" else list(steps)
 
     async def run(
         self, script: Script | None = None, instruction: str = "Write hello into out.txt.", **options: Any

@@ -16,7 +16,7 @@ _LISTENER = "/tmp/names.py"
 _NAMES = "/tmp/names.txt"
 
 
-@case("H1", "shows its key in no argument, and leaves it in no file", needs=("model", "tools"), timeout=300)
+@case("H1", "shows its key in no argument, and leaves it in no file", needs=("model", "shell"), timeout=300)
 async def key(ground: Ground) -> None:
     found: list[str] = []
 

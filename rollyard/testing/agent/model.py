@@ -21,13 +21,13 @@ SILENCE_S = 60.0
 _FULL = 120_000  # tokens, as the model counts them, of a context of 128,000
 
 
-@case("M1", "asks again after an error 500, and goes on", needs=("model", "tools"), timeout=300)
+@case("M1", "asks again after an error 500, and goes on", needs=("model", "shell"), timeout=300)
 async def error_then_ok(ground: Ground) -> None:
     seen = await ground.run([{"error": 500}, {"error": 500}, WRITE, {"error": 500}, DONE])
     seen.solved()
 
 
-@case("M2", "waits through a minute of silence, and asks once", needs=("model", "tools"), slow=True, timeout=600)
+@case("M2", "waits through a minute of silence, and asks once", needs=("model", "shell"), slow=True, timeout=600)
 async def silence(ground: Ground) -> None:
     limits = Limits(install=1500, agent=400, idle=30)
     seen = await ground.run([{"sleep": SILENCE_S, **WRITE}, DONE], limits=limits)
@@ -54,7 +54,7 @@ class _Full:
         await self.inner.aclose()
 
 
-@case("M3", "goes on after its context was compacted", needs=("model", "tools"), timeout=300)
+@case("M3", "goes on after its context was compacted", needs=("model", "shell"), timeout=300)
 async def compaction(ground: Ground) -> None:
     steps = [{"shell": "echo one > one.txt"}, {"shell": "echo two > two.txt"}, WRITE, DONE]
     seen = await ground.run(_Full(scripted(steps)))

@@ -60,7 +60,7 @@ class Examination:
         await self._ground.run()
         done = (await self._ground.run()).rollout
         agent_s = sum(stage.duration_s for stage in done.stages if stage.name == "wait")
-        changed = rewrites(await self._ground.run(odd_answers)) if self._ground.agent.tools else ()
+        changed = rewrites(await self._ground.run(odd_answers)) if self._ground.agent.acts_by == "tools" else ()
         self._figures = Figures(
             wall_s=done.wall_s,
             agent_s=agent_s,

@@ -38,14 +38,14 @@ async def events(ground: Ground) -> None:
     check([e.ok for e in seen.rollout.events if e.kind == "done"][-1] is True, "its last `done` is not ok")
 
 
-@case("W4", "ends as a failure, in time, when the model fails for good", needs=("model", "tools"), timeout=300)
+@case("W4", "ends as a failure, in time, when the model fails for good", needs=("model", "shell"), timeout=300)
 async def failing_model(ground: Ground) -> None:
     seen = await ground.run([{"error": 400, "times": 50}, DONE])
     check(seen.rollout.failure is not None, f"it ended as {seen.rollout.status} and reward {seen.rollout.reward}")
     check(seen.rollout.reward is None, f"a failed model gave the reward {seen.rollout.reward}")
 
 
-@case("W5", "is found parked when it waits for nothing", needs=("model", "tools"), timeout=300)
+@case("W5", "is found parked when it waits for nothing", needs=("model", "shell"), timeout=300)
 async def parked(ground: Ground) -> None:
     limits = Limits(install=LIMITS.install, agent=90, idle=5)
     seen = await ground.run(ground.script({"shell": "tail -f /dev/null"}, DONE), limits=limits)
@@ -55,7 +55,7 @@ async def parked(ground: Ground) -> None:
     check(failure is not None and failure.cause == "AgentParked", f"it ended as {failure}")
 
 
-@case("W6", "is gone with its whole tree before anybody judges it", needs=("model", "tools"), timeout=300)
+@case("W6", "is gone with its whole tree before anybody judges it", needs=("model", "shell"), timeout=300)
 async def tree_gone(ground: Ground) -> None:
     left: list[str] = []
 
