@@ -64,7 +64,7 @@ def work(prompt: str, instruction: str) -> tuple[bool, str]:
     for _ in range(TURNS):
         message = ask(messages)
         say("message", message=message)
-        messages.append({name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)})
+        messages.append({name: value for name, value in message.items() if value is not None})
         if not message.get("tool_calls"):
             return True, message.get("content") or ""
         for call in message["tool_calls"]:

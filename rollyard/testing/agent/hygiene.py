@@ -37,16 +37,18 @@ async def key(ground: Ground) -> None:
 
 @case("H2", "looks for nothing outside its loopback", needs=("model",), timeout=300)
 async def names(ground: Ground) -> None:
+    listens: list[bool] = []
+
     async def listen(sandbox: Sandbox, rollout: Rollout) -> None:
-        await sandbox.write(_LISTENER, files("rollyard.testing.agent").joinpath("names.py").read_bytes())
-        await sandbox.start(["python3", _LISTENER, _NAMES])
-        done = await sandbox.exec(
-            f"for i in $(seq 100); do test -s {_NAMES} && exit 0; sleep 0.1; done; exit 1", timeout=60
-        )
-        if not done.ok:
-            raise Skip("nothing can listen on port 53 in this sandbox")
+        user = "root" if sandbox.capabilities.users else None
+        await sandbox.write(_LISTENER, files("rollyard.testing.agent").joinpath("names.py").read_bytes(), user=user)
+        await sandbox.start(["python3", _LISTENER, _NAMES], user=user)
+        waiting = f"for i in $(seq 50); do test -s {_NAMES} && exit 0; sleep 0.1; done; exit 1"
+        listens.append((await sandbox.exec(waiting, timeout=60)).ok)
 
     seen = await ground.run(collect=[_NAMES], hooks=Hooks(after_setup=(listen,)))
+    if listens != [True]:
+        raise Skip("nothing can listen on port 53 in this sandbox")
     seen.solved()
     asked = sorted(set(seen.rollout.files.get(_NAMES, b"").decode().split()) - {"listening"})
     unknown = [name for name in asked if not any(fnmatch(name, known) for known in ground.agent.asks_for)]
