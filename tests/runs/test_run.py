@@ -114,7 +114,7 @@ async def test_a_runner_killed_in_any_stage_resumes_with_nothing_lost_twice_or_l
     for delay in kills:
         await anyio.sleep(delay)
         os.kill(process.pid, signal.SIGKILL)
-        await process.wait()
+        await process.communicate()
         process = await start_runner(db, run_id)
         assert (await process.stdout.readline()).decode().strip() == run_id
     with anyio.fail_after(90):

@@ -5,6 +5,7 @@ Rollouts started here run in a task group that ends with the server; one that en
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,7 @@ from anyio.abc import TaskGroup
 from rollyard import agents, policy
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError
+from rollyard.core.events import Event
 from rollyard.core.ids import new_id
 from rollyard.core.rollout import MODES
 from rollyard.core.task import Task
@@ -78,6 +80,8 @@ class LocalActions:
             "rollout_id": rollout_id,
             "labels": {"started": "page"},
         }
+        begun = {"agent": agent.name, "mode": answering.mode}  # so that its page is there from the first moment
+        await self._store.event(Event(at=time.time(), name="rollout.asked", rollout_id=rollout_id, fields=begun))
         self._group.start_soon(self._run, rollout_id, task, options)
         return rollout_id
 
