@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,12 +26,17 @@ HONOURED: dict[Mode, frozenset[str]] = {
 }
 
 
+# options that an agent may honour where the mode leaves its calls alone, as the agent names them
+_AGENTS_OWN = {"disable_thinking": "disable_thinking", "max_tokens_cap": "max_tokens"}
+
+
 class Answering(msgspec.Struct, frozen=True, kw_only=True):
     """Who answers the calls of a rollout, in which mode, with which session settings."""
 
     mode: Mode
     policy: Policy
     settings: Mapping[str, Any] = {}
+    left_to_agent: Mapping[str, Any] = {}
     owned: bool = False  # made here, so closed here
 
 
@@ -43,15 +48,31 @@ def choose(
     model: str | None = None,
     key: str | None = None,
     calls_nobody: bool = False,
+    switches: Sequence[str] = (),
     **options: Any,
 ) -> Answering:
     """`policy` wins over `base_url`; without a mode the policy says which it is. An agent that `calls_nobody` (`oracle`,
-    `nop`) needs neither."""
+    `nop`) needs neither. An option that the mode cannot honour is left to the agent when that is among its `switches`."""
     asked = {name: value for name, value in options.items() if value not in (None, False)}
     chosen = check_mode(mode) if mode is not None else _mode_of(policy)
-    for name in asked:
-        if name not in HONOURED[chosen]:
+    left: dict[str, Any] = {}
+    for name in [name for name in asked if name not in HONOURED[chosen]]:
+        if _AGENTS_OWN.get(name) not in switches:
             raise Unsupported(f"mode {chosen!r} cannot honour {name}", hint=f"drop {name}, or choose another mode")
+        left[_AGENTS_OWN[name]] = asked.pop(name)
+    answering = _choose(chosen, policy, base_url, model, key, calls_nobody, asked)
+    return msgspec.structs.replace(answering, left_to_agent=left)
+
+
+def _choose(
+    chosen: Mode,
+    policy: Policy | str | None,
+    base_url: str | None,
+    model: str | None,
+    key: str | None,
+    calls_nobody: bool,
+    asked: Mapping[str, Any],
+) -> Answering:
     if policy is not None:
         if base_url is not None:
             raise ConfigError("policy and base_url both say who answers", hint="give one of them")

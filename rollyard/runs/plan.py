@@ -45,6 +45,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str | None = None
     disabled_tools: tuple[str, ...] = ()
     mcp: tuple[McpServer, ...] = ()
+    disable_thinking: bool = False  # by the agent itself; mostly the gate does it
+    max_tokens: int | None = None  # likewise
     dialect: Dialect | None = None  # None: the agent's own first one
     allow_network: bool = False
     allow_unsafe: bool = False
@@ -92,6 +94,8 @@ def check(plan: Plan, task: Task, backend: Backend) -> None:
             "system_prompt": plan.system_prompt,
             "disabled_tools": plan.disabled_tools,
             "mcp": offered,
+            "disable_thinking": plan.disable_thinking,
+            "max_tokens": plan.max_tokens,
             "dialect": plan.dialect,
         },
     )

@@ -251,6 +251,8 @@ class _Rollout:
                 as_root=place.as_root,
                 system_prompt=plan.system_prompt,
                 disabled_tools=plan.disabled_tools,
+                disable_thinking=plan.disable_thinking,
+                max_tokens=plan.max_tokens,
                 dialect=plan.dialect,
                 mcp=(*self._task_mcp(), *plan.mcp, *self._own_tools()),
                 solution=await self.provision.solution(self.sandbox, self.task, step, agent),

@@ -263,7 +263,7 @@ class Run:
     async def _rollout(self, lease: Lease) -> Rollout:
         attempt, config = lease.attempt, self.config
         agent = self._agents[attempt.agent]
-        answering = self._answering(attempt.policy)
+        answering = self._answering(attempt.policy, agent)
         plan = Plan(
             rollout_id=new_id("ro"),
             agent=agent,
@@ -277,6 +277,7 @@ class Run:
             limits=config.limits,
             system_prompt=config.system_prompt,
             disabled_tools=config.disabled_tools,
+            **answering.left_to_agent,
             allow_network=config.allow_network,
             allow_unsafe=config.allow_unsafe,
             min_isolation=config.min_isolation,
@@ -304,11 +305,12 @@ class Run:
             sink=tell,
         )
 
-    def _answering(self, name: str) -> Answering:
+    def _answering(self, name: str, agent: Agent) -> Answering:
         config = self.config
         return choose(
             config.mode,
             policy=self._policies.get(name, self._gate.policy),
+            switches=agent.switches,
             disable_thinking=config.disable_thinking,
             max_tokens_cap=config.max_tokens_cap,
             top_logprobs=config.top_logprobs,

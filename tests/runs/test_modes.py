@@ -104,3 +104,13 @@ async def test_each_agent_option_with_each_agent_takes_effect_or_is_refused_by_n
             **{option: OPTIONS[option]},
         )  # fmt: skip
     assert await backend.list({"drill": "options"}) == []
+
+
+def test_an_option_that_a_mode_leaves_alone_is_the_agents_when_it_can():
+    given = {"disable_thinking": True, "max_tokens_cap": 5}
+    left = choose("black_box", **answers("black_box"), switches=("disable_thinking", "max_tokens"), **given)
+    assert (left.settings, left.left_to_agent) == ({}, {"disable_thinking": True, "max_tokens": 5})
+    with pytest.raises(Unsupported, match="max_tokens_cap"):
+        choose("black_box", **answers("black_box"), switches=("disable_thinking",), **given)
+    both = choose("transparent_proxy", **answers("transparent_proxy"), switches=("max_tokens",), max_tokens_cap=5)
+    assert (both.settings, both.left_to_agent) == ({"max_tokens_cap": 5}, {})
