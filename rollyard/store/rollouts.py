@@ -21,9 +21,10 @@ from rollyard.core.task import Task
 from rollyard.store import blobs, runs
 from rollyard.store.database import Put
 from rollyard.store.schema import artifacts, rollouts, verdicts
-from rollyard.store.values import ArtifactInfo, Page, RolloutRow, SortKey, StoredVerdict
+from rollyard.store.values import ArtifactInfo, Page, RolloutRow, SortKey, StoredVerdict, row_of
 
-_put_rollouts = Put(rollouts, tuple(column.name for column in rollouts.columns), there="fail")
+_COLUMNS = tuple(column.name for column in rollouts.columns)
+_put_rollouts = Put(rollouts, _COLUMNS, there="fail")
 _put_artifacts = Put(artifacts, tuple(column.name for column in artifacts.columns), there="replace")
 _body = msgspec.json.Decoder(Rollout)
 _task = msgspec.msgpack.Decoder(Task)
@@ -42,25 +43,13 @@ def commit(connection: Connection, rollout: Rollout, lease: Lease | None, at: fl
     digest = hashlib.sha256(task).digest()
     blobs.put(connection, {digest: task})
     body = replace(rollout, task=Task(id=rollout.task.id, instruction=""), files={}, workdir=None, trajectory=None)
-    row = (
-        rollout.id,
-        rollout.run_id,
-        rollout.task.id,
-        rollout.attempt,
-        rollout.group_id,
-        rollout.agent,
-        rollout.mode,
-        rollout.status,
-        rollout.reward,
-        rollout.failure.boundary if rollout.failure is not None else None,
-        rollout.calls,
-        rollout.started_at,
-        rollout.wall_s,
-        lease.fence if lease is not None else rollout.fence,
-        digest,
-        msgspec.json.encode(body).decode(),
-    )
-    _put_rollouts.rows(connection, [row])
+    values = {
+        **msgspec.structs.asdict(row_of(rollout)),
+        "fence": lease.fence if lease is not None else rollout.fence,
+        "task": digest,
+        "body": msgspec.json.encode(body).decode(),
+    }
+    _put_rollouts.rows(connection, [tuple(values[name] for name in _COLUMNS)])
     if rollout.verdict is not None:
         _add_verdict(connection, rollout.id, rollout.verdict, at)
     put_files(connection, rollout.id, rollout.files, collected=True)
@@ -136,6 +125,7 @@ def page(
     task_id: str | None,
     agent: str | None,
     status: str | None,
+    policy: str | None,
     boundary: str | None,
     group_id: str | None,
     search: str | None,
@@ -145,7 +135,7 @@ def page(
     offset: int,
 ) -> Page:
     same = {"run_id": run_id, "task_id": task_id, "agent": agent, "status": status, "boundary": boundary}
-    same["group_id"] = group_id
+    same |= {"group_id": group_id, "policy": policy}
     limit = max(1, min(limit, LONGEST_PAGE))
 
     def chosen(query: Select[Any]) -> Select[Any]:
@@ -165,6 +155,12 @@ def page(
     rows = tuple(RolloutRow(**row) for row in connection.execute(query).mappings())
     end = offset + len(rows)
     return Page(rows=rows, total=total, next=end if rows and end < total else None)
+
+
+def lines(connection: Connection, run_id: str) -> list[RolloutRow]:
+    """Every line of a run, in the order of ids."""
+    query = select(*(rollouts.c[name] for name in _ROW)).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id)
+    return [RolloutRow(**dict(zip(_ROW, row, strict=True))) for row in connection.execute(query)]
 
 
 def verdicts_of(connection: Connection, rollout_id: str) -> list[StoredVerdict]:

@@ -16,7 +16,7 @@ from rollyard.core.errors import LeaseLost, StoreError
 from rollyard.core.lease import Attempt, AttemptState, Lease
 from rollyard.store.database import Put
 from rollyard.store.schema import attempts, rollouts, runs
-from rollyard.store.values import RunInfo
+from rollyard.store.values import RunInfo, RunSortKey
 
 _put_runs = Put(runs, ("id", "created_at", "config"), there="fail")
 _ATTEMPT = (
@@ -117,21 +117,36 @@ def get(connection: Connection, run_id: str) -> RunInfo:
     row = connection.execute(select(runs).where(runs.c.id == run_id)).first()
     if row is None:
         raise StoreError(f"no run {run_id}", hint="rollyard list shows those there are")
-    return _info(connection, row)
+    counts = select(func.count(), func.count(rollouts.c.reward), func.avg(rollouts.c.reward))
+    return _info(connection, row, *connection.execute(counts.where(rollouts.c.run_id == run_id)).one())
 
 
-def listed(connection: Connection, limit: int, offset: int) -> list[RunInfo]:
-    """Newest first."""
-    query = select(runs).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit).offset(offset)
-    return [_info(connection, row) for row in connection.execute(query).all()]
-
-
-def _info(connection: Connection, row: Any) -> RunInfo:
-    count, scored, mean = connection.execute(
-        select(func.count(), func.count(rollouts.c.reward), func.avg(rollouts.c.reward)).where(
-            rollouts.c.run_id == row.id
+def listed(
+    connection: Connection, *, search: str | None, sort: RunSortKey, descending: bool, limit: int, offset: int
+) -> list[RunInfo]:
+    counts = (
+        select(
+            rollouts.c.run_id,
+            func.count().label("rollouts"),
+            func.count(rollouts.c.reward).label("scored"),
+            func.avg(rollouts.c.reward).label("mean_reward"),
         )
-    ).one()
+        .group_by(rollouts.c.run_id)
+        .subquery()
+    )
+    query = select(runs, counts.c.rollouts, counts.c.scored, counts.c.mean_reward)
+    query = query.outerjoin(counts, counts.c.run_id == runs.c.id)
+    if search:
+        query = query.where(
+            runs.c.id.contains(search, autoescape=True) | runs.c.config.contains(search, autoescape=True)
+        )
+    key = counts.c[sort] if sort in ("rollouts", "scored", "mean_reward") else runs.c[sort]
+    order = (key.is_(None), key.desc() if descending else key.asc(), runs.c.id.desc())
+    found = connection.execute(query.order_by(*order).limit(limit).offset(offset)).all()
+    return [_info(connection, row, row.rollouts or 0, row.scored or 0, row.mean_reward) for row in found]
+
+
+def _info(connection: Connection, row: Any, count: int, scored: int, mean: float | None) -> RunInfo:
     return RunInfo(
         id=row.id,
         created_at=row.created_at,

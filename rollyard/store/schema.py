@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0002"  # the newest migration
+HEAD = "0003"  # the newest migration
 
 metadata = MetaData()
 
@@ -134,9 +134,41 @@ rollouts = Table(
     Column("fence", Integer),
     Column("task", LargeBinary, nullable=False),  # digest of the task's body
     Column("body", Text, nullable=False),
+    Column("policy", String),
+    Column("cause", String),
+    Column("prompt_tokens", BigInteger),
+    Column("completion_tokens", BigInteger),
     Index("rollouts_of_run", "run_id", "id"),
     Index("rollouts_by_time", "started_at"),
 )
+
+# Everything a list of rollouts shows, so that SQLite answers one from the index and never walks past the bodies. PostgreSQL
+# keeps large bodies out of line by itself.
+Index(
+    "rollouts_lines",
+    *(
+        rollouts.c[name]
+        for name in (
+            "run_id",
+            "id",
+            "task_id",
+            "attempt",
+            "group_id",
+            "agent",
+            "policy",
+            "mode",
+            "status",
+            "reward",
+            "boundary",
+            "cause",
+            "calls",
+            "prompt_tokens",
+            "completion_tokens",
+            "started_at",
+            "wall_s",
+        )
+    ),
+).ddl_if(dialect="sqlite")
 
 verdicts = Table(
     "verdicts",

@@ -34,7 +34,16 @@ from rollyard.store.database import Database
 from rollyard.store.migrate import prepare
 from rollyard.store.plane import SqlPlane
 from rollyard.store.sqlite import SQLite, Synchronous, restore
-from rollyard.store.values import ArtifactInfo, Page, RunInfo, SortKey, StoredEvent, StoredVerdict
+from rollyard.store.values import (
+    ArtifactInfo,
+    Page,
+    RolloutRow,
+    RunInfo,
+    RunSortKey,
+    SortKey,
+    StoredEvent,
+    StoredVerdict,
+)
 
 _STREAMED = 64  # rollouts read at once while streaming
 
@@ -101,9 +110,18 @@ class Store:
     async def get_run(self, run_id: str) -> RunInfo:
         return await self._database.read(partial(runs.get, run_id=run_id))
 
-    async def list_runs(self, *, limit: int = 50, offset: int = 0) -> list[RunInfo]:
-        """Newest first."""
-        return await self._database.read(partial(runs.listed, limit=limit, offset=offset))
+    async def list_runs(
+        self,
+        *,
+        search: str | None = None,
+        sort: RunSortKey = "created_at",
+        descending: bool = True,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[RunInfo]:
+        """Newest first, unless sorted otherwise. `search` is a part of a run's id or of its config."""
+        work = partial(runs.listed, search=search, sort=sort, descending=descending, limit=limit, offset=offset)
+        return await self._database.read(work)
 
     async def add_attempts(self, run_id: str, attempts: Iterable[Attempt]) -> None:
         """What the run owes, handed out in this order. An attempt that is there already is left alone."""
@@ -171,6 +189,7 @@ class Store:
         *,
         task_id: str | None = None,
         agent: str | None = None,
+        policy: str | None = None,
         status: str | None = None,
         boundary: str | None = None,
         group_id: str | None = None,
@@ -188,6 +207,7 @@ class Store:
                 run_id=run_id,
                 task_id=task_id,
                 agent=agent,
+                policy=policy,
                 status=status,
                 boundary=boundary,
                 group_id=group_id,
@@ -198,6 +218,10 @@ class Store:
                 offset=offset,
             )
         )
+
+    async def lines(self, run_id: str) -> list[RolloutRow]:
+        """Every rollout of a run as the line a list shows of it: what statistics need, and no bodies."""
+        return await self._database.read(partial(rollouts.lines, run_id=run_id))
 
     async def add_verdict(self, rollout_id: str, verdict: Verdict) -> None:
         """Judge a rollout again: this verdict counts from now on, the earlier ones stay listed."""

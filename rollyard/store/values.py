@@ -9,9 +9,13 @@ import msgspec
 
 from rollyard.core.events import Event
 from rollyard.core.lease import AttemptState
-from rollyard.core.rollout import Status, Verdict
+from rollyard.core.rollout import Rollout, Status, Verdict
 
-SortKey = Literal["started_at", "task_id", "attempt", "agent", "status", "reward", "calls", "wall_s"]
+SortKey = Literal[
+    "started_at", "task_id", "attempt", "agent", "policy", "status", "reward", "boundary", "calls", "prompt_tokens",
+    "completion_tokens", "wall_s",
+]  # fmt: skip
+RunSortKey = Literal["created_at", "id", "rollouts", "scored", "mean_reward"]
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +50,33 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     started_at: float
     wall_s: float
+    policy: str | None = None
+    cause: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+def row_of(rollout: Rollout) -> RolloutRow:
+    """The line that a rollout has in a list."""
+    return RolloutRow(
+        id=rollout.id,
+        run_id=rollout.run_id,
+        task_id=rollout.task.id,
+        attempt=rollout.attempt,
+        group_id=rollout.group_id,
+        agent=rollout.agent,
+        mode=rollout.mode,
+        status=rollout.status,
+        reward=rollout.reward,
+        boundary=rollout.failure.boundary if rollout.failure is not None else None,
+        calls=rollout.calls,
+        started_at=rollout.started_at,
+        wall_s=rollout.wall_s,
+        policy=rollout.labels.get("policy"),
+        cause=rollout.failure.cause if rollout.failure is not None else None,
+        prompt_tokens=rollout.usage.get("prompt_tokens"),
+        completion_tokens=rollout.usage.get("completion_tokens"),
+    )
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,3 +56,26 @@ async def test_a_database_from_the_future_is_refused(store_url):
     with pytest.raises(StoreError, match="newer"):
         async with Store.open(store_url):
             pass
+
+
+async def test_rollouts_of_an_older_database_are_listed_with_what_their_bodies_say(store_url):
+    from rollyard.core.rollout import Failure, Rollout
+    from rollyard.core.task import Task
+
+    lost = Failure(
+        boundary="agent", cause="AgentGone", message="", stage="wait", retry=False, grade=False, trainable=False
+    )
+    old = Rollout(
+        id="ro1", task=Task(id="t", instruction="x"), run_id="r", labels={"policy": "small"}, failure=lost,
+        usage={"prompt_tokens": 7, "completion_tokens": 3},
+    )  # fmt: skip
+    undo = ["DROP INDEX IF EXISTS rollouts_lines", "UPDATE alembic_version SET version_num = '0002'"]
+    undo += [
+        f"ALTER TABLE rollouts DROP COLUMN {name}" for name in ("policy", "cause", "prompt_tokens", "completion_tokens")
+    ]
+    async with Store.open(store_url) as store:
+        await store.commit_rollout(old)
+        await store._database.write(lambda c: [c.execute(text(statement)) for statement in undo])
+    async with Store.open(store_url) as store:
+        (line,) = await store.lines("r")
+    assert (line.policy, line.cause, line.prompt_tokens, line.completion_tokens) == ("small", "AgentGone", 7, 3)
