@@ -31,6 +31,7 @@
     ├── VerifierError              boundary: verifier
     ├── EnvError                   boundary: env
     │   ├── EnvUnavailable         no place, or no server, for now
+    │   ├── UnknownTool            no server offers a tool of this name; nothing was asked
     │   └── EpisodeLost            the session is gone: begin another episode
     ├── StoreError                 boundary: store
     │   └── LeaseLost              another owner holds the claim now
@@ -236,6 +237,12 @@ class EnvError(Error):
 
 class EnvUnavailable(EnvError):
     retry: ClassVar[Retry] = "safe"
+
+
+class UnknownTool(EnvError):
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(f"there is no tool named {name!r}; known: {', '.join(sorted(known)) or 'none'}")
+        self.name = name
 
 
 class EpisodeLost(EnvError):

@@ -1,70 +1,208 @@
-"""`RemoteTools`: the tools of an MCP server somewhere else, listed and called."""
+"""`RemoteTools`: the tools of one or more MCP servers somewhere else, as one list, each call sent to its owner.
+
+A URL that ends in `/` is a root: its tools are at `mcp`, at `api/v1/mcp`, or at both. A server that is down while others
+answer costs its own tools and leaves a warning that names it; when all are down that is an error with every cause, never
+an empty list. Only what may succeed when asked again is asked again: an unknown tool, a refusal and a tool's own error are not.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from contextlib import AsyncExitStack
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
-from rollyard.core.errors import EnvError
+from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, UnknownTool
 from rollyard.core.message import ToolSpec
+from rollyard.tools.answers import Answer
+from rollyard.tools.endpoint import Endpoint
 
 T = TypeVar("T")
+Collisions = Literal["first", "prefix", "error"]
+DISCOVERED = ("mcp", "api/v1/mcp")
+ATTEMPTS = 3
+PAUSES_S = (1.0, 2.0, 4.0)
+
+_log = logging.getLogger("rollyard.tools")
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """One URL as it was given: the name its tools get where names collide, and the endpoints it may stand for."""
+
+    label: str
+    url: str
+    endpoints: tuple[Endpoint, ...]
 
 
 class RemoteTools:
-    """`async with RemoteTools(url, key) as tools`: every call has a deadline of `timeout_s`."""
+    """`async with RemoteTools(urls, key) as tools`. `urls` is one URL, several, or several by name.
 
-    def __init__(self, url: str, key: str | None = None, *, timeout_s: float = 60.0) -> None:
-        self.url = url
-        self.timeout_s = timeout_s
-        self._key = key
-        self._client: Any = None
-        self._stack = AsyncExitStack()
+    `collisions` decides about a name that two servers have: `first` (the earlier URL owns it), `prefix` (both are offered as
+    `name_tool`, by the names of `urls` or `s1`, `s2` ...) or `error`. Every request has a deadline of `timeout_s`; one that could
+    not be served is tried `attempts` times in all, after pauses of 1, 2 and 4 s. `warnings` names the servers that were down
+    when the tools were last listed.
+    """
+
+    def __init__(
+        self,
+        urls: str | Iterable[str] | Mapping[str, str],
+        key: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        collisions: Collisions = "first",
+        attempts: int = ATTEMPTS,
+        pauses_s: Sequence[float] = PAUSES_S,
+    ) -> None:
+        named = _named(urls)
+        if not named:
+            raise ConfigError("no URL to get tools from")
+        if collisions not in ("first", "prefix", "error"):
+            raise ConfigError(f"collisions is first, prefix or error, not {collisions!r}")
+        self.urls = tuple(named.values())
+        self.warnings: tuple[str, ...] = ()
+        self._places = [
+            _Place(label, url, tuple(Endpoint(one, key, timeout_s=timeout_s) for one in candidates(url)))
+            for label, url in named.items()
+        ]
+        self._collisions: Collisions = collisions
+        self._attempts, self._pauses = max(1, attempts), tuple(pauses_s)
+        self._routes: dict[str, tuple[Endpoint, str]] | None = None
+        self._specs: list[ToolSpec] = []
 
     async def __aenter__(self) -> Self:
-        try:
-            return await self._connected()
-        except Exception as error:
-            await self._stack.aclose()
-            raise EnvError(f"no tools can be reached at {self.url}: {type(error).__name__}") from error
-
-    async def _connected(self) -> Self:
-        import httpx2
-        from mcp.client.client import Client
-        from mcp.client.streamable_http import streamable_http_client
-
-        headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
-        http = await self._stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=self.timeout_s))
-        self._client = await self._stack.enter_async_context(Client(streamable_http_client(self.url, http_client=http)))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.aclose()
+        await self.aclose()
 
-    async def _asked(self, answer: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                return await answer
-        except Exception as error:
-            raise EnvError(f"the tools at {self.url} did not answer: {type(error).__name__}") from error
+    async def aclose(self) -> None:
+        for place in self._places:
+            for endpoint in place.endpoints:
+                await endpoint.aclose()
 
     async def list(self) -> list[ToolSpec]:
-        listed = await self._asked(self._client.list_tools())
-        return [
-            ToolSpec(t.name, t.description or "", msgspec.json.encode(t.input_schema).decode()) for t in listed.tools
-        ]
+        """The union, asked anew; it is also what `call` routes by from now on."""
+        found = await asyncio.gather(*(self._of(place) for place in self._places), return_exceptions=True)
+        causes: list[str] = []
+        offers: list[tuple[_Place, Endpoint, ToolSpec]] = []
+        for place, got in zip(self._places, found, strict=True):
+            if isinstance(got, EnvError):
+                causes.append(got.message)
+            elif isinstance(got, BaseException):
+                raise got
+            else:
+                offers += [(place, endpoint, spec) for endpoint, specs in got for spec in specs]
+        if len(causes) == len(self._places):
+            raise EnvUnavailable(f"no tools can be reached: {'; '.join(causes)}")
+        for cause in causes:
+            _log.warning("tools of a server that is down are missing: %s", cause)
+        self.warnings = tuple(causes)
+        self._routes, self._specs = self._routed(offers)
+        return list(self._specs)
+
+    async def openai(self) -> list[dict[str, Any]]:
+        """The tools as an OpenAI chat request names them, from the list at hand."""
+        if self._routes is None:
+            await self.list()
+        return [openai_tool(spec) for spec in self._specs]
+
+    async def ask(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+        """The whole result; a tool that failed is an answer too. Raises `UnknownTool` without asking anybody."""
+        if self._routes is None:
+            await self.list()
+        assert self._routes is not None
+        if name not in self._routes:
+            raise UnknownTool(name, tuple(self._routes))
+        endpoint, own_name = self._routes[name]
+        return await self._tried(lambda: endpoint.call(own_name, arguments))
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The result as text; a tool that reports an error raises `EnvError` with its words."""
-        result = await self._asked(self._client.call_tool(name, dict(arguments)))
-        text = "\n".join(part.text for part in result.content if getattr(part, "text", None) is not None)
-        if result.is_error:
-            raise EnvError(text or f"{name} failed")
-        return text
+        answer = await self.ask(name, arguments)
+        if answer.is_error:
+            raise EnvError(answer.text or f"{name} failed")
+        return answer.text
+
+    async def _of(self, place: _Place) -> list[tuple[Endpoint, list[ToolSpec]]]:
+        return await self._tried(lambda: _listed(place))
+
+    async def _tried(self, once: Callable[[], Awaitable[T]]) -> T:
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return await once()
+            except EnvUnavailable:
+                if attempt == self._attempts:
+                    raise
+                await asyncio.sleep(self._pauses[min(attempt, len(self._pauses)) - 1] if self._pauses else 0.0)
+        raise AssertionError("attempts is at least one")
+
+    def _routed(
+        self, offers: Sequence[tuple[_Place, Endpoint, ToolSpec]]
+    ) -> tuple[dict[str, tuple[Endpoint, str]], list[ToolSpec]]:
+        holders: dict[str, list[_Place]] = {}
+        for place, _, spec in offers:
+            holders.setdefault(spec.name, []).append(place)
+        routes: dict[str, tuple[Endpoint, str]] = {}
+        specs: list[ToolSpec] = []
+        for place, endpoint, spec in offers:
+            others = [other for other in holders[spec.name] if other is not place]
+            if others and self._collisions == "error":
+                raise EnvError(
+                    f"tool {spec.name!r} is at {place.url} and at {others[0].url}",
+                    hint="pass collisions='first' or 'prefix'",
+                )
+            prefixed = bool(others) and self._collisions == "prefix"
+            name = f"{place.label}_{spec.name}" if prefixed else spec.name
+            if name in routes:
+                if prefixed:
+                    raise EnvError(f"two tools would be named {name!r}", hint="give the URLs other names")
+                continue
+            routes[name] = (endpoint, spec.name)
+            specs.append(msgspec.structs.replace(spec, name=name))
+        return routes, specs
+
+
+def candidates(url: str) -> tuple[str, ...]:
+    """The endpoints that a URL may stand for."""
+    return tuple(url + tail for tail in DISCOVERED) if url.endswith("/") else (url,)
+
+
+def openai_tool(spec: ToolSpec) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {
+            "name": spec.name,
+            "description": spec.description,
+            "parameters": msgspec.json.decode(spec.schema),
+        },
+    }
+
+
+def _named(urls: str | Iterable[str] | Mapping[str, str]) -> dict[str, str]:
+    if isinstance(urls, Mapping):
+        return dict(urls)
+    given = [urls] if isinstance(urls, str) else list(urls)
+    return {f"s{position}": url for position, url in enumerate(given, 1)}
+
+
+async def _listed(place: _Place) -> list[tuple[Endpoint, list[ToolSpec]]]:
+    """Those of a place's endpoints that answer. None at all is worth another try unless every one of them is final."""
+    found = await asyncio.gather(*(endpoint.list() for endpoint in place.endpoints), return_exceptions=True)
+    answered: list[tuple[Endpoint, list[ToolSpec]]] = []
+    failures: list[EnvError] = []
+    for endpoint, got in zip(place.endpoints, found, strict=True):
+        if isinstance(got, EnvError):
+            failures.append(got)
+        elif isinstance(got, BaseException):
+            raise got
+        else:
+            answered.append((endpoint, got))
+    if answered:
+        return answered
+    again = any(isinstance(failure, EnvUnavailable) for failure in failures)
+    raise (EnvUnavailable if again else EnvError)("; ".join(failure.message for failure in failures))

@@ -1,0 +1,94 @@
+"""What a remote tool's result means: `Answer`, made from MCP's content blocks and from nothing else.
+
+A block that cannot be shown as text or as an image is named in words (its kind, address, type), never as some object's repr:
+whatever is made here goes to a model. An image without bytes is an error that the model can read, not a broken message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+NO_IMAGE = "error: the tool returned an image without data"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """`value` is what the tool meant: parsed JSON, structured content, plain text, `{"error": text}` for a failure, or a list of
+    OpenAI content parts where there are images. `text` is every text of it, and `images` every image as a data URL."""
+
+    value: Any
+    text: str
+    images: tuple[str, ...] = ()
+    is_error: bool = False
+
+    @property
+    def content(self) -> str | list[dict[str, Any]]:
+        """As the content of an OpenAI tool message."""
+        return cast("list[dict[str, Any]]", self.value) if self.images and not self.is_error else self.text
+
+
+def read(blocks: Sequence[Any], structured: Any = None, *, is_error: bool = False) -> Answer:
+    """From the blocks of a `tools/call` result, as the `mcp` package's values or as plain mappings."""
+    parts = [_part(_fields(block)) for block in blocks]
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    images = tuple(part["image_url"]["url"] for part in parts if part["type"] == "image_url")
+    text = "\n".join(texts)
+    if not text and structured is not None:
+        text = msgspec.json.encode(structured).decode()
+    broken = is_error or NO_IMAGE in texts
+    if broken:
+        value: Any = {"error": text or "the tool failed and said nothing"}
+        return Answer(value=value, text=value["error"], images=images, is_error=True)
+    if images:
+        return Answer(value=parts, text=text, images=images)
+    return Answer(value=_meant(texts, structured), text=text)
+
+
+def invalid(problems: Iterable[str]) -> Answer:
+    """A result that is not MCP."""
+    words = f"error: the tool's result is not valid: {'; '.join(problems)}"
+    return Answer(value={"error": words}, text=words, is_error=True)
+
+
+def _meant(texts: Sequence[str], structured: Any) -> Any:
+    if structured is not None:
+        wrapped = isinstance(structured, Mapping) and set(cast("Mapping[str, Any]", structured)) == {"result"}
+        return structured["result"] if wrapped and texts else structured
+    if len(texts) != 1:
+        return "\n".join(texts)
+    try:
+        return msgspec.json.decode(texts[0])
+    except (msgspec.DecodeError, RecursionError):
+        return texts[0]
+
+
+def _fields(block: Any) -> dict[str, Any]:
+    if isinstance(block, Mapping):
+        return dict(cast("Mapping[str, Any]", block))
+    return block.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def _part(block: dict[str, Any]) -> dict[str, Any]:
+    kind = block.get("type")
+    if kind == "image":
+        data = block.get("data")
+        if not data:
+            return _text(NO_IMAGE)
+        return {"type": "image_url", "image_url": {"url": f"data:{block.get('mimeType') or 'image/png'};base64,{data}"}}
+    if kind == "text":
+        return _text(str(block.get("text") or ""))
+    if kind == "resource":
+        inner: dict[str, Any] = block.get("resource") or {}
+        return _text(inner["text"] if inner.get("text") is not None else _named("resource", inner))
+    return _text(_named(str(kind), block))
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _named(kind: str, block: Mapping[str, Any]) -> str:
+    known = [str(block[name]) for name in ("name", "uri", "mimeType") if block.get(name)]
+    return f"[{' '.join([kind, *known])}]"
