@@ -137,6 +137,7 @@ def plane(
         int | None, typer.Option(help="instances per owner, where an owner has no quota of its own")
     ] = None,
     sweep_s: Annotated[float, typer.Option(help="seconds between sweeps")] = 30.0,
+    public_url: Annotated[str | None, typer.Option(help="where callers reach it, for signed URLs")] = None,
     admin_key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
     print_env: Annotated[bool, typer.Option("--print-env", help="first print NAME=value lines for clients")] = False,
     json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
@@ -158,6 +159,7 @@ def plane(
             port=port,
             quota=quota,
             sweep_s=sweep_s,
+            public_url=public_url,
             admin_key_file=admin_key_file,
         ),
         say=say,

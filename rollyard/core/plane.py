@@ -16,12 +16,15 @@ from rollyard.core.sandbox import Mount, Network, Resources
 
 Role = Literal["admin", "owner", "trainer", "agent"]
 ROLES: tuple[Role, ...] = ("admin", "owner", "trainer", "agent")
+DATA_PORT = 8081
 EnvStatus = Literal["draft", "released"]
-InstanceState = Literal["creating", "running", "deleting", "deleted", "expired", "failed"]
+InstanceState = Literal["creating", "running", "paused", "deleting", "deleted", "expired", "failed"]
 
 
 class EnvSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an environment is. `artifacts` are hexadecimal sha256 digests by name."""
+    """What an environment is. `artifacts` are hexadecimal sha256 digests by name. `start` is the program that runs in every
+    instance (its arguments are appended); `port` is where the environment's own server of tools, functions, reward and
+    health listens inside."""
 
     description: str = ""
     image: str = "host"
@@ -29,6 +32,8 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     resources: Resources = Resources()
     network: Network = "none"
     env: Mapping[str, str] = {}
+    start: tuple[str, ...] = ()
+    port: int = DATA_PORT
     ttl_s: float | None = None
     tags: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
@@ -61,6 +66,8 @@ class InstancePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     image: str = "host"
     env: Mapping[str, str] = {}
+    start: tuple[str, ...] = ()
+    port: int = DATA_PORT
     arguments: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
     resources: Resources = Resources()

@@ -54,13 +54,17 @@ class Access:
         await self._store.revoke_key(key_id, at=self._clock())
 
     async def caller(self, header: str | None) -> ApiKey:
-        scheme, _, text = (header or "").partition(" ")
-        if scheme.lower() != "bearer" or not text.strip():
-            raise PlaneUnauthorized("no API key", hint="send Authorization: Bearer KEY")
-        found = await self._store.find_key(_digest(text.strip()))
+        found = await self._store.find_key(_digest(bearer(header)))
         if found is None:
             raise PlaneUnauthorized("this API key is unknown or revoked")
         return found
+
+
+def bearer(header: str | None) -> str:
+    scheme, _, text = (header or "").partition(" ")
+    if scheme.lower() != "bearer" or not text.strip():
+        raise PlaneUnauthorized("no API key", hint="send Authorization: Bearer KEY")
+    return text.strip()
 
 
 def owner_for(caller: ApiKey, asked: str | None) -> str:

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from rollyard.core.errors import Error, PlaneForbidden, PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import ApiKey, EnvSpec, Instance, Role
 from rollyard.plane.access import Access, NewKey, owner_for, sees
-from rollyard.plane.engines import refuse
+from rollyard.plane.gateway import Gateway
 from rollyard.plane.hub import Hub
 from rollyard.plane.instances import CreateInstance, Instances
 from rollyard.plane.openapi import Described, document
@@ -38,6 +38,7 @@ from rollyard.plane.wire import (
     number,
     raw_body,
     refusal,
+    rfc3339,
 )
 
 _log = structlog.get_logger("rollyard.plane")
@@ -120,6 +121,7 @@ ROUTES: tuple[Entry, ...] = (
     Entry("GET", "/v1/instances/{id}/files", _ALL, "read_file", "a file's bytes; path"),
     Entry("PUT", "/v1/instances/{id}/files", _ALL, "write_file", "write a file from the body; path"),
     Entry("POST", "/v1/instances/{id}/presign", _AOT, "presign", "an expiring URL to a port", Presign),
+    Entry("POST", "/v1/instances/{id}/token", _AOT, "token", "the token of its gateway, and of nothing else"),
     Entry("GET", "/v1/usage", _AOT, "usage", "instances and quota of the caller's owner; owner"),
     Entry("PUT", "/v1/owners/{owner}", _A, "set_quota", "an owner's quota", Quota),
     Entry("POST", "/v1/keys", _A, "create_key", "a new API key, shown once", NewKey),
@@ -130,9 +132,17 @@ ROUTES: tuple[Entry, ...] = (
 
 
 def plane_app(
-    store: PlaneStore, hub: Hub, instances: Instances, sweeper: Sweeper, access: Access, *, page: ASGIApp | None = None
+    store: PlaneStore,
+    hub: Hub,
+    instances: Instances,
+    sweeper: Sweeper,
+    access: Access,
+    gateway: Gateway,
+    *,
+    page: ASGIApp | None = None,
+    public_url: str | None = None,
 ) -> Starlette:
-    api = _Api(store, hub, instances, sweeper, access)
+    api = _Api(store, hub, instances, sweeper, access, gateway, public_url)
     described = document([Described(e.method, e.path, e.handler, e.what, e.roles, e.body) for e in ROUTES])
 
     async def health(request: Request) -> Response:
@@ -143,6 +153,7 @@ def plane_app(
 
     routes: list[BaseRoute] = [Route("/health", health), Route("/openapi.json", openapi)]
     routes += [Route(e.path, _guarded(api, e), methods=[e.method]) for e in ROUTES]
+    routes += gateway.routes()
     if page is not None:
         routes.append(Mount("/page", page))
     return Starlette(routes=routes, exception_handlers={HTTPException: _http, Exception: _broken})
@@ -177,8 +188,18 @@ async def _broken(request: Request, error: Exception) -> Response:
 
 
 class _Api:
-    def __init__(self, store: PlaneStore, hub: Hub, instances: Instances, sweeper: Sweeper, access: Access) -> None:
+    def __init__(
+        self,
+        store: PlaneStore,
+        hub: Hub,
+        instances: Instances,
+        sweeper: Sweeper,
+        access: Access,
+        gateway: Gateway,
+        public_url: str | None,
+    ) -> None:
         self._store, self._hub, self._instances, self._sweeper, self.access = store, hub, instances, sweeper, access
+        self._gateway, self._public_url = gateway, public_url
 
     async def engines(self, request: Request, caller: ApiKey) -> Response:
         return answer({name: engine.abilities for name, engine in self._instances.engines.items()})
@@ -226,7 +247,7 @@ class _Api:
         if key is not None and not 0 < len(key) <= 200:
             raise PlaneInvalid("an Idempotency-Key has 1 to 200 characters")
         made = await self._instances.create(asked, owner=owner, caller=caller.id, key=key)
-        return answer(instance_json(made), 201)
+        return answer({**instance_json(made), "token": self._gateway.token(made.id)}, 201)
 
     async def list(self, request: Request, caller: ApiKey) -> Response:
         query = request.query_params
@@ -321,9 +342,15 @@ class _Api:
 
     async def presign(self, request: Request, caller: ApiKey) -> Response:
         own = await self._own(request, caller)
-        await body(request, Presign)
-        _, engine = await self._instances.running(own.id)
-        raise refuse(engine, self._instances.engines, "presign", "give a URL to a port; use exec or files meanwhile")
+        asked = await body(request, Presign)
+        base_url = self._public_url or str(request.base_url)
+        url, ends = await self._gateway.presign(own.id, asked.port, asked.minutes, base_url=base_url)
+        return answer({"url": url, "expires_at": rfc3339(ends)})
+
+    async def token(self, request: Request, caller: ApiKey) -> Response:
+        own = await self._own(request, caller)
+        await self._instances.running(own.id)
+        return answer({"token": self._gateway.token(own.id)})
 
     # owners, keys, the sweep
 

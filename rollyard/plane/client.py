@@ -47,6 +47,7 @@ _ERRORS: Mapping[int, type[PlaneError]] = {
 }
 _TIMEOUT_S = 60.0
 _CREATE_S = 330.0
+_PROBE_S = 10.0
 
 
 class Plane:
@@ -203,6 +204,20 @@ class PlaneInstances:
     async def write(self, instance_id: str, path: str, data: bytes) -> None:
         await self._plane.bytes("PUT", f"/v1/instances/{instance_id}/files", data, query={"path": path})
 
+    async def presign(self, instance_id: str, port: int, *, minutes: float = 5.0) -> str:
+        """A URL to one port, for whoever has it, until it expires; it ends with a slash."""
+        asked = {"port": port, "minutes": minutes}
+        url = (await self._plane.json("POST", f"/v1/instances/{instance_id}/presign", asked)).get("url")
+        if not isinstance(url, str):
+            raise PlaneUnavailable("the answer to presign has no URL")
+        return url
+
+    async def wait(self, instance_id: str, port: int, path: str = "/", *, within_s: float = 45.0) -> str:
+        """The URL of a port, once `path` there answers with 2xx: an instance that runs is not ready yet."""
+        url = await self.presign(instance_id, port, minutes=max(5.0, within_s / 30))
+        await wait_until_ok(url.rstrip("/") + "/" + path.lstrip("/"), within_s=within_s)
+        return url
+
     async def delete(self, instance_id: str) -> None:
         await self._plane.bytes("DELETE", f"/v1/instances/{instance_id}", timeout_s=_CREATE_S)
 
@@ -214,6 +229,24 @@ class PlaneInstances:
     def list(self, *, labels: Mapping[str, str] | None = None, **query: Any) -> AsyncGenerator[dict[str, Any]]:
         """All of them, a page at a time; `env`, `run_id`, `live` ("true", "false", "any"), `owner` for admins."""
         return _paged(self._plane, "/v1/instances", {**query, "label": [f"{k}={v}" for k, v in (labels or {}).items()]})
+
+
+async def wait_until_ok(url: str, *, within_s: float = 45.0, every_s: float = 0.25) -> None:
+    """Ask until the answer is 2xx. Raises `PlaneUnavailable` with the last answer when the time is over."""
+    last = "nothing"
+    try:
+        async with asyncio.timeout(within_s), aiohttp.ClientSession() as session:
+            while True:
+                try:
+                    async with asyncio.timeout(_PROBE_S), session.get(url, allow_redirects=False) as response:
+                        if 200 <= response.status < 300:
+                            return
+                        last = f"status {response.status}"
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    last = type(error).__name__
+                await asyncio.sleep(every_s)
+    except TimeoutError as error:
+        raise PlaneUnavailable(f"no 2xx within {within_s:g} s; the last answer was {last}") from error
 
 
 async def _paged(plane: Plane, path: str, query: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:

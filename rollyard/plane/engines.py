@@ -11,29 +11,35 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import msgspec
 
 from rollyard.core.errors import ConfigError, PlaneUnsupported, SandboxGone, UnknownName
 from rollyard.core.ids import new_id
 from rollyard.core.plane import Instance
-from rollyard.core.protocols import Backend, Sandbox
+from rollyard.core.protocols import Backend, ByteStream, Sandbox
 from rollyard.core.registry import load, names
 from rollyard.core.sandbox import SandboxSpec
 
 PLANE_LABEL = "rollyard.plane"
 INSTANCE_LABEL = "rollyard.instance"
+START_JOB = "start"  # the job in a sandbox that runs the environment's own program
 _STEP_S = 60.0
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the capability map. `ttl`: what was made ends by itself after its time, whoever has died."""
+    """One line of the capability map. `ttl`: what was made ends by itself after its time, whoever has died. `dial`: the
+    plane itself can reach a port inside, so its gateway passes; `presign`: a URL to a port can be given, by the plane where
+    it can dial and by the engine otherwise."""
 
     list: bool = False
+    dial: bool = False
     presign: bool = False
     exec: bool = False
     files: bool = False
+    pause: bool = False
+    snapshot: bool = False
     ttl: bool = False
     extend: bool = False
     mounts: bool = False
@@ -68,10 +74,21 @@ class Engine(Protocol):
     async def list(self, plane: str) -> list[Made]: ...
     async def extend(self, ref: str, ttl_s: float) -> None: ...
     async def sandbox(self, ref: str) -> Sandbox: ...
+    async def dial(self, ref: str, port: int) -> ByteStream:
+        """Connect to a port inside, where `abilities.dial` says so."""
+        ...
+
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class PresigningEngine(Protocol):
+    """An engine that gives expiring URLs to ports itself, where the plane cannot dial."""
+
+    async def presign(self, ref: str, port: int, minutes: float) -> str: ...
 
 
 class BackendEngine:
@@ -87,8 +104,13 @@ class BackendEngine:
         can = self._backend.capabilities
         return Abilities(
             list=can.list,
+            dial=can.dial,
+            presign=can.dial,
             exec=True,
             files=True,
+            pause=can.pause,
+            snapshot=can.snapshot,
+            arguments=True,
             ttl=can.ttl,
             extend=can.extend,
             mounts=can.mounts,
@@ -111,6 +133,8 @@ class BackendEngine:
         )
         sandbox: Sandbox = await self._backend.open(spec)
         self._held[sandbox.id] = sandbox
+        if plan.start:
+            await sandbox.start([*plan.start, *plan.arguments], job_id=START_JOB)
         return sandbox.id
 
     async def sandbox(self, ref: str) -> Sandbox:
@@ -119,6 +143,10 @@ class BackendEngine:
             async with asyncio.timeout(_STEP_S):
                 held = self._held[ref] = await self._backend.attach(ref)
         return held
+
+    async def dial(self, ref: str, port: int) -> ByteStream:
+        async with asyncio.timeout(_STEP_S):
+            return await (await self.sandbox(ref)).dial(port)
 
     async def alive(self, ref: str) -> bool:
         try:
@@ -191,6 +219,9 @@ class NoopEngine:
 
     async def sandbox(self, ref: str) -> Sandbox:
         raise PlaneUnsupported("noop runs nothing", hint="create the instance on an engine that can exec")
+
+    async def dial(self, ref: str, port: int) -> ByteStream:
+        raise PlaneUnsupported("noop has no ports", hint="create the instance on an engine that can dial")
 
     async def __aenter__(self) -> Self:
         return self

@@ -49,6 +49,7 @@ class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     idle_ttl_s: float | None = None
     labels: dict[str, str] = {}
     environment: dict[str, str] = {}
+    start: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     mount_points: tuple[Mount, ...] = ()
     resources: Resources | None = None
@@ -125,12 +126,16 @@ class Instances:
         plan = InstancePlan(
             image=asked.image or spec.image,
             env={**spec.env, **asked.environment},
+            start=asked.start or spec.start,
+            port=spec.port,
             arguments=asked.arguments,
             mounts=asked.mount_points,
             resources=asked.resources or spec.resources,
             network=asked.network or spec.network,
             ttl_s=ttl,
         )
+        if plan.arguments and not plan.start:
+            raise PlaneInvalid("arguments are for a program", hint="give start, or an environment that has one")
         self._honours(engine, plan)
         now = self._clock()
         return Instance(
@@ -160,7 +165,7 @@ class Instances:
     def _honours(self, engine: Engine, plan: InstancePlan) -> None:
         asked = {
             "mounts": ("mount directories", bool(plan.mounts)),
-            "arguments": ("take arguments", bool(plan.arguments)),
+            "arguments": ("start a program with arguments", bool(plan.start or plan.arguments)),
             "accelerators": ("give accelerators", plan.resources.accelerated),
             "images": ("run images", plan.image != "host"),
             "network_none": ("cut the network off", plan.network == "none"),

@@ -22,9 +22,11 @@ from rollyard.core.ids import new_id, secret
 from rollyard.plane.access import Access
 from rollyard.plane.api import plane_app
 from rollyard.plane.engines import Engine, engine
+from rollyard.plane.gateway import Gateway
 from rollyard.plane.hub import Hub
 from rollyard.plane.instances import Instances, Settings
 from rollyard.plane.page.app import page_app
+from rollyard.plane.signing import Signer
 from rollyard.plane.sweep import Sweeper
 from rollyard.store import Store
 
@@ -39,6 +41,7 @@ class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     admin_key_file: Path | None = None
     quota: int | None = None
     sweep_s: float = 30.0
+    public_url: str | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +80,7 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         for name in options.engines:
             engines[name] = await stack.enter_async_context(engine(name))
         kept = store.plane
-        plane = await kept.identity(new_id("plane"))
+        plane = await kept.agreed("identity", new_id("plane"))
         hub = Hub(kept)
         instances = Instances(kept, hub, engines, plane=plane, settings=Settings(quota=options.quota))
         sweeper = Sweeper(kept, engines, plane=plane)
@@ -86,7 +89,8 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         key, where = _admin_key(options.admin_key_file, port)
         await access.admin(key)
         page = page_app(store) if options.host in _LOOPBACK else None
-        app = plane_app(kept, hub, instances, sweeper, access, page=page)
+        gateway = Gateway(instances, access, Signer(await kept.agreed("signing", secret("sign"))))
+        app = plane_app(kept, hub, instances, sweeper, access, gateway, page=page, public_url=options.public_url)
         sweeping = asyncio.create_task(sweeper.forever(options.sweep_s))
         stack.callback(sweeping.cancel)
         host = f"[{options.host}]" if ":" in options.host else options.host

@@ -34,7 +34,7 @@ def instance_json(instance: Instance) -> dict[str, Any]:
         del shown[hidden]
     for name in ("created_at", "updated_at", "expires_at", "last_seen_at", "ended_at"):
         shown[name] = rfc3339(shown[name])
-    return {**shown, "image": instance.plan.image, "ttl_s": instance.plan.ttl_s}
+    return {**shown, "image": instance.plan.image, "ttl_s": instance.plan.ttl_s, "port": instance.plan.port}
 
 
 def happening_json(line: Happening) -> dict[str, Any]:

@@ -191,7 +191,7 @@ async def test_only_one_replica_sweeps_and_a_late_one_changes_nothing(plane, noo
 
 async def test_what_an_engine_cannot_honour_is_refused_by_name(plane):
     for asked in (
-        CreateInstance(image="host", arguments=("--fast",)),
+        CreateInstance(image="host", start=("server",), arguments=("--fast",)),
         CreateInstance(image="host", mount_points=(Mount(local_dir="/a", remote_dir="/b"),)),
     ):
         with pytest.raises(PlaneUnsupported, match="noop cannot"):

@@ -100,8 +100,8 @@ class SqlPlane:
 
     # the sweep
 
-    async def identity(self, proposed: str) -> str:
-        return await self._write(partial(sweep.identity, proposed=proposed))
+    async def agreed(self, name: str, proposed: str) -> str:
+        return await self._write(partial(sweep.agreed, name=name, proposed=proposed))
 
     async def take_sweep(self, holder: str, *, now: float, ttl_s: float) -> int | None:
         return await self._write(partial(sweep.take, holder=holder, now=now, ttl_s=ttl_s))

@@ -16,13 +16,12 @@ from rollyard.store.schema import plane_instances as instances
 from rollyard.store.schema import plane_leases as leases
 
 _SWEEP = "sweep"
-_IDENTITY = "identity"
 
 
-def identity(connection: Connection, proposed: str) -> str:
-    """The name that all replicas on this database share; the first one's proposal stays."""
-    insert_new(connection, leases, {"name": _IDENTITY, "holder": proposed, "fence": 0, "expires_at": 0.0})
-    return connection.execute(select(leases.c.holder).where(leases.c.name == _IDENTITY)).scalar_one()
+def agreed(connection: Connection, name: str, proposed: str) -> str:
+    """What all replicas on this database share under a name; the first one's proposal stays."""
+    insert_new(connection, leases, {"name": name, "holder": proposed, "fence": 0, "expires_at": 0.0})
+    return connection.execute(select(leases.c.holder).where(leases.c.name == name)).scalar_one()
 
 
 def take(connection: Connection, holder: str, now: float, ttl_s: float) -> int | None:
