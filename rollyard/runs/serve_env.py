@@ -115,12 +115,16 @@ def env_of(target: str) -> Callable[[], Env]:
 
 
 def key_of(options: EnvOptions) -> str | None:
-    """The key in the file, made where there is none; without one only loopback is served."""
-    path = options.key_file
-    if path is None:
-        if options.host not in LOOPBACK:
-            raise ConfigError(f"{options.host} is not loopback: anybody could step", hint="pass --key-file")
-        return None
+    """The key in the file; without one only loopback is served."""
+    if options.key_file is not None:
+        return key_in(options.key_file)
+    if options.host not in LOOPBACK:
+        raise ConfigError(f"{options.host} is not loopback: anybody could step", hint="pass --key-file")
+    return None
+
+
+def key_in(path: Path) -> str:
+    """The key in a file that only its owner reads, made where there is none."""
     if not path.exists():
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secret("ry") + "\n")

@@ -1,0 +1,65 @@
+"""`serve browser`: a sandbox backend, browsers in it and their lease server put together, until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from rollyard.core.errors import ConfigError
+from rollyard.envs.browser.client import KEY_VARIABLE
+from rollyard.envs.browser.leases import BrowserLimits
+from rollyard.runs.serve_env import key_in, listening
+from rollyard.sandbox import backend
+
+
+class BrowserOptions(msgspec.Struct, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    port: int = 0
+    key_file: Path | None = None
+    sandbox: str = "local"
+    image: str = "host"
+    limits: BrowserLimits = BrowserLimits()
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    url: str
+    key_file: str | None
+
+    @property
+    def line(self) -> str:
+        where = self.key_file or f"${KEY_VARIABLE}"
+        return f"rollyard browsers ready at {self.url} (key: {where})"
+
+    @property
+    def json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def serve_browser(options: BrowserOptions, *, say: Callable[[Ready], None]) -> None:
+    """Blocks until it is stopped."""
+    uvloop.run(_serve(options, say))
+
+
+async def _serve(options: BrowserOptions, say: Callable[[Ready], None]) -> None:
+    from rollyard.envs.browser.leases import Browsers
+    from rollyard.envs.browser.server import BrowserServer
+
+    key = _key(options)
+    async with backend(options.sandbox) as sandboxes:
+        server = BrowserServer(Browsers(sandboxes, image=options.image, limits=options.limits), key=key)
+        async with listening(server, options.host, options.port) as (url, done):
+            say(Ready(url=url, key_file=str(options.key_file) if options.key_file else None))
+            await done()
+
+
+def _key(options: BrowserOptions) -> str:
+    """A browser is worth a machine: there is always a key, from the file or from the environment."""
+    if options.key_file is not None:
+        return key_in(options.key_file)
+    if not (key := os.environ.get(KEY_VARIABLE, "").strip()):
+        raise ConfigError("browsers are not leased without a key", hint=f"pass --key-file, or set {KEY_VARIABLE}")
+    return key
