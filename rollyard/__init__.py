@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from rollyard.gate.limits import Budget as Budget
     from rollyard.policy.renderers.load import renderer as renderer
     from rollyard.runs.config import RunConfig as RunConfig
-    from rollyard.runs.drive import report as report
     from rollyard.runs.evaluate import evaluate as evaluate
     from rollyard.runs.evaluate import evaluate_task as evaluate_task
     from rollyard.runs.once import run_rollout as run_rollout
+    from rollyard.runs.report import report as report
     from rollyard.runs.run import Run as Run
     from rollyard.sandbox.images import ImageStore as ImageStore
     from rollyard.sandbox.images import layer as layer
@@ -73,7 +73,7 @@ _NAMES: dict[str, str] = {
     "Run": "rollyard.runs.run",
     "Store": "rollyard.store.store",
     "RunConfig": "rollyard.runs.config",
-    "report": "rollyard.runs.drive",
+    "report": "rollyard.runs.report",
     "export": "rollyard.store.exports.export",
     "evaluate": "rollyard.runs.evaluate",
     "evaluate_task": "rollyard.runs.evaluate",

@@ -22,9 +22,9 @@ async def _rewards(store: Store, run: str) -> dict[str, list[float]]:
     if kind != "run":
         raise ConfigError(f"{run!r} is a rollout; compare takes two runs")
     rewards: dict[str, list[float]] = defaultdict(list)
-    async for rollout in store.rollouts(run_id):
-        if rollout.reward is not None:
-            rewards[rollout.task.id].append(rollout.reward)
+    for row in await store.lines(run_id):
+        if row.reward is not None:
+            rewards[row.task_id].append(row.reward)
     return rewards
 
 

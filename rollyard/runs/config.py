@@ -12,6 +12,7 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
 from rollyard.core.sandbox import Isolation
+from rollyard.runs.spending import Price
 
 POLICY = "policy"  # the name of a run's only policy
 
@@ -20,7 +21,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What a run is: tasks x agents x policies x attempts, and how each rollout is made.
 
     `policies` maps a name (shown in reports) to how it is reached: `upstream:URL`, `tokens:URL`, `scripted:FILE`,
-    `replay:ID`. `concurrency` bounds the rollouts in flight per policy name."""
+    `replay:ID`. `concurrency` bounds the rollouts in flight per policy name, `prices` say what its tokens cost."""
 
     tasks: str = ""
     agents: tuple[str, ...] = ("pi",)
@@ -46,6 +47,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     top_logprobs: int | None = None
     max_calls: int | None = None  # a session's budget of model calls
     max_tokens: int | None = None  # the run's budget of completion tokens
+    prices: Mapping[str, Price] = {}  # by policy name
+    max_cost: float | None = None  # the run's budget of money, in the currency of `prices`
     allow_network: bool = False
     allow_unsafe: bool = False
     min_isolation: Isolation = "landlock"
@@ -57,9 +60,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.retries < 0:
             raise ConfigError(f"retries must not be negative, got {self.retries}")
-        for name in self.concurrency:
-            if name not in self.policies:
-                raise ConfigError(f"concurrency names the policy {name!r}, which the run does not have")
+        for field in ("concurrency", "prices"):
+            for name in getattr(self, field):
+                if self.policies and name not in self.policies:
+                    raise ConfigError(f"{field} names the policy {name!r}, which the run does not have")
+        if self.max_cost is not None and not self.prices:
+            raise ConfigError(
+                "max_cost needs prices", hint="give [prices.NAME] prompt and completion per million tokens"
+            )
 
 
 def load(path: str | Path) -> RunConfig:

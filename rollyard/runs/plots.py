@@ -35,9 +35,9 @@ async def write_report(store: Store, report: Report, folder: Path) -> list[Path]
 
 async def _grid(store: Store, run_id: str) -> Grid:
     rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
-    async for rollout in store.rollouts(run_id):
-        if rollout.reward is not None:
-            rewards[rollout.task.id, line_name(rollout)].append(rollout.reward)
+    for row in await store.lines(run_id):
+        if row.reward is not None:
+            rewards[row.task_id, line_name(row)].append(row.reward)
     return {cell: sum(values) / len(values) for cell, values in rewards.items()}
 
 

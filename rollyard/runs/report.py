@@ -1,30 +1,27 @@
 """The statistics of a run as one frozen value, and that value as text.
 
 Tasks, not attempts, are resampled for intervals. An attempt without a reward is counted under its failure and nowhere else.
-Cost appears only with a price table the caller gives.
+Cost appears only where the run's config has prices.
 """
 
 from __future__ import annotations
 
 import io
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 import msgspec
+from anyio import to_thread
 
 from rollyard.core.rollout import Rollout
 from rollyard.runs import statistics
+from rollyard.runs.spending import Price, Prices, cost
 from rollyard.runs.statistics import Groups, Interval
+from rollyard.store import Store
+from rollyard.store.values import RolloutRow, RunInfo, row_of
 
 SOLVED = 1.0
-
-
-class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Money per million tokens, in the caller's own currency."""
-
-    prompt: float
-    completion: float
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,45 +52,64 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     failures: dict[str, dict[str, int]]  # boundary -> cause -> attempts
     statuses: dict[str, int]
     groups: Groups
+    owed: int = 0  # attempts that nobody has done yet
+
+    @property
+    def cost(self) -> float | None:
+        """Of all lines that have a price."""
+        known = [line.cost for line in self.lines if line.cost is not None]
+        return sum(known) if known else None
 
     def __str__(self) -> str:
         return text(self)
 
 
-class Tally:
-    """Takes rollouts one at a time, so that a run of any size is summed in bounded memory."""
+KS = (1, 2, 4, 8, 16, 32, 64)
 
-    def __init__(self, run_id: str, prices: Mapping[str, Price] | None = None) -> None:
+
+class Tally:
+    """Takes rollouts, or their lines in a list, one at a time, so that a run of any size is summed in bounded memory."""
+
+    def __init__(self, run_id: str, prices: Prices | None = None, *, ks: Sequence[int] = KS) -> None:
         self.run_id = run_id
-        self._prices = prices or {}
+        self.owed = 0
+        self._prices, self._ks = prices or {}, ks
         self._rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._tasks: dict[str, set[str]] = defaultdict(set)
         self._sums: dict[str, Counter[str]] = defaultdict(Counter)
         self._wall: dict[str, float] = defaultdict(float)
+        self._costs: dict[str, float] = {}
         self._histogram: Counter[str] = Counter()
         self._stages: dict[str, list[float]] = defaultdict(list)
         self._failures: dict[str, Counter[str]] = defaultdict(Counter)
         self._statuses: Counter[str] = Counter()
 
     def add(self, rollout: Rollout) -> None:
-        name = line_name(rollout)
-        self._tasks[name].add(rollout.task.id)
-        sums = self._sums[name]
-        sums["attempts"] += 1
-        sums["calls"] += rollout.calls
-        sums["prompt_tokens"] += rollout.usage.get("prompt_tokens") or 0
-        sums["completion_tokens"] += rollout.usage.get("completion_tokens") or 0
-        self._wall[name] += rollout.wall_s
-        self._statuses[rollout.status] += 1
-        if rollout.reward is None:
-            self._histogram["unscored"] += 1
-        else:
-            self._rewards[name][rollout.task.id].append(rollout.reward)
-            self._histogram[f"{min(int(rollout.reward * 10), 10) / 10:.1f}"] += 1
+        self.count(row_of(rollout))
         for stage in rollout.stages:
             self._stages[stage.name].append(stage.duration_s)
-        if rollout.failure is not None:
-            self._failures[rollout.failure.boundary][rollout.failure.cause] += 1
+
+    def count(self, row: RolloutRow) -> None:
+        """A line alone: all but the time by stage."""
+        name = line_name(row)
+        self._tasks[name].add(row.task_id)
+        sums = self._sums[name]
+        sums["attempts"] += 1
+        sums["calls"] += row.calls
+        sums["prompt_tokens"] += row.prompt_tokens or 0
+        sums["completion_tokens"] += row.completion_tokens or 0
+        self._wall[name] += row.wall_s
+        spent = cost(self._prices, row)
+        if spent is not None:
+            self._costs[name] = self._costs.get(name, 0.0) + spent
+        self._statuses[row.status] += 1
+        if row.reward is None:
+            self._histogram["unscored"] += 1
+        else:
+            self._rewards[name][row.task_id].append(row.reward)
+            self._histogram[f"{min(int(row.reward * 10), 10) / 10:.1f}"] += 1
+        if row.boundary is not None:
+            self._failures[row.boundary][row.cause or "unknown"] += 1
 
     def report(self) -> Report:
         lines = tuple(self._line(name) for name in sorted(self._sums))
@@ -109,6 +125,7 @@ class Tally:
             failures={boundary: dict(causes) for boundary, causes in sorted(self._failures.items())},
             statuses=dict(self._statuses),
             groups=statistics.groups(everything),
+            owed=self.owed,
         )
 
     def _line(self, name: str) -> Line:
@@ -116,8 +133,7 @@ class Tally:
         per_task = [fmean(values) for values in rewards.values()]
         attempts = {task: (len(values), sum(v >= SOLVED for v in values)) for task, values in rewards.items()}
         top = max((n for n, _ in attempts.values()), default=0)
-        ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= top]
-        price = self._prices.get(name)
+        ks = [k for k in self._ks if k <= top]
         return Line(
             name=name,
             tasks=len(self._tasks[name]),
@@ -130,9 +146,7 @@ class Tally:
             completion_tokens=sums["completion_tokens"],
             calls=sums["calls"],
             wall_s=self._wall[name],
-            cost=None
-            if price is None
-            else (sums["prompt_tokens"] * price.prompt + sums["completion_tokens"] * price.completion) / 1e6,
+            cost=self._costs.get(name),
         )
 
 
@@ -144,26 +158,30 @@ def _over(attempts: Mapping[str, tuple[int, int]], k: int, estimate: statistics.
     return statistics.bootstrap_mean([estimate(n, c, k) for n, c in usable])
 
 
-def line_name(rollout: Rollout) -> str:
+def line_name(row: RolloutRow) -> str:
     """The agent, and the policy's name where the run compares several."""
-    policy = rollout.labels.get("policy")
-    return f"{rollout.agent} / {policy}" if policy else rollout.agent
+    return f"{row.agent} / {row.policy}" if row.policy else row.agent
 
 
-def summarise(run_id: str, rollouts: Iterable[Rollout], prices: Mapping[str, Price] | None = None) -> Report:
+def summarise(run_id: str, rollouts: Iterable[Rollout], prices: Prices | None = None) -> Report:
     tally = Tally(run_id, prices)
     for rollout in rollouts:
         tally.add(rollout)
     return tally.report()
 
 
-async def summarise_stream(
-    run_id: str, rollouts: AsyncIterable[Rollout], prices: Mapping[str, Price] | None = None
-) -> Report:
-    tally = Tally(run_id, prices)
-    async for rollout in rollouts:
+async def report(store: Store, run_id: str) -> Report:
+    """The statistics of a run, read from the store as a stream, with cost where the run's config has prices."""
+    info = await store.get_run(run_id)
+    tally = Tally(run_id, run_prices(info))
+    tally.owed = info.attempts.get("owed", 0) + info.attempts.get("leased", 0)
+    async for rollout in store.rollouts(run_id):
         tally.add(rollout)
-    return tally.report()
+    return await to_thread.run_sync(tally.report)
+
+
+def run_prices(info: RunInfo) -> Prices:
+    return msgspec.convert(info.config.get("prices", {}), dict[str, Price])
 
 
 def text(report: Report) -> str:
@@ -176,7 +194,7 @@ def text(report: Report) -> str:
     console = Console(file=out, width=240, no_color=True, highlight=False)
     console.print(
         f"run {report.run_id}: {report.tasks} tasks, {report.attempts} attempts, {report.scored} scored, "
-        f"{report.attempts - report.scored} without a reward"
+        f"{report.attempts - report.scored} without a reward" + (f", {report.owed} still owed" if report.owed else "")
     )
     table = Table(box=box.SIMPLE, pad_edge=False)
     ks = sorted({k for line in report.lines for k in line.pass_at})

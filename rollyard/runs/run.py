@@ -36,9 +36,11 @@ from rollyard.runs.modes import Answering, choose
 from rollyard.runs.plan import Hooks, Plan
 from rollyard.runs.provision import Provision
 from rollyard.runs.rollout import rollout
+from rollyard.runs.spending import Spending
 from rollyard.runs.stages import nowhere
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
+from rollyard.store.values import row_of
 
 LEASE_S = 60.0
 _IDLE_S = 0.2
@@ -100,8 +102,10 @@ class Run:
         self._provision = provision or Provision.of(self._sandbox)
         self._resume = resume
         self._owner = owner_name()
+        self._known("concurrency")
+        self._known("prices")
         self._limiters = {name: anyio.CapacityLimiter(n) for name, n in self.config.concurrency.items()}
-        self._spent = 0
+        self.spending = Spending(self.config.prices, max_cost=self.config.max_cost, max_tokens=self.config.max_tokens)
         self.id = ""
         self.owed = 0
         self.done = 0
@@ -135,6 +139,12 @@ class Run:
 
     # set-up
 
+    def _known(self, field: str) -> None:
+        """A setting by policy name is for policies that are there."""
+        for name in getattr(self.config, field):
+            if self._policies and name not in self._policies:
+                raise ConfigError(f"{field} names the policy {name!r}, which the run does not have")
+
     async def _begin(self) -> None:
         self.backend = (
             await self._stack.enter_async_context(open_backend(self._sandbox))
@@ -147,6 +157,8 @@ class Run:
         else:
             self.id = self._resume
             await self._recover()
+            for line in await self._store.lines(self.id):
+                self.spending.add(line)
         counts = await self._store.progress(self.id)
         self.done = counts.get("done", 0) + counts.get("failed", 0)
         self.owed = counts.get("owed", 0) + counts.get("leased", 0)
@@ -191,7 +203,7 @@ class Run:
 
     async def _work(self, send: MemoryObjectSendStream[Rollout]) -> None:
         async with send:
-            while not self._over_budget():
+            while not self.spending.over:
                 lease = await self._store.claim(self.id, owner=self._owner, ttl_s=LEASE_S)
                 if lease is None:
                     counts = await self._store.progress(self.id)
@@ -202,9 +214,6 @@ class Run:
                 finished = await self._attempt(lease)
                 if finished is not None:
                     await send.send(finished)
-
-    def _over_budget(self) -> bool:
-        return self.config.max_tokens is not None and self._spent >= self.config.max_tokens
 
     async def _attempt(self, lease: Lease) -> Rollout | None:
         """One claim: run it, then commit it, or give it back for another try. None when there is nothing to show."""
@@ -257,7 +266,7 @@ class Run:
             await self._store.commit_rollout(finished, lease=lease)
         except LeaseLost:
             return None
-        self._spent += finished.usage.get("completion_tokens") or 0
+        self.spending.add(row_of(finished))
         return finished
 
     async def _rollout(self, lease: Lease) -> Rollout:

@@ -16,7 +16,8 @@ import msgspec
 PassEstimate = Callable[[int, int, int], float]
 
 _DRAWS = 2000
-_WORK = 4_000_000  # resampled values at most; fewer draws for very many tasks
+_RESAMPLED = 100  # beyond so many values the resampling distribution is known well enough to be computed
+_WORK = 4_000_000  # signs flipped at most; fewer draws for very many pairs
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -60,17 +61,32 @@ def wilson(c: int, n: int, confidence: float = 0.95) -> Interval:
 
 
 def bootstrap_mean(values: Sequence[float], *, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Percentile bootstrap of the mean. Give it one value per task, so that tasks, not attempts, are resampled."""
+    """Percentile bootstrap of the mean. Give it one value per task, so that tasks, not attempts, are resampled.
+
+    Up to 100 values are resampled; for more, the quantiles of the same distribution come from its first four moments."""
     if not values:
         return NOTHING
     mean = fmean(values)
     if len(values) == 1 or min(values) == max(values):
         return Interval(mean, mean, mean)
+    tails = (1 - confidence) / 2, (1 + confidence) / 2
+    if len(values) > _RESAMPLED:
+        return Interval(mean, *(_expanded(values, mean, tail) for tail in tails))
     random = Random(seed)
     n = len(values)
-    draws = max(200, min(_DRAWS, _WORK // n))
-    means = sorted(math.fsum(random.choices(values, k=n)) / n for _ in range(draws))
-    return Interval(mean, _quantile(means, (1 - confidence) / 2), _quantile(means, (1 + confidence) / 2))
+    means = sorted(math.fsum(random.choices(values, k=n)) / n for _ in range(_DRAWS))
+    return Interval(mean, *(_quantile(means, tail) for tail in tails))
+
+
+def _expanded(values: Sequence[float], mean: float, q: float) -> float:
+    """A quantile of the mean of n draws from `values`, by Cornish and Fisher's expansion."""
+    n = len(values)
+    second, third, fourth = (math.fsum((v - mean) ** power for v in values) / n for power in (2, 3, 4))
+    skew = third / second**1.5 / math.sqrt(n)
+    excess = (fourth / second**2 - 3) / n
+    z = NormalDist().inv_cdf(q)
+    bent = z + (z * z - 1) * skew / 6 + (z**3 - 3 * z) * excess / 24 - (2 * z**3 - 5 * z) * skew * skew / 36
+    return min(max(mean + bent * math.sqrt(second / n), min(values)), max(values))
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:
@@ -131,16 +147,28 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
 
 
 def learnability(rewards: Sequence[float], *, seed: int = 0) -> Interval:
-    """Variance of the reward over attempts, with a bootstrap interval: 0 teaches nothing, 0.25 is the most for 0/1."""
+    """Variance of the reward over attempts: 0 teaches nothing, 0.25 is the most for 0/1.
+
+    The interval of 0/1 rewards comes from Wilson's for the rate of success, so that eight successes out of eight do not prove
+    that the variance is 0; that of other rewards is a bootstrap."""
     if not rewards:
         return NOTHING
     value = pvariance(rewards)
+    if all(reward in (0, 1) for reward in rewards):
+        return Interval(value, *_variance_range(wilson(sum(reward == 1 for reward in rewards), len(rewards))))
     if len(rewards) == 1 or value == 0.0:
         return Interval(value, value, value)
     random = Random(seed)
     n = len(rewards)
     drawn = sorted(pvariance(random.choices(rewards, k=n)) for _ in range(_DRAWS // 2))
     return Interval(value, _quantile(drawn, 0.025), _quantile(drawn, 0.975))
+
+
+def _variance_range(rate: Interval) -> tuple[float, float]:
+    """The least and the most p(1-p) for p in the interval."""
+    assert rate.low is not None and rate.high is not None
+    ends = rate.low * (1 - rate.low), rate.high * (1 - rate.high)
+    return min(ends), 0.25 if rate.low <= 0.5 <= rate.high else max(ends)
 
 
 class Separation(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.runs.evaluate import load
+from rollyard.runs.config import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / name for name in ("evaluation.md", "training.md")] + [ROOT / "README.md"]
@@ -24,9 +24,9 @@ def test_the_example_evaluation_loads(tmp_path):
     (text,) = blocks(PAGES[0], "toml")
     (tmp_path / "eval.toml").write_text(text.replace("examples/", f"{ROOT}/examples/"))
     config = load(str(tmp_path / "eval.toml"))
-    assert config.run.agents == ("pi", "codex")
+    assert config.agents == ("pi", "codex")
     assert config.prices["small"].completion == 0.4
-    assert config.run.concurrency == {"small": 4}
+    assert config.concurrency == {"small": 4}
 
 
 def commands():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import anyio
+import msgspec
 import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError
-from rollyard.runs.evaluate import EvalConfig, load
+from rollyard.runs.config import load
+from rollyard.runs.spending import Price
 from tests.runs.conftest import CHECK, HELLO
 
 pytestmark = pytest.mark.anyio
@@ -42,15 +44,34 @@ async def test_a_matrix_is_run_once_and_reported_by_agent_and_model(tmp_path, ba
 async def test_a_money_budget_ends_the_run_and_the_rest_stays_owed(tmp_path, backend):
     path = write(tmp_path, parallel=1, max_cost=0.0001)
     with open(path, "a") as file:
-        file.write("[prices.good]\nprompt = 1.0\ncompletion = 1.0\n")
+        file.write("[prices.good]\nprompt = 1.0\ncompletion = 1.0\n[prices.bad]\nprompt = 0.0\ncompletion = 0.0\n")
     config = load(path)
     async with ry.Store.open(tmp_path / "runs.db") as store:
         report = await ry.evaluate(config, store=store, sandbox=backend)
         assert 0 < report.attempts < 8
-        assert (await store.progress(report.run_id))["owed"] > 0
-        rest = EvalConfig(run=config.run)
+        assert report.owed == 8 - report.attempts
+        assert report.cost >= 0.0001
+        spent = await ry.evaluate(config, store=store, sandbox=backend, resume=report.run_id)
+        assert spent.attempts == report.attempts
+        rest = msgspec.structs.replace(config, max_cost=None)
         again = await ry.evaluate(rest, store=store, sandbox=backend, resume=report.run_id)
         assert again.attempts == 8
+
+
+async def test_a_token_budget_ends_the_run_and_counts_what_was_used_before_it_was_resumed(tmp_path, backend):
+    config = load(write(tmp_path, parallel=1, max_tokens=1))
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        report = await ry.evaluate(config, store=store, sandbox=backend)
+        assert (report.attempts, report.owed) == (1, 7)
+        again = await ry.evaluate(config, store=store, sandbox=backend, resume=report.run_id)
+        assert (again.attempts, again.owed) == (1, 7)
+
+
+async def test_a_price_for_a_policy_that_the_run_does_not_have_is_refused(tmp_path):
+    async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted(GOOD)) as gate:
+        with pytest.raises(ConfigError, match="other"):
+            ry.Run([ry.Task(id="t", instruction="x")], gate=gate, store=store,
+                   policies={"a": gate.policy, "b": gate.policy}, prices={"other": Price(1.0, 1.0)})  # fmt: skip
 
 
 def test_a_price_for_a_model_that_is_not_there_is_refused(tmp_path):

@@ -4,7 +4,8 @@ import msgspec
 
 from rollyard.core.rollout import Failure, Rollout, StageRecord, Verdict
 from rollyard.core.task import Task
-from rollyard.runs.report import Price, Report, summarise, text
+from rollyard.runs.report import Report, summarise, text
+from rollyard.runs.spending import Price
 
 
 def rollout(task, attempt, reward, agent="pi", failure=None):
@@ -49,7 +50,7 @@ def test_pass_at_k_is_the_mean_over_tasks_with_enough_attempts():
 
 def test_cost_needs_a_price_and_is_per_million_tokens():
     assert summarise("r", [rollout("a", 0, 1.0)]).lines[0].cost is None
-    priced = summarise("r", [rollout("a", 0, 1.0)], {"pi": Price(prompt=2.0, completion=10.0)})
+    priced = summarise("r", [rollout("a", 0, 1.0)], {"policy": Price(prompt=2.0, completion=10.0)})
     assert priced.lines[0].cost == 0.003
 
 

@@ -33,17 +33,19 @@ def test_wilson_is_statsmodels_wilson(case):
     assert (ours.low, ours.high) == (pytest.approx(low, abs=1e-9), pytest.approx(high, abs=1e-9))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_bootstrap_is_close_to_scipys(seed):
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("size", "rate"), [(30, 0.5), (60, 0.5), (150, 0.1), (500, 0.5), (1000, 0.02)])
+def test_bootstrap_is_close_to_scipys(seed, size, rate):
     random = Random(seed)
-    values = [random.random() for _ in range(60)]
+    values = [float(random.random() < rate) if size > 100 else random.random() for _ in range(size)]
     theirs = stats.bootstrap(
         (numpy.array(values),), numpy.mean, method="percentile", n_resamples=4000, rng=seed
     ).confidence_interval
     ours = statistics.bootstrap_mean(values, seed=seed)
     assert ours.value == pytest.approx(numpy.mean(values))
-    assert ours.low == pytest.approx(theirs.low, abs=0.012)
-    assert ours.high == pytest.approx(theirs.high, abs=0.012)
+    width = theirs.high - theirs.low
+    assert ours.low == pytest.approx(theirs.low, abs=0.07 * width)
+    assert ours.high == pytest.approx(theirs.high, abs=0.07 * width)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -77,10 +79,27 @@ def test_separation_is_scipys_permutation_test_and_cohens_d(seed):
         assert ours.effect_size == pytest.approx((numpy.mean(a) - numpy.mean(b)) / pooled)
 
 
-def test_learnability_is_the_variance_and_its_interval_holds_it():
-    found = statistics.learnability([1, 0, 1, 0, 1, 1, 0, 0])
-    assert found.value == 0.25
-    assert found.low <= found.value <= found.high
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_learnability_is_the_variance_and_its_interval_follows_statsmodels_wilson(case):
+    c, n = case
+    found = statistics.learnability([1.0] * c + [0.0] * (n - c))
+    assert found.value == pytest.approx(numpy.var([1.0] * c + [0.0] * (n - c)))
+    rates = numpy.linspace(*proportion_confint(c, n, alpha=0.05, method="wilson"), 2001)
+    assert found.low == pytest.approx((rates * (1 - rates)).min(), abs=1e-6)
+    assert found.high == pytest.approx((rates * (1 - rates)).max(), abs=1e-5)
+    assert found.low <= found.value + 1e-9
+    assert found.value <= found.high + 1e-9
+
+
+def test_solving_it_every_time_does_not_prove_that_a_task_teaches_nothing():
+    assert statistics.learnability([1.0] * 4).high > 0.2
+    assert statistics.learnability([1.0] * 400).high < 0.01
+
+
+def test_learnability_of_partial_rewards_has_a_bootstrap_interval():
+    found = statistics.learnability([0.5, 0.1, 0.9, 0.4, 0.6, 0.2])
+    assert found.value == pytest.approx(numpy.var([0.5, 0.1, 0.9, 0.4, 0.6, 0.2]))
+    assert 0 < found.low < found.value < found.high
 
 
 def test_a_comparison_counts_only_shared_tasks_and_lists_flips():

@@ -15,7 +15,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.plane.page.drawing import branch_graph, timeline
 from rollyard.runs.compare import compare as compare_runs
 from rollyard.runs.plots import page as report_page
-from rollyard.runs.report import summarise_stream
+from rollyard.runs.report import report as full_report
 from rollyard.store import Store
 from rollyard.store.values import SortKey
 
@@ -49,7 +49,7 @@ async def run(store: Store, run_id: str, query: Query) -> dict[str, Any]:
         limit=PAGE,
         offset=offset,
     )
-    report = await summarise_stream(run_id, store.rollouts(run_id)) if info.rollouts <= 2000 else None
+    report = await full_report(store, run_id) if info.rollouts <= 2000 else None
     return {
         "run": info,
         "report": report,
@@ -278,7 +278,7 @@ async def report_html(store: Store, run_id: str) -> str:
     from rollyard.runs.plots import write_report
 
     _, run_id = await store.resolve(run_id)
-    report = await summarise_stream(run_id, store.rollouts(run_id))
+    report = await full_report(store, run_id)
     try:
         with TemporaryDirectory() as scratch:
             await write_report(store, report, Path(scratch))

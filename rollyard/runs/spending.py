@@ -1,0 +1,65 @@
+"""What a run has used, in tokens and in money, and when that is enough.
+
+Money needs prices, which are the caller's: per million tokens, by policy name, in any currency. Without one, cost is None and
+never 0. A budget ends the handing out of attempts; those in flight finish and count, so a run may end a little above it, and no
+score is of a rollout that was cut short for money.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Money per million tokens, in the caller's own currency."""
+
+    prompt: float
+    completion: float
+
+    def of(self, prompt_tokens: int | None, completion_tokens: int | None) -> float:
+        return ((prompt_tokens or 0) * self.prompt + (completion_tokens or 0) * self.completion) / 1e6
+
+
+Prices = Mapping[str, Price]
+
+
+class Used(Protocol):
+    """What is asked of a rollout's line."""
+
+    @property
+    def policy(self) -> str | None: ...
+    @property
+    def prompt_tokens(self) -> int | None: ...
+    @property
+    def completion_tokens(self) -> int | None: ...
+
+
+def cost(prices: Prices, line: Used) -> float | None:
+    """None without a price. Where a run has one policy only, its rollouts do not name it, and the only price is theirs."""
+    if line.policy is not None:
+        price = prices.get(line.policy)
+    else:
+        price = next(iter(prices.values())) if len(prices) == 1 else None
+    return None if price is None else price.of(line.prompt_tokens, line.completion_tokens)
+
+
+class Spending:
+    """The sum so far. `over` once either budget is used up."""
+
+    def __init__(self, prices: Prices, *, max_cost: float | None, max_tokens: int | None) -> None:
+        self._prices, self._max_cost, self._max_tokens = prices, max_cost, max_tokens
+        self.cost = 0.0
+        self.tokens = 0
+
+    def add(self, line: Used) -> None:
+        self.cost += cost(self._prices, line) or 0.0
+        self.tokens += line.completion_tokens or 0
+
+    @property
+    def over(self) -> bool:
+        if self._max_cost is not None and self.cost >= self._max_cost:
+            return True
+        return self._max_tokens is not None and self.tokens >= self._max_tokens
