@@ -1,4 +1,4 @@
-"""The pages on evaluation and training say what the code does: their TOML loads, their verbs and options exist."""
+"""The pages on evaluation, training and browsers say what the code does: their TOML loads, their verbs and options exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from rollyard.runs.config import load
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "docs" / name for name in ("evaluation.md", "training.md")] + [ROOT / "README.md"]
+PAGES = [ROOT / "docs" / name for name in ("evaluation.md", "training.md", "browsers.md")] + [ROOT / "README.md"]
 
 
 def blocks(page, language):
