@@ -146,7 +146,7 @@ class OwnWire:
         given = {"lease_s": options.lease_s, "deadline_s": options.timeout_s, "queue_s": options.queue_s}
         try:
             self._session = await self._sent("open", given, options.queue_s + options.connect_s)
-        except BaseException:
+        except BaseException:  # cancelled too: a socket without a session is of no use
             await self._end()
             raise
         return self._session.get("agent_key")

@@ -152,7 +152,7 @@ class Session:
             raise
         except RollyardError as error:
             raise Refused("EXECUTION_ERROR", error.message) from error
-        except Exception as error:
+        except Exception as error:  # an environment's own bug: logged, and told by its id alone
             incident = new_id("err")
             _log.error("%s session=%s %s failed", incident, self.id, move, exc_info=error)
             raise Refused("EXECUTION_ERROR", f"{move} failed ({incident})") from error

@@ -74,7 +74,7 @@ class Sessions:
                 deadline_s=min(limits.deadline_s if deadline_s is None else deadline_s, limits.max_deadline_s),
                 gym=self.gym,
             )
-        except Exception as error:
+        except Exception as error:  # an environment's own bug: logged, and its slot given back
             self._slots.release()
             incident = new_id("err")
             _log.error("%s an environment could not be made", incident, exc_info=error)

@@ -91,7 +91,7 @@ class Calls:
             session.restoring = asyncio.get_running_loop().create_task(work)
         try:
             await asyncio.shield(session.restoring)
-        except Exception as error:
+        except Exception as error:  # kept on the session, so that later calls say the same
             session.broken = f"{type(error).__name__}: {error}"
             session.restored = False
             raise
@@ -214,7 +214,7 @@ class Calls:
             turn.committing = time.monotonic() + self._limits.commit_s
         try:
             await self._log.commit(added.record, added.nodes, added.blobs)
-        except BaseException as failure:
+        except BaseException as failure:  # kept on the session: what was not committed stops it
             session.broken = f"{type(failure).__name__}: {failure}"
             if turn is not None and turn.expired:
                 raise StoreError("the call log did not answer in time", rollout_id=session.rollout_id) from failure

@@ -80,7 +80,7 @@ class Gate:
                 await self._listen(self._host)
             if self._unix is not None:
                 await self._listen_unix(self._unix)
-        except BaseException:
+        except BaseException:  # cancelled too: a gate that did not open leaves no listener
             await self.aclose()
             raise
         self._tick()
@@ -237,7 +237,7 @@ class Gate:
             if self._log is not None:
                 async with asyncio.timeout(self.limits.commit_s):
                     await self._log.save_session(session.record())
-        except BaseException:
+        except BaseException:  # cancelled too: a session nobody was given is none
             del self.sessions[rollout_id]
             raise
         self._keys.add(session)

@@ -87,7 +87,7 @@ class Chunks(AsyncIterator[bytes]):
         except (TimeoutError, aiohttp.ClientError) as error:
             self._response.close()
             raise UpstreamError(f"the upstream's stream broke ({type(error).__name__})", status=502) from None
-        except BaseException:
+        except BaseException:  # cancelled too: a half-read stream is not used again
             self._response.close()
             raise
         if not chunk:

@@ -60,7 +60,7 @@ class Pool:
         line = self._kept(place, loop.time()) or await self._opened(place)
         try:
             answer = await line.ask(_request(method, place, body or b"", headers), deadline)
-        except BaseException:
+        except BaseException:  # cancelled too: an unread answer would be the next one's
             line.abort()
             raise
         self._keep(place, line, loop)

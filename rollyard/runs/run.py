@@ -117,7 +117,7 @@ class Run:
         await self._stack.__aenter__()
         try:
             await self._begin()
-        except BaseException:
+        except BaseException:  # cancelled too: what was entered is left
             with anyio.CancelScope(shield=True):
                 await self._stack.aclose()
             raise
@@ -230,7 +230,7 @@ class Run:
                     if limiter is not None:
                         limiter.release()
                 group.cancel_scope.cancel()
-        except BaseException:
+        except BaseException:  # cancelled too: a lease without a worker goes back at once
             with anyio.move_on_after(5, shield=True):
                 await self._store.release(lease)
             raise

@@ -180,7 +180,7 @@ def _transaction(connection: Connection, works: list[Work[Any]]) -> list[Any]:
     driver.execute("BEGIN IMMEDIATE")
     try:
         results = [work(connection) for work in works]
-    except BaseException:
+    except BaseException:  # whatever it was, nothing of the batch is kept
         connection.rollback()
         if driver.in_transaction:
             driver.execute("ROLLBACK")

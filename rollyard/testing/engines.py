@@ -65,7 +65,7 @@ def start(kind: str, place: Path) -> str:
     (place / "pid").write_text(str(process.pid))
     try:
         asyncio.run(_ready(host, process))
-    except BaseException as error:
+    except BaseException as error:  # Ctrl-C too: a daemon that was started is stopped
         tail = (place / "log").read_text(errors="replace")[-1500:]
         stop(kind, place)
         if isinstance(error, Exception):

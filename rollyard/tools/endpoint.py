@@ -76,7 +76,7 @@ class Endpoint:
             raise
         except MCPError as error:
             raise await self._broken(error) from error
-        except Exception as error:
+        except Exception as error:  # what the SDK's transports raise has no common base
             await self.aclose()
             raise EnvUnavailable(f"{self.url}: {_cause(error)}") from error
 

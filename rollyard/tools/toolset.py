@@ -93,7 +93,7 @@ class Toolset:
             async with manager.run():
                 ready.set_result(manager)
                 await self._stop.wait()
-        except Exception as error:
+        except Exception as error:  # told to whoever waits for it, then raised here
             if not ready.done():
                 ready.set_exception(error)
             raise

@@ -72,8 +72,8 @@ class Chromium:
                 try:
                     await cdp.open()
                     await _attach(cdp, size)
-                except BaseException:
-                    await cdp.aclose()  # whatever went wrong, nobody else holds this stream
+                except BaseException:  # cancelled too: nobody else holds this stream
+                    await cdp.aclose()
                     raise
         except TimeoutError:
             said = (await job.tail(1000, stderr=True)).decode(errors="replace")

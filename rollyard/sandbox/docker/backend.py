@@ -166,7 +166,7 @@ class DockerBackend:
         try:
             async with asyncio.timeout(spec.boot_s):
                 lifeline, found = await asyncio.shield(making)
-        except BaseException as error:
+        except BaseException as error:  # cancelled or failed, the half-made container goes first
             await self._undo(who, making)
             if isinstance(error, TimeoutError):
                 raise SandboxUnavailable(f"the sandbox was not up in {spec.boot_s:g} s", hint="raise boot_s") from None

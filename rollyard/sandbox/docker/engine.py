@@ -107,7 +107,7 @@ class Engine:
                     "podman" in str(part.get("Name", "")).lower() for part in version.get("Components", ())
                 )
                 self.info = await self.call("GET", "info")
-        except BaseException as error:
+        except BaseException as error:  # cancelled or failed, its connections are closed first
             await self.aclose()
             if isinstance(error, (OSError, TimeoutError, ValueError)) or _foreign(error):
                 raise SandboxUnavailable(

@@ -48,7 +48,7 @@ def listening(pid: int, port: int) -> socket.socket:
             sock.bind(("127.0.0.1", port))
             sock.listen(_BACKLOG)
             sock.setblocking(False)
-        except BaseException:
+        except BaseException:  # however it ends, the socket is closed
             sock.close()
             raise
         return sock

@@ -167,7 +167,7 @@ class E2BBackend:
         box = self._wrapped(made, info, metadata)
         try:
             await box.script(_PREPARE, spec.workdir or "")
-        except BaseException:
+        except BaseException:  # cancelled too: an unprepared sandbox is nobody's
             with anyio.move_on_after(_CLEANUP_S, shield=True):
                 await made.kill()
             raise

@@ -230,7 +230,7 @@ class LocalBackend:
             )
             home.write(entry)
             return LocalSandbox(home, entry, channel, pidfd, self)
-        except BaseException as error:
+        except BaseException as error:  # cancelled too: what was made is taken down again
             channel.close()
             if pidfd is not None:
                 os.close(pidfd)

@@ -135,7 +135,7 @@ class Relay:
         except TimeoutError as error:
             await self.aclose()
             raise GateUnreachable(f"the relay was not ready in {READY_S:g} s: {self.last_words()}") from error
-        except BaseException:
+        except BaseException:  # cancelled too: the relay's job must not stay
             await self.aclose()
             raise
         return self
@@ -161,7 +161,7 @@ class Relay:
         )  # before it is bound: a connection may come at once
         try:
             listener.port = int(await self._call(frames.LISTEN, port))
-        except BaseException:
+        except BaseException:  # cancelled too: nobody will ask for this number again
             self.forget(number)
             raise
         return listener
@@ -171,7 +171,7 @@ class Relay:
         stream = self._streams[number] = RelayStream(self, number)
         try:
             await self._call(frames.DIAL, port)
-        except BaseException:
+        except BaseException:  # cancelled too: nobody will ask for this number again
             self.forget(number)
             raise
         return stream

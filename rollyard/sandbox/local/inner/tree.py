@@ -189,7 +189,7 @@ class _Parent:
         for part in parts:
             try:
                 child = os.open(part, _DIR, dir_fd=self._fd)
-            except BaseException:
+            except BaseException:  # however it ends, the descriptor is closed
                 os.close(self._fd)
                 raise
             os.close(self._fd)
