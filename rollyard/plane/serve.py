@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -25,12 +24,11 @@ from rollyard.plane.engines import Engine, engine
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.hub import Hub
 from rollyard.plane.instances import Instances, Settings
+from rollyard.plane.listening import LOOPBACK, listening
 from rollyard.plane.page.app import page_app
 from rollyard.plane.signing import Signer
 from rollyard.plane.sweep import Sweeper
 from rollyard.store import Store
-
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +70,7 @@ def serve_plane(options: PlaneOptions, *, say: Callable[[Ready], None]) -> None:
 
 
 async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
-    sock = _listening(options.host, options.port)
+    sock = listening(options.host, options.port)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
         store = await stack.enter_async_context(Store.open(options.store))
@@ -88,7 +86,7 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         port = sock.getsockname()[1]
         key, where = _admin_key(options.admin_key_file, port)
         await access.admin(key)
-        page = page_app(store) if options.host in _LOOPBACK else None
+        page = page_app(store) if options.host in LOOPBACK else None
         gateway = Gateway(instances, access, Signer(await kept.agreed("signing", secret("sign"))))
         app = plane_app(kept, hub, instances, sweeper, access, gateway, page=page, public_url=options.public_url)
         sweeping = asyncio.create_task(sweeper.forever(options.sweep_s))
@@ -97,18 +95,6 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         say(Ready(url=f"http://{host}:{port}", engines=tuple(engines), admin_key_file=str(where), key=key))
         config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=30)
         await uvicorn.Server(config).serve(sockets=[sock])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-        sock.listen(1024)  # from the ready line on, nobody is refused
-    except OSError as error:
-        sock.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port") from error
-    return sock
 
 
 def _admin_key(path: Path | None, port: int) -> tuple[str, Path]:

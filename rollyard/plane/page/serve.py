@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
@@ -11,14 +10,13 @@ import msgspec
 import structlog
 import uvicorn
 
-from rollyard.core.errors import ConfigError
 from rollyard.core.ids import secret
+from rollyard.plane.listening import LOOPBACK, listening
 from rollyard.plane.page.actions import LocalActions
 from rollyard.plane.page.app import page_app
 from rollyard.store import Store
 
 _log = structlog.get_logger("rollyard.page")
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve_page(
@@ -30,21 +28,16 @@ def serve_page(
 async def _serve(
     store: str, host: str, port: int, write: bool, tasks: str | None, as_json: bool, say: Callable[[str], None]
 ) -> None:
-    if host not in _LOOPBACK:
+    if host not in LOOPBACK:
         _log.warning("the page listens beyond loopback; it shows everything the store holds", host=host)
     async with AsyncExitStack() as stack:
         kept = await stack.enter_async_context(Store.open(store))
         token = secret("page") if write else None
         actions = await stack.enter_async_context(LocalActions(kept, tasks)) if write else None
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port"
-            ) from error
-        url = f"http://{host}:{sock.getsockname()[1]}/"
+        sock = listening(host, port)
+        stack.callback(sock.close)
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{sock.getsockname()[1]}/"
         config = uvicorn.Config(page_app(kept, actions=actions, token=token), log_level="warning", lifespan="off")
         if as_json:
             say(msgspec.json.encode({"url": url, "token": token}).decode())
