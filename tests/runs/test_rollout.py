@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import rollyard as ry
-from rollyard.core.errors import ConfigError, Unsupported
+from rollyard.core.errors import ConfigError, SandboxInterrupted, Unsupported
 from rollyard.core.task import Step, Task, VerifierSpec
 from rollyard.runs.plan import Hooks
 from tests.runs.conftest import CHECK, HELLO
@@ -120,6 +120,46 @@ async def test_cancelling_at_any_moment_leaves_no_sandbox(backend):
         with anyio.fail_after(10):
             while await backend.list({"drill": "cancel"}):
                 await anyio.sleep(0.02)
+
+
+class Stubborn:
+    """A backend whose first sandbox does everything but die: the provider never answers to the kill."""
+
+    def __init__(self, real):
+        self.real, self.opened = real, 0
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def open(self, spec):
+        self.opened += 1
+        return self._first(spec) if self.opened == 1 else self.real.open(spec)
+
+    async def _first(self, spec):
+        return Stubborn(await self.real.open(spec))
+
+    async def kill(self):
+        raise SandboxInterrupted("the connection broke")
+
+
+async def test_a_sandbox_that_cannot_be_killed_costs_neither_the_verdict_nor_the_session(backend):
+    """T7"""
+    told = []
+
+    async def sink(event):
+        told.append(event)
+
+    done = await ry.run_rollout(
+        "write out.txt", policy=scripted(), sandbox=Stubborn(backend), sink=sink, labels={"drill": "stubborn"}, **FAST
+    )
+    assert (done.status, done.reward, done.failure) == ("completed", 1.0, None)
+    assert [event.name for event in told if event.name.startswith("sandbox.")] == [
+        "sandbox.opened",
+        "sandbox.not_closed",
+    ]
+    assert [info.id for info in await backend.list({"drill": "stubborn"})] == [done.sandbox_id]
+    assert done.sandbox_id in await backend.reap({"drill": "stubborn"})
+    assert await backend.list({"drill": "stubborn"}) == []
 
 
 async def test_a_gate_that_is_not_running_fails_before_the_agent_starts(backend):
