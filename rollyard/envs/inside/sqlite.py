@@ -1,0 +1,96 @@
+"""One request about a SQLite file: JSON on stdin, JSON on stdout.
+
+Reading is the default and is enforced three times: the file is opened read-only, `query_only` is set, and nothing may be
+attached. Rows and time are capped. A file that an agent wrote may be hostile: that is why this runs in the agent's own sandbox.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from . import snapshots
+
+Answer = dict[str, Any]
+
+
+def plain(value: Any) -> Any:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def opened(path: str, *, read_only: bool, seconds: float) -> sqlite3.Connection:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no database at {path}")
+    mode = "ro" if read_only else "rw"
+    made = sqlite3.connect(f"file:{quote(path)}?mode={mode}", uri=True, isolation_level=None, timeout=seconds)
+    if read_only:
+        made.execute("PRAGMA query_only = ON")
+    refused = (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
+
+    def may(action: int, *_: Any) -> int:
+        return sqlite3.SQLITE_DENY if action in refused else sqlite3.SQLITE_OK
+
+    made.set_authorizer(may)
+    end = time.monotonic() + seconds
+    made.set_progress_handler(lambda: int(time.monotonic() > end), 10_000)
+    return made
+
+
+def describe(asked: Answer) -> Answer:
+    made = opened(asked["path"], read_only=True, seconds=asked["seconds"])
+    tables: list[Answer] = []
+    listed = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
+    for name, sql in made.execute(listed).fetchall():
+        columns = [
+            {"name": row[1], "type": row[2], "notnull": bool(row[3]), "default_value": plain(row[4]), "pk": row[5]}
+            for row in made.execute(f"PRAGMA table_info({snapshots.quoted(name)})")
+        ]
+        tables.append({"name": name, "sql": sql or "", "columns": columns})
+    return {"tables": tables}
+
+
+def query(asked: Answer) -> Answer:
+    made = opened(asked["path"], read_only=asked["read_only"], seconds=asked["seconds"])
+    found = made.execute(asked["sql"], asked.get("args") or [])
+    if found.description is None:
+        return {"columns": [], "rows": [], "rows_affected": found.rowcount, "last_insert_id": found.lastrowid}
+    most = asked["max_rows"]
+    rows = [[plain(value) for value in row] for row in found.fetchmany(most + 1)]
+    answer: Answer = {"columns": [column[0] for column in found.description], "rows": rows[:most]}
+    answer["truncated"] = len(rows) > most
+    if not asked["read_only"]:
+        answer.update(rows_affected=max(0, found.rowcount), last_insert_id=found.lastrowid)
+    return answer
+
+
+def copy(asked: Answer) -> Answer:
+    """A consistent copy, whatever writes meanwhile; the target is replaced."""
+    source = opened(asked["path"], read_only=True, seconds=asked["seconds"])
+    target = sqlite3.connect(asked["target"], timeout=asked["seconds"])
+    with target:
+        source.backup(target)
+    target.close()
+    return {"target": asked["target"]}
+
+
+def diff(asked: Answer) -> Answer:
+    before, after = snapshots.DatabaseSnapshot(asked["path"]), snapshots.DatabaseSnapshot(asked["other"])
+    return {"diff": before.diff(after).changes}
+
+
+_KNOWN = {"describe": describe, "query": query, "copy": copy, "diff": diff}
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    try:
+        answer = {"ok": True, **_KNOWN[asked["op"]](asked)}
+    except (sqlite3.Error, sqlite3.Warning, OSError, ValueError, OverflowError) as error:
+        answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+    json.dump(answer, sys.stdout, default=plain)
