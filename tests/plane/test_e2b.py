@@ -63,13 +63,14 @@ async def test_the_real_sdk_is_served(backend, version):
     seen = json.loads(out)
     assert seen.pop("many", ["1", "2"]) == ["1", "2"]
     assert seen.pop("stdin", "over the wire\n") == "over the wire\n"
+    # both ends give up at the same moment; 2.20 does not translate its own
+    assert seen.pop("timeout") in ("TimeoutException", "ReadTimeout")
     missing = seen.pop("missing")
     assert missing in ("FileNotFoundException", "NotFoundException")
     assert seen == {
         "run": [0, "out\nblue round\n", "err\n"],
         "failed": "CommandExitException",
         "bad_cwd": "InvalidArgumentException",
-        "timeout": "TimeoutException",
         "listed": True,
         "rejoined": 5,
         "killed": [True, False, False],

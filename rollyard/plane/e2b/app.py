@@ -1,13 +1,15 @@
-"""Both halves as one ASGI app."""
+"""Both halves as one ASGI app, over a backend or over the control plane's instances."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from starlette.applications import Starlette
+from starlette.routing import Route
 
 from rollyard.core.protocols import Backend
 from rollyard.core.sandbox import SandboxSpec
+from rollyard.plane.e2b.backend_boxes import BackendBoxes
 from rollyard.plane.e2b.boxes import Boxes
 from rollyard.plane.e2b.control import Control
 from rollyard.plane.e2b.envd import Envd
@@ -22,6 +24,9 @@ def e2b_app(
 ) -> Starlette:
     """The app over an entered backend. `spec` is what the template `base` opens, and what others change the image of;
     `templates` names further ones. Without a `key` every client is let in: serve that on loopback only."""
-    base = spec or SandboxSpec()
-    boxes = Boxes(backend, key=key, spec=base, templates=templates or {})
-    return Starlette(routes=[*Control(boxes, key=key, spec=base).routes(), *Envd(boxes).routes()])
+    boxes = BackendBoxes(backend, key=key, spec=spec or SandboxSpec(), templates=templates or {})
+    return Starlette(routes=e2b_routes(boxes))
+
+
+def e2b_routes(boxes: Boxes) -> list[Route]:
+    return [*Control(boxes).routes(), *Envd(boxes).routes()]

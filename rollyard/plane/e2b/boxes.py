@@ -1,164 +1,150 @@
-"""The sandboxes behind the server: made from a create request, found again by id, listed without those of others.
+"""`Boxes`: what the server needs to know of sandboxes, whoever keeps them. `backend_boxes` asks a backend, `instance_boxes`
+the control plane.
 
-A sandbox of the server carries a label, so it neither shows nor ends what the same backend runs for somebody else. Its access
-token is derived from the server's secret, so nothing about it has to be kept: with a fixed key it outlives a restart.
+A sandbox's access token is its id and a signature of it, so nothing about it has to be kept: with a fixed secret it outlives a
+restart, and any replica knows it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
-import secrets
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from rollyard.core.errors import SandboxGone
-from rollyard.core.protocols import Backend, Sandbox
-from rollyard.core.sandbox import SandboxInfo, SandboxSpec
+from rollyard.core.errors import Error
+from rollyard.core.plane import ApiKey
+from rollyard.core.protocols import Sandbox
+from rollyard.core.sandbox import Resources
 from rollyard.plane.e2b.errors import Refusal
 from rollyard.plane.e2b.processes import Processes
 
 ENVD_VERSION = "0.6.7"
-MARK = "rollyard.e2b"
-_KEPT_S = 600.0  # how long a create is remembered by its Idempotency-Key
+MOST_FORKS = 20
 _REFUSED = ("volumeMounts", "mcp", "iam")
 
 
 class Box:
-    """A sandbox and the programs clients have started in it."""
+    """A sandbox and the programs clients have started in it. `id` is what clients call it."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-        self.processes = Processes(sandbox)
+    def __init__(self, id: str, template: str, sandbox: Sandbox, processes: Processes) -> None:
+        self.id, self.template, self.sandbox, self.processes = id, template, sandbox, processes
 
 
-class Boxes:
-    """`spec` is what a template may not change: limits, isolation, and the network when the client asks for one."""
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One sandbox as `get` and `list` show it."""
 
-    def __init__(
-        self, backend: Backend, *, key: str | None, spec: SandboxSpec, templates: Mapping[str, SandboxSpec]
-    ) -> None:
-        self.backend = backend
-        self._spec, self._templates = spec, templates
-        self._secret = (key or secrets.token_hex(32)).encode()
-        self._boxes: dict[str, Box] = {}
-        self._creates: dict[str, tuple[float, asyncio.Task[Box]]] = {}
+    id: str
+    template: str
+    created_at: float
+    expires_at: float | None
+    metadata: Mapping[str, str]
+    state: Literal["running", "paused"] = "running"
+    resources: Resources = Resources()
 
-    def token(self, sandbox_id: str) -> str:
-        return hmac.new(self._secret, sandbox_id.encode(), hashlib.sha256).hexdigest()
 
-    def owner_of(self, token: str) -> str:
-        """The sandbox of an access token, for clients that send nothing else; "" when there is none."""
-        same = (name for name in self._boxes if hmac.compare_digest(self.token(name).encode(), token.encode()))
-        return next(same, "")
+class Boxes(Protocol):
+    """`caller` is who `admit` found; None where everybody is the same one."""
 
-    async def create(self, asked: Mapping[str, Any], idempotency_key: str | None) -> Box:
-        spec = self._wanted(asked)
-        if idempotency_key is None:
-            return await self._open(spec)
-        now = time.monotonic()
-        for old in [name for name, (at, _) in self._creates.items() if now - at > _KEPT_S]:
-            del self._creates[old]
-        if idempotency_key not in self._creates:
-            self._creates[idempotency_key] = (now, asyncio.create_task(self._open(spec)))
-        try:
-            # Shielded: a client that hangs up and asks again gets the sandbox that its first request was making.
-            return await asyncio.shield(self._creates[idempotency_key][1])
-        except Exception:  # whatever it was, the same key may try again
-            self._creates.pop(idempotency_key, None)
-            raise
-
-    async def _open(self, spec: SandboxSpec) -> Box:
-        sandbox: Sandbox = await self.backend.open(spec)
-        box = self._boxes[sandbox.id] = Box(sandbox)
-        return box
-
-    def _wanted(self, asked: Mapping[str, Any]) -> SandboxSpec:
-        template = asked.get("templateID")
-        if not isinstance(template, str) or not template:
-            raise Refusal("invalid_argument", "templateID is required")
-        for name in _REFUSED:
-            if asked.get(name):
-                raise Refusal("unimplemented", f"{name} is not served here", 400)
-        base = self._templates.get(template) or (
-            self._spec if template == "base" else msgspec.structs.replace(self._spec, image=template)
-        )
-        changes: dict[str, Any] = {
-            "labels": {**base.labels, **(asked.get("metadata") or {}), MARK: template},
-            "env": {**base.env, **(asked.get("envVars") or {})},
-            "ttl_s": float(asked.get("timeout") or 300),
-            "lifetime": "ttl" if self.backend.capabilities.lifetime_ttl else base.lifetime,
-        }
-        if asked.get("allow_internet_access") is False:
-            changes.update(network="none", allowed_hosts=())
-        elif hosts := ((asked.get("network") or {}).get("allowOut")):
-            if not self.backend.capabilities.network_allowlist:
-                raise Refusal("unimplemented", f"backend {self.backend.name} has no allowlist network", 400)
-            changes.update(network="allowlist", allowed_hosts=tuple(hosts))
-        try:
-            return msgspec.convert(msgspec.to_builtins(msgspec.structs.replace(base, **changes)), SandboxSpec)
-        except msgspec.ValidationError as error:
-            raise Refusal("invalid_argument", str(error)) from error
-
+    @property
+    def tokens(self) -> Tokens: ...
+    async def admit(self, key: str) -> ApiKey | None: ...
+    async def create(self, caller: ApiKey | None, asked: Mapping[str, Any], idempotency_key: str | None) -> Box: ...
     async def find(self, sandbox_id: str) -> Box:
-        """By id, also one that an earlier server opened."""
-        box = self._boxes.get(sandbox_id)
-        if box is not None and await box.sandbox.alive():
-            return box
-        self._boxes.pop(sandbox_id, None)
-        if box is None and self.backend.capabilities.attach:
-            sandbox = await self.backend.attach(sandbox_id)
-            if MARK in sandbox.info.labels:
-                box = self._boxes[sandbox_id] = Box(sandbox)
-                return box
-        raise SandboxGone(f"sandbox {sandbox_id} is gone")
+        """Whoever asks has shown its token. Raises `SandboxGone`."""
+        ...
 
-    async def kill(self, sandbox_id: str) -> bool:
-        try:
-            box = await self.find(sandbox_id)
-        except SandboxGone:
-            return False
-        self._boxes.pop(sandbox_id, None)
-        return await box.sandbox.kill()
-
-    async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
+    async def seen(self, caller: ApiKey | None, sandbox_id: str) -> Seen: ...
+    async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[Seen]:
         """Newest first, as the paging token counts on."""
-        found = [info for info in await self.backend.list(metadata or None) if MARK in info.labels]
-        return sorted(found, key=lambda info: (-info.created_at, info.id))
+        ...
 
-    def made(self, box: Box) -> dict[str, Any]:
-        """The body of a create or connect reply."""
-        info = box.sandbox.info
-        return {
-            "templateID": info.labels.get(MARK, "base"),
-            "sandboxID": info.id,
-            "clientID": "rollyard",
-            "envdVersion": ENVD_VERSION,
-            "envdAccessToken": self.token(info.id),
-        }
+    async def kill(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
+    async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None: ...
+    async def pause(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
+    async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
+    async def snapshot(self, caller: ApiKey | None, sandbox_id: str) -> str: ...
+    async def fork(self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int) -> list[Box | Error]:
+        """What became of each of the copies."""
+        ...
 
 
-def described(info: SandboxInfo, spec: SandboxSpec) -> dict[str, Any]:
-    """One sandbox as `get` and `list` show it. Limits the operator did not set are shown as 0."""
-    template = info.labels.get(MARK, "base")
+class Tokens:
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def of(self, sandbox_id: str) -> str:
+        signature = hmac.new(self._secret, f"e2b {sandbox_id}".encode(), hashlib.sha256).hexdigest()
+        return f"{sandbox_id}.{signature}"
+
+    def id_in(self, token: str) -> str:
+        """The sandbox that a token claims to be of, for clients that send nothing else. Not yet believed."""
+        return token.rpartition(".")[0]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A create request, read."""
+
+    template: str
+    seconds: float
+    metadata: dict[str, str]
+    env: dict[str, str]
+    internet: bool | None
+    hosts: tuple[str, ...]
+
+
+def read_create(body: Mapping[str, Any]) -> Asked:
+    for name in _REFUSED:
+        if body.get(name):
+            raise Refusal("unimplemented", f"{name} is not served here", 400)
+    if not isinstance(body.get("templateID"), str) or not body["templateID"]:
+        raise Refusal("invalid_argument", "templateID is required")
+    try:
+        return msgspec.convert(
+            {
+                "template": body["templateID"],
+                "seconds": body.get("timeout") or 300,
+                "metadata": body.get("metadata") or {},
+                "env": body.get("envVars") or {},
+                "internet": body.get("allow_internet_access"),
+                "hosts": (body.get("network") or {}).get("allowOut") or (),
+            },
+            Asked,
+        )
+    except (msgspec.ValidationError, AttributeError) as error:
+        raise Refusal("invalid_argument", str(error)) from error
+
+
+def made(box: Box, tokens: Tokens) -> dict[str, Any]:
+    """The body of a create or connect reply."""
     return {
-        "templateID": template,
-        "alias": template,
-        "sandboxID": info.id,
+        "templateID": box.template,
+        "sandboxID": box.id,
         "clientID": "rollyard",
-        "startedAt": _moment(info.created_at),
-        "endAt": _moment(info.expires_at if info.expires_at is not None else info.created_at + 30 * 86400),
         "envdVersion": ENVD_VERSION,
-        "cpuCount": max(1, round(spec.resources.cpus or 1)),
-        "memoryMB": spec.resources.memory_mb or 0,
-        "diskSizeMB": spec.resources.disk_mb or 0,
-        "state": "paused" if info.state == "paused" else "running",
-        "metadata": {name: value for name, value in info.labels.items() if name != MARK},
+        "envdAccessToken": tokens.of(box.id),
+    }
+
+
+def described(seen: Seen) -> dict[str, Any]:
+    """Limits the operator did not set are shown as 0."""
+    end = seen.expires_at if seen.expires_at is not None else seen.created_at + 30 * 86400
+    return {
+        "templateID": seen.template,
+        "alias": seen.template,
+        "sandboxID": seen.id,
+        "clientID": "rollyard",
+        "startedAt": _moment(seen.created_at),
+        "endAt": _moment(end),
+        "envdVersion": ENVD_VERSION,
+        "cpuCount": max(1, round(seen.resources.cpus or 1)),
+        "memoryMB": seen.resources.memory_mb or 0,
+        "diskSizeMB": seen.resources.disk_mb or 0,
+        "state": seen.state,
+        "metadata": dict(seen.metadata),
     }
 
 

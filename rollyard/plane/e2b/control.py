@@ -1,10 +1,9 @@
-"""The control half: create, find, list, extend, pause and end sandboxes over REST."""
+"""The control half: create, find, list, extend, pause, copy and end sandboxes over REST."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,27 +15,25 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollyard.core.errors import Error, SandboxGone
-from rollyard.core.sandbox import SandboxInfo, SandboxSpec
-from rollyard.plane.e2b.boxes import Boxes, described
-from rollyard.plane.e2b.errors import Refusal, rest
+from rollyard.core.plane import ApiKey
+from rollyard.plane.e2b.boxes import MOST_FORKS, Box, Boxes, described, made
+from rollyard.plane.e2b.errors import Refusal, explain, rest
 
 _PAGE = 100
 _MAX_BODY = 2**20
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request, ApiKey | None], Awaitable[Response]]
 
 
 class Control:
-    """`key` None lets everybody in: for loopback only."""
-
-    def __init__(self, boxes: Boxes, *, key: str | None, spec: SandboxSpec) -> None:
-        self._boxes, self._key, self._spec = boxes, key, spec
+    def __init__(self, boxes: Boxes) -> None:
+        self._boxes = boxes
 
     def routes(self) -> list[Route]:
         def both(path: str, endpoint: Endpoint, method: str) -> list[Route]:
             guarded = self._guarded(endpoint)
             return [Route(f"{version}{path}", guarded, methods=[method]) for version in ("", "/v2")]
 
-        refused = ["/sandboxes/{id}/fork", "/sandboxes/{id}/network", "/templates/{id}", "/volumes", "/snapshots"]
+        refused = ["/sandboxes/{id}/network", "/templates/{id}", "/volumes", "/snapshots"]
         return [
             *both("/sandboxes", self.create, "POST"),
             *both("/sandboxes", self.list, "GET"),
@@ -48,16 +45,14 @@ class Control:
             *both("/sandboxes/{id}/refreshes", self.refresh, "POST"),
             *both("/sandboxes/{id}/pause", self.pause, "POST"),
             *both("/sandboxes/{id}/snapshots", self.snapshot, "POST"),
+            *both("/sandboxes/{id}/fork", self.fork, "POST"),
             *(Route(path, self._guarded(_refused), methods=["GET", "POST", "PUT", "DELETE"]) for path in refused),
         ]
 
-    def _guarded(self, endpoint: Endpoint) -> Endpoint:
+    def _guarded(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            given = request.headers.get("x-api-key", "")
-            if self._key is not None and not hmac.compare_digest(given.encode(), self._key.encode()):
-                return rest(Refusal("unauthenticated", "the API key is not known here"))
             try:
-                return await endpoint(request)
+                return await endpoint(request, await self._boxes.admit(request.headers.get("x-api-key", "")))
             except SandboxGone:
                 return JSONResponse({"code": 404, "message": "Sandbox not found"}, 404)
             except (Error, Refusal) as error:
@@ -65,41 +60,32 @@ class Control:
 
         return answer
 
-    async def create(self, request: Request) -> Response:
-        box = await self._boxes.create(await _json(request), request.headers.get("idempotency-key"))
-        return JSONResponse(self._boxes.made(box), 201)
+    async def create(self, request: Request, caller: ApiKey | None) -> Response:
+        box = await self._boxes.create(caller, await _json(request), request.headers.get("idempotency-key"))
+        return JSONResponse(made(box, self._boxes.tokens), 201)
 
-    async def connect(self, request: Request) -> Response:
+    async def connect(self, request: Request, caller: ApiKey | None) -> Response:
+        """A running one again, a paused one woken; its time is made longer, never shorter."""
         asked = await _json(request)
-        box = await self._boxes.find(request.path_params["id"])
-        paused = await self._state(box.sandbox.id) == "paused"
-        if paused:
-            await box.sandbox.resume()
+        seen = await self._boxes.seen(caller, request.path_params["id"])
+        if seen.state == "paused":
+            await self._boxes.resume(caller, seen.id)
+        box = await self._boxes.find(seen.id)
         if asked.get("timeout") and box.sandbox.capabilities.extend:
-            info = await self._info(box.sandbox.id)
-            if info.expires_at is None or info.expires_at < time.time() + float(asked["timeout"]):
-                await box.sandbox.extend(float(asked["timeout"]))
-        return JSONResponse(self._boxes.made(box), 201 if paused else 200)
+            seconds = _seconds(asked["timeout"])
+            if seen.expires_at is None or seen.expires_at < time.time() + seconds:
+                await self._boxes.extend(caller, seen.id, seconds)
+        return JSONResponse(made(box, self._boxes.tokens), 201 if seen.state == "paused" else 200)
 
-    async def get(self, request: Request) -> Response:
-        await self._boxes.find(request.path_params["id"])
-        return JSONResponse(described(await self._info(request.path_params["id"]), self._spec))
+    async def get(self, request: Request, caller: ApiKey | None) -> Response:
+        return JSONResponse(described(await self._boxes.seen(caller, request.path_params["id"])))
 
-    async def _info(self, sandbox_id: str) -> SandboxInfo:
-        for info in await self._boxes.list({}):
-            if info.id == sandbox_id:
-                return info
-        raise SandboxGone(f"sandbox {sandbox_id} is gone")
-
-    async def _state(self, sandbox_id: str) -> str:
-        return (await self._info(sandbox_id)).state
-
-    async def list(self, request: Request) -> Response:
+    async def list(self, request: Request, caller: ApiKey | None) -> Response:
         query = request.query_params
         wanted = parse_qs(query.get("metadata", ""), keep_blank_values=True)
         metadata = {unquote(name): unquote(values[-1]) for name, values in wanted.items()}
         states = {state for part in query.getlist("state") for state in part.split(",") if state}
-        found = [described(info, self._spec) for info in await self._boxes.list(metadata)]
+        found = [described(seen) for seen in await self._boxes.list(caller, metadata)]
         if states:
             found = [one for one in found if one["state"] in states]
         if query.get("order") == "asc":
@@ -113,38 +99,49 @@ class Control:
             headers["x-next-token"] = base64.urlsafe_b64encode(page[-1]["sandboxID"].encode()).decode()
         return JSONResponse(page, headers=headers)
 
-    async def delete(self, request: Request) -> Response:
-        if not await self._boxes.kill(request.path_params["id"]):
-            raise SandboxGone("gone")
+    async def delete(self, request: Request, caller: ApiKey | None) -> Response:
+        await self._boxes.kill(caller, request.path_params["id"])
         return Response(status_code=204)
 
-    async def timeout(self, request: Request) -> Response:
+    async def timeout(self, request: Request, caller: ApiKey | None) -> Response:
         asked = await _json(request)
-        box = await self._boxes.find(request.path_params["id"])
-        await box.sandbox.extend(_seconds(asked.get("timeout")))
+        await self._boxes.extend(caller, request.path_params["id"], _seconds(asked.get("timeout")))
         return Response(status_code=204)
 
-    async def refresh(self, request: Request) -> Response:
+    async def refresh(self, request: Request, caller: ApiKey | None) -> Response:
         asked = await _json(request)
-        box = await self._boxes.find(request.path_params["id"])
-        await box.sandbox.extend(_seconds(asked.get("duration") or 300))
+        await self._boxes.extend(caller, request.path_params["id"], _seconds(asked.get("duration") or 300))
         return Response(status_code=204)
 
-    async def pause(self, request: Request) -> Response:
-        box = await self._boxes.find(request.path_params["id"])
-        if await self._state(box.sandbox.id) == "paused":
+    async def pause(self, request: Request, caller: ApiKey | None) -> Response:
+        seen = await self._boxes.seen(caller, request.path_params["id"])
+        if seen.state == "paused":
             raise Refusal("already_exists", "the sandbox is paused already")
-        await box.sandbox.pause()
+        await self._boxes.pause(caller, seen.id)
         return Response(status_code=204)
 
-    async def snapshot(self, request: Request) -> Response:
+    async def snapshot(self, request: Request, caller: ApiKey | None) -> Response:
         asked = await _json(request)
-        box = await self._boxes.find(request.path_params["id"])
-        made = await box.sandbox.snapshot()
-        return JSONResponse({"snapshotID": made, "names": [asked["name"]] if asked.get("name") else []}, 201)
+        taken = await self._boxes.snapshot(caller, request.path_params["id"])
+        return JSONResponse({"snapshotID": taken, "names": [asked["name"]] if asked.get("name") else []}, 201)
+
+    async def fork(self, request: Request, caller: ApiKey | None) -> Response:
+        asked = await _json(request)
+        count = asked.get("count", 1)
+        if not isinstance(count, int) or not 1 <= count <= MOST_FORKS:
+            raise Refusal("invalid_argument", f"count is from 1 to {MOST_FORKS}")
+        seconds = _seconds(asked.get("timeout") or 300)
+        outcomes = await self._boxes.fork(caller, request.path_params["id"], seconds, count)
+        return JSONResponse([self._outcome(one) for one in outcomes], 201)
+
+    def _outcome(self, outcome: Box | Error) -> dict[str, Any]:
+        if isinstance(outcome, Box):
+            return {"sandbox": made(outcome, self._boxes.tokens)}
+        told = explain(outcome)
+        return {"error": {"code": told.status, "message": told.message}}
 
 
-async def _refused(request: Request) -> Response:
+async def _refused(request: Request, caller: ApiKey | None) -> Response:
     raise Refusal("unimplemented", f"{request.method} {request.url.path} is not served here")
 
 

@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.plane.e2b import frames
-from rollyard.plane.e2b.boxes import Box, Boxes
+from rollyard.plane.e2b.boxes import Box, Boxes, Tokens
 from rollyard.plane.e2b.directories import METHODS
 from rollyard.plane.e2b.errors import Refusal, connect, explain, rest
 from rollyard.plane.e2b.processes import KEEPALIVE_S, Process
@@ -50,15 +50,15 @@ class Envd:
 
     async def _box(self, request: Request, *, signed: bool = False) -> Box:
         given = request.headers.get("x-access-token", "")
-        sandbox_id = request.headers.get("e2b-sandbox-id") or self._boxes.owner_of(given)
-        token = self._boxes.token(sandbox_id)
+        sandbox_id = _sandbox_id(request, self._boxes.tokens)
+        token = self._boxes.tokens.of(sandbox_id)
         if not hmac.compare_digest(given.encode(), token.encode()) and not (signed and _signed(request, token)):
             raise Refusal("unauthenticated", "the access token is not this sandbox's")
         return await self._boxes.find(sandbox_id)
 
     async def health(self, request: Request) -> Response:
         try:
-            await self._boxes.find(request.headers.get("e2b-sandbox-id", ""))
+            await self._boxes.find(_sandbox_id(request, self._boxes.tokens))
         except Error as error:
             return rest(error)
         return Response(status_code=204)
@@ -136,6 +136,11 @@ class Envd:
                 return connect(error)
 
         return answer
+
+
+def _sandbox_id(request: Request, tokens: Tokens) -> str:
+    said = request.headers.get("e2b-sandbox-id")
+    return said or tokens.id_in(request.headers.get("x-access-token", ""))
 
 
 async def _process(request: Request, box: Box, asked: dict[str, Any]) -> dict[str, Any]:

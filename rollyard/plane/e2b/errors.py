@@ -6,7 +6,16 @@ from typing import NamedTuple
 
 from starlette.responses import JSONResponse
 
-from rollyard.core.errors import ConfigError, Error, PathError, SandboxGone, SandboxUnavailable, Unsupported
+from rollyard.core.errors import (
+    ConfigError,
+    Error,
+    PathError,
+    PlaneError,
+    PlaneQuota,
+    SandboxGone,
+    SandboxUnavailable,
+    Unsupported,
+)
 
 _PATHS = {
     "ENOENT": "not_found",
@@ -16,6 +25,18 @@ _PATHS = {
     "EACCES": "permission_denied",
     "EPERM": "permission_denied",
     "EROFS": "permission_denied",
+}
+_PLANE = {
+    400: "invalid_argument",
+    401: "unauthenticated",
+    403: "permission_denied",
+    404: "not_found",
+    409: "already_exists",
+    410: "not_found",
+    413: "invalid_argument",
+    429: "resource_exhausted",
+    501: "unimplemented",
+    502: "unavailable",
 }
 _STATUS = {
     "invalid_argument": 400,
@@ -53,6 +74,8 @@ def explain(error: Error | Refusal) -> Body:
         code = _PATHS.get(error.errno_name, "invalid_argument")
     elif isinstance(error, SandboxGone):
         return Body("unavailable", 502, "The sandbox was not found")
+    elif isinstance(error, PlaneError):
+        return Body(_PLANE.get(error.status, "internal"), error.status, str(error))
     elif isinstance(error, Unsupported):
         code = "unimplemented"
     elif isinstance(error, ConfigError):
@@ -69,6 +92,8 @@ def rest(error: Error | Refusal) -> JSONResponse:
     headers: dict[str, str] = {}
     if isinstance(error, SandboxUnavailable) and error.retry_after is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    if isinstance(error, PlaneQuota):
+        headers["Should-Retry"] = "false"  # only the owner can make room; the SDK would wait for nothing
     return JSONResponse({"code": found.status, "message": found.message}, found.status, headers)
 
 

@@ -87,6 +87,11 @@ class Processes:
         self._by_pid: dict[int, Process] = {}
         self._next = 1
 
+    @property
+    def idle(self) -> bool:
+        """No program runs, and none has just ended."""
+        return not self._by_pid
+
     async def start(self, asked: Mapping[str, Any], *, user: str | None, deadline: float | None) -> Process:
         config: Mapping[str, Any] = asked.get("process") or {}
         if not config.get("cmd"):

@@ -1,0 +1,148 @@
+"""Sandboxes of one backend, without a store: what is known of a sandbox is asked of the backend.
+
+A sandbox of the server carries a label, so it neither shows nor ends what the same backend runs for somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rollyard.core.errors import Error, SandboxGone
+from rollyard.core.plane import ApiKey
+from rollyard.core.protocols import Backend, Sandbox
+from rollyard.core.sandbox import SandboxSpec
+from rollyard.plane.e2b.boxes import Asked, Box, Seen, Tokens, read_create
+from rollyard.plane.e2b.errors import Refusal
+from rollyard.plane.e2b.processes import Processes
+
+MARK = "rollyard.e2b"
+_KEPT_S = 600.0  # how long a create is remembered by its Idempotency-Key
+
+
+class BackendBoxes:
+    """`spec` is what a template may not change: limits, isolation, and the network when the client asks for one. `key` None
+    lets everybody in."""
+
+    def __init__(
+        self, backend: Backend, *, key: str | None, spec: SandboxSpec, templates: Mapping[str, SandboxSpec]
+    ) -> None:
+        self._backend, self._key = backend, key
+        self._spec, self._templates = spec, templates
+        self.tokens = Tokens((key or secrets.token_hex(32)).encode())
+        self._boxes: dict[str, Box] = {}
+        self._creates: dict[str, tuple[float, asyncio.Task[Box]]] = {}
+        self._paused: set[str] = set()
+
+    async def admit(self, key: str) -> ApiKey | None:
+        if self._key is not None and not hmac.compare_digest(key.encode(), self._key.encode()):
+            raise Refusal("unauthenticated", "the API key is not known here")
+        return None
+
+    async def create(self, caller: ApiKey | None, asked: Mapping[str, Any], idempotency_key: str | None) -> Box:
+        spec = self._wanted(read_create(asked))
+        if idempotency_key is None:
+            return await self._open(spec)
+        now = time.monotonic()
+        for old in [name for name, (at, _) in self._creates.items() if now - at > _KEPT_S]:
+            del self._creates[old]
+        if idempotency_key not in self._creates:
+            self._creates[idempotency_key] = (now, asyncio.create_task(self._open(spec)))
+        try:
+            # Shielded: a client that hangs up and asks again gets the sandbox that its first request was making.
+            return await asyncio.shield(self._creates[idempotency_key][1])
+        except Exception:
+            self._creates.pop(idempotency_key, None)
+            raise
+
+    async def _open(self, spec: SandboxSpec) -> Box:
+        return self._kept(await self._backend.open(spec))
+
+    def _kept(self, sandbox: Sandbox) -> Box:
+        template = sandbox.info.labels.get(MARK, "base")
+        box = self._boxes[sandbox.id] = Box(sandbox.id, template, sandbox, Processes(sandbox))
+        return box
+
+    def _wanted(self, asked: Asked) -> SandboxSpec:
+        base = self._templates.get(asked.template) or (
+            self._spec if asked.template == "base" else msgspec.structs.replace(self._spec, image=asked.template)
+        )
+        changes: dict[str, Any] = {
+            "labels": {**base.labels, **asked.metadata, MARK: asked.template},
+            "env": {**base.env, **asked.env},
+            "ttl_s": asked.seconds,
+            "lifetime": "ttl" if self._backend.capabilities.lifetime_ttl else base.lifetime,
+        }
+        if asked.internet is False:
+            changes.update(network="none", allowed_hosts=())
+        elif asked.hosts:
+            if not self._backend.capabilities.network_allowlist:
+                raise Refusal("unimplemented", f"backend {self._backend.name} has no allowlist network", 400)
+            changes.update(network="allowlist", allowed_hosts=asked.hosts)
+        return msgspec.structs.replace(base, **changes)
+
+    async def find(self, sandbox_id: str) -> Box:
+        """By id, also one that an earlier server opened."""
+        box = self._boxes.get(sandbox_id)
+        if box is not None and await box.sandbox.alive():
+            return box
+        self._boxes.pop(sandbox_id, None)
+        self._paused.discard(sandbox_id)
+        if box is None and self._backend.capabilities.attach:
+            sandbox = await self._backend.attach(sandbox_id)
+            if MARK in sandbox.info.labels:
+                return self._kept(sandbox)
+        raise SandboxGone(f"sandbox {sandbox_id} is gone")
+
+    async def seen(self, caller: ApiKey | None, sandbox_id: str) -> Seen:
+        await self.find(sandbox_id)
+        for one in await self.list(caller, {}):
+            if one.id == sandbox_id:
+                return one
+        raise SandboxGone(f"sandbox {sandbox_id} is gone")
+
+    async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[Seen]:
+        found = [info for info in await self._backend.list(metadata or None) if MARK in info.labels]
+        found.sort(key=lambda info: (-info.created_at, info.id))
+        return [
+            Seen(
+                id=info.id,
+                template=info.labels[MARK],
+                created_at=info.created_at,
+                expires_at=info.expires_at,
+                metadata={name: value for name, value in info.labels.items() if name != MARK},
+                state="paused" if info.state == "paused" or info.id in self._paused else "running",
+                resources=self._spec.resources,
+            )
+            for info in found
+        ]
+
+    async def kill(self, caller: ApiKey | None, sandbox_id: str) -> None:
+        box = await self.find(sandbox_id)
+        self._boxes.pop(sandbox_id, None)
+        if not await box.sandbox.kill():
+            raise SandboxGone(f"sandbox {sandbox_id} is gone")
+
+    async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None:
+        await (await self.find(sandbox_id)).sandbox.extend(seconds)
+
+    async def pause(self, caller: ApiKey | None, sandbox_id: str) -> None:
+        await (await self.find(sandbox_id)).sandbox.pause()
+        self._paused.add(sandbox_id)
+
+    async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None:
+        await (await self.find(sandbox_id)).sandbox.resume()
+        self._paused.discard(sandbox_id)
+
+    async def snapshot(self, caller: ApiKey | None, sandbox_id: str) -> str:
+        return await (await self.find(sandbox_id)).sandbox.snapshot()
+
+    async def fork(self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int) -> list[Box | Error]:
+        """What a sandbox was opened with is known to the control plane, not to a backend."""
+        raise Refusal("unimplemented", "a fork is not served here; take a snapshot and create from it")
