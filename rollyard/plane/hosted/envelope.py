@@ -1,0 +1,100 @@
+"""`{success, code, message, data}`: calls to services that answer in this envelope.
+
+`code` is an int at some of them and an empty string at others, so nobody looks at it. What is not such an envelope (HTML of a
+proxy, half a body, a list) is a `PlaneUnavailable`, a 404 is a `PlaneNotFound`, and a refusal carries the service's own words.
+Keys travel in headers only and are in no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+import structlog
+
+from rollyard.core.errors import ConfigError, Error, PlaneInvalid, PlaneNotFound, PlaneUnavailable
+
+_log = structlog.get_logger("rollyard.plane")
+_CLEANUP_S = 30.0
+_SAID = 200  # characters of a service's words that go into an error
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    success: bool
+    code: int | str | None = None
+    message: str | None = None
+    data: Any = None
+
+
+class Service:
+    """`async with` it: one connection pool, headers of every request, a deadline for each."""
+
+    def __init__(self, name: str, url: str, *, headers: Mapping[str, str], timeout_s: float) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"engine {name} needs the URL of its service", hint=f"--engine {name}=http://host:port")
+        self._name, self.url = name, url.rstrip("/")
+        self._headers, self._timeout_s = headers, timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The envelope's data."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers)
+        asked = {"Content-Type": "application/json", **(headers or {})}
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async with self._session.request(
+                    method, self.url + path, data=data, headers=asked, params=query, allow_redirects=False
+                ) as reply:
+                    status, raw = reply.status, await reply.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise PlaneUnavailable(f"{self._name} did not answer {method} {path}: {type(error).__name__}") from error
+        return self._data(f"{method} {path}", status, raw)
+
+    def _data(self, what: str, status: int, raw: bytes) -> Any:
+        try:
+            envelope = msgspec.json.decode(raw, type=Envelope)
+        except (msgspec.MsgspecError, ValueError) as error:
+            if status == 404:
+                raise PlaneNotFound(f"{self._name}: {what} is not there") from error
+            raise PlaneUnavailable(f"{self._name} answered {what} with {status} and no envelope") from error
+        words = f"{self._name}: {(envelope.message or 'no reason given')[:_SAID]}"
+        if status == 404:
+            raise PlaneNotFound(words)
+        if status in (400, 403, 422):
+            raise PlaneInvalid(words)
+        if not 200 <= status < 300 or not envelope.success:
+            raise PlaneUnavailable(f"{words} ({what}: {status})")
+        return envelope.data
+
+
+def text(data: Any, *names: str) -> str:
+    """The first of these fields that is a non-empty text; "" where there is none, whatever `data` is."""
+    found = data if isinstance(data, dict) else {}
+    return next((value for name in names if isinstance(value := found.get(name), str) and value), "")
+
+
+async def removed(delete: Callable[[str], Awaitable[None]], ref: str) -> None:
+    """What came up wrong is deleted. A failure here is not told: the one that led here is."""
+    try:
+        async with asyncio.timeout(_CLEANUP_S):
+            await delete(ref)
+    except (Error, TimeoutError):
+        _log.warning("what an engine made and could not use was not deleted", ref=ref)
