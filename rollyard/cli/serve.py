@@ -157,7 +157,7 @@ def model(
 @app.command()
 def plane(
     store: Annotated[str, typer.Option(help="a path, sqlite:///path or postgresql://...")] = "rollyard.db",
-    engine: Annotated[str, typer.Option(help="engines, the first is the default: local,docker,noop")] = "local",
+    engine: Annotated[str, typer.Option(help="engines, the first is the default: local,docker,arca=URL")] = "local",
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 picks a free one")] = 8600,
     quota: Annotated[

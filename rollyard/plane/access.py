@@ -47,8 +47,14 @@ class Access:
 
     async def admin(self, text: str) -> ApiKey:
         """The key that the server was started with; the same one again is the same key."""
-        found = await self._store.find_key(_digest(text))
-        return found or (await self.issue(NewKey(role="admin", owner="admin"), text=text))[0]
+        return await self.named(text, "admin", "admin")
+
+    async def named(self, text: str, role: Role, owner: str) -> ApiKey:
+        """The key of this text, made where it is not known yet."""
+        return (
+            await self._store.find_key(_digest(text))
+            or (await self.issue(NewKey(role=role, owner=owner), text=text))[0]
+        )
 
     async def revoke(self, key_id: str) -> None:
         await self._store.revoke_key(key_id, at=self._clock())

@@ -63,7 +63,8 @@ class Engine(Protocol):
     @property
     def abilities(self) -> Abilities: ...
     async def create(self, instance: Instance, plane: str) -> str:
-        """Make it, bearing the instance's id and the plane's name; gives the engine's own name for it."""
+        """Make it, bearing the instance's id and the plane's name; gives the engine's own name for it. Raises
+        `PlaneInvalid` or `PlaneUnsupported` only where nothing was made."""
         ...
 
     async def alive(self, ref: str) -> bool: ...
@@ -232,8 +233,11 @@ class NoopEngine:
         return None
 
 
-def engine(name: str, **options: Any) -> Engine:
-    """`noop`, an engine by entry point, or a sandbox backend by its name."""
+def engine(text: str, **options: Any) -> Engine:
+    """`noop`, an engine by entry point, or a sandbox backend by its name. `name=URL` says where the engine's service is."""
+    name, separator, url = text.partition("=")
+    if separator:
+        options["url"] = url
     if name == "noop":
         return NoopEngine(**options)
     if name in names("rollyard.engines"):

@@ -16,12 +16,14 @@ import msgspec
 import structlog
 
 from rollyard.core.errors import (
+    ConfigError,
     Error,
     PlaneConflict,
     PlaneGone,
     PlaneInvalid,
     PlaneNotFound,
     PlaneUnavailable,
+    PlaneUnsupported,
     SandboxGone,
     UnknownName,
 )
@@ -90,7 +92,7 @@ class Instances:
             async with asyncio.timeout(self.settings.boot_s):
                 ref = await engine.create(instance, self._plane)
         except (Error, TimeoutError, OSError) as error:
-            await self._abandoned(instance, engine, str(error) or "the engine took too long")
+            await self._abandoned(instance, engine, error)
             if isinstance(error, Error):
                 raise
             raise PlaneUnavailable(f"engine {engine.name} did not make it: {error or 'too late'}") from error
@@ -101,15 +103,22 @@ class Instances:
             raise PlaneConflict(f"{instance.id} was deleted while it was made")
         return running
 
-    async def _abandoned(self, instance: Instance, engine: Engine, reason: str) -> None:
-        """An engine that failed may have made something: it is only over once the engine's list says so."""
-        if engine.abilities.list:
-            for thing in await engine.list(self._plane):
-                if thing.instance_id == instance.id:
-                    await engine.delete(thing.ref)
-            await self._store.end(instance.id, "failed", at=self._clock(), reason=reason)
-        else:
-            _log.warning("creation failed on an engine that cannot list; the sweep settles it", instance=instance.id)
+    async def _abandoned(self, instance: Instance, engine: Engine, error: Exception) -> None:
+        """An engine that failed may have made something: it is only over once the engine's list says so. One that refused
+        what it was asked for has made nothing."""
+        if not isinstance(error, (PlaneInvalid, PlaneUnsupported, ConfigError)):
+            try:
+                listed = await engine.list(self._plane) if engine.abilities.list else None
+                for thing in listed or ():
+                    if thing.instance_id == instance.id:
+                        await engine.delete(thing.ref)
+            except (Error, TimeoutError, OSError):
+                listed = None
+            if listed is None:
+                _log.warning("nobody knows what a failed creation left; the sweep settles it", instance=instance.id)
+                return
+        reason = str(error) or "the engine took too long"
+        await self._store.end(instance.id, "failed", at=self._clock(), reason=reason)
 
     async def _planned(self, asked: CreateInstance, owner: str) -> Instance:
         if (asked.env is None) == (asked.image is None):

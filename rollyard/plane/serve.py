@@ -8,6 +8,7 @@ key and shows the whole store, so it is there only where the server listens on l
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -21,6 +22,7 @@ from rollyard.core.ids import new_id, secret
 from rollyard.plane.access import Access
 from rollyard.plane.api import plane_app
 from rollyard.plane.engines import Engine, engine
+from rollyard.plane.faces import Faces, e2b_face
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.hub import Hub
 from rollyard.plane.instances import Instances, Settings
@@ -47,6 +49,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...]
     admin_key_file: str
     key: str
+    sdk_key: str  # what clients of other systems are given: no admin's
 
     @property
     def line(self) -> str:
@@ -61,7 +64,14 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def env(self) -> str:
-        return f"ROLLYARD_URL={self.url}\nROLLYARD_KEY={self.key}"
+        named = {
+            "E2B_API_URL": self.url,
+            "E2B_SANDBOX_URL": self.url,
+            "E2B_API_KEY": self.sdk_key,
+            "ROLLYARD_URL": self.url,
+            "ROLLYARD_KEY": self.key,
+        }
+        return "\n".join(f"{name}={value}" for name, value in named.items())
 
 
 def serve_plane(options: PlaneOptions, *, say: Callable[[Ready], None]) -> None:
@@ -75,8 +85,9 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         stack.callback(sock.close)
         store = await stack.enter_async_context(Store.open(options.store))
         engines: dict[str, Engine] = {}
-        for name in options.engines:
-            engines[name] = await stack.enter_async_context(engine(name))
+        for text in options.engines:
+            made = await stack.enter_async_context(engine(text))
+            engines[made.name] = made
         kept = store.plane
         plane = await kept.agreed("identity", new_id("plane"))
         hub = Hub(kept)
@@ -86,15 +97,24 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         port = sock.getsockname()[1]
         key, where = _admin_key(options.admin_key_file, port)
         await access.admin(key)
+        sdk_key = _sdk_key(key)
+        await access.named(sdk_key, "trainer", "admin")
         page = page_app(store) if options.host in LOOPBACK else None
         gateway = Gateway(instances, access, Signer(await kept.agreed("signing", secret("sign"))))
         app = plane_app(kept, hub, instances, sweeper, access, gateway, page=page, public_url=options.public_url)
+        app = Faces(app, e2b=e2b_face(instances, access, secret=await kept.agreed("faces", secret("face"))))
         sweeping = asyncio.create_task(sweeper.forever(options.sweep_s))
         stack.callback(sweeping.cancel)
         host = f"[{options.host}]" if ":" in options.host else options.host
-        say(Ready(url=f"http://{host}:{port}", engines=tuple(engines), admin_key_file=str(where), key=key))
+        url = f"http://{host}:{port}"
+        say(Ready(url=url, engines=tuple(engines), admin_key_file=str(where), key=key, sdk_key=sdk_key))
         config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=30)
         await uvicorn.Server(config).serve(sockets=[sock])
+
+
+def _sdk_key(admin_key: str) -> str:
+    """One for clients of other systems, in the form that E2B's expect; the same again after a restart."""
+    return f"e2b_{hashlib.sha256(f'sdk {admin_key}'.encode()).hexdigest()[:40]}"
 
 
 def _admin_key(path: Path | None, port: int) -> tuple[str, Path]:

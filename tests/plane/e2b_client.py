@@ -9,7 +9,8 @@ import e2b
 from e2b import Sandbox, SandboxQuery
 
 url = sys.argv[1]
-options = {"api_key": "e2b_" + "0" * 40, "api_url": url, "sandbox_url": url}
+key = sys.argv[2] if len(sys.argv) > 2 else "e2b_" + "0" * 40
+options = {"api_key": key, "api_url": url, "sandbox_url": url}
 seen = {}
 
 

@@ -1,9 +1,5 @@
 """`rollyard serve plane` as people start it: a process, the local engine, the client, a restart."""
 
-import asyncio
-import os
-import signal
-import sys
 from contextlib import asynccontextmanager
 
 import pytest
@@ -19,40 +15,18 @@ from rollyard.core.errors import (
     PlaneUnavailable,
     PlaneUnsupported,
 )
+from tests.plane import served
 
 pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
 async def serving(folder):
-    """The process, and the client of its admin."""
-    command = [
-        "-c",
-        "from rollyard.cli.main import main; main()",
-        "serve",
-        "plane",
-        "--store",
-        str(folder / "p.db"),
-        "--engine",
-        "local,noop",
-    ]
-    command += ["--port", "0", "--print-env", "--admin-key-file", str(folder / "key"), "--quota", "3"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdout=asyncio.subprocess.PIPE, env={**os.environ}
-    )
-    try:
-        async with asyncio.timeout(60):
-            lines = [(await process.stdout.readline()).decode().strip() for _ in range(3)]
-        env = dict(line.split("=", 1) for line in lines[:2])
-        assert lines[2].startswith("rollyard plane ready at http://127.0.0.1:")
-        assert env["ROLLYARD_KEY"] not in lines[2]
+    """The client of the server's admin, and where the server is."""
+    async with served.serving(folder, "--quota", "3") as env:
+        assert env["ROLLYARD_KEY"] not in env["ready"]
         async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
             yield plane, env["ROLLYARD_URL"]
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
-            await process.wait()
 
 
 async def test_a_local_instance_runs_programs_keeps_files_and_outlives_the_server(tmp_path):

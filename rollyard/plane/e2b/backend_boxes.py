@@ -57,7 +57,7 @@ class BackendBoxes:
         try:
             # Shielded: a client that hangs up and asks again gets the sandbox that its first request was making.
             return await asyncio.shield(self._creates[idempotency_key][1])
-        except Exception:
+        except Exception:  # whatever it was, the same key may try again
             self._creates.pop(idempotency_key, None)
             raise
 

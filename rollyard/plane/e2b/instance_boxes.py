@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from rollyard.core.errors import PlaneForbidden, PlaneGone, PlaneNotFound, SandboxGone
+from rollyard.core.errors import Error, PlaneForbidden, PlaneGone, PlaneNotFound, SandboxGone
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.plane.access import Access, sees
 from rollyard.plane.e2b.boxes import Asked, Box, Seen, Tokens, read_create
@@ -103,6 +103,38 @@ class InstanceBoxes:
 
     async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None:
         await self._instances.extend((await self._own(caller, sandbox_id)).id, seconds)
+
+    async def pause(self, caller: ApiKey | None, sandbox_id: str) -> None:
+        await self._own(caller, sandbox_id)
+        raise Refusal("unimplemented", "an instance cannot be paused here")
+
+    async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None:
+        await self.pause(caller, sandbox_id)
+
+    async def snapshot(self, caller: ApiKey | None, sandbox_id: str) -> str:
+        """What comes back is an image, and so a template, on the same engine."""
+        return await (await self._box(await self._own(caller, sandbox_id))).sandbox.snapshot()
+
+    async def fork(self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int) -> list[Box | Error]:
+        """New instances from one snapshot, each with its own quota: some may be made and others refused."""
+        own = await self._own(caller, sandbox_id)
+        wanted = CreateInstance(
+            image=await self.snapshot(caller, sandbox_id),
+            engine=own.engine,
+            run_id=own.run_id,
+            ttl_s=seconds,
+            labels=dict(own.labels),
+            environment=dict(own.plan.env),
+            resources=own.plan.resources,
+            network=own.plan.network,
+        )
+        outcomes: list[Box | Error] = []
+        for _ in range(count):
+            try:
+                outcomes.append(await self._made(_known(caller), wanted, None))
+            except Error as error:
+                outcomes.append(error)
+        return outcomes
 
 
 def _known(caller: ApiKey | None) -> ApiKey:

@@ -51,7 +51,7 @@ class ArcaEngine:
                 if status != "PENDING":
                     raise PlaneUnavailable(f"arca's sandbox is {status or 'in no state'} instead of running")
                 await asyncio.sleep(self._look_s)
-        except BaseException:
+        except BaseException:  # also when nobody waits any more: what came up half is removed
             await asyncio.shield(removed(self.delete, ref))
             raise
         return ref

@@ -61,7 +61,7 @@ class StandardEngine:
                     raise PlaneUnavailable(f"the service's instance is {status or 'in no state'} instead of running")
                 await asyncio.sleep(self._look_s)
                 status = text(await self._found(ref), "status")
-        except BaseException:
+        except BaseException:  # also when nobody waits any more: what came up half is removed
             await asyncio.shield(removed(self.delete, ref))
             raise
         return ref
@@ -112,7 +112,7 @@ class StandardEngine:
             sock.setblocking(False)
             try:
                 await loop.sock_connect(sock, address)
-            except BaseException:
+            except BaseException:  # also a cancelled one must not leave its socket
                 sock.close()
                 raise
         return SocketStream(sock)

@@ -1,0 +1,38 @@
+"""Run by a Python that has the real e2b SDK, with the variables that `serve plane --print-env` prints and nothing else."""
+
+import json
+
+from e2b import Sandbox
+
+seen = {}
+
+
+def raised(call):
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+box = Sandbox.create(timeout=120, metadata={"team": "a"}, envs={"HOME": "/tmp", "COLOUR": "blue"})
+seen["id"] = box.sandbox_id
+box.files.write("/tmp/kept", "kept")
+seen["url"] = box.download_url("/tmp/kept")
+env = Sandbox.create("weather@1.0", timeout=120, envs={"HOME": "/tmp"})
+seen["template"] = env.get_info().template_id
+seen["city"] = env.commands.run("echo $CITY").stdout.splitlines()[-1:]
+seen["no_env"] = raised(lambda: Sandbox.create("nothing@1.0"))
+seen["snapshot"] = snapshot = box.create_snapshot().snapshot_id
+env.kill()
+copy = Sandbox.create(snapshot, timeout=120, envs={"HOME": "/tmp"})
+seen["copied"] = copy.files.read("/tmp/kept")
+copy.kill()
+first, second = box.fork(count=2, timeout=120)
+seen["forked"] = [first.files.read("/tmp/kept"), first.commands.run("echo $COLOUR").stdout.splitlines()[-1:]]
+seen["second"] = type(second).__name__
+seen["full"] = raised(lambda: Sandbox.create(timeout=120))
+first.kill()
+seen["paused"] = raised(box.pause)
+seen["listed"] = [one.sandbox_id for one in Sandbox.list().next_items()] == [box.sandbox_id]
+print(json.dumps(seen))
