@@ -163,6 +163,8 @@ def plane(
     quota: Annotated[
         int | None, typer.Option(help="instances per owner, where an owner has no quota of its own")
     ] = None,
+    rate: Annotated[float | None, typer.Option(help="creations a second per owner, likewise")] = None,
+    burst: Annotated[int, typer.Option(help="creations at once that a rate allows", min=1)] = 20,
     sweep_s: Annotated[float, typer.Option(help="seconds between sweeps")] = 30.0,
     public_url: Annotated[str | None, typer.Option(help="where callers reach it, for signed URLs")] = None,
     admin_key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
@@ -185,6 +187,8 @@ def plane(
             host=host,
             port=port,
             quota=quota,
+            rate=rate,
+            burst=burst,
             sweep_s=sweep_s,
             public_url=public_url,
             admin_key_file=admin_key_file,

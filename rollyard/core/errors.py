@@ -37,7 +37,7 @@
     │   └── LeaseLost              another owner holds the claim now
     ├── Untrainable                a rollout with a reward has no token that may be trained on; lists the reasons
     └── PlaneError                 a refusal of the control plane: Plane{Invalid, Unauthorized, Forbidden, NotFound, Conflict,
-                                   Gone, TooLarge, Quota, Unsupported, Unavailable}, one HTTP status each
+                                   Gone, TooLarge, Quota, RateLimited, Unsupported, Unavailable}, one code each
 
 Every error knows three things: the boundary it crossed, how it may be tried again (a property of its type, never of its
 text), and what the user can do next (`hint`). Values that could hold a secret are never put into the message.
@@ -315,6 +315,16 @@ class PlaneQuota(PlaneError):
     status: ClassVar[int] = 429
     code: ClassVar[str] = "quota_exceeded"
     retry: ClassVar[Retry] = "safe"
+
+
+class PlaneRateLimited(PlaneError):
+    status: ClassVar[int] = 429
+    code: ClassVar[str] = "rate_limited"
+    retry: ClassVar[Retry] = "safe"
+
+    def __init__(self, message: str, *, retry_after: float | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
 
 
 class PlaneUnsupported(PlaneError):

@@ -89,6 +89,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     settle_by: float  # a step under way at this time was abandoned by whoever took it
     env: str | None = None
     run_id: str | None = None
+    rollout_id: str | None = None
     ref: str | None = None  # the engine's own name for it, once known
     idle_ttl_s: float | None = None
     labels: Mapping[str, str] = {}
@@ -117,8 +118,45 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """`quota` None means the server's default."""
+    """`quota` and `rate` (creations a second) None mean the server's default."""
 
     owner: str
     used: int
     quota: int | None
+    rate: float | None = None
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """On which creations are let in, for owners that have no terms of their own. No quota, no rate or a rate of 0: no
+    limit."""
+
+    quota: int | None = None
+    rate: float | None = None
+    burst: int = 1
+
+
+POOL_OWNER = "pool/"
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """Instances made ahead of their use, at most `size` of them. `plan` is the JSON of the request they are made from."""
+
+    name: str
+    size: int
+    plan: str
+    created_at: float
+
+    @property
+    def owner(self) -> str:
+        return POOL_OWNER + self.name
+
+
+class Taking(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance from a pool becomes for the one who takes it."""
+
+    owner: str
+    at: float
+    run_id: str | None = None
+    rollout_id: str | None = None
+    labels: Mapping[str, str] = {}
+    idle_ttl_s: float | None = None

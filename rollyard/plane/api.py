@@ -87,8 +87,11 @@ class Presign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     minutes: float = 5.0
 
 
-class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    quota: int | None
+class OwnerTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is left out stays; null means the server's default. A rate is creations a second."""
+
+    quota: int | msgspec.UnsetType | None = msgspec.UNSET
+    rate: float | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Entry(NamedTuple):
@@ -123,7 +126,7 @@ ROUTES: tuple[Entry, ...] = (
     Entry("POST", "/v1/instances/{id}/presign", _AOT, "presign", "an expiring URL to a port", Presign),
     Entry("POST", "/v1/instances/{id}/token", _AOT, "token", "the token of its gateway, and of nothing else"),
     Entry("GET", "/v1/usage", _AOT, "usage", "instances and quota of the caller's owner; owner"),
-    Entry("PUT", "/v1/owners/{owner}", _A, "set_quota", "an owner's quota", Quota),
+    Entry("PUT", "/v1/owners/{owner}", _A, "set_terms", "an owner's quota and rate", OwnerTerms),
     Entry("POST", "/v1/keys", _A, "create_key", "a new API key, shown once", NewKey),
     Entry("GET", "/v1/keys", _A, "list_keys", "keys, without themselves"),
     Entry("DELETE", "/v1/keys/{id}", _A, "revoke_key", "end a key"),
@@ -357,11 +360,14 @@ class _Api:
     async def usage(self, request: Request, caller: ApiKey) -> Response:
         return answer(await self._store.usage(owner_for(caller, request.query_params.get("owner"))))
 
-    async def set_quota(self, request: Request, caller: ApiKey) -> Response:
-        asked = await body(request, Quota)
-        if asked.quota is not None and not 0 <= asked.quota < 2**31:
-            raise PlaneInvalid("a quota is a number from 0, or null for the server's default")
-        return answer(await self._store.set_quota(request.path_params["owner"], asked.quota))
+    async def set_terms(self, request: Request, caller: ApiKey) -> Response:
+        asked = await body(request, OwnerTerms)
+        terms = {k: v for k, v in msgspec.structs.asdict(asked).items() if v is not msgspec.UNSET}
+        if not terms:
+            raise PlaneInvalid("give a quota or a rate")
+        if any(value is not None and not 0 <= value < 2**31 for value in terms.values()):
+            raise PlaneInvalid("a quota and a rate are numbers from 0, or null for the server's default")
+        return answer(await self._store.set_terms(request.path_params["owner"], **terms))
 
     async def create_key(self, request: Request, caller: ApiKey) -> Response:
         key, text = await self.access.issue(await body(request, NewKey))

@@ -28,7 +28,7 @@ from rollyard.core.errors import (
     UnknownName,
 )
 from rollyard.core.ids import new_id
-from rollyard.core.plane import EnvSpec, Happening, Instance, InstancePlan
+from rollyard.core.plane import EnvSpec, Happening, Instance, InstancePlan, Terms
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Mount, Network, Resources
 from rollyard.plane.cursors import read_cursor, write_cursor
@@ -47,6 +47,7 @@ class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     engine: str | None = None
     owner: str | None = None
     run_id: str | None = None
+    rollout_id: str | None = None
     ttl_s: float | None = None
     idle_ttl_s: float | None = None
     labels: dict[str, str] = {}
@@ -62,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     default_ttl_s: float = 1800.0
     max_ttl_s: float = 7 * 86400.0
     boot_s: float = 300.0  # the most an engine may take to create or delete
-    quota: int | None = None  # per owner, where an owner has none of its own
+    terms: Terms = Terms()
 
 
 class Instances:
@@ -84,7 +85,7 @@ class Instances:
         """`key` is an Idempotency-Key: the same request again gives the instance that the first one made."""
         new = await self._planned(asked, owner)
         request = (caller, key, hashlib.sha256(msgspec.json.encode(asked)).digest()) if key else None
-        instance, made = await self._store.begin(new, default_quota=self.settings.quota, request=request)
+        instance, made = await self._store.begin(new, terms=self.settings.terms, request=request)
         if not made:
             return instance
         engine = self.engines[instance.engine]
@@ -156,6 +157,7 @@ class Instances:
             plan=plan,
             env=asked.env,
             run_id=asked.run_id,
+            rollout_id=asked.rollout_id,
             labels=asked.labels,
             created_at=now,
             updated_at=now,
@@ -207,6 +209,7 @@ class Instances:
         owner: str | None = None,
         env: str | None = None,
         run_id: str | None = None,
+        rollout_id: str | None = None,
         labels: Mapping[str, str] | None = None,
         live: bool | None = True,
         cursor: str | None = None,
@@ -219,6 +222,7 @@ class Instances:
             owner=owner,
             env=env,
             run_id=run_id,
+            rollout_id=rollout_id,
             live=live,
             labels=labels or {},
             after=after[0] if after else "",

@@ -19,6 +19,7 @@ import uvicorn
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id, secret
+from rollyard.core.plane import Terms
 from rollyard.plane.access import Access
 from rollyard.plane.api import plane_app
 from rollyard.plane.engines import Engine, engine
@@ -40,6 +41,8 @@ class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8600
     admin_key_file: Path | None = None
     quota: int | None = None
+    rate: float | None = None
+    burst: int = 20
     sweep_s: float = 30.0
     public_url: str | None = None
 
@@ -91,7 +94,13 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         kept = store.plane
         plane = await kept.agreed("identity", new_id("plane"))
         hub = Hub(kept)
-        instances = Instances(kept, hub, engines, plane=plane, settings=Settings(quota=options.quota))
+        instances = Instances(
+            kept,
+            hub,
+            engines,
+            plane=plane,
+            settings=Settings(terms=Terms(quota=options.quota, rate=options.rate, burst=options.burst)),
+        )
         sweeper = Sweeper(kept, engines, plane=plane)
         access = Access(kept)
         port = sock.getsockname()[1]

@@ -1,6 +1,7 @@
 """`PlaneStore`: what the control plane needs of a database, and what each method promises to any number of replicas.
 
-The SQL implementation is `rollyard.store.plane.SqlPlane`. Methods raise `PlaneError`s; nothing here is aware of HTTP.
+`rollyard.store.plane` has it on SQL (`SqlPlane`) and on Redis (`RedisPlane`). Methods raise `PlaneError`s; nothing here is
+aware of HTTP.
 """
 
 from __future__ import annotations
@@ -8,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec, Happening, Instance, InstanceState, Usage
+from rollyard.core.plane import (
+    ApiKey,
+    EnvRecord,
+    EnvSpec,
+    Happening,
+    Instance,
+    InstanceState,
+    Pool,
+    Taking,
+    Terms,
+    Usage,
+)
 
 
 class PlaneStore(Protocol):
@@ -28,9 +40,10 @@ class PlaneStore(Protocol):
     ) -> list[EnvRecord]: ...
 
     async def begin(
-        self, new: Instance, *, default_quota: int | None, request: tuple[str, str, bytes] | None
+        self, new: Instance, *, terms: Terms, request: tuple[str, str, bytes] | None
     ) -> tuple[Instance, bool]:
-        """Journal an instance before anything is made; False when this request made one before. Raises `PlaneQuota`."""
+        """Journal an instance before anything is made; False when this request made one before. Raises `PlaneQuota` and
+        `PlaneRateLimited`; both hold whatever runs at the same time, here and in other replicas."""
         ...
 
     async def step(
@@ -48,14 +61,46 @@ class PlaneStore(Protocol):
         owner: str | None,
         env: str | None,
         run_id: str | None,
+        rollout_id: str | None,
         live: bool | None,
         labels: Mapping[str, str],
         after: str,
         limit: int,
     ) -> list[Instance]: ...
     async def history(self, instance_id: str) -> list[Happening]: ...
-    async def set_quota(self, owner: str, quota: int | None) -> Usage: ...
+    async def changed(self, *, owner: str | None, since: float, limit: int) -> list[Instance]:
+        """Those whose state or end changed at `since` or later, oldest change first; also those that have ended."""
+        ...
+
+    async def counts(self) -> dict[tuple[str, str], int]:
+        """Live instances by engine and state."""
+        ...
+
+    async def set_terms(self, owner: str, **terms: Any) -> Usage:
+        """`quota`, `rate`, or both."""
+        ...
+
     async def usage(self, owner: str) -> Usage: ...
+
+    async def put_pool(self, pool: Pool) -> Pool:
+        """Its size is the quota of the owner `pool.owner`."""
+        ...
+
+    async def get_pool(self, name: str) -> Pool: ...
+    async def list_pools(self) -> list[Pool]: ...
+    async def remove_pool(self, name: str) -> Pool: ...
+    async def take(
+        self, pool: Pool, taking: Taking, *, terms: Terms, request: tuple[str, str, bytes] | None
+    ) -> tuple[Instance, bool] | None:
+        """One that waits in the pool becomes the taker's, for exactly one taker; None when none waits."""
+        ...
+
+    async def put_blob(self, digest: str, data: bytes, *, owner: str, at: float) -> bool:
+        """False when it was there."""
+        ...
+
+    async def get_blob(self, digest: str) -> bytes: ...
+    async def has_blob(self, digest: str) -> bool: ...
 
     async def put_key(self, key: ApiKey) -> ApiKey: ...
     async def find_key(self, digest: bytes) -> ApiKey | None: ...

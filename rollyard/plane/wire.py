@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -9,7 +10,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rollyard.core.errors import ConfigError, Error, PlaneError, PlaneInvalid, PlaneTooLarge, SandboxGone, Unsupported
+from rollyard.core.errors import (
+    ConfigError,
+    Error,
+    PlaneError,
+    PlaneInvalid,
+    PlaneRateLimited,
+    PlaneTooLarge,
+    SandboxGone,
+    Unsupported,
+)
 from rollyard.core.ids import new_id
 from rollyard.core.plane import ApiKey, EnvRecord, Happening, Instance
 
@@ -56,6 +66,8 @@ def refusal(error: Error) -> Response:
     status, code = _told(error)
     told = {"code": code, "message": error.message, "hint": error.hint, "id": new_id("err")}
     response = answer({"error": told}, status)
+    if isinstance(error, PlaneRateLimited) and error.retry_after is not None:
+        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0003"  # the newest migration
+HEAD = "0004"  # the newest migration
 
 metadata = MetaData()
 
@@ -240,8 +240,11 @@ plane_instances = Table(
     Column("last_seen_at", Float, nullable=False),
     Column("settle_by", Float, nullable=False),
     Column("ended_at", Float),
+    Column("rollout_id", String),
     Index("plane_instances_of_owner", "owner", "live", "id"),
     Index("plane_instances_due", "live", "expires_at"),
+    Index("plane_instances_of_rollout", "rollout_id"),
+    Index("plane_instances_changed", "updated_at", "id"),
 )
 
 plane_labels = Table(
@@ -270,6 +273,27 @@ plane_owners = Table(
     Column("owner", String, primary_key=True),
     Column("used", Integer, nullable=False),
     Column("quota", Integer),
+    Column("rate", Float),  # creations a second
+    Column("next_at", Float, nullable=False, server_default="0"),  # when one more creation is on time
+)
+
+plane_pools = Table(
+    "plane_pools",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("size", Integer, nullable=False),
+    Column("plan", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+plane_blobs = Table(
+    "plane_blobs",  # bundles of environments, by the hexadecimal sha256 of their bytes
+    metadata,
+    Column("digest", String, primary_key=True),
+    Column("owner", String, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("data", LargeBinary, nullable=False),
 )
 
 plane_requests = Table(

@@ -49,7 +49,7 @@ async def test_an_instance_lives_and_is_gone(plane, noop):
 
 
 async def test_the_quota_is_exact_whatever_runs_at_once(plane, noop):
-    await plane.store.set_quota("ann", 5)
+    await plane.store.set_terms("ann", quota=5)
     results = await asyncio.gather(
         *(plane.instances.create(HOST, owner="ann") for _ in range(32)), return_exceptions=True
     )

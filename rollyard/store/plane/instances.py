@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, case, func, insert, or_, select, update
 
-from rollyard.core.errors import PlaneConflict, PlaneNotFound, PlaneQuota
-from rollyard.core.plane import Happening, Instance, InstancePlan, InstanceState, Usage
+from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneQuota, PlaneRateLimited
+from rollyard.core.plane import Happening, Instance, InstancePlan, InstanceState, Terms, Usage
 from rollyard.store.plane.insert import insert_new
 from rollyard.store.schema import plane_history as history
 from rollyard.store.schema import plane_instances as instances
@@ -24,30 +24,21 @@ from rollyard.store.schema import plane_requests as requests
 
 _UNLIMITED = 2**31 - 1
 _COLUMNS = (
-    *("id", "owner", "env", "run_id", "engine", "ref", "state", "live", "reason", "idle_ttl_s"),
+    *("id", "owner", "env", "run_id", "rollout_id", "engine", "ref", "state", "live", "reason", "idle_ttl_s"),
     *("created_at", "updated_at", "expires_at", "last_seen_at", "settle_by", "ended_at"),
 )
 
 
 def begin(
-    connection: Connection, new: Instance, default_quota: int | None, request: tuple[str, str, bytes] | None
+    connection: Connection, new: Instance, terms: Terms, request: tuple[str, str, bytes] | None
 ) -> tuple[Instance, bool]:
     """Journal an intention: quota, row and history at once. `request` is (caller, Idempotency-Key, digest of the body); the
     same one again gives the instance it made and False."""
-    if request is not None:
-        caller, name, digest = request
-        row = {"caller": caller, "name": name, "digest": digest, "instance_id": new.id, "created_at": new.created_at}
-        if not insert_new(connection, requests, row):
-            return _asked_before(connection, caller, name, digest), False
-    insert_new(connection, owners, {"owner": new.owner, "used": 0})
-    limit = func.coalesce(owners.c.quota, _UNLIMITED if default_quota is None else default_quota)
-    taken = connection.execute(
-        update(owners).where(owners.c.owner == new.owner, owners.c.used < limit).values(used=owners.c.used + 1)
-    )
-    if not taken.rowcount:
-        found = usage(connection, new.owner)
-        quota = default_quota if found.quota is None else found.quota
-        raise PlaneQuota(f"{new.owner} has {found.used} of {quota} instances", hint="delete one, or ask for more quota")
+    if request is not None and not remember(connection, request, new.id, new.created_at):
+        before = asked_before(connection, request)
+        assert before is not None
+        return before, False
+    admit(connection, new.owner, terms, new.created_at)
     values = {name: getattr(new, name) for name in _COLUMNS}
     values["plan"] = msgspec.json.encode(new.plan).decode()
     values["labels"] = msgspec.json.encode(new.labels).decode()
@@ -55,16 +46,55 @@ def begin(
     if new.labels:
         rows = [{"instance_id": new.id, "name": name, "value": value} for name, value in new.labels.items()]
         connection.execute(insert(labels), rows)
-    _happened(connection, [(new.id, new.created_at, new.state, None)])
+    happened(connection, [(new.id, new.created_at, new.state, None)])
     return new, True
 
 
-def _asked_before(connection: Connection, caller: str, name: str, digest: bytes) -> Instance:
-    row = (
-        connection.execute(select(requests).where(requests.c.caller == caller, requests.c.name == name))
-        .mappings()
-        .one()
+def admit(connection: Connection, owner: str, terms: Terms, now: float) -> None:
+    """One more instance for this owner: the quota and the rate are checked and charged by one statement. The rate is kept
+    as the time from which the next creation is on time; a burst may come before it."""
+    insert_new(connection, owners, {"owner": owner, "used": 0, "next_at": 0.0})
+    limit = func.coalesce(owners.c.quota, _UNLIMITED if terms.quota is None else terms.quota)
+    gap = 1.0 / func.nullif(func.coalesce(owners.c.rate, terms.rate or 0.0), 0.0)  # NULL: no rate
+    on_time = or_(gap.is_(None), owners.c.next_at <= now + gap * (max(terms.burst, 1) - 1))
+    later = func.coalesce(case((owners.c.next_at > now, owners.c.next_at), else_=now) + gap, owners.c.next_at)
+    charged = connection.execute(
+        update(owners)
+        .where(owners.c.owner == owner, owners.c.used < limit, on_time)
+        .values(used=owners.c.used + 1, next_at=later)
     )
+    if not charged.rowcount:
+        row = connection.execute(select(owners).where(owners.c.owner == owner)).mappings().one()
+        used = Usage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
+        raise refused(used, terms, row["next_at"], now)
+
+
+def refused(usage: Usage, terms: Terms, next_at: float, now: float) -> PlaneError:
+    """Why an owner gets no more."""
+    quota = terms.quota if usage.quota is None else usage.quota
+    if quota is not None and usage.used >= quota:
+        hint = "delete one, or ask for more quota"
+        return PlaneQuota(f"{usage.owner} has {usage.used} of {quota} instances", hint=hint)
+    rate = usage.rate or terms.rate or 1.0
+    wait = max(0.0, next_at - now - (max(terms.burst, 1) - 1) / rate)
+    return PlaneRateLimited(
+        f"{usage.owner} creates more than {rate:g} instances a second", retry_after=wait, hint=f"wait {wait:.3f} s"
+    )
+
+
+def remember(connection: Connection, request: tuple[str, str, bytes], instance_id: str, at: float) -> bool:
+    """Which instance a request made; False when it made one before."""
+    caller, name, digest = request
+    row = {"caller": caller, "name": name, "digest": digest, "instance_id": instance_id, "created_at": at}
+    return insert_new(connection, requests, row)
+
+
+def asked_before(connection: Connection, request: tuple[str, str, bytes]) -> Instance | None:
+    caller, name, digest = request
+    mine = (requests.c.caller == caller, requests.c.name == name)
+    row = connection.execute(select(requests).where(*mine)).mappings().first()
+    if row is None:
+        return None
     if row["digest"] != digest:
         raise PlaneConflict("this Idempotency-Key came with another request", hint="use a new key for a new request")
     return get(connection, row["instance_id"])
@@ -91,7 +121,7 @@ def step(
     )
     if row is None:
         return None
-    _happened(connection, [(instance_id, at, state, changes.get("reason"))])
+    happened(connection, [(instance_id, at, state, changes.get("reason"))])
     return record(row)
 
 
@@ -106,16 +136,16 @@ def end(connection: Connection, instance_id: str, state: InstanceState, at: floa
     if ended is None:
         return False
     connection.execute(update(owners).where(owners.c.owner == ended[0]).values(used=owners.c.used - 1))
-    _happened(connection, [(instance_id, at, state, reason)])
+    happened(connection, [(instance_id, at, state, reason)])
     return True
 
 
 def touch(connection: Connection, instance_id: str, at: float, expires_at: float | None) -> Instance | None:
-    """A sign of life, with a new end of its time where one is given; None when it does not run."""
+    """A sign of life, with a new end of its time where one is given; None when it has ended or is not there yet."""
     values: dict[str, float] = {"last_seen_at": at}
     if expires_at is not None:
-        values["expires_at"] = expires_at
-    running = (instances.c.id == instance_id, instances.c.state == "running")
+        values |= {"expires_at": expires_at, "updated_at": at}
+    running = (instances.c.id == instance_id, instances.c.state.in_(("running", "paused")))
     row = connection.execute(update(instances).where(*running).values(**values).returning(instances)).mappings().first()
     return None if row is None else record(row)
 
@@ -132,6 +162,7 @@ def listed(
     owner: str | None,
     env: str | None,
     run_id: str | None,
+    rollout_id: str | None,
     live: bool | None,
     wanted: Mapping[str, str],
     after: str,
@@ -139,9 +170,9 @@ def listed(
 ) -> list[Instance]:
     """In the order of creation, from past the id `after`."""
     query = select(instances).where(instances.c.id > after).order_by(instances.c.id).limit(limit)
-    for column, value in ((instances.c.owner, owner), (instances.c.env, env), (instances.c.run_id, run_id)):
+    for name, value in (("owner", owner), ("env", env), ("run_id", run_id), ("rollout_id", rollout_id)):
         if value is not None:
-            query = query.where(column == value)
+            query = query.where(instances.c[name] == value)
     if live is not None:
         query = query.where(instances.c.live.is_(live))
     for name, value in wanted.items():
@@ -157,15 +188,34 @@ def history_of(connection: Connection, instance_id: str) -> list[Happening]:
     return [Happening(at=row["at"], state=row["state"], reason=row["reason"]) for row in rows]
 
 
-def set_quota(connection: Connection, owner: str, quota: int | None) -> Usage:
-    insert_new(connection, owners, {"owner": owner, "used": 0})
-    connection.execute(update(owners).where(owners.c.owner == owner).values(quota=quota))
+def changed(connection: Connection, owner: str | None, since: float, limit: int) -> list[Instance]:
+    """Those whose state or terms changed at `since` or later, oldest change first; also those that have ended."""
+    query = select(instances).where(instances.c.updated_at >= since)
+    if owner is not None:
+        query = query.where(instances.c.owner == owner)
+    query = query.order_by(instances.c.updated_at, instances.c.id).limit(limit)
+    return [record(row) for row in connection.execute(query).mappings()]
+
+
+def set_terms(connection: Connection, owner: str, terms: Mapping[str, Any]) -> Usage:
+    """`quota`, `rate`, or both."""
+    insert_new(connection, owners, {"owner": owner, "used": 0, "next_at": 0.0})
+    connection.execute(update(owners).where(owners.c.owner == owner).values(**terms))
     return usage(connection, owner)
 
 
 def usage(connection: Connection, owner: str) -> Usage:
     row = connection.execute(select(owners).where(owners.c.owner == owner)).mappings().first()
-    return Usage(owner=owner, used=row["used"] if row else 0, quota=row["quota"] if row else None)
+    if row is None:
+        return Usage(owner=owner, used=0, quota=None)
+    return Usage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
+
+
+def counts(connection: Connection) -> dict[tuple[str, str], int]:
+    """Live instances by engine and state."""
+    query = select(instances.c.engine, instances.c.state, func.count()).where(instances.c.live.is_(True))
+    rows = connection.execute(query.group_by(instances.c.engine, instances.c.state))
+    return {(engine, state): count for engine, state, count in rows}
 
 
 def record(row: Any) -> Instance:
@@ -176,6 +226,6 @@ def record(row: Any) -> Instance:
     )
 
 
-def _happened(connection: Connection, lines: Iterable[tuple[str, float, str, str | None]]) -> None:
+def happened(connection: Connection, lines: Iterable[tuple[str, float, str, str | None]]) -> None:
     rows = [{"instance_id": id, "at": at, "state": state, "reason": reason} for id, at, state, reason in lines]
     connection.execute(insert(history), rows)

@@ -7,9 +7,20 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec, Happening, Instance, InstanceState, Usage
+from rollyard.core.plane import (
+    ApiKey,
+    EnvRecord,
+    EnvSpec,
+    Happening,
+    Instance,
+    InstanceState,
+    Pool,
+    Taking,
+    Terms,
+    Usage,
+)
 from rollyard.store.database import Database
-from rollyard.store.plane import hub, instances, keys, sweep
+from rollyard.store.plane import hub, instances, keys, pools, sweep
 
 
 class SqlPlane:
@@ -41,9 +52,9 @@ class SqlPlane:
     # instances
 
     async def begin(
-        self, new: Instance, *, default_quota: int | None, request: tuple[str, str, bytes] | None
+        self, new: Instance, *, terms: Terms, request: tuple[str, str, bytes] | None
     ) -> tuple[Instance, bool]:
-        return await self._write(partial(instances.begin, new=new, default_quota=default_quota, request=request))
+        return await self._write(partial(instances.begin, new=new, terms=terms, request=request))
 
     async def step(
         self, instance_id: str, origin: tuple[InstanceState, ...], state: InstanceState, *, at: float, **changes: Any
@@ -67,22 +78,57 @@ class SqlPlane:
         owner: str | None,
         env: str | None,
         run_id: str | None,
+        rollout_id: str | None,
         live: bool | None,
         labels: Mapping[str, str],
         after: str,
         limit: int,
     ) -> list[Instance]:
-        work = partial(instances.listed, owner=owner, env=env, run_id=run_id, live=live)
+        work = partial(instances.listed, owner=owner, env=env, run_id=run_id, rollout_id=rollout_id, live=live)
         return await self._read(partial(work, wanted=labels, after=after, limit=limit))
 
     async def history(self, instance_id: str) -> list[Happening]:
         return await self._read(partial(instances.history_of, instance_id=instance_id))
 
-    async def set_quota(self, owner: str, quota: int | None) -> Usage:
-        return await self._write(partial(instances.set_quota, owner=owner, quota=quota))
+    async def changed(self, *, owner: str | None, since: float, limit: int) -> list[Instance]:
+        return await self._read(partial(instances.changed, owner=owner, since=since, limit=limit))
+
+    async def counts(self) -> dict[tuple[str, str], int]:
+        return await self._read(instances.counts)
+
+    async def set_terms(self, owner: str, **terms: Any) -> Usage:
+        return await self._write(partial(instances.set_terms, owner=owner, terms=terms))
 
     async def usage(self, owner: str) -> Usage:
         return await self._read(partial(instances.usage, owner=owner))
+
+    # pools and bundles
+
+    async def put_pool(self, pool: Pool) -> Pool:
+        return await self._write(partial(pools.put, pool=pool))
+
+    async def get_pool(self, name: str) -> Pool:
+        return await self._read(partial(pools.get, name=name))
+
+    async def list_pools(self) -> list[Pool]:
+        return await self._read(pools.listed)
+
+    async def remove_pool(self, name: str) -> Pool:
+        return await self._write(partial(pools.remove, name=name))
+
+    async def take(
+        self, pool: Pool, taking: Taking, *, terms: Terms, request: tuple[str, str, bytes] | None
+    ) -> tuple[Instance, bool] | None:
+        return await self._write(partial(pools.take, pool=pool, taking=taking, terms=terms, request=request))
+
+    async def put_blob(self, digest: str, data: bytes, *, owner: str, at: float) -> bool:
+        return await self._write(partial(pools.put_blob, digest=digest, data=data, owner=owner, at=at))
+
+    async def get_blob(self, digest: str) -> bytes:
+        return await self._read(partial(pools.get_blob, digest=digest))
+
+    async def has_blob(self, digest: str) -> bool:
+        return await self._read(partial(pools.has_blob, digest=digest))
 
     # keys
 

@@ -40,7 +40,7 @@ def claim(connection: Connection, fence: int, now: float, settle_s: float, limit
     """Mark what is due as being deleted: expired, idle for too long, or left in the middle of a step."""
     _fenced(connection, fence)
     idle = and_(instances.c.idle_ttl_s.is_not(None), instances.c.last_seen_at + instances.c.idle_ttl_s <= now)
-    over = and_(instances.c.state == "running", or_(instances.c.expires_at <= now, idle))
+    over = and_(instances.c.state.in_(("running", "paused")), or_(instances.c.expires_at <= now, idle))
     left = and_(instances.c.state.in_(("creating", "deleting")), instances.c.settle_by <= now)
     due = (
         select(instances)
