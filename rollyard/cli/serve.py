@@ -68,6 +68,7 @@ def env(
     lease_s: Annotated[float, typer.Option(help="how long a session lives with nobody connected")] = 60.0,
     deadline_s: Annotated[float, typer.Option(help="the time of one reset or step")] = 600.0,
     production: Annotated[bool, typer.Option(help="tools only: no reset, step or state")] = False,
+    keep: Annotated[Path | None, typer.Option(help="a folder in which sessions outlive the server")] = None,
     key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
     json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
 ) -> None:
@@ -84,6 +85,7 @@ def env(
             port=port,
             key_file=key_file,
             production=production,
+            keep=keep,
             limits=EnvLimits(capacity=capacity, lease_s=lease_s, deadline_s=deadline_s),
         ),
         make=coding_env(coding, taskset) if target == "coding" else None,

@@ -3,6 +3,9 @@
 One handshake on `/ws` offers our subprotocol. A server that takes it gets request ids, a lease, and a reattach after a lost
 socket, with requests sent again under the same id. One that does not is OpenEnv's: exactly its envelope, one request at a
 time, and a timeout or a lost socket is a lost episode, because a late answer could not be told from the next one.
+
+A lost episode (`EpisodeLost`) is also what is left when a server died and could not put the session back. `reset` then begins
+another one, on a new connection.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import urlsplit, urlunsplit
@@ -41,8 +44,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
 
 
+Progress = Callable[[float, float | None, str | None], None]
+
+
 class Wire(Protocol):
-    async def ask(self, move: str, given: Mapping[str, Any]) -> Any: ...
+    @property
+    def lost(self) -> bool: ...
+    async def ask(self, move: str, given: Mapping[str, Any], progress: Progress | None = None) -> Any: ...
     async def aclose(self) -> None: ...
 
 
@@ -76,6 +84,10 @@ class RemoteEnv:
         self._wire: Wire | None = None
 
     async def __aenter__(self) -> Self:
+        await self._connect()
+        return self
+
+    async def _connect(self) -> None:
         from rollyard.envs.client_openenv import OpenEnvWire
 
         socket = await dial(self.url, self._options)
@@ -85,7 +97,6 @@ class RemoteEnv:
             self._wire = own
         else:
             self._wire = OpenEnvWire(self.url, self._options, socket)
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -95,11 +106,16 @@ class RemoteEnv:
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None, episode_id: str | None = None
     ) -> StepResult:
+        """Begin an episode, on a new connection where the last one was lost."""
+        if self._wire is not None and self._wire.lost:
+            await self._wire.aclose()
+            await self._connect()
         given = {"seed": seed, "options": dict(options or {}), "episode_id": episode_id}
         return _result(await self._ask("reset", given))
 
-    async def step(self, action: Any) -> StepResult:
-        return _result(await self._ask("step", {"action": msgspec.to_builtins(action)}))
+    async def step(self, action: Any, *, progress: Progress | None = None) -> StepResult:
+        """`progress` hears how far a step is that takes long, where the server is ours."""
+        return _result(await self._ask("step", {"action": msgspec.to_builtins(action)}, progress))
 
     async def state(self) -> dict[str, Any]:
         return await self._ask("state", {})
@@ -108,9 +124,9 @@ class RemoteEnv:
         """Name, description and input_schema of each."""
         return await self._ask("tools", {})
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+    async def call(self, name: str, arguments: Mapping[str, Any], *, progress: Progress | None = None) -> Any:
         """A tool's value; one that failed raises `EnvError` with its words."""
-        answer = await self._ask("call", {"name": name, "arguments": dict(arguments)})
+        answer = await self._ask("call", {"name": name, "arguments": dict(arguments)}, progress)
         if answer["failed"]:
             raise EnvError(str(answer["value"]))
         return answer["value"]
@@ -124,10 +140,10 @@ class RemoteEnv:
         if wire is not None:
             await wire.aclose()
 
-    async def _ask(self, move: str, given: Mapping[str, Any]) -> Any:
+    async def _ask(self, move: str, given: Mapping[str, Any], progress: Progress | None = None) -> Any:
         if self._wire is None:
             raise ConfigError("the environment is not connected", hint="async with connect(url) as env")
-        return await self._wire.ask(move, given)
+        return await self._wire.ask(move, given, progress)
 
 
 class OwnWire:
@@ -135,7 +151,7 @@ class OwnWire:
         self._url = url
         self._options = options
         self._socket = socket
-        self._waiting: dict[str, tuple[str, asyncio.Future[Any]]] = {}
+        self._waiting: dict[str, tuple[str, asyncio.Future[Any], Progress | None]] = {}
         self._session: dict[str, Any] = {}
         self._name = new_id("c")
         self._count = itertools.count()
@@ -151,8 +167,12 @@ class OwnWire:
             raise
         return self._session.get("agent_key")
 
-    async def ask(self, move: str, given: Mapping[str, Any]) -> Any:
-        return await self._sent(move, given, self._options.timeout_s + self._options.connect_s)
+    @property
+    def lost(self) -> bool:
+        return self._reader.done()
+
+    async def ask(self, move: str, given: Mapping[str, Any], progress: Progress | None = None) -> Any:
+        return await self._sent(move, given, self._options.timeout_s + self._options.connect_s, progress)
 
     async def aclose(self) -> None:
         try:
@@ -165,13 +185,15 @@ class OwnWire:
         self._reader.cancel()
         await self._socket.close()
 
-    async def _sent(self, move: str, given: Mapping[str, Any], within_s: float) -> Any:
+    async def _sent(
+        self, move: str, given: Mapping[str, Any], within_s: float, progress: Progress | None = None
+    ) -> Any:
         if self._reader.done():
             raise EpisodeLost("the connection to the environment is gone")
         name = f"{self._name}.{next(self._count)}"
         text = msgspec.json.encode({"id": name, "do": move, "with": given}).decode()
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[name] = (text, answer)
+        self._waiting[name] = (text, answer, progress)
         try:
             async with asyncio.timeout(within_s):
                 await _put(self._socket, text)
@@ -194,36 +216,47 @@ class OwnWire:
                     await self._reattach()
         except Exception as error:  # noqa: BLE001 - whatever ended the reader is what every waiting request gets
             lost = EpisodeLost(f"the session is lost: {error}")
-            for _, answer in self._waiting.values():
+            for _, answer, _ in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(lost)
 
     def _take(self, frame: Mapping[str, Any]) -> None:
-        _, answer = self._waiting.get(str(frame.get("id")), ("", None))
+        _, answer, progress = self._waiting.get(str(frame.get("id")), ("", None, None))
         if answer is None or answer.done():
             return  # a heartbeat, or the answer to a request that was given up
-        if "error" in frame:
+        if "event" in frame:
+            _tell(progress, frame, answer)
+        elif "error" in frame:
             answer.set_exception(refusal(frame["error"]))
         else:
             answer.set_result(frame.get("ok"))
 
     async def _reattach(self) -> None:
+        from websockets.exceptions import ConnectionClosed
+
         if not self._session:
             raise EpisodeLost("the connection was lost before there was a session")
+        try:
+            async with asyncio.timeout(self._session["lease_s"]):
+                for attempt in itertools.count():
+                    try:
+                        await self._open_again()
+                        break
+                    except (EnvUnavailable, ConnectionClosed):
+                        await asyncio.sleep(backoff(attempt))
+        except TimeoutError as error:
+            raise EpisodeLost(f"nobody answered within its lease of {self._session['lease_s']:g} s") from error
+
+    async def _open_again(self) -> None:
         given = {"session": self._session["session"], "lease": self._session["lease"]}
-        async with asyncio.timeout(self._session["lease_s"]):
-            for attempt in itertools.count():
-                try:
-                    self._socket = await dial(self._url, self._options)
-                    break
-                except EnvUnavailable:
-                    await asyncio.sleep(backoff(attempt))
-            await self._socket.send(msgspec.json.encode({"id": "open", "do": "open", "with": given}).decode())
-            while (frame := msgspec.json.decode(await self._socket.recv())).get("id") != "open":
-                self._take(frame)
+        self._socket = await dial(self._url, self._options)
+        await self._socket.send(msgspec.json.encode({"id": "open", "do": "open", "with": given}).decode())
+        while (frame := msgspec.json.decode(await self._socket.recv())).get("id") != "open":
+            self._take(frame)
         if "error" in frame:
+            await self._socket.close()
             raise refusal(frame["error"])
-        for text, answer in list(self._waiting.values()):
+        for text, answer, _ in list(self._waiting.values()):
             if not answer.done():
                 await self._socket.send(text)
 
@@ -242,6 +275,7 @@ async def dial(url: str, options: Options) -> ClientConnection:
             ping_interval=options.ping_s,
             ping_timeout=options.ping_s,
             max_size=_MAX_FRAME,
+            compression=None,
             proxy=None if urlsplit(url).hostname in _LOOPBACK else True,
         )
     except InvalidStatus as error:
@@ -273,3 +307,12 @@ async def _put(socket: ClientConnection, text: str) -> None:
 
 def _result(value: Mapping[str, Any]) -> StepResult:
     return msgspec.convert(value, StepResult)
+
+
+def _tell(progress: Progress | None, frame: Mapping[str, Any], answer: asyncio.Future[Any]) -> None:
+    if progress is None:
+        return
+    try:
+        progress(frame["done"], frame.get("total"), frame.get("message"))
+    except Exception as error:  # noqa: BLE001 - the listener's own bug: it is raised where the move was asked for
+        answer.set_exception(error)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rollyard.core.errors import EnvError, EnvUnavailable, EpisodeLost, Unsupported
-from rollyard.envs.client import Options, backoff, dial, refusal
+from rollyard.envs.client import Options, Progress, backoff, dial, refusal
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -29,7 +29,12 @@ class OpenEnvWire:
         self._begun = False
         self._turn = asyncio.Lock()
 
-    async def ask(self, move: str, given: Mapping[str, Any]) -> Any:
+    @property
+    def lost(self) -> bool:
+        return self._socket is None
+
+    async def ask(self, move: str, given: Mapping[str, Any], progress: Progress | None = None) -> Any:
+        """`progress` hears nothing: this wire has no word for it."""
         if move == "reset":
             known = {k: given[k] for k in ("seed", "episode_id") if given.get(k) is not None}
             return _ours(await self._ask("reset", {**given["options"], **known}, "observation"))

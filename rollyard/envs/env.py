@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from rollyard.core.progress import Progress, unheard
+
 if TYPE_CHECKING:
     from rollyard.tools.tool import Tool
 
@@ -34,10 +36,14 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
 class Env:
     """Subclass it and write `reset` and `step`. `action` and `observation` are the types that clients are told about; an
-    action is converted to its type before `step` sees it."""
+    action is converted to its type before `step` sees it. `splits` are the tasks that clients may look through, by name;
+    one of them is chosen by `options={"split": NAME, "index": N}` of `reset`. A step that takes long may say
+    `await self.report_progress(done, total, message)`."""
 
     action: ClassVar[Any] = dict[str, Any]
     observation: ClassVar[Any] = dict[str, Any]
+    splits: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    report_progress: Progress = staticmethod(unheard)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
         """Begin an episode; the reward of this result is None."""
@@ -54,6 +60,14 @@ class Env:
     def tools(self) -> Sequence[Tool]:
         """What the agent may call over MCP. A tool may run while a step does."""
         return ()
+
+    def save(self) -> Any:
+        """JSON values from which `restore` goes on in another process, or None: this episode cannot outlive its server."""
+        return None
+
+    async def restore(self, saved: Any) -> None:
+        """Called instead of `reset` on a new instance, with what `save` gave."""
+        raise TypeError(f"{type(self).__name__} has no restore")
 
     async def close(self) -> None:
         """Called once, also when the episode was abandoned."""

@@ -11,65 +11,71 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from rollyard.envs.session import Refused, Session
+from rollyard.envs.answers import Refused
+from rollyard.envs.session import Session
 from rollyard.envs.sessions import Sessions
+from rollyard.envs.sockets import Peer
 
 RPC_CODES = {"VALIDATION_ERROR": -32602, "UNKNOWN_TYPE": -32601, "INVALID_JSON": -32700}
 
 
-async def serve_socket(socket: WebSocket, sessions: Sessions) -> None:
-    """One connection: a session of its own, which ends with it, or the one that `?session_id=` names."""
-    await socket.accept()
+async def serve_socket(peer: Peer, sessions: Sessions) -> None:
+    """One connection to `/ws`: a session of its own, which ends with it, or the one that `?session_id=` names."""
+    await peer.accept()
     try:
-        session, own = await _session(socket, sessions)
+        session, own = await _session(peer, sessions)
     except Refused as error:
         more = {"active_sessions": len(sessions.active), "max_sessions": sessions.limits.capacity}
-        await socket.send_text(_error(error, more if error.code == "CAPACITY_REACHED" else {}))
-        await socket.close(1000)
+        peer.send(_error(error, more if error.code == "CAPACITY_REACHED" else {}))
+        await peer.close()
         return
     try:
-        while (text := await _received(socket)) is not None:
-            answer = await _answer(session, text)
-            if answer is None:
-                break
-            await socket.send_text(answer)
-        await socket.close(1000)
-    except (WebSocketDisconnect, RuntimeError):
-        pass  # the peer left: RuntimeError is how Starlette names a send after that
+        while (text := await peer.receive()) is not None and (answer := await _answer(session, text)) is not None:
+            peer.send(answer)
+        await peer.close()
     finally:
-        session.attached -= 1
-        session.used()
+        sessions.detach(session)
         if own:
             await sessions.close(session)
 
 
-async def _session(socket: WebSocket, sessions: Sessions) -> tuple[Session, bool]:
-    asked = socket.query_params.get("session_id")
-    session = await sessions.open() if asked is None else sessions.get(asked)
+async def serve_rpc_socket(peer: Peer, sessions: Sessions) -> None:
+    """One connection to `/mcp`: bare JSON-RPC frames about an environment of its own."""
+    await peer.accept()
+    try:
+        session = await sessions.open()
+    except Refused as error:
+        peer.send(msgspec.json.encode(rpc_error({}, error)))
+        await peer.close()
+        return
+    sessions.attach(session)
+    try:
+        while (text := await peer.receive()) is not None:
+            try:
+                answer = await rpc(session, _object(text))
+            except Refused as error:
+                answer = rpc_error({}, error)
+            peer.send(msgspec.json.encode(answer))
+    finally:
+        sessions.detach(session)
+        await sessions.close(session)
+
+
+async def _session(peer: Peer, sessions: Sessions) -> tuple[Session, bool]:
+    asked = peer.query("session_id")
+    session = await sessions.open() if asked is None else await sessions.find(asked)
     if session.attached:
         raise Refused("SESSION_ERROR", "the session has a connection already")
-    session.attached += 1
+    sessions.attach(session)
     return session, asked is None
 
 
-async def _received(socket: WebSocket) -> str | None:
-    try:
-        message = await socket.receive()
-    except RuntimeError:
-        return None
-    if message["type"] == "websocket.disconnect":
-        return None
-    text = message.get("text")
-    return text if text is not None else (message.get("bytes") or b"").decode(errors="replace")
-
-
-async def _answer(session: Session, text: str) -> str | None:
+async def _answer(session: Session, text: str | bytes) -> bytes | None:
     """The frame to send back; None ends the connection."""
     try:
         frame = _object(text)
-        kind, given = frame.get("type"), frame.get("data") or {}
+        kind, given = frame.get("type"), {} if frame.get("data") is None else frame["data"]
         if extra := sorted(set(frame) - {"type", "data"}):
             raise Refused("VALIDATION_ERROR", f"unknown keys: {', '.join(extra)}")
         if not isinstance(given, dict):
@@ -84,7 +90,7 @@ async def _answer(session: Session, text: str) -> str | None:
             return _frame("state", await session.do("state", {}))
         if kind == "mcp":
             return _frame("mcp", await rpc(session, given))
-        raise Refused("UNKNOWN_TYPE", f"unknown message type: {kind!r}")
+        raise Refused("UNKNOWN_TYPE", f"unknown message type: {str(kind)[:40]!r}")
     except Refused as error:
         return _error(error, {})
 
@@ -132,6 +138,7 @@ def tool_result(answer: Mapping[str, Any]) -> dict[str, Any]:
         "meta": None,
         "data": value,
         "is_error": bool(answer["failed"]),
+        "isError": bool(answer["failed"]),
     }
 
 
@@ -163,19 +170,19 @@ def rpc_error(request: Mapping[str, Any], error: Refused) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": request.get("id"), "error": told}
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(text: str | bytes) -> dict[str, Any]:
     try:
         frame = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise Refused("INVALID_JSON", f"not JSON: {error}") from error
     if not isinstance(frame, dict):
         raise Refused("VALIDATION_ERROR", "a frame is an object")
     return frame
 
 
-def _frame(kind: str, data: Any) -> str:
-    return msgspec.json.encode({"type": kind, "data": data}).decode()
+def _frame(kind: str, data: Any) -> bytes:
+    return msgspec.json.encode({"type": kind, "data": data})
 
 
-def _error(error: Refused, more: Mapping[str, Any]) -> str:
+def _error(error: Refused, more: Mapping[str, Any]) -> bytes:
     return _frame("error", {"message": error.message, "code": error.code, **more})

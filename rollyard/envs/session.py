@@ -8,70 +8,79 @@ that was cut short leaves the environment in between, so only `reset` is accepte
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import math
+import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from hmac import compare_digest
 from typing import Any
 
 import msgspec
 
-from rollyard.core.errors import ConfigError, EnvError
+from rollyard.core.errors import ConfigError
 from rollyard.core.errors import Error as RollyardError
 from rollyard.core.ids import new_id, secret
-from rollyard.envs.env import RESERVED, Env, StepResult
+from rollyard.envs.answers import Answer, Refused, plain
+from rollyard.envs.env import RESERVED, Env
+from rollyard.envs.journal import Journal, Record
+from rollyard.envs.metrics import Counters
+from rollyard.envs.telemetry import Telemetry
 from rollyard.tools.tool import ToolContext
 from rollyard.tools.toolset import Toolset
 
-_log = logging.getLogger("rollyard.envs")
 _REMEMBERED = 64  # requests whose answer is given again when they are resent
 _CLOSE_S = 10.0
 GYM = frozenset(("reset", "step", "state"))
+MOVES = GYM | {"tools", "call"}
+Heard = Callable[[str | None, float, float | None, str | None], None]
 
 
-class Refused(EnvError):
-    """An answer of no; `code` is the word that both wires carry."""
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What client and server agreed on when the session opened. `gym=False` (production): no reset, step or state."""
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+    lease_s: float
+    deadline_s: float
+    gym: bool = True
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What a move came to; exactly one of the two is set."""
+class Watch(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a session tells what happens, and where it is kept."""
 
-    value: Any = None
-    error: Refused | None = None
-
-    def get(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.value
+    counters: Counters
+    telemetry: Telemetry
+    journal: Journal | None = None
 
 
 class Session:
-    """`gym=False` (production) has no reset, step or state for anybody."""
+    """`lease` and `agent_key` are told once, when it opens; what is kept are their hashes. `left` is what a killed server's
+    journal has of it."""
 
-    def __init__(self, env: Env, *, lease_s: float, deadline_s: float, gym: bool = True) -> None:
-        self.id = new_id("es")
-        self.lease = secret("lease")
-        self.agent_key = secret("agent")
-        self.lease_s = lease_s
-        self.deadline_s = deadline_s
+    def __init__(self, env: Env, terms: Terms, watch: Watch, *, left: Record | None = None) -> None:
+        self.lease, self.agent_key = secret("lease"), secret("agent")
+        self.id = new_id("es") if left is None else left.session
+        self.lease_hash = digest(self.lease) if left is None else left.lease
+        self.agent_hash = digest(self.agent_key) if left is None else left.agent
+        self.lease_s, self.deadline_s = terms.lease_s, terms.deadline_s
         self.attached = 0  # connections that hold it; an old one may be noticed dead after a new one came
         self.closed = False
+        self.heard: Heard | None = None  # whoever is told of progress
         self.used_at = time.monotonic()
         self.toolset = _toolset_of(env)
         self._env = env
-        self._gym = gym
-        self._episode_id: str | None = None
-        self._steps = 0
+        self._gym = terms.gym
+        self._watch = watch
+        self._episode_id = None if left is None else left.episode_id
+        self._steps = 0 if left is None else left.steps
         self._broken = False
         self._turn = asyncio.Lock()
+        self._running_id: str | None = None
         self._moves: set[asyncio.Task[Answer]] = set()
-        self._answered: OrderedDict[str, asyncio.Task[Answer]] = OrderedDict()
+        self._answered: OrderedDict[str, asyncio.Future[Answer]] = OrderedDict()
+        env.report_progress = self._progress
+        for request_id, kept in {} if left is None else left.answers.items():
+            answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            answer.set_result(Answer.again(kept))
+            self._answered[request_id] = answer
 
     @property
     def live(self) -> bool:
@@ -85,21 +94,30 @@ class Session:
     def used(self) -> None:
         self.used_at = time.monotonic()
 
-    async def do(self, move: str, given: Mapping[str, Any], *, request_id: str | None = None) -> Any:
-        """Run a move (reset, step, state, tools, call) and return plain JSON values, or raise `Refused`."""
-        self.used()
+    def holds(self, lease: str) -> bool:
+        return compare_digest(self.lease_hash, digest(lease))
+
+    def begin(self, move: str, given: Mapping[str, Any], request_id: str | None = None) -> asyncio.Future[Answer]:
+        """Start a move (reset, step, state, tools, call); one that was begun under this id is not run again."""
+        self.used_at = time.monotonic()
         if self.closed:
             raise Refused("SESSION_ERROR", "the session is closed")
+        if move not in MOVES or (move in GYM and not self._gym):
+            raise Refused("UNKNOWN_TYPE", f"{move[:40]!r} is not offered")
         if request_id is not None and request_id in self._answered:
-            return (await asyncio.shield(self._answered[request_id])).get()
-        task = asyncio.get_running_loop().create_task(self._move(move, given))
+            return self._answered[request_id]
+        task = asyncio.get_running_loop().create_task(self._move(move, given, request_id))
         self._moves.add(task)
         task.add_done_callback(self._moved)
         if request_id is not None:
             self._answered[request_id] = task
             while len(self._answered) > _REMEMBERED:
                 self._answered.popitem(last=False)
-        return (await asyncio.shield(task)).get()
+        return task
+
+    async def do(self, move: str, given: Mapping[str, Any], *, request_id: str | None = None) -> Any:
+        """The move's answer as plain JSON values, or `Refused`. Whoever stops waiting does not stop the move."""
+        return (await asyncio.shield(self.begin(move, given, request_id))).get()
 
     def cancel(self) -> bool:
         """Cut the running move; it answers CANCELLED."""
@@ -107,72 +125,82 @@ class Session:
             task.cancel()
         return bool(self._moves)
 
+    async def restore(self, saved: Any) -> None:
+        async with asyncio.timeout(self.deadline_s):
+            await self._env.restore(saved)
+
     async def aclose(self) -> None:
         """Safe to call twice; the environment's own close has ten seconds."""
         if self.closed:
             return
         self.closed = True
         self.cancel()
+        if self._watch.journal is not None:
+            self._watch.journal.drop(self.id)
         try:
             async with asyncio.timeout(_CLOSE_S):
                 if self._moves:
                     await asyncio.wait(set(self._moves))
                 await self._env.close()
         except Exception as error:  # noqa: BLE001 - author's code; the slot must be freed whatever it does
-            _log.error("session=%s close failed", self.id, exc_info=error)
+            self._watch.telemetry.fail("env.session.closed", error, session=self.id)
         await self.toolset.aclose()
 
     def _moved(self, task: asyncio.Task[Answer]) -> None:
         self._moves.discard(task)
-        self.used()
+        self.used_at = time.monotonic()
 
-    async def _move(self, move: str, given: Mapping[str, Any]) -> Answer:
+    async def _move(self, move: str, given: Mapping[str, Any], request_id: str | None) -> Answer:
+        watch = self._watch
         try:
             async with self._turn:
-                if move in GYM and not self._gym:
-                    raise Refused("UNKNOWN_TYPE", f"{move} is not offered")
-                if self._broken and move != "reset":
-                    raise Refused("SESSION_ERROR", "the episode was cut short: reset")
-                return Answer(value=await self._bounded(move, given))
-        except Refused as error:
-            return Answer(error=error)
+                self._running_id = request_id
+                began = time.perf_counter()
+                with watch.telemetry.span(f"env.{move}", session=self.id, episode=self._episode_id) as span:
+                    answer = await self._outcome(move, given)
+                    span.found(code=answer.code, step=self._steps)
+                watch.counters.moved(move, answer.code, time.perf_counter() - began)
         except asyncio.CancelledError:
             # the session's own cancel(): nobody else holds this task, so the cancellation ends here as an answer
             self._broken = True
-            return Answer(error=Refused("CANCELLED", f"{move} was cancelled"))
+            answer = Answer(error=Refused("CANCELLED", f"{move} was cancelled"))
+            watch.counters.moved(move, "CANCELLED", 0.0)
+        if watch.journal is not None and move not in ("state", "tools"):
+            self._keep(watch.journal, request_id, answer)
+        return answer
 
-    async def _bounded(self, move: str, given: Mapping[str, Any]) -> Any:
+    async def _outcome(self, move: str, given: Mapping[str, Any]) -> Answer:
         try:
+            if self._broken and move != "reset":
+                raise Refused("SESSION_ERROR", "the episode was cut short: reset")
             async with asyncio.timeout(self.deadline_s):
-                return finite(await self._run(move, given))
-        except TimeoutError as error:
+                return Answer.of(await self._run(move, given))
+        except TimeoutError:
             self._broken = True
-            raise Refused("DEADLINE", f"{move} took longer than {self.deadline_s:g} s") from error
-        except Refused:
-            raise
+            return Answer(error=Refused("DEADLINE", f"{move} took longer than {self.deadline_s:g} s"))
+        except Refused as error:
+            return Answer(error=error)
         except RollyardError as error:
-            raise Refused("EXECUTION_ERROR", error.message) from error
-        except Exception as error:  # an environment's own bug: logged, and told by its id alone
+            return Answer(error=Refused("EXECUTION_ERROR", error.message))
+        except Exception as error:  # noqa: BLE001 - author's code: the client gets an id, the log the rest
             incident = new_id("err")
-            _log.error("%s session=%s %s failed", incident, self.id, move, exc_info=error)
-            raise Refused("EXECUTION_ERROR", f"{move} failed ({incident})") from error
+            self._watch.telemetry.fail(f"env.{move}", error, session=self.id, incident=incident)
+            return Answer(error=Refused("EXECUTION_ERROR", f"{move} failed ({incident})"))
 
     async def _run(self, move: str, given: Mapping[str, Any]) -> Any:
-        if move == "reset":
-            return await self._reset(given)
         if move == "step":
             return await self._step(given.get("action"))
+        if move == "reset":
+            return await self._reset(given)
         if move == "state":
-            own = msgspec.to_builtins(dict(self._env.state))
+            own = msgspec.to_builtins(dict(self._env.state), str_keys=True)
             return own | {"episode_id": self._episode_id, "step_count": self._steps}
         if move == "tools":
             return [
                 {"name": t.name, "description": t.description, "input_schema": msgspec.to_builtins(dict(t.schema))}
                 for t in self.toolset.tools.values()
             ]
-        if move == "call":
-            return await self._call(given)
-        raise Refused("UNKNOWN_TYPE", f"there is no {move!r}")
+        return await self._call(given)
 
     async def _reset(self, given: Mapping[str, Any]) -> Any:
         seed, options, episode = given.get("seed"), given.get("options") or {}, given.get("episode_id")
@@ -200,24 +228,44 @@ class Session:
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise Refused("VALIDATION_ERROR", "a call has a name and an object of arguments")
         known = name in self.toolset.tools
-        value, failed = await self.toolset.call(name, arguments, ToolContext(rollout_id=self.id))
-        return {"value": msgspec.to_builtins(value), "failed": failed, "known": known}
+        context = ToolContext(rollout_id=self.id, progress=self._progress)
+        value, failed = await self.toolset.call(name, arguments, context)
+        return {"value": msgspec.to_builtins(value, str_keys=True), "failed": failed, "known": known}
+
+    async def _progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        if self.heard is not None:
+            self.heard(self._running_id, done, total, message)
+
+    def _keep(self, journal: Journal, request_id: str | None, answer: Answer) -> None:
+        """A session that cannot be put back is not kept: then it is lost with its server, and its client is told so."""
+        try:
+            saved = None if self._broken or self.closed else self._env.save()
+            if saved is None:
+                journal.drop(self.id)
+                return
+            given = {i: a.result() for i, a in self._answered.items() if a.done() and not a.cancelled()}
+            if request_id is not None:
+                given[request_id] = answer
+            journal.keep(
+                Record(
+                    session=self.id,
+                    lease=self.lease_hash,
+                    agent=self.agent_hash,
+                    lease_s=self.lease_s,
+                    deadline_s=self.deadline_s,
+                    episode_id=self._episode_id,
+                    steps=self._steps,
+                    saved=Answer.of(msgspec.to_builtins(saved, str_keys=True)).value,
+                    answers={i: a.kept for i, a in given.items()},
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - author's code or a full disk: the episode goes on, unkept
+            journal.drop(self.id)
+            self._watch.telemetry.fail("env.session.restored", error, session=self.id)
 
 
-def plain(result: StepResult) -> dict[str, Any]:
-    """As JSON values. A reward that is no number is an error here, never a null on the wire."""
-    if result.reward is not None and not math.isfinite(result.reward):
-        raise Refused("EXECUTION_ERROR", f"the environment's reward is {result.reward}, which is no reward")
-    return msgspec.to_builtins(result)
-
-
-def finite(value: Any) -> Any:
-    """The value itself, if JSON can carry it."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise Refused("EXECUTION_ERROR", f"the environment's answer is not JSON: {error}") from error
-    return value
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _toolset_of(env: Env) -> Toolset:

@@ -1,13 +1,13 @@
 """`Sessions`: which environments exist, who may have another, and when one is over.
 
 A session that somebody holds is never reaped: only one that nobody is attached to, that runs nothing, and whose lease ran
-out. Whoever comes at capacity waits in line for as long as they said.
+out. Whoever comes at capacity waits in line for as long as they said. What a killed server left in the journal is put back
+when it is asked for, not before.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -15,10 +15,13 @@ from typing import Self
 import msgspec
 
 from rollyard.core.ids import new_id
+from rollyard.envs.answers import Refused
 from rollyard.envs.env import Env
-from rollyard.envs.session import Refused, Session
+from rollyard.envs.journal import Journal, Record
+from rollyard.envs.metrics import Counters
+from rollyard.envs.session import Session, Terms, Watch, digest
+from rollyard.envs.telemetry import Telemetry
 
-_log = logging.getLogger("rollyard.envs")
 _REAP_S = 1.0
 
 
@@ -36,18 +39,33 @@ class EnvLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Sessions:
-    def __init__(self, make: Callable[[], Env], limits: EnvLimits, *, gym: bool = True) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Env],
+        limits: EnvLimits,
+        *,
+        name: str = "env",
+        gym: bool = True,
+        journal: Journal | None = None,
+    ) -> None:
         self.limits = limits
         self.gym = gym
-        self.opened = 0
         self.waiting = 0
+        self.counters = Counters()
+        self.telemetry = Telemetry(name=name)
+        self._watch = Watch(counters=self.counters, telemetry=self.telemetry, journal=journal)
         self._make = make
+        self._journal = journal
+        self._left: dict[str, Record] = {}
         self._by_id: dict[str, Session] = {}
         self._by_agent: dict[str, Session] = {}
         self._slots = asyncio.Semaphore(limits.capacity)
+        self._restoring = asyncio.Lock()
         self._reaper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        if self._journal is not None:
+            self._left = {record.session: record for record in self._journal.left()}
         self._reaper = asyncio.get_running_loop().create_task(self._reap())
         return self
 
@@ -65,42 +83,93 @@ class Sessions:
     async def open(
         self, *, lease_s: float | None = None, deadline_s: float | None = None, queue_s: float = 0.0
     ) -> Session:
+        """Its `lease` and `agent_key` are for whoever opened it."""
         limits = self.limits
-        await self._slot(min(queue_s, limits.max_queue_s))
-        try:
-            session = Session(
-                self._make(),
-                lease_s=min(limits.lease_s if lease_s is None else lease_s, limits.max_lease_s),
-                deadline_s=min(limits.deadline_s if deadline_s is None else deadline_s, limits.max_deadline_s),
-                gym=self.gym,
-            )
-        except Exception as error:  # an environment's own bug: logged, and its slot given back
-            self._slots.release()
-            incident = new_id("err")
-            _log.error("%s an environment could not be made", incident, exc_info=error)
-            raise Refused("FACTORY_ERROR", f"the environment could not be made ({incident})") from error
-        self.opened += 1
-        self._by_id[session.id] = session
-        self._by_agent[session.agent_key] = session
-        return session
+        terms = Terms(
+            lease_s=min(limits.lease_s if lease_s is None else lease_s, limits.max_lease_s),
+            deadline_s=min(limits.deadline_s if deadline_s is None else deadline_s, limits.max_deadline_s),
+            gym=self.gym,
+        )
+        return await self._begin(terms, min(queue_s, limits.max_queue_s))
 
-    def get(self, session_id: str) -> Session:
+    async def find(self, session_id: str) -> Session:
+        """The session of that id, put back from the journal if it was a killed server's."""
+        if session_id in self._left:
+            async with self._restoring:
+                if (record := self._left.get(session_id)) is not None:
+                    return await self._restored(record)
         session = self._by_id.get(session_id)
         if session is None:
             raise Refused("SESSION_ERROR", "there is no such session")
         return session
 
-    def of_agent(self, key: str) -> Session | None:
-        return self._by_agent.get(key)
+    async def of_agent(self, key: str) -> Session | None:
+        if not key:
+            return None
+        hashed = digest(key)
+        if self._left:
+            for record in list(self._left.values()):
+                if record.agent == hashed:
+                    return await self.find(record.session)
+        return self._by_agent.get(hashed)
 
-    async def close(self, session: Session) -> None:
+    async def close(self, session: Session, *, change: str = "closed") -> None:
         if self._by_id.pop(session.id, None) is None:
             return
-        self._by_agent.pop(session.agent_key, None)
+        self._by_agent.pop(session.agent_hash, None)
         try:
             await session.aclose()
         finally:
             self._slots.release()
+            self._changed(change, session)
+
+    def attach(self, session: Session) -> None:
+        session.attached += 1
+        self._changed("attached", session)
+
+    def detach(self, session: Session) -> None:
+        session.attached -= 1
+        session.used()
+        self._changed("detached", session)
+
+    async def _begin(self, terms: Terms, queue_s: float, left: Record | None = None) -> Session:
+        await self._slot(queue_s)
+        try:
+            session = Session(self._make(), terms, self._watch, left=left)
+            if left is not None:
+                await session.restore(left.saved)
+        except BaseException as error:  # cancelled or the author's bug: the slot is free again either way
+            self._slots.release()
+            if not isinstance(error, Exception):
+                raise
+            incident = new_id("err")
+            self.telemetry.fail("env.session.refused", error, incident=incident)
+            raise Refused("FACTORY_ERROR", f"the environment could not be made ({incident})") from error
+        self._by_id[session.id] = session
+        self._by_agent[session.agent_hash] = session
+        self._changed("opened" if left is None else "restored", session)
+        return session
+
+    async def _restored(self, record: Record) -> Session:
+        terms = Terms(lease_s=record.lease_s, deadline_s=record.deadline_s, gym=self.gym)
+        try:
+            session = await self._begin(terms, 0.0, left=record)
+        except Refused as error:
+            if error.code == "FACTORY_ERROR":
+                self._forget(record)
+                raise Refused("SESSION_ERROR", "the session could not be put back") from error
+            raise
+        del self._left[record.session]
+        return session
+
+    def _forget(self, record: Record) -> None:
+        del self._left[record.session]
+        if self._journal is not None:
+            self._journal.drop(record.session)
+
+    def _changed(self, change: str, session: Session) -> None:
+        self.counters.sessions[change] += 1
+        self.telemetry.say(f"env.session.{change}", session=session.id, sessions=len(self._by_id))
 
     async def _slot(self, queue_s: float) -> None:
         if queue_s <= 0 and self._slots.locked():
@@ -115,6 +184,8 @@ class Sessions:
             self.waiting -= 1
 
     def _full(self) -> Refused:
+        self.counters.sessions["refused"] += 1
+        self.telemetry.say("env.session.refused", sessions=len(self._by_id))
         return Refused("CAPACITY_REACHED", f"all {self.limits.capacity} environments are in use")
 
     async def _reap(self) -> None:
@@ -122,5 +193,7 @@ class Sessions:
             await asyncio.sleep(_REAP_S)
             for session in self.active:
                 if session.expired:
-                    _log.info("session=%s lease ran out", session.id)
-                    await self.close(session)
+                    await self.close(session, change="expired")
+            for record in list(self._left.values()):
+                if self._journal is not None and self._journal.expired(record) and not self._restoring.locked():
+                    self._forget(record)

@@ -86,17 +86,23 @@ class _Bridge:
         if event["type"] == "http.response.start":
             lines = [b"%b: %b\r\n" % (k, v) for k, v in event.get("headers", ()) if k.lower() not in _OURS]
             self._head = (event["status"], b"".join(lines))
+            if any(k.lower() == b"content-type" and v.startswith(b"text/event-stream") for k, v in event["headers"]):
+                self._begin()  # its first event may be far away
             return
         body: bytes = event.get("body", b"")
-        head, self._head = self._head, None
         if not event.get("more_body", False):
-            if head is not None:
-                exchange.respond(head[0], body, kind=None, extra=head[1])
+            if self._head is not None:
+                exchange.respond(self._head[0], body, kind=None, extra=self._head[1])
             else:
                 exchange.finish(body)
             self._gone.set()
             return
-        if head is not None:
-            exchange.start(head[0], kind=None, extra=head[1])
+        if self._head is not None:
+            self._begin()
         exchange.send(body)
         await exchange.drained()
+
+    def _begin(self) -> None:
+        assert self._head is not None
+        (status, lines), self._head = self._head, None
+        self._exchange.start(status, kind=None, extra=lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,16 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class EnvOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`target` is `path.py:Class` or `module:Class`."""
+    """`target` is `path.py:Class` or `module:Class`. `keep` is a folder in which sessions outlive the server."""
 
     target: str
     host: str = "127.0.0.1"
     port: int = 0
     key_file: Path | None = None
     production: bool = False
+    keep: Path | None = None
+    name: str | None = None
+    splits: Mapping[str, Sequence[Any]] | None = None
     limits: EnvLimits = EnvLimits()
 
 
@@ -55,8 +58,16 @@ def serve_env(options: EnvOptions, *, say: Callable[[Ready], None], make: Callab
 async def run_env(options: EnvOptions, say: Callable[[Ready], None], make: Callable[[], Env]) -> None:
     from rollyard.envs.server import EnvServer
 
-    name = options.target.rpartition(":")[2]
-    server = EnvServer(make, name=name, limits=options.limits, key=key_of(options), production=options.production)
+    name = options.name or options.target.rpartition(":")[2]
+    server = EnvServer(
+        make,
+        name=name,
+        limits=options.limits,
+        key=key_of(options),
+        production=options.production,
+        splits=options.splits,
+        keep=options.keep,
+    )
     key_file = str(options.key_file) if options.key_file is not None else None
     async with listening(server, options.host, options.port) as (url, done):
         say(Ready(url=url, name=name, key_file=key_file))
@@ -80,6 +91,7 @@ async def listening(app: Any, host: str, port: int) -> AsyncGenerator[tuple[str,
         ws_max_size=100 * 2**20,
         ws_ping_interval=20.0,
         ws_ping_timeout=60.0,
+        ws_per_message_deflate=False,
         timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)

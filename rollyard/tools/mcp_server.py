@@ -1,4 +1,9 @@
-"""The `mcp` package's server around a `Toolset`. Importing this module costs a second: only `toolset` does, on first use."""
+"""The `mcp` package's server around a `Toolset`. Importing this module costs a second: only `toolset` does, on first use.
+
+Answers are streams, so that progress can travel before them, and clients of the handshake versions get a session, so that
+`notifications/cancelled` finds the call it names; a client of the later, sessionless protocol cancels by hanging up. Sessions
+that clients forget are bounded in number and in idle time, and end with the toolset.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,9 @@ from rollyard.core.message import Image
 from rollyard.tools.tool import ToolContext
 from rollyard.tools.toolset import Toolset
 
+_SESSIONS = 256
+_BODY = 32 * 2**20
+
 
 def manager_of(toolset: Toolset) -> StreamableHTTPSessionManager:
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
@@ -25,7 +33,7 @@ def manager_of(toolset: Toolset) -> StreamableHTTPSessionManager:
 
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         state: dict[str, Any] = context.request.scope.get("state", {})
-        whose = ToolContext(rollout_id=str(state.get("rollout_id", "")))
+        whose = ToolContext(rollout_id=str(state.get("rollout_id", "")), progress=context.session.report_progress)
         value, failed = await toolset.call(params.name, dict(params.arguments or {}), whose)
         return types.CallToolResult(
             content=[_content(value)],
@@ -34,7 +42,7 @@ def manager_of(toolset: Toolset) -> StreamableHTTPSessionManager:
         )
 
     server: Server[Any] = Server(toolset.name, on_list_tools=list_tools, on_call_tool=call_tool)
-    return StreamableHTTPSessionManager(app=server, json_response=True, stateless=True)
+    return StreamableHTTPSessionManager(app=server, max_sessions=_SESSIONS, max_request_body_size=_BODY)
 
 
 def _content(value: Any) -> types.ContentBlock:

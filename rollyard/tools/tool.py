@@ -14,15 +14,18 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.errors import Error as RollyardError
+from rollyard.core.progress import Progress, unheard
 
 Handler = Callable[..., Awaitable[Any]]
 _CONTEXT = "context"
 
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose call this is. It comes from the key that the request was admitted with, never from its arguments."""
+    """Whose call this is: it comes from the key that the request was admitted with, never from its arguments. A handler that
+    takes long says `await context.progress(done, total, message)`; a caller who asked for it hears of it."""
 
     rollout_id: str
+    progress: Progress = unheard
 
 
 class ToolError(RollyardError):

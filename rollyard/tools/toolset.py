@@ -1,9 +1,9 @@
 """`Toolset`: tools as an MCP server over streamable HTTP, in the form of an ASGI application.
 
 A gate mounts it at `/mcp` for one rollout and puts that rollout's id into `scope["state"]`; handlers get it as their
-context. Only the tools it was made with exist: there is nothing to look up by a name that the agent chose. Each request
-stands alone (no MCP session on our side), so nothing is left behind by an agent that vanishes. The `mcp` package is imported
-by the first request, in a thread: it takes a second.
+context. Only the tools it was made with exist: there is nothing to look up by a name that the agent chose. What an agent that
+vanishes leaves behind ends with the toolset. The `mcp` package is imported by the first request, in a thread: it takes a
+second.
 """
 
 from __future__ import annotations

@@ -11,12 +11,14 @@ import uvicorn
 import rollyard as ry
 from rollyard.envs.server import EnvServer
 from rollyard.envs.sessions import EnvLimits
+from rollyard.tools import ToolContext
 
 
 class Counter(ry.Env):
     """Adds up; every instance that is closed says so."""
 
     closed: list[str] = []
+    cut: list[str] = []
 
     def __init__(self):
         self.total = 0
@@ -49,15 +51,35 @@ class Counter(ry.Env):
             """Twice x."""
             return 2 * x
 
-        return [double]
+        @ry.tool
+        async def count(to: int, context: ToolContext) -> int:
+            """Counts, saying how far it is; a negative number never ends."""
+            for n in range(to):
+                await context.progress(n + 1, to, f"{n + 1} of {to}")
+            if to < 0:
+                await context.progress(1.0, None, "begun")
+                try:
+                    await asyncio.sleep(600)
+                except asyncio.CancelledError:
+                    self.cut.append("cancelled")
+                    raise
+            return to
+
+        return [double, count]
+
+    def save(self):
+        return {"total": self.total, "steps": self.steps}
+
+    async def restore(self, saved):
+        self.total, self.steps = saved["total"], saved["steps"]
 
     async def close(self):
         self.closed.append("closed")
 
 
 @asynccontextmanager
-async def served(make=Counter, *, key=None, production=False, port=0, **limits):
-    app = EnvServer(make, key=key, production=production, limits=EnvLimits(**limits))
+async def served(make=Counter, *, key=None, production=False, port=0, name=None, splits=None, **limits):
+    app = EnvServer(make, name=name, key=key, production=production, splits=splits, limits=EnvLimits(**limits))
     with socket.create_server(("127.0.0.1", port)) as sock:
         config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)

@@ -36,7 +36,7 @@ INFRASTRUCTURE = [
 async def test_a_real_mcp_client_calls_the_tools_of_its_own_session():
     async with served(key="boss") as url, connect(url, key="boss") as env:
         async with RemoteTools(url + "/mcp", env.agent_key) as tools:
-            assert [t.name for t in await tools.list()] == ["double"]
+            assert [t.name for t in await tools.list()] == ["double", "count"]
             assert await tools.call("double", {"x": 21}) == "42"
             for verb in ("reset", "step", "state", "close"):
                 with pytest.raises(EnvError):

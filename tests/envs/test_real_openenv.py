@@ -87,7 +87,7 @@ async def test_the_real_clients_drive_our_server():
     assert json.loads(out) == {
         "async": [7, None, 100, 1.0, True],
         "state": ["ep-1", 1, 100],
-        "tools": ["double"],
+        "tools": ["double", "count"],
         "called": 42,
         "sync": 2,
     }

@@ -1,0 +1,231 @@
+"""An echo environment beside OpenEnv's own, in one run: `python -m bench.envs [--steps 400] [--sessions 8] [--rounds 5]`.
+
+Two servers (ours and OpenEnv's, the latter from PyPI in a venv of its own under $ROLLYARD_CACHE) serve the same environment: it
+says back what it is told. Two clients (ours and theirs) drive each of them over WebSocket, several sessions at once, each
+waiting for its answer before the next step. CPU is that of the server's and of the client's process per step. Windows are
+interleaved and repeated, and the ratios are of medians in this run: figures of different runs do not compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from bench import peers
+from bench.load import rss_mb
+
+ECHO = Path(__file__).parents[1] / "examples" / "envs" / "echo.py"
+BUDGETS = (
+    ("CPU ms per step, theirs / ours", 5.0, ">="),
+    ("import CPU of the client, theirs / ours", 10.0, ">="),
+    ("import CPU of the client / asyncio and json", 4.0, "<="),
+    ("RSS of a client MB", 40.0, "<="),
+)
+THEIR_SERVER = """
+import sys, uvicorn
+from openenv.core.env_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+class Say(Action):
+    message: str
+class Heard(Observation):
+    message: str = ""
+class Echo(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    def __init__(self):
+        super().__init__()
+        self._state = State(episode_id=None, step_count=0)
+    def reset(self, seed=None, episode_id=None, **kw):
+        self._state = State(episode_id=episode_id, step_count=0)
+        return Heard(message="ready")
+    def step(self, action, timeout_s=None, **kw):
+        self._state.step_count += 1
+        return Heard(message=action.message, reward=float(len(action.message)))
+    @property
+    def state(self):
+        return self._state
+app = create_app(Echo, Say, Heard, env_name="echo", max_concurrent_envs=512)
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error", access_log=False)
+"""
+CLIENT = """
+import asyncio, json, resource, sys, time
+url, sessions, rounds = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+{imports}
+def cpu():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+async def one(ready, go, done, steps):
+    async with {connect} as env:
+        await env.reset()
+        await env.step({{"message": "hello"}})
+        ready.release()
+        for n in steps:
+            await go[n].wait()
+            for _ in range(int(sys.argv[3])):
+                result = await env.step({{"message": "hello"}})
+                assert result.reward == 5.0, result
+            done[n].release()
+async def main():
+    rounds = int(sys.argv[4])
+    ready = asyncio.Semaphore(0)
+    go = [asyncio.Event() for _ in range(rounds)]
+    done = [asyncio.Semaphore(0) for _ in range(rounds)]
+    tasks = [asyncio.create_task(one(ready, go, done, range(rounds))) for _ in range(sessions)]
+    for _ in range(sessions):
+        await ready.acquire()
+    print("ready", flush=True)
+    for n in range(rounds):
+        await asyncio.to_thread(sys.stdin.readline)
+        began, used = time.perf_counter(), cpu()
+        go[n].set()
+        for _ in range(sessions):
+            await done[n].acquire()
+        print(json.dumps([time.perf_counter() - began, cpu() - used]), flush=True)
+    await asyncio.gather(*tasks)
+asyncio.run(main())
+"""
+OURS = CLIENT.format(imports="from rollyard.envs import connect", connect="connect(url)")
+THEIRS = CLIENT.format(imports="from openenv.core import GenericEnvClient", connect="GenericEnvClient(base_url=url)")
+IMPORTS = {
+    "asyncio and json": "import asyncio, json",
+    "ours": "import rollyard.envs.client",
+    "ours, with its socket library": "import rollyard.envs.client, websockets.asyncio.client",
+    "theirs": "from openenv.core import GenericEnvClient",
+}
+
+
+def cpu_of(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Pair:
+    """One client driving one server."""
+
+    def __init__(self, name: str, python: str, code: str, url: str, server: int, asked: argparse.Namespace) -> None:
+        self.name, self.server, self.steps = name, server, asked.sessions * asked.steps
+        self.wall: list[float] = []
+        self.client_ms: list[float] = []
+        self.server_ms: list[float] = []
+        command = [python, "-c", code, url, str(asked.sessions), str(asked.steps), str(asked.rounds)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None and self.process.stdin is not None
+        assert self.process.stdout.readline() == "ready\n", f"{name} did not get ready"
+
+    def window(self) -> None:
+        before = cpu_of(self.server)
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        wall, client = json.loads(self.process.stdout.readline())
+        self.wall.append(wall)
+        self.client_ms.append(1000 * client / self.steps)
+        self.server_ms.append(1000 * (cpu_of(self.server) - before) / self.steps)
+
+    @property
+    def cpu_ms(self) -> float:
+        return statistics.median(c + s for c, s in zip(self.client_ms, self.server_ms, strict=True))
+
+    def end(self) -> None:
+        self.rss = rss_mb(self.process.pid)
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def import_cost(python: str, code: str) -> tuple[float, float, int]:
+    """CPU seconds, peak MB and modules of a fresh interpreter that runs `code`, less those of one that runs nothing."""
+    told = "; import sys, resource; u = resource.getrusage(resource.RUSAGE_SELF); "
+    told += "print(u.ru_utime + u.ru_stime, u.ru_maxrss / 1024, len(sys.modules))"
+
+    def run(what: str) -> tuple[float, float, int]:
+        out = subprocess.run([python, "-c", what + told], capture_output=True, text=True, check=True).stdout.split()
+        return float(out[0]), float(out[1]), int(out[2])
+
+    bare = statistics.median(run("pass")[0] for _ in range(5))
+    runs = [run(code) for _ in range(5)]
+    return statistics.median(r[0] for r in runs) - bare, runs[0][1], runs[0][2]
+
+
+def serve(command: list[str], port: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    peers.wait(port)
+    return process
+
+
+def measure(asked: argparse.Namespace) -> list[Pair]:
+    their_python = str(peers.venv("openenv"))
+    ours, theirs = free_port(), free_port()
+    tool = str(Path(sys.executable).with_name("rollyard"))
+    servers = [
+        serve([tool, "serve", "env", f"{ECHO}:EchoEnv", "--port", str(ours), "--capacity", "512"], ours),
+        serve([their_python, "-c", THEIR_SERVER, str(theirs)], theirs),
+    ]
+    try:
+        urls = [f"http://127.0.0.1:{port}" for port in (ours, theirs)]
+        pairs = [
+            Pair("our client, our server", sys.executable, OURS, urls[0], servers[0].pid, asked),
+            Pair("their client, their server", their_python, THEIRS, urls[1], servers[1].pid, asked),
+            Pair("their client, our server", their_python, THEIRS, urls[0], servers[0].pid, asked),
+            Pair("our client, their server", sys.executable, OURS, urls[1], servers[1].pid, asked),
+        ]
+        for _ in range(asked.rounds):
+            for pair in pairs:
+                pair.window()
+        print(f"server RSS: ours {rss_mb(servers[0].pid):.0f} MB, theirs {rss_mb(servers[1].pid):.0f} MB")
+        for pair in pairs:
+            pair.end()
+        return pairs
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait(30)
+
+
+def report(pairs: list[Pair], imports: dict[str, tuple[float, float, int]]) -> dict[str, float]:
+    print(f"\n{'steps over WebSocket':28} {'steps/s':>9} {'server ms':>10} {'client ms':>10} {'CPU ms/step':>12}")
+    for p in pairs:
+        rate = p.steps / statistics.median(p.wall)
+        server, client = statistics.median(p.server_ms), statistics.median(p.client_ms)
+        print(f"{p.name:28} {rate:9.0f} {server:10.3f} {client:10.3f} {p.cpu_ms:12.3f}")
+    print(f"\n{'import of':32} {'CPU s':>8} {'RSS MB':>8} {'modules':>8}")
+    for name, (cpu, rss, modules) in imports.items():
+        print(f"{name:32} {cpu:8.3f} {rss:8.1f} {modules:8}")
+    ours = imports["ours, with its socket library"]
+    return {
+        BUDGETS[0][0]: pairs[1].cpu_ms / pairs[0].cpu_ms,
+        BUDGETS[1][0]: imports["theirs"][0] / ours[0],
+        BUDGETS[2][0]: imports["ours"][0] / imports["asyncio and json"][0],
+        BUDGETS[3][0]: pairs[0].rss,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400, help="per session and window")
+    parser.add_argument("--sessions", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    asked = parser.parse_args()
+    pairs = measure(asked)
+    pythons = {"theirs": str(peers.venv("openenv"))}
+    figures = report(pairs, {n: import_cost(pythons.get(n, sys.executable), code) for n, code in IMPORTS.items()})
+    over = 0
+    print()
+    for name, bound, sense in BUDGETS:
+        good = figures[name] >= bound if sense == ">=" else figures[name] <= bound
+        over += not good
+        print(f"{name:46} {figures[name]:8.2f}   budget {sense} {bound:g}   {'ok' if good else 'OVER'}")
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

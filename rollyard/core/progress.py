@@ -1,0 +1,16 @@
+"""`Progress`: how work that takes long says how far it is, whoever listens."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """`done` only grows; `total` is None where nobody knows it; `message` is for people."""
+
+    def __call__(self, done: float, total: float | None = None, message: str | None = None) -> Awaitable[None]: ...
+
+
+async def unheard(done: float, total: float | None = None, message: str | None = None) -> None:
+    """Progress that nobody asked to hear of."""

@@ -1,0 +1,105 @@
+"""What environments say about themselves: one vocabulary, in logs (structlog over the standard `logging`) and as OpenTelemetry
+spans, with the same names and the same fields.
+
+    env.session.opened | attached | detached | restored | expired | closed | refused      a line
+    env.reset | env.step | env.state | env.tools | env.call                               a span, and a line when it ends
+
+`with telemetry.span(...)` serves blocking and asynchronous code alike. Lines go to the logger `rollyard.envs`: sessions at
+INFO, moves at DEBUG, failures at ERROR. Spans need a tracer provider that the program has set up; without one, nothing is
+made. Actions, observations and arguments are never told: they belong to the episode.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+
+LINES = frozenset(
+    f"env.session.{name}" for name in ("opened", "attached", "detached", "restored", "expired", "closed", "refused")
+)
+SPANS = frozenset(f"env.{move}" for move in ("reset", "step", "state", "tools", "call"))
+_NAME = "rollyard.envs"
+
+
+class Telemetry:
+    """`fields` are told with everything, such as the environment's name."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+        self._plain = logging.getLogger(_NAME)
+        self._log: Any = structlog.wrap_logger(
+            self._plain,
+            wrapper_class=structlog.stdlib.BoundLogger,
+            processors=[
+                structlog.stdlib.filter_by_level,
+                structlog.processors.format_exc_info,
+                structlog.processors.LogfmtRenderer(key_order=["event"], sort_keys=False, bool_as_flag=False),
+            ],
+            **fields,
+        )
+
+    def say(self, event: str, **fields: Any) -> None:
+        if event not in LINES:
+            raise ValueError(f"{event!r} is not in the vocabulary")
+        if self._plain.isEnabledFor(logging.INFO):
+            self._log.info(event, **fields)
+
+    def fail(self, event: str, error: BaseException, **fields: Any) -> None:
+        """With the whole of the error, which the other side gets only as the id `incident`."""
+        self._log.error(event, exc_info=error, **fields)
+
+    def span(self, event: str, **fields: Any) -> Span:
+        """What is known only at the end, such as a code, is added by `found`."""
+        if event not in SPANS:
+            raise ValueError(f"{event!r} is not in the vocabulary")
+        tracer = _tracer()
+        log = self._log if self._plain.isEnabledFor(logging.DEBUG) else None
+        if tracer is None and log is None:
+            return Span(event, None, None)
+        attributes = _attributes(self.fields | fields)
+        traced = None if tracer is None else tracer.start_as_current_span(event, attributes=attributes)
+        return Span(event, traced, None if log is None else log.bind(**fields))
+
+
+class Span:
+    def __init__(self, event: str, traced: AbstractContextManager[Any] | None, log: Any) -> None:
+        self._event = event
+        self._traced = traced
+        self._span: Any = None
+        self._log = log
+
+    def __enter__(self) -> Self:
+        if self._traced is not None:
+            self._span = self._traced.__enter__()
+        return self
+
+    def found(self, **fields: Any) -> None:
+        if self._span is not None:
+            self._span.set_attributes(_attributes(fields))
+        if self._log is not None:
+            self._log = self._log.bind(**fields)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._traced is not None:
+            self._traced.__exit__(kind, error, trace)
+        if self._log is not None:
+            self._log.debug(self._event)
+
+
+def _tracer() -> Any:
+    """The program's tracer. OpenTelemetry is not even imported unless the program has done so."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    return trace.get_tracer(_NAME)
+
+
+def _attributes(fields: dict[str, Any]) -> dict[str, Any]:
+    return {f"env.{name}": value for name, value in fields.items() if value is not None}

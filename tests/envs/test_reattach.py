@@ -1,0 +1,143 @@
+"""What a lease promises when the socket, or the whole server, dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rollyard.core.errors import EpisodeLost
+from rollyard.envs import connect
+
+pytestmark = pytest.mark.anyio
+TARGET = f"{Path(__file__).with_name('conftest.py')}:Counter"
+
+
+class Program:
+    """`rollyard serve env` that can be killed and come back on the same port."""
+
+    def __init__(self, *more: str) -> None:
+        self.more = more
+        self.port = 0
+        self.process = None
+
+    async def start(self) -> str:
+        self.process = await asyncio.create_subprocess_exec(
+            *(Path(sys.executable).with_name("rollyard"), "serve", "env", TARGET, "--json"),
+            *("--port", str(self.port), *self.more),
+            stdout=asyncio.subprocess.PIPE,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        ready = json.loads(await asyncio.wait_for(self.process.stdout.readline(), 60))
+        self.port = int(ready["url"].rpartition(":")[2])
+        return ready["url"]
+
+    async def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def program(*more):
+    running = Program(*more)
+    try:
+        yield running
+    finally:
+        if running.process.returncode is None:
+            await running.kill()
+
+
+async def test_a_kept_session_goes_on_after_the_server_was_killed(tmp_path):
+    async with program("--keep", str(tmp_path)) as server:
+        url = await server.start()
+        async with connect(url) as env:
+            await env.reset(seed=3, episode_id="ep-1")
+            assert (await env.step({"add": 4})).observation == {"total": 7}
+            await server.kill()
+            await server.start()
+            after = await env.step({"add": 5})
+            assert (after.observation, after.info) == ({"total": 12}, {"n": 2})
+            state = await env.state()
+            assert (state["episode_id"], state["step_count"]) == ("ep-1", 2)
+        assert list(tmp_path.iterdir()) == []  # closed: nothing is left of it
+
+
+async def test_a_step_that_the_kill_cut_off_has_its_effect_once(tmp_path):
+    async with program("--keep", str(tmp_path)) as server:
+        url = await server.start()
+        async with connect(url) as env:
+            await env.reset()
+            await env.step({"add": 1})
+            step = asyncio.create_task(env.step({"add": 10, "sleep": 1.0}))
+            await asyncio.sleep(0.3)
+            await server.kill()
+            await server.start()
+            assert (await step).observation == {"total": 11}
+            assert (await env.step({"add": 100})).observation == {"total": 111}
+
+
+async def test_an_answer_that_was_made_before_the_kill_is_given_and_not_made_again(tmp_path):
+    async with program("--keep", str(tmp_path)) as server:
+        url = await server.start()
+        async with connect(url) as env:
+            await env.reset()
+            wire = env._wire
+            first = await wire._sent("step", {"action": {"add": 1}}, 30)
+            sent = f"{wire._name}.{int(str(wire._count)[6:-1]) - 1}"
+            await server.kill()
+            await server.start()
+            answer = asyncio.get_running_loop().create_future()
+            text = json.dumps({"id": sent, "do": "step", "with": {"action": {"add": 1}}})
+            wire._waiting[sent] = (text, answer, None)  # as if its answer had been on the way
+            assert await asyncio.wait_for(answer, 60) == first
+            del wire._waiting[sent]
+            assert (await env.step({"add": 1})).observation == {"total": 2}
+
+
+async def test_without_a_place_to_keep_it_the_episode_is_lost_and_reset_begins_another():
+    async with program() as server:
+        url = await server.start()
+        async with connect(url) as env:
+            await env.reset(seed=3)
+            step = asyncio.create_task(env.step({"add": 1, "sleep": 30}))
+            await asyncio.sleep(0.3)
+            await server.kill()
+            await server.start()
+            with pytest.raises(EpisodeLost, match="no such session"):
+                await step
+            with pytest.raises(EpisodeLost):
+                await env.step({"add": 1})
+            assert (await env.reset(seed=9)).observation == {"total": 9}
+            assert (await env.step({"add": 1})).observation == {"total": 10}
+
+
+async def test_a_server_that_does_not_come_back_is_a_lost_episode_after_the_lease():
+    async with program() as server:
+        url = await server.start()
+        env = await connect(url, lease_s=1.0).__aenter__()
+        await env.reset()
+        await server.kill()
+        with pytest.raises(EpisodeLost, match="lease of 1 s"):
+            await env.step({"add": 1})
+        await env.close()
+
+
+@pytest.mark.adversarial
+async def test_what_is_kept_holds_no_key(tmp_path):
+    key_file = tmp_path / "key"
+    async with program("--keep", str(tmp_path / "kept"), "--key-file", str(key_file)) as server:
+        url = await server.start()
+        async with connect(url, key=key_file.read_text().strip()) as env:
+            await env.reset()
+            [kept] = (tmp_path / "kept").iterdir()
+            assert kept.stat().st_mode & 0o077 == 0
+            text = kept.read_text()
+            assert env.agent_key not in text
+            assert env._wire._session["lease"] not in text
