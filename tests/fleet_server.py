@@ -1,0 +1,76 @@
+"""The Fleet-shaped server with the worlds of `examples/worlds`, on a loopback port and over the local backend."""
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import uvicorn
+
+from rollyard.plane.fleet import Tasks, fleet_app, load_worlds, one_key
+from rollyard.sandbox.local.backend import LocalBackend
+
+WORLDS = Path(__file__).parents[1] / "examples" / "worlds"
+KEY = "flt-test-key"
+
+
+@asynccontextmanager
+async def listening(app, port=0):
+    """Any ASGI app at an address."""
+    with socket.create_server(("127.0.0.1", port)) as sock:
+        config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        running = asyncio.create_task(server.serve(sockets=[sock]))
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await asyncio.wait_for(running, 30)
+
+
+class Seen:
+    """Every request that came, as `METHOD path`; `refuse` answers the next of them with a status of its own instead."""
+
+    def __init__(self, app):
+        self.app, self.requests, self.headers, self.refuse = app, [], [], {}
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "http":
+            line = f"{scope['method']} {scope['path']}"
+            self.requests.append(line)
+            self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
+            for start, statuses in self.refuse.items():
+                if line.startswith(start) and statuses:
+                    from starlette.responses import JSONResponse
+
+                    status, detail = statuses.pop(0)
+                    await JSONResponse({"detail": detail}, status)(scope, receive, send)
+                    return
+        await self.app(scope, receive, send)
+
+    def count(self, start):
+        return sum(line.startswith(start) for line in self.requests)
+
+
+@asynccontextmanager
+async def serving(*, worlds=None, key=KEY, **options):
+    """`url`, `seen`, `places`, `backend`, `guard`. Nothing of it is left at the end."""
+    async with LocalBackend() as backend:
+        tasks = Tasks.from_files(*sorted(WORLDS.glob("*/tasks.json")))
+        given = {"admit": one_key(key)} if key else {}
+        app = fleet_app(worlds or load_worlds(WORLDS), backend, tasks=tasks, **given, **options)
+        seen = Seen(app)
+        async with listening(seen) as url:
+            try:
+                yield SimpleNamespace(
+                    url=url,
+                    key=key,
+                    seen=seen,
+                    places=app.state.places,
+                    guard=app.state.guard,
+                    backend=backend,
+                    app=app,
+                )
+            finally:
+                await app.state.places.aclose()
