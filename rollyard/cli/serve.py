@@ -158,7 +158,7 @@ def model(
 
 @app.command()
 def plane(
-    store: Annotated[str, typer.Option(help="a path, sqlite:///path or postgresql://...")] = "rollyard.db",
+    store: Annotated[str, typer.Option(help="a path, sqlite:///path, postgresql://... or redis://...")] = "rollyard.db",
     engine: Annotated[str, typer.Option(help="engines, the first is the default: local,docker,arca=URL")] = "local",
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 picks a free one")] = 8600,

@@ -31,7 +31,7 @@ from rollyard.plane.listening import LOOPBACK, listening
 from rollyard.plane.page.app import page_app
 from rollyard.plane.signing import Signer
 from rollyard.plane.sweep import Sweeper
-from rollyard.store import Store
+from rollyard.store.plane.opening import open_plane
 
 
 class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,12 +86,11 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
     sock = listening(options.host, options.port)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
-        store = await stack.enter_async_context(Store.open(options.store))
+        kept, store = await stack.enter_async_context(open_plane(options.store))
         engines: dict[str, Engine] = {}
         for text in options.engines:
             made = await stack.enter_async_context(engine(text))
             engines[made.name] = made
-        kept = store.plane
         plane = await kept.agreed("identity", new_id("plane"))
         hub = Hub(kept)
         instances = Instances(
@@ -108,7 +107,7 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         await access.admin(key)
         sdk_key = _sdk_key(key)
         await access.named(sdk_key, "trainer", "admin")
-        page = page_app(store) if options.host in LOOPBACK else None
+        page = page_app(store) if store is not None and options.host in LOOPBACK else None
         gateway = Gateway(instances, access, Signer(await kept.agreed("signing", secret("sign"))))
         app = plane_app(kept, hub, instances, sweeper, access, gateway, page=page, public_url=options.public_url)
         app = Faces(app, e2b=e2b_face(instances, access, secret=await kept.agreed("faces", secret("face"))))

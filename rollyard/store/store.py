@@ -311,6 +311,11 @@ def _database(where: str, synchronous: Synchronous) -> Database:
         from rollyard.store.postgres import Postgres
 
         return Postgres(where)
+    if scheme in ("redis", "rediss"):
+        raise ConfigError(
+            "runs, rollouts and calls need SQL, and Redis is not",
+            hint="give a path or postgresql://...; only `rollyard serve plane` takes redis://",
+        )
     raise ConfigError(f"no store at {scheme}://", hint="give a path, sqlite:///path or postgresql://...")
 
 

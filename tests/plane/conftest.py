@@ -1,5 +1,10 @@
-"""A control plane on SQLite and on PostgreSQL, with an engine that makes nothing and a clock that tests move."""
+"""A control plane on SQLite, PostgreSQL and Redis, with an engine that makes nothing and a clock that tests move."""
 
+import hashlib
+import shutil
+import socket
+import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +17,7 @@ from rollyard.plane.hub import Hub
 from rollyard.plane.instances import Instances, Settings
 from rollyard.plane.signing import Signer
 from rollyard.plane.sweep import Sweeper
-from rollyard.store import Store
+from rollyard.store.plane.opening import open_plane
 
 
 class Clock:
@@ -60,6 +65,51 @@ def assemble():
 
 
 @pytest.fixture
-async def plane(store_url, clock, noop):
-    async with Store.open(store_url) as store:
-        yield await assembled(store.plane, {"noop": noop}, clock)
+async def plane(plane_url, clock, noop):
+    async with open_plane(plane_url) as opened:
+        yield await assembled(opened.records, {"noop": noop}, clock)
+
+
+# Users of the Redis server: one may not use what transactions need, one may not run scripts either.
+_USERS = {
+    "redis": "",
+    "redis-no-multi": "nomulti:x@",
+    "redis-no-scripts": "noscripts:x@",
+}
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory):
+    if shutil.which("redis-server") is None:
+        pytest.skip("no Redis server is installed (Debian package redis-server)")
+    home = tmp_path_factory.mktemp("redis")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    refused = "-watch -multi -exec -discard"
+    options = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(home), "--save", "", "--appendonly", "no"]
+    options += ["--user", "nomulti", "on", ">x", "~*", "&*", "+@all", *refused.split()]
+    options += ["--user", "noscripts", "on", ">x", "~*", "&*", "+@all", *refused.split(), "-@scripting"]
+    server = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield port
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture(params=["sqlite", "postgres", *_USERS])
+def plane_url(request, tmp_path):
+    """Every kind of storage that a plane can be on."""
+    if request.param == "sqlite":
+        return str(tmp_path / "plane.db")
+    if request.param == "postgres":
+        return request.getfixturevalue("postgres_url")
+    port = request.getfixturevalue("redis_server")
+    prefix = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
+    return f"redis://{_USERS[request.param]}127.0.0.1:{port}/0?prefix={prefix}"

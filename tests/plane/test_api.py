@@ -28,7 +28,7 @@ def told(response):
     return response.status_code, response.json()["error"]["code"]
 
 
-@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("plane_url", ["sqlite"], indirect=True)
 async def test_every_role_on_every_route_is_let_in_or_refused_as_the_table_says(plane, served):
     """The request bodies are nonsense: who is let in gets another refusal or an answer, who is not gets 403."""
     keys = {role: await bearer(plane, role) for role in ROLES}

@@ -6,7 +6,7 @@ import pytest
 
 from rollyard.core.errors import PlaneConflict, PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import EnvSpec
-from rollyard.store import Store
+from rollyard.store.plane.opening import open_plane
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +50,7 @@ async def test_an_update_from_an_old_revision_changes_nothing(plane):
     assert (await plane.hub.get("e", "1")).spec.description == "first"
 
 
-async def test_32_writers_on_two_connections_lose_no_update(plane, store_url):
+async def test_32_writers_on_two_connections_lose_no_update(plane, plane_url):
     """P1: each adds its own tag until its compare-and-swap holds."""
     await plane.hub.create("e", "1", EnvSpec())
 
@@ -64,8 +64,8 @@ async def test_32_writers_on_two_connections_lose_no_update(plane, store_url):
             except PlaneConflict:
                 await asyncio.sleep(0.001)
 
-    async with Store.open(store_url) as other:
-        await asyncio.gather(*(add((plane.store, other.plane)[n % 2], f"t{n}") for n in range(32)))
+    async with open_plane(plane_url) as (other, _):
+        await asyncio.gather(*(add((plane.store, other)[n % 2], f"t{n}") for n in range(32)))
     found = await plane.hub.get("e", "1")
     assert set(found.spec.tags) == {f"t{n}" for n in range(32)}
     assert found.revision == 33

@@ -18,7 +18,7 @@ from rollyard.core.sandbox import Mount
 from rollyard.plane.engines import NoopEngine
 from rollyard.plane.instances import CreateInstance
 from rollyard.plane.sweep import Sweeper
-from rollyard.store import Store
+from rollyard.store.plane.opening import open_plane
 
 pytestmark = pytest.mark.anyio
 HOST = CreateInstance(image="host")
@@ -122,10 +122,10 @@ class Dies(NoopEngine):
 
 @pytest.mark.parametrize("step", ["before", "after", "delete"])
 @pytest.mark.parametrize("can_list", [True, False])
-async def test_a_crash_between_two_steps_leaves_nothing_unowned(store_url, clock, assemble, step, can_list):
+async def test_a_crash_between_two_steps_leaves_nothing_unowned(plane_url, clock, assemble, step, can_list):
     engine = Dies(clock=clock, can_list=can_list)
-    async with Store.open(store_url) as store:
-        plane = await assemble(store.plane, {"noop": engine}, clock)
+    async with open_plane(plane_url) as (store, _):
+        plane = await assemble(store, {"noop": engine}, clock)
         made = await plane.instances.create(HOST, owner="ann") if step == "delete" else None
         engine.at = step
         try:
@@ -142,11 +142,11 @@ async def test_a_crash_between_two_steps_leaves_nothing_unowned(store_url, clock
             assert engine.things == {}
 
 
-async def test_an_engine_that_cannot_list_does_not_stop_the_sweep_of_others(store_url, clock, assemble):
+async def test_an_engine_that_cannot_list_does_not_stop_the_sweep_of_others(plane_url, clock, assemble):
     listing, mute = NoopEngine(clock=clock), NoopEngine(clock=clock, can_list=False)
     mute.name = "mute"
-    async with Store.open(store_url) as store:
-        plane = await assemble(store.plane, {"noop": listing, "mute": mute}, clock)
+    async with open_plane(plane_url) as (store, _):
+        plane = await assemble(store, {"noop": listing, "mute": mute}, clock)
         for name in ("noop", "mute"):
             await plane.instances.create(CreateInstance(image="host", engine=name, ttl_s=5), owner="ann")
         clock.now += 6
@@ -160,10 +160,10 @@ class Refusing(NoopEngine):
         raise SandboxUnavailable("no room")
 
 
-async def test_a_failed_creation_gives_its_quota_back_and_leaves_nothing(store_url, clock, assemble):
+async def test_a_failed_creation_gives_its_quota_back_and_leaves_nothing(plane_url, clock, assemble):
     engine = Refusing(clock=clock)
-    async with Store.open(store_url) as store:
-        plane = await assemble(store.plane, {"noop": engine}, clock)
+    async with open_plane(plane_url) as (store, _):
+        plane = await assemble(store, {"noop": engine}, clock)
         with pytest.raises(SandboxUnavailable):
             await plane.instances.create(HOST, owner="ann")
         assert engine.things == {} and (await plane.store.usage("ann")).used == 0

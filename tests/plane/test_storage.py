@@ -1,0 +1,149 @@
+"""What storage promises to any number of replicas, on every kind of storage (P1, P2)."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollyard.core.errors import ConfigError, PlaneNotFound, PlaneQuota, PlaneRateLimited
+from rollyard.core.plane import EnvRecord, EnvSpec, Pool, Taking, Terms
+from rollyard.store import Store
+from rollyard.store.plane.opening import open_plane
+from tests.plane.writers import instance
+
+pytestmark = pytest.mark.anyio
+REDIS_ONLY = pytest.mark.parametrize("plane_url", ["redis-no-scripts"], indirect=True)
+
+
+@pytest.fixture
+async def store(plane_url):
+    async with open_plane(plane_url) as (store, _):
+        yield store
+
+
+async def test_32_writers_in_each_of_two_processes_lose_no_update_and_no_place(store, plane_url):
+    record = EnvRecord(
+        name="e", version="1", revision=1, status="draft", spec=EnvSpec(), created_at=1.0, updated_at=1.0
+    )
+    await store.create_env(record)
+    script = str(Path(__file__).with_name("writers.py"))
+    processes = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, script, plane_url, name, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+        )
+        for name in ("a", "b")
+    ]
+    async with asyncio.timeout(300):
+        said = [int((await process.communicate())[0].split()[-1]) for process in processes]
+    found = await store.get_env("e", "1")
+    assert set(found.spec.tags) == {f"{name}-{n}" for name in "ab" for n in range(32)}
+    assert (found.revision, len(found.spec.tags)) == (65, 64)
+    assert sum(said) == (await store.usage("ann")).used == 40
+    listed = await store.list_instances(
+        owner="ann", env=None, run_id=None, rollout_id=None, live=True, labels={}, after="", limit=500
+    )
+    assert len(listed) == 40
+
+
+async def test_a_rate_lets_a_burst_in_and_then_one_at_a_time(store):
+    terms = Terms(rate=2.0, burst=3)
+    results = await asyncio.gather(
+        *(store.begin(instance("ann", now=100.0), terms=terms, request=None) for _ in range(8)), return_exceptions=True
+    )
+    refused = [one for one in results if isinstance(one, PlaneRateLimited)]
+    assert len(refused) == 5 and all(one.retry_after == pytest.approx(0.5) for one in refused)
+    assert (await store.usage("ann")).used == 3
+    with pytest.raises(PlaneRateLimited):
+        await store.begin(instance("ann", now=100.4), terms=terms, request=None)
+    await store.begin(instance("ann", now=100.5), terms=terms, request=None)
+    await store.begin(instance("bob", now=100.5), terms=terms, request=None)
+    await store.set_terms("ann", rate=0.0)
+    for _ in range(5):
+        await store.begin(instance("ann", now=100.5), terms=terms, request=None)
+    assert (await store.set_terms("ann", rate=7.5, quota=3)) == await store.usage("ann")
+    assert ((await store.usage("ann")).rate, (await store.usage("ann")).quota) == (7.5, 3)
+    assert (await store.set_terms("ann", rate=None)).quota == 3
+
+
+async def test_one_that_waits_in_a_pool_is_taken_by_exactly_one(store):
+    pool = await store.put_pool(Pool(name="p", size=4, plan="{}", created_at=1.0))
+    for _ in range(4):
+        new, _ = await store.begin(instance(pool.owner), terms=Terms(), request=None)
+        await store.step(new.id, ("creating",), "running", at=1.0, ref=new.id)
+    with pytest.raises(PlaneQuota):
+        await store.begin(instance(pool.owner), terms=Terms(), request=None)
+    taking = Taking(owner="ann", at=2.0, labels={"a": "b"}, rollout_id="ro_1")
+    taken = await asyncio.gather(*(store.take(pool, taking, terms=Terms(), request=None) for _ in range(9)))
+    ids = [one[0].id for one in taken if one is not None]
+    assert len(ids) == len(set(ids)) == 4
+    assert ((await store.usage(pool.owner)).used, (await store.usage("ann")).used) == (0, 4)
+    query = {"env": None, "run_id": None, "live": True, "after": "", "limit": 9}
+    mine = await store.list_instances(owner="ann", rollout_id="ro_1", labels={"a": "b"}, **query)
+    assert sorted(one.id for one in mine) == sorted(ids)
+    assert await store.list_instances(owner=pool.owner, rollout_id=None, labels={}, **query) == []
+    assert (await store.history(ids[0]))[-1].reason == "taken from pool p"
+    assert (
+        await store.list_pools() == [pool]
+        and (await store.put_pool(Pool(name="p", size=2, plan="{}", created_at=9.0))).size == 2
+    )
+    await store.remove_pool("p")
+    with pytest.raises(PlaneNotFound):
+        await store.get_pool("p")
+
+
+async def test_the_same_request_takes_one_from_a_pool_once(store):
+    pool = await store.put_pool(Pool(name="p", size=2, plan="{}", created_at=1.0))
+    for _ in range(2):
+        new, _ = await store.begin(instance(pool.owner), terms=Terms(), request=None)
+        await store.step(new.id, ("creating",), "running", at=1.0, ref=new.id)
+    request = ("caller", "once", b"digest")
+    first, second = [await store.take(pool, Taking(owner="ann", at=2.0), terms=Terms(), request=request) for _ in "ab"]
+    assert first[0].id == second[0].id and (first[1], second[1]) == (True, False)
+
+
+async def test_changes_are_found_by_their_time_and_bundles_by_their_digest(store):
+    made = [await store.begin(instance("ann", now=float(n)), terms=Terms(), request=None) for n in range(1, 6)]
+    await store.begin(instance("bob", now=9.0), terms=Terms(), request=None)
+    assert [one.updated_at for one in await store.changed(owner="ann", since=3.0, limit=9)] == [3.0, 4.0, 5.0]
+    await store.end(made[0][0].id, "failed", at=20.0, reason="why")
+    last = await store.changed(owner=None, since=9.0, limit=9)
+    assert [(one.owner, one.state) for one in last] == [("bob", "creating"), ("ann", "failed")]
+    assert await store.counts() == {("noop", "creating"): 5}
+    assert not await store.has_blob("d" * 64)
+    assert await store.put_blob("d" * 64, b"\x00\xff", owner="ann", at=1.0)
+    assert not await store.put_blob("d" * 64, b"\x00\xff", owner="ann", at=1.0)
+    assert await store.get_blob("d" * 64) == b"\x00\xff"
+    with pytest.raises(PlaneNotFound):
+        await store.get_blob("e" * 64)
+
+
+@REDIS_ONLY
+async def test_without_scripts_the_next_writer_finishes_what_a_dead_one_began(store, plane_url):
+    """The journal is all that a writer left that died between writing it and doing it."""
+    import msgspec
+
+    changer = store._change
+    assert not changer.scripted
+    new, _ = await store.begin(instance("ann"), terms=Terms(), request=None)
+    dead = type(changer)(store._client, changer._lock.removesuffix("lock"), scripted=False)
+
+    async def stops(commands):
+        raise SystemExit
+
+    dead._apply = stops
+    with pytest.raises(SystemExit):
+        await dead(lambda change: store._rows.end(change, new.id, "failed", 2.0, "dead writer"))
+    begun = msgspec.json.decode(await store._client.get(changer._journal))
+    await store._client.execute_command(*begun[0])  # it may also have died in the middle
+    assert (await store.usage("ann")).used == 1
+    await store.begin(instance("bob"), terms=Terms(), request=None)
+    assert (await store.usage("ann")).used == 0
+    assert (await store.get_instance(new.id)).state == "failed"
+    assert await store._client.get(changer._journal) is None
+
+
+async def test_runs_on_redis_are_refused_with_the_reason():
+    with pytest.raises(ConfigError, match="need SQL"):
+        async with Store.open("redis://127.0.0.1:1/0"):
+            pass
