@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt requirements-dev.txt | system
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; install one, or say make PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --editable '.[docker,postgres,redis,parquet,tokens,tui,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --editable '.[docker,postgres,ray,redis,parquet,tokens,tui,report]'
 	touch $@
 
 system:  ## Debian packages that set-up and some tests need (with root and apt; otherwise it says what is skipped)

@@ -43,6 +43,9 @@ def run(
     file: Annotated[list[str] | None, typer.Option(help="with --instruction: SRC:DST to put into the sandbox")] = None,
     allow_network: Annotated[bool, typer.Option(help="let tasks that ask for a public network have it")] = False,
     allow_unsafe: Annotated[bool, typer.Option(help="accept a sandbox that isolates nothing")] = False,
+    executor: Annotated[str, typer.Option(help="where rollouts are done: local, or ray for a cluster")] = "local",
+    ray_address: Annotated[str | None, typer.Option(help="with --executor ray: auto, HOST:PORT or local")] = None,
+    per_node: Annotated[int | None, typer.Option(help="with --executor ray: workers on each node")] = None,
     display: Annotated[str, typer.Option(help="auto, rich, plain, json or none")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="the result as JSON on stdout")] = False,
 ) -> None:
@@ -77,6 +80,9 @@ def run(
         "files": tuple(file or ()),
         "allow_network": allow_network,
         "allow_unsafe": allow_unsafe,
+        "executor": executor,
+        "ray_address": ray_address,
+        "per_node": per_node,
         "display": display,
         "as_json": as_json,
     }

@@ -202,13 +202,16 @@ class HeldCalls(Protocol):
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A gate session as it survives a restart: the key only as a hash."""
+    """A gate session as it survives a restart: the key only as a hash. `attempt_id` and `fence` name the claim it works
+    under: once somebody else has that, the log takes nothing more from this session."""
 
     rollout_id: str
     key_hash: bytes
     created_at: float
     closed_at: float | None = None
     settings: Mapping[str, Any] = {}
+    attempt_id: str | None = None
+    fence: int | None = None
 
 
 class CallLog(Protocol):

@@ -21,6 +21,7 @@ import msgspec
 
 from rollyard.core.errors import ConfigError, GateUnreachable
 from rollyard.core.ids import secret
+from rollyard.core.lease import Lease
 from rollyard.core.protocols import CallLog, Listener, Policy, SessionRecord
 from rollyard.core.trajectory import Trajectory
 from rollyard.gate.asgi import App, Mounted
@@ -211,10 +212,12 @@ class Gate:
         metadata: Mapping[str, Any] = {},
         tools: Mounted | None = None,
         held: bool = False,
+        lease: Lease | None = None,
     ) -> Session:
         """A key for one rollout. `settings` reach the policy as `Call.options`. `tools` is an ASGI application served to
         this rollout at `/mcp` (`rollyard.tools.Toolset`). `held` says that a trainer answers: a call whose reader leaves is
-        then taken back from the trainer at once."""
+        then taken back from the trainer at once. `lease` is the claim it works under: the log takes nothing once that is
+        somebody else's."""
         if not rollout_id or "/" in rollout_id or rollout_id != rollout_id.strip():
             raise ConfigError(f"a rollout id must be a plain word, got {rollout_id!r}")
         if rollout_id in self.sessions:
@@ -230,6 +233,7 @@ class Gate:
             metadata=metadata,
             tools=tools,
             held=held or hasattr(answers, "take"),
+            lease=lease,
             keep=self.limits.replays,
         )
         self.sessions[rollout_id] = session

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rollyard.core.call import Reply, Usage
+from rollyard.core.lease import Lease
 from rollyard.core.protocols import Passthrough, Policy, SessionRecord
 from rollyard.core.trajectory import Trajectory
 from rollyard.gate.classify import Shape
@@ -43,6 +44,7 @@ class Session:
         metadata: Mapping[str, Any] = {},
         tools: Mounted | None = None,
         held: bool = False,
+        lease: Lease | None = None,
         hashed: bytes | None = None,
         created_at: float | None = None,
         keep: int = 64,
@@ -57,6 +59,7 @@ class Session:
         self.settings = settings
         self.metadata = metadata
         self.tools = tools
+        self.lease = lease
         self.held = held
         self.created_at = time.time() if created_at is None else created_at
         self.trajectory = Trajectory(rollout_id)
@@ -149,6 +152,8 @@ class Session:
                 "metadata": dict(self.metadata),
                 "held": self.held,
             },
+            attempt_id=self.lease.attempt.id if self.lease is not None else None,
+            fence=self.lease.fence if self.lease is not None else None,
         )
 
     async def lock(self) -> None:

@@ -14,6 +14,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.task import File
 from rollyard.runs.config import POLICY, RunConfig, load
 from rollyard.runs.drive import drive
+from rollyard.runs.executor import Executor, executor
 from rollyard.runs.once import run_rollout
 from rollyard.runs.progress import display, one_line, summary
 from rollyard.store import Store
@@ -44,6 +45,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
     allow_network: bool = False
     allow_unsafe: bool = False
+    executor: str = "local"
+    ray_address: str | None = None
+    per_node: int | None = None
     display: str = "auto"
     as_json: bool = False
 
@@ -59,12 +63,19 @@ class Outcome(msgspec.Struct, frozen=True):
 
 async def execute(request: Request) -> Outcome:
     if request.instruction is not None:
+        if request.executor != "local":
+            raise ConfigError("--instruction runs one rollout, in this process", hint="leave out --executor")
         if request.tasks is not None or request.resume is not None:
             raise ConfigError("--instruction runs one rollout; it takes no tasks and no --resume")
         return await _one(request)
     if request.setup or request.verify or request.files:
         raise ConfigError("--setup, --verify and --file go with --instruction", hint="tasks bring their own")
     return await _many(request)
+
+
+def _executor(request: Request) -> Executor:
+    given = {"address": request.ray_address, "per_node": request.per_node}
+    return executor(request.executor, **{name: value for name, value in given.items() if value is not None})
 
 
 async def _one(request: Request) -> Outcome:
@@ -105,7 +116,8 @@ async def _many(request: Request) -> Outcome:
     else:
         raise ConfigError("nothing to run", hint="name a folder of tasks, a run's TOML file, --instruction or --resume")
     shown = display("none" if request.as_json and request.display == "auto" else request.display)
-    report = await drive(config, store=request.store, display=shown, resume=request.resume)
+    where = _executor(request)
+    report = await drive(config, store=request.store, display=shown, resume=request.resume, executor=where)
     failed = any(status != "completed" for status in report.statuses)
     if request.as_json:
         return Outcome(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed)
@@ -145,8 +157,14 @@ def _named(policies: tuple[str, ...]) -> Mapping[str, str]:
             name, rest = (POLICY if number == 0 else f"{POLICY}{number + 1}"), text
         if name in named:
             raise ConfigError(f"two policies are named {name!r}")
-        named[name] = rest
+        named[name] = _from_anywhere(rest)
     return named
+
+
+def _from_anywhere(policy: str) -> str:
+    """A script's file is found again by a resumed run, whatever directory that is started in."""
+    kind, _, where = policy.partition(":")
+    return f"{kind}:{Path(where).resolve()}" if kind == "scripted" and Path(where).exists() else policy
 
 
 def _server(request: Request) -> Mapping[str, str]:

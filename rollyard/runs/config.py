@@ -33,6 +33,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     parallel: int = 4
     concurrency: Mapping[str, int] = {}
     retries: int = 1
+    lease_s: float = 60.0  # how long an attempt stays with a worker that gives no sign of life
     sandbox: str = "local"
     sandbox_options: Mapping[str, str] = {}
     limits: Limits | None = None
@@ -58,6 +59,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for name in ("attempts", "parallel"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 1 <= self.lease_s < 86400:
+            raise ConfigError(f"lease_s must be between a second and a day, got {self.lease_s}")
         if self.retries < 0:
             raise ConfigError(f"retries must not be negative, got {self.retries}")
         for field in ("concurrency", "prices"):

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 import anyio
 
-from rollyard import policy as policies
 from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Backend, Policy
 from rollyard.gate import Gate
 from rollyard.runs.config import RunConfig, convert
+from rollyard.runs.executor import Executor, Local
+from rollyard.runs.policies import open_policies
 from rollyard.runs.progress import Display
 from rollyard.runs.report import Report, report
 from rollyard.runs.run import Run
@@ -23,10 +25,15 @@ from rollyard.runs.stages import nowhere
 from rollyard.store import Store
 from rollyard.tasks.taskset import Taskset
 
-_SERVERS = ("upstream:", "passthrough:", "tokens:")  # policies that talk to a model server
 
-
-async def drive(config: RunConfig | None, *, store: str, display: Display, resume: str | None = None) -> Report:
+async def drive(
+    config: RunConfig | None,
+    *,
+    store: str,
+    display: Display,
+    resume: str | None = None,
+    executor: Executor | None = None,
+) -> Report:
     """Run `config` (or what is left of the run `resume`) to its end and report. Ctrl-C cancels cleanly; attempts stay owed."""
     async with Store.open(store) as kept:
         if resume is not None:
@@ -36,7 +43,7 @@ async def drive(config: RunConfig | None, *, store: str, display: Display, resum
                 "nobody answers the model calls", hint="--policy scripted:FILE, or --base-url URL --model M"
             )
         with display:
-            return await carry_out(config, store=kept, display=display, resume=resume)
+            return await carry_out(config, store=kept, display=display, resume=resume, executor=executor)
 
 
 async def carry_out(
@@ -47,22 +54,24 @@ async def carry_out(
     resume: str | None = None,
     answering: Mapping[str, Policy] | None = None,
     sandbox: str | Backend | None = None,
+    executor: Executor | None = None,
 ) -> Report:
-    """The whole matrix of a config through one queue. `answering` are policies of the caller's, by name."""
+    """The whole matrix of a config through one queue. `answering` are policies of the caller's, by name; an executor on other
+    machines opens the config's there."""
     async with AsyncExitStack() as stack:
-        named = answering or _policies(stack, config)
         loading = partial(Taskset.load, config.tasks, allow_network=config.allow_network)
         tasks = await anyio.to_thread.run_sync(loading)
-        gate = await stack.enter_async_context(Gate(next(iter(named.values())), log=store))
+        where = executor or Local()
+        here = await _in_this_process(stack, config, store, answering) if where.name == Local.name else {}
         async with Run(
             tasks,
-            gate=gate,
             store=store,
             config=config,
-            policies=named if len(named) > 1 else None,
             resume=resume,
             sink=display.event if display is not None else nowhere,
             sandbox=sandbox,
+            executor=where,
+            **here,
         ) as run:
             if display is not None:
                 display.begin(run.id, run.owed, run.done)
@@ -72,13 +81,10 @@ async def carry_out(
         return await report(store, run.id)
 
 
-def _policies(stack: AsyncExitStack, config: RunConfig) -> Mapping[str, Policy]:
-    """Each by its name, closed with the stack."""
-    if not config.policies:
-        raise ConfigError("nobody answers the model calls", hint='[policies] NAME = "upstream:URL"')
-    made: dict[str, Policy] = {}
-    for name, text in config.policies.items():
-        settings = {"model": config.model, "key_env": config.key_env} if text.startswith(_SERVERS) else {}
-        policy = made[name] = policies.parse(text, **settings)
-        stack.push_async_callback(policy.aclose)
-    return made
+async def _in_this_process(
+    stack: AsyncExitStack, config: RunConfig, store: Store, answering: Mapping[str, Policy] | None
+) -> dict[str, Any]:
+    """The policies and the gate that a local run is given; workers elsewhere open their own."""
+    named = answering or open_policies(stack, config)
+    gate = await stack.enter_async_context(Gate(next(iter(named.values())), log=store))
+    return {"gate": gate, "policies": named if len(named) > 1 else None}

@@ -39,7 +39,7 @@ def task_spec(
 def rollout_spec(plan: Plan, task: Task, built: Built, layers: tuple[str, ...], backend: Backend) -> SandboxSpec:
     """The same place for one rollout: its labels, its isolation, and the model's host where the agent goes there itself."""
     labels = {"rollyard.task": task.id, "rollyard.rollout": plan.rollout_id, "rollyard.attempt": str(plan.attempt)}
-    for name, value in (("run", plan.run_id), ("episode", plan.episode_id)):
+    for name, value in (("run", plan.run_id), ("claim", plan.attempt_id), ("episode", plan.episode_id)):
         if value is not None:
             labels[f"rollyard.{name}"] = value
     spec = task_spec(task, built, layers, labels={**plan.labels, **labels}, limits=plan.limits_for(task))

@@ -37,6 +37,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "policy"
     attempt: int = 0
     run_id: str | None = None
+    attempt_id: str | None = None  # the claim it is done under
     group_id: str | None = None
     episode_id: str | None = None
     seed: int | None = None

@@ -89,7 +89,7 @@ class Layers:
         for name in (*spec.npm, *spec.pip):
             if not name.strip() or name.startswith("-"):
                 raise ConfigError(f"{name!r} is not a package name")
-        key = hashlib.sha256(msgspec.json.encode([FORMAT, spec, platform.machine()])).hexdigest()[:24]
+        key = _key(spec)
         if (known := self._indexed(key)) is not None:
             return known
         async with locked(self.root / "locks" / f"layer-{key}", timeout):
@@ -97,11 +97,16 @@ class Layers:
                 return known
             with anyio.fail_after(timeout):
                 layer_id = await self._build(spec, timeout)
-            index = private_dir(self.root / "index") / key
-            temporary = index.with_suffix(".new")
-            temporary.write_text(layer_id)
-            temporary.rename(index)
+            self.remember(spec, layer_id)
             return layer_id
+
+    def remember(self, spec: LayerSpec, layer_id: str) -> None:
+        """From now on a layer that is here, however it came, is what `spec` asks for."""
+        self.tree(layer_id)
+        index = private_dir(self.root / "index") / _key(spec)
+        temporary = index.with_suffix(".new")
+        temporary.write_text(layer_id)
+        temporary.rename(index)
 
     async def verify(self, layer_id: str) -> list[str]:
         """Paths whose contents are no longer those that were built; bytecode is not counted."""
@@ -170,6 +175,10 @@ class Layers:
                     prefix, spec.npm, npm_command(node), before=spec.before, scratch=scratch, timeout=timeout
                 )
         return toolchains, npm, pip
+
+
+def _key(spec: LayerSpec) -> str:
+    return hashlib.sha256(msgspec.json.encode([FORMAT, spec, platform.machine()])).hexdigest()[:24]
 
 
 def layer_prefix(layer_id: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from sqlalchemy import Connection, select
@@ -42,6 +42,14 @@ def get(connection: Connection, digest: bytes) -> bytes:
     for delta in reversed(differences):
         body = apply(delta, body)
     return body
+
+
+def known(connection: Connection, digests: Sequence[bytes]) -> set[bytes]:
+    found: set[bytes] = set()
+    for start in range(0, len(digests), 500):
+        query = select(blobs.c.digest).where(blobs.c.digest.in_(digests[start : start + 500]))
+        found |= {bytes(digest) for digest in connection.execute(query).scalars()}
+    return found
 
 
 def size(connection: Connection, digest: bytes) -> int:

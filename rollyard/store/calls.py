@@ -12,11 +12,11 @@ from sqlalchemy import Connection, select, update
 
 from rollyard.core.call import CallRecord, VersionSpan
 from rollyard.core.delta import Blob
-from rollyard.core.errors import SessionClosed, StoreError
+from rollyard.core.errors import LeaseLost, SessionClosed, StoreError
 from rollyard.core.message import Message
 from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
-from rollyard.store import blobs
+from rollyard.store import blobs, leases
 from rollyard.store.database import Put
 from rollyard.store.schema import calls, nodes, sessions
 
@@ -33,7 +33,7 @@ _closed = select(sessions.c.closed_at)
 
 
 def commit(connection: Connection, record: CallRecord, added: Sequence[Node], bodies: Mapping[bytes, Blob]) -> None:
-    """One call with what it added. A closed session takes none."""
+    """One call with what it added. A closed session takes none, and one whose claim was taken over is closed."""
     if _closed_at(connection, record.rollout_id) is not None:
         raise SessionClosed(f"rollout {record.rollout_id} is closed", rollout_id=record.rollout_id)
     blobs.put(connection, bodies)
@@ -52,8 +52,11 @@ def load(connection: Connection, rollout_id: str) -> tuple[list[CallRecord], lis
 
 
 def save_session(connection: Connection, session: SessionRecord) -> None:
+    if session.attempt_id is not None and not leases.hold(connection, session.attempt_id, session.fence or 0):
+        raise LeaseLost(f"the claim of rollout {session.rollout_id} is lost", rollout_id=session.rollout_id)
     settings = msgspec.json.encode(session.settings).decode()
     row = (session.rollout_id, session.key_hash, session.created_at, session.closed_at, settings)
+    row += (session.attempt_id, session.fence)
     _put_sessions.rows(connection, [row])
 
 
@@ -64,6 +67,8 @@ def close_session(connection: Connection, rollout_id: str, at: float) -> None:
 
 
 def all_sessions(connection: Connection) -> list[SessionRecord]:
+    """Those that a gate may go on with. A session under a claim is not: whoever claims next starts over."""
+    query = select(sessions).where(sessions.c.attempt_id.is_(None)).order_by(sessions.c.created_at)
     return [
         SessionRecord(
             rollout_id=row.rollout_id,
@@ -72,7 +77,7 @@ def all_sessions(connection: Connection) -> list[SessionRecord]:
             closed_at=row.closed_at,
             settings=msgspec.json.decode(row.settings),
         )
-        for row in connection.execute(select(sessions).order_by(sessions.c.created_at))
+        for row in connection.execute(query)
     ]
 
 
@@ -81,7 +86,8 @@ def _closed_at(connection: Connection, rollout_id: str) -> float | None:
         driver: Any = connection.connection.driver_connection
         row = driver.execute("SELECT closed_at FROM sessions WHERE rollout_id = ?", (rollout_id,)).fetchone()
         return None if row is None else row[0]
-    return connection.execute(_closed.where(sessions.c.rollout_id == rollout_id)).scalar()
+    query = _closed.where(sessions.c.rollout_id == rollout_id)
+    return connection.execute(query.with_for_update(read=True)).scalar()  # it stays open until this call is kept
 
 
 def _call_row(record: CallRecord) -> tuple[Any, ...]:

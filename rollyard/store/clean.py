@@ -8,7 +8,19 @@ from sqlalchemy import Connection, delete, func, select
 from rollyard.core.call import CallRecord
 from rollyard.core.delta import Delta
 from rollyard.core.errors import StoreError
-from rollyard.store.schema import artifacts, attempts, blobs, calls, events, nodes, rollouts, runs, sessions, verdicts
+from rollyard.store.schema import (
+    artifacts,
+    attempts,
+    blobs,
+    calls,
+    events,
+    nodes,
+    pauses,
+    rollouts,
+    runs,
+    sessions,
+    verdicts,
+)
 
 _record = msgspec.msgpack.Decoder(CallRecord)
 _delta = msgspec.msgpack.Decoder(Delta)
@@ -38,7 +50,8 @@ def delete_run(connection: Connection, run_id: str) -> int:
         connection.execute(delete(table).where(table.c.rollout_id.in_(own)))
     connection.execute(delete(events).where(events.c.run_id == run_id))
     count = connection.execute(delete(rollouts).where(rollouts.c.run_id == run_id)).rowcount
-    connection.execute(delete(attempts).where(attempts.c.run_id == run_id))
+    for table in (attempts, pauses):
+        connection.execute(delete(table).where(table.c.run_id == run_id))
     connection.execute(delete(runs).where(runs.c.id == run_id))
     return count
 

@@ -6,10 +6,14 @@ other order, and a reader that has seen the later number would never see the ear
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, func, insert, select, text
 
 from rollyard.core.events import Event
+from rollyard.core.lease import Lease
+from rollyard.store import leases
 from rollyard.store.schema import events
 from rollyard.store.values import StoredEvent
 
@@ -30,6 +34,18 @@ def append(connection: Connection, new: list[Event]) -> None:
         for event in new
     ]
     connection.execute(insert(events), rows)
+
+
+def append_held(connection: Connection, told: Sequence[tuple[Lease, Event]]) -> None:
+    """Those of claims that are still good; somebody else tells the story of the others."""
+    good = leases.still_held(connection, [lease for lease, _ in told])
+    new = [event for lease, event in told if (lease.attempt.id, lease.fence) in good]
+    if new:
+        append(connection, new)
+
+
+def latest(connection: Connection) -> int:
+    return connection.execute(select(func.coalesce(func.max(events.c.seq), 0))).scalar_one()
 
 
 def after(

@@ -7,7 +7,7 @@ its calls were committed one by one before they were answered.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,13 +15,14 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, Select, func, insert, select, update
 
 from rollyard.core.errors import StoreError
+from rollyard.core.events import Event
 from rollyard.core.lease import Lease
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
-from rollyard.store import blobs, runs
+from rollyard.store import blobs, events, leases
 from rollyard.store.database import Put
 from rollyard.store.schema import artifacts, rollouts, verdicts
-from rollyard.store.values import ArtifactInfo, Page, RolloutRow, SortKey, StoredVerdict, row_of
+from rollyard.store.values import ArtifactInfo, Page, RolloutRow, SortKey, Spent, StoredVerdict, row_of
 
 _COLUMNS = tuple(column.name for column in rollouts.columns)
 _put_rollouts = Put(rollouts, _COLUMNS, there="fail")
@@ -34,11 +35,12 @@ LONGEST_PAGE = 1000
 WORKDIR = "workdir.tar.gz"  # the artifact that holds the working directory as the agent left it
 
 
-def commit(connection: Connection, rollout: Rollout, lease: Lease | None, at: float) -> None:
+def commit(connection: Connection, rollout: Rollout, lease: Lease | None, at: float, told: Sequence[Event]) -> None:
     """All of a rollout, or nothing. With a lease it also settles the attempt, and a lost lease commits nothing."""
     if lease is not None:
         used_up = rollout.failure is not None and rollout.failure.retry
-        runs.settle(connection, lease, "failed" if used_up else "done", rollout.id)
+        if not leases.settle(connection, lease, "failed" if used_up else "done", rollout.id):
+            return
     task = msgspec.msgpack.encode(rollout.task)
     digest = hashlib.sha256(task).digest()
     blobs.put(connection, {digest: task})
@@ -58,6 +60,8 @@ def commit(connection: Connection, rollout: Rollout, lease: Lease | None, at: fl
     kept = {name: bytes.fromhex(digest) for name, digest in rollout.artifacts.items()}
     rows = [(rollout.id, name, digest, blobs.size(connection, digest), False) for name, digest in kept.items()]
     _put_artifacts.rows(connection, rows)
+    if told:
+        events.append(connection, list(told))  # last: on PostgreSQL appending takes turns
 
 
 def put_files(connection: Connection, rollout_id: str, files: Mapping[str, bytes], *, collected: bool) -> None:
@@ -161,6 +165,14 @@ def lines(connection: Connection, run_id: str) -> list[RolloutRow]:
     """Every line of a run, in the order of ids."""
     query = select(*(rollouts.c[name] for name in _ROW)).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id)
     return [RolloutRow(**dict(zip(_ROW, row, strict=True))) for row in connection.execute(query)]
+
+
+def spent(connection: Connection, run_id: str) -> list[Spent]:
+    sums = (func.sum(rollouts.c.prompt_tokens), func.sum(rollouts.c.completion_tokens))
+    query = select(rollouts.c.policy, *sums).where(rollouts.c.run_id == run_id).group_by(rollouts.c.policy)
+    return [
+        Spent(policy, int(prompt or 0), int(answered or 0)) for policy, prompt, answered in connection.execute(query)
+    ]
 
 
 def verdicts_of(connection: Connection, rollout_id: str) -> list[StoredVerdict]:

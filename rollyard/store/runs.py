@@ -1,8 +1,4 @@
-"""Runs, their attempts, and the leases under which attempts are done.
-
-A claim raises the attempt's fencing number. Everything a claimant does afterwards shows that number, so one that was
-presumed dead and wakes up changes nothing. Times are the caller's; processes that share a store share a clock.
-"""
+"""Runs and what they owe: their attempts. Who does an attempt, and for how long, is `leases`."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, func, or_, select, update
+from sqlalchemy import Connection, func, select
 
-from rollyard.core.errors import LeaseLost, StoreError
-from rollyard.core.lease import Attempt, AttemptState, Lease
+from rollyard.core.errors import StoreError
+from rollyard.core.lease import Attempt, AttemptState
 from rollyard.store.database import Put
 from rollyard.store.schema import attempts, rollouts, runs
 from rollyard.store.values import RunInfo, RunSortKey
@@ -52,57 +48,6 @@ def add_attempts(connection: Connection, run_id: str, new: Iterable[Attempt]) ->
     _put_attempts.rows(connection, rows)
 
 
-def claim(connection: Connection, run_id: str, owner: str, now: float, ttl_s: float) -> Lease | None:
-    """The first attempt that is owed, or whose lease has run out."""
-    free = or_(attempts.c.state == "owed", and_(attempts.c.state == "leased", attempts.c.expires_at <= now))
-    found = connection.execute(
-        select(attempts)
-        .where(attempts.c.run_id == run_id, free)
-        .order_by(attempts.c.position)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
-    row = found.mappings().first()
-    if row is None:
-        return None
-    changed = {"state": "leased", "owner": owner, "expires_at": now + ttl_s}
-    changed |= {"fence": row["fence"] + 1, "tries": row["tries"] + 1}
-    connection.execute(update(attempts).where(attempts.c.id == row["id"]).values(**changed))
-    return _lease({**row, **changed})
-
-
-def renew(connection: Connection, lease: Lease, now: float, ttl_s: float) -> Lease:
-    """A lease that ran out but that nobody has claimed since is still its owner's."""
-    changed = connection.execute(update(attempts).where(_held(lease)).values(expires_at=now + ttl_s))
-    if not changed.rowcount:
-        raise lost(lease)
-    return msgspec.structs.replace(lease, expires_at=now + ttl_s)
-
-
-def give_back(connection: Connection, lease: Lease) -> bool:
-    """The attempt is owed again. False when the lease was lost, and then nothing changes."""
-    changed = connection.execute(update(attempts).where(_held(lease)).values(state="owed", owner=None, expires_at=None))
-    return bool(changed.rowcount)
-
-
-def settle(connection: Connection, lease: Lease, state: AttemptState, rollout_id: str) -> None:
-    changed = connection.execute(
-        update(attempts).where(_held(lease)).values(state=state, owner=None, expires_at=None, rollout_id=rollout_id)
-    )
-    if not changed.rowcount:
-        raise lost(lease)
-
-
-def lost(lease: Lease) -> LeaseLost:
-    return LeaseLost(f"the claim on attempt {lease.attempt.id} is no longer {lease.owner}'s (fence {lease.fence})")
-
-
-def leases(connection: Connection, run_id: str) -> list[Lease]:
-    """Claims that are out, run out or not."""
-    query = select(attempts).where(attempts.c.run_id == run_id, attempts.c.state == "leased")
-    return [_lease(row) for row in connection.execute(query.order_by(attempts.c.position)).mappings()]
-
-
 def progress(connection: Connection, run_id: str) -> dict[AttemptState, int]:
     query = select(attempts.c.state, func.count()).where(attempts.c.run_id == run_id).group_by(attempts.c.state)
     return {state: count for state, count in connection.execute(query)}
@@ -110,7 +55,7 @@ def progress(connection: Connection, run_id: str) -> dict[AttemptState, int]:
 
 def attempts_of(connection: Connection, run_id: str) -> list[Attempt]:
     query = select(attempts).where(attempts.c.run_id == run_id).order_by(attempts.c.position)
-    return [_attempt(row) for row in connection.execute(query).mappings()]
+    return [as_attempt(row) for row in connection.execute(query).mappings()]
 
 
 def get(connection: Connection, run_id: str) -> RunInfo:
@@ -158,13 +103,5 @@ def _info(connection: Connection, row: Any, count: int, scored: int, mean: float
     )
 
 
-def _held(lease: Lease) -> Any:
-    return and_(attempts.c.id == lease.attempt.id, attempts.c.fence == lease.fence, attempts.c.state == "leased")
-
-
-def _attempt(row: Mapping[Any, Any]) -> Attempt:
+def as_attempt(row: Mapping[Any, Any]) -> Attempt:
     return Attempt(**{name: row[name] for name in _ATTEMPT})
-
-
-def _lease(row: Mapping[Any, Any]) -> Lease:
-    return Lease(attempt=_attempt(row), owner=row["owner"], fence=row["fence"], expires_at=row["expires_at"])

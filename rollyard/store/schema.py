@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0004"  # the newest migration
+HEAD = "0005"  # the newest migration
 
 metadata = MetaData()
 
@@ -36,6 +36,9 @@ sessions = Table(
     Column("created_at", Float, nullable=False),
     Column("closed_at", Float),
     Column("settings", Text, nullable=False),
+    Column("attempt_id", String),  # the claim it works under; None outside a run
+    Column("fence", Integer),
+    Index("sessions_of_attempt", "attempt_id"),
 )
 
 calls = Table(
@@ -113,6 +116,14 @@ attempts = Table(
     Column("rollout_id", String),
     UniqueConstraint("run_id", "task_id", "agent", "policy", "number", name="attempts_once"),
     Index("attempts_claim", "run_id", "state", "position"),
+)
+
+pauses = Table(
+    "pauses",  # until when a run hands out nothing that this policy answers
+    metadata,
+    Column("run_id", String, primary_key=True),
+    Column("policy", String, primary_key=True),
+    Column("until", Float, nullable=False),
 )
 
 rollouts = Table(

@@ -29,7 +29,7 @@ from rollyard.core.protocols import SessionRecord
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
 from rollyard.core.trajectory import Trajectory
-from rollyard.store import blobs, calls, clean, events, rollouts, runs
+from rollyard.store import blobs, calls, clean, events, leases, rollouts, runs
 from rollyard.store.database import Database
 from rollyard.store.migrate import prepare
 from rollyard.store.plane import SqlPlane
@@ -41,6 +41,7 @@ from rollyard.store.values import (
     RunInfo,
     RunSortKey,
     SortKey,
+    Spent,
     StoredEvent,
     StoredVerdict,
 )
@@ -51,21 +52,33 @@ _STREAMED = 64  # rollouts read at once while streaming
 class Store:
     """Made by `Store.open`. It is a `CallLog` for the gate."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] | None, where: str) -> None:
         self._database = database
-        self._clock = clock
+        self._clock = clock or time.time
+        self._own_clock = clock is not None or database.kind == "sqlite"
+        self.where = where
+
+    @property
+    def shared(self) -> bool:
+        """Whether processes on other machines can open it too."""
+        return self._database.kind != "sqlite"
+
+    def _now(self) -> float | None:
+        """The time that decides about leases; None leaves it to the database's server."""
+        return self._clock() if self._own_clock else None
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, where: str | Path, *, synchronous: Synchronous = "normal", clock: Callable[[], float] = time.time
+        cls, where: str | Path, *, synchronous: Synchronous = "normal", clock: Callable[[], float] | None = None
     ) -> AsyncGenerator[Store]:
         """`where` is a path, `sqlite:///path` or `postgresql://user@host/name`. A new database is set up; an older one is
-        brought up to date; a newer one is refused. `clock` decides when leases run out."""
+        brought up to date; a newer one is refused. `clock` decides when leases run out; without one this machine's does,
+        and on PostgreSQL the server's."""
         database = _database(str(where), synchronous)
         try:
             await prepare(database)
-            yield cls(database, clock)
+            yield cls(database, clock, str(where))
         finally:
             await database.aclose()
 
@@ -134,34 +147,66 @@ class Store:
         """How many attempts are in each state."""
         return await self._database.read(partial(runs.progress, run_id=run_id))
 
-    async def claim(self, run_id: str, *, owner: str, ttl_s: float) -> Lease | None:
+    async def claim(
+        self, run_id: str, *, owner: str, ttl_s: float, concurrency: Mapping[str, int] | None = None
+    ) -> Lease | None:
         """The next attempt that is owed or whose lease ran out, with a fencing number nobody had before; None if all are
-        out or done."""
-        work = partial(runs.claim, run_id=run_id, owner=owner, now=self._clock(), ttl_s=ttl_s)
-        return await self._database.write(work)
+        out or done. No policy named in `concurrency` gets more than that many at a time, whoever claims them."""
+        return await self._database.write(
+            partial(
+                leases.claim,
+                run_id=run_id,
+                owner=owner,
+                now=self._now(),
+                ttl_s=ttl_s,
+                concurrency=concurrency or {},
+            )
+        )
+
+    async def pause(self, run_id: str, policy: str, for_s: float) -> None:
+        """Hand out nothing that this policy answers for a while, on any machine: its server is overloaded or away."""
+        work = partial(leases.pause, run_id=run_id, policy=policy, now=self._now(), for_s=for_s)
+        await self._database.write(work)
 
     async def heartbeat(self, lease: Lease, *, ttl_s: float) -> Lease:
         """Keep a claim for another `ttl_s`. Raises `LeaseLost` once somebody else has claimed the attempt."""
-        return await self._database.write(partial(runs.renew, lease=lease, now=self._clock(), ttl_s=ttl_s))
+        return await self._database.write(partial(leases.renew, lease=lease, now=self._now(), ttl_s=ttl_s))
 
-    async def release(self, lease: Lease) -> bool:
-        """Give an attempt back undone; it is owed again. False, and nothing changes, when the lease was lost."""
-        return await self._database.write(partial(runs.give_back, lease=lease))
+    async def heartbeats(self, held: Sequence[Lease], *, ttl_s: float) -> set[str]:
+        """The same for all leases of a worker at once; gives the ids of attempts whose leases were lost."""
+        if not held:
+            return set()
+        return await self._database.write(partial(leases.renew_all, held=held, now=self._now(), ttl_s=ttl_s))
+
+    async def reclaim(self, run_id: str) -> int:
+        """Attempts whose leases ran out are owed again, each in its old place; gives how many."""
+        return await self._database.write(partial(leases.reclaim, run_id=run_id, now=self._now()))
+
+    async def release(self, lease: Lease, *, after_s: float = 0.0) -> bool:
+        """Give an attempt back undone; it is owed again, though not before `after_s`. False, and nothing changes, when the
+        lease was lost."""
+        return await self._database.write(partial(leases.give_back, lease=lease, now=self._now(), after_s=after_s))
 
     async def expire(self, lease: Lease) -> bool:
         """End the lease of an owner that is known to be dead, before its time is up."""
-        return await self._database.write(partial(runs.give_back, lease=lease))
+        return await self.release(lease)
 
     async def leases(self, run_id: str) -> list[Lease]:
         """Claims that are out, whether their time is up or not."""
-        return await self._database.read(partial(runs.leases, run_id=run_id))
+        return await self._database.read(partial(leases.listed, run_id=run_id))
+
+    async def spent(self, run_id: str) -> list[Spent]:
+        """Tokens of a run's committed rollouts, by policy."""
+        return await self._database.read(partial(rollouts.spent, run_id=run_id))
 
     # rollouts
 
-    async def commit_rollout(self, rollout: Rollout, *, lease: Lease | None = None) -> None:
-        """Keep a rollout with its verdict, files and artifacts in one transaction. With a lease the attempt is settled in
-        the same one, and `LeaseLost` means that nothing was kept."""
-        await self._database.write(partial(rollouts.commit, rollout=rollout, lease=lease, at=self._clock()))
+    async def commit_rollout(self, rollout: Rollout, *, lease: Lease | None = None, told: Sequence[Event] = ()) -> None:
+        """Keep a rollout with its verdict, files, artifacts and last events in one transaction. With a lease the attempt is
+        settled in the same one, and `LeaseLost` means that nothing was kept. Committing the same rollout again under the
+        same lease changes nothing."""
+        work = partial(rollouts.commit, rollout=rollout, lease=lease, at=self._clock(), told=told)
+        await self._database.write(work)
 
     async def get_rollout(self, rollout_id: str) -> Rollout:
         """A rollout whole: task, verdict, files and trajectory."""
@@ -239,6 +284,15 @@ class Store:
         if new:
             await self._database.write(partial(events.append, new=list(new)))
 
+    async def events_under(self, told: Sequence[tuple[Lease, Event]]) -> None:
+        """Append what happened under claims; of a claim that was lost, nothing."""
+        if told:
+            await self._database.write(partial(events.append_held, told=told))
+
+    async def latest_event(self) -> int:
+        """The number of the newest event; 0 when there is none."""
+        return await self._database.read(events.latest)
+
     async def events(
         self, *, run_id: str | None = None, rollout_id: str | None = None, after: int = 0, limit: int = 1000
     ) -> list[StoredEvent]:
@@ -268,6 +322,11 @@ class Store:
 
     async def get_blob(self, digest: str) -> bytes:
         return await self.load_blob(bytes.fromhex(digest))
+
+    async def missing_blobs(self, digests: Sequence[str]) -> set[str]:
+        """Those of the bodies that are not kept here."""
+        found = await self._database.read(partial(blobs.known, digests=[bytes.fromhex(d) for d in digests]))
+        return {digest for digest in digests if bytes.fromhex(digest) not in found}
 
     async def add_artifacts(self, rollout_id: str, files: Mapping[str, bytes]) -> None:
         """Keep more files with a rollout."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -54,6 +54,14 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+
+
+class Spent(NamedTuple):
+    """Tokens of committed rollouts that one policy answered; None is the only policy of its run."""
+
+    policy: str | None
+    prompt_tokens: int
+    completion_tokens: int
 
 
 def row_of(rollout: Rollout) -> RolloutRow:

@@ -70,6 +70,8 @@ async def test_rollouts_of_an_older_database_are_listed_with_what_their_bodies_s
         usage={"prompt_tokens": 7, "completion_tokens": 3},
     )  # fmt: skip
     undo = ["DROP INDEX IF EXISTS rollouts_lines", "UPDATE alembic_version SET version_num = '0002'"]
+    undo += ["DROP INDEX sessions_of_attempt", "DROP TABLE pauses"]
+    undo += [f"ALTER TABLE sessions DROP COLUMN {name}" for name in ("attempt_id", "fence")]
     undo += [
         f"ALTER TABLE rollouts DROP COLUMN {name}" for name in ("policy", "cause", "prompt_tokens", "completion_tokens")
     ]

@@ -1,15 +1,18 @@
 """Attempts, leases with fencing numbers, and rollouts committed whole or not at all."""
 
 import asyncio
+import time
 
 import pytest
 
-from rollyard.core.errors import ConfigError, LeaseLost, StoreError, Unsupported
+from rollyard.core.errors import ConfigError, LeaseLost, SessionClosed, StoreError, Unsupported
 from rollyard.core.events import AgentEvent, Event
 from rollyard.core.lease import Attempt
+from rollyard.core.protocols import SessionRecord
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, StageRecord, Verdict
 from rollyard.core.task import File, Task
 from rollyard.store import Store
+from rollyard.testing.call_log import commit_all, conversation
 
 pytestmark = pytest.mark.anyio
 
@@ -332,3 +335,93 @@ async def test_a_backup_is_a_store(store, tmp_path, request):
     (tmp_path / "bad.db").write_bytes(b"not a database" * 100)
     with pytest.raises(StoreError):
         await Store.restore(tmp_path / "bad.db", tmp_path / "never.db")
+
+
+async def test_a_claim_that_was_taken_over_records_no_call_no_session_and_no_event(store, clock):
+    """A worker that wakes up after its lease ran out can commit nothing at all."""
+    await run_with(store, 1)
+    old = await store.claim("run1", owner="zombie", ttl_s=10)
+    session = SessionRecord(
+        rollout_id="ro-z", key_hash=b"k", created_at=1.0, attempt_id=old.attempt.id, fence=old.fence
+    )
+    await store.save_session(session)
+    added = conversation("ro-z", 2)[1]
+    await commit_all(store, added[:1])
+    clock.now += 11
+    new = await store.claim("run1", owner="b", ttl_s=10)
+    with pytest.raises(SessionClosed):
+        await commit_all(store, added[1:])
+    with pytest.raises(LeaseLost):
+        await store.save_session(session)
+    told = [(lease, Event(at=1.0, name=lease.owner, run_id="run1")) for lease in (old, new)]
+    await store.events_under(told)
+    assert [stored.event.name for stored in await store.events(run_id="run1")] == ["b"]
+    assert await store.sessions() == []  # a session under a claim is never gone on with
+
+
+async def test_all_leases_of_a_worker_are_kept_at_once_and_the_lost_ones_named(store, clock):
+    await run_with(store, 4)
+    held = [await store.claim("run1", owner="a", ttl_s=10) for _ in range(4)]
+    clock.now += 11
+    stolen = await store.claim("run1", owner="b", ttl_s=60)
+    assert await store.heartbeats(held, ttl_s=30) == {stolen.attempt.id}
+    clock.now += 20
+    assert await store.reclaim("run1") == 0
+    clock.now += 20
+    assert await store.reclaim("run1") == 3
+    assert await store.progress("run1") == {"leased": 1, "owed": 3}
+    assert await store.heartbeats(held, ttl_s=30) == {lease.attempt.id for lease in held}
+
+
+async def test_a_policys_bound_and_its_pauses_hold_for_everybody_who_claims(store, clock):
+    await store.create_run({}, id="run1")
+    both = [
+        Attempt(id=f"{policy}{n}", run_id="run1", task_id="t", policy=policy, number=n)
+        for n in range(4)
+        for policy in ("small", "large")
+    ]
+    await store.add_attempts("run1", both)
+
+    async def claim(owner):
+        lease = await store.claim("run1", owner=owner, ttl_s=60, concurrency={"large": 2})
+        return lease and lease.attempt.policy
+
+    claimed = await asyncio.gather(*(claim(f"w{n}") for n in range(8)))
+    assert sorted(filter(None, claimed)) == ["large"] * 2 + ["small"] * 4
+    assert await claim("late") is None
+    clock.now += 61
+    await store.pause("run1", "small", 30)
+    await store.pause("run1", "small", 5)  # the longer one stays
+    clock.now += 10
+    assert {await claim("w") for _ in range(4)} == {"large", None}
+    clock.now += 21
+    assert await claim("w") == "small"
+
+
+async def test_an_attempt_given_back_for_later_is_owed_but_not_yet(store, clock):
+    await run_with(store, 1)
+    lease = await store.claim("run1", owner="a", ttl_s=10)
+    await store.release(lease, after_s=5)
+    assert await store.progress("run1") == {"owed": 1}
+    assert await store.claim("run1", owner="b", ttl_s=10) is None
+    clock.now += 6
+    assert (await store.claim("run1", owner="b", ttl_s=10)).fence == 2
+
+
+async def test_committing_the_same_rollout_again_under_its_lease_changes_nothing(store):
+    await run_with(store, 1)
+    lease = await store.claim("run1", owner="a", ttl_s=10)
+    told = [Event(at=1.0, name="rollout.committed", run_id="run1")]
+    for _ in range(2):
+        await store.commit_rollout(rollout("ro1"), lease=lease, told=told)
+    assert len(await store.events(run_id="run1")) == 1
+    assert len(await store.verdicts("ro1")) == 1
+
+
+async def test_on_a_shared_database_its_servers_clock_decides_about_leases(postgres_url):
+    """Machines whose clocks differ by an hour do not take each other's leases."""
+    async with Store.open(postgres_url) as store:
+        await run_with(store, 1)
+        lease = await store.claim("run1", owner="a", ttl_s=60)
+        assert abs(lease.expires_at - time.time() - 60) < 30
+        assert await store.claim("run1", owner="b", ttl_s=60) is None

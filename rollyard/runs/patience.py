@@ -1,0 +1,34 @@
+"""Waiting for a store that is away: restarted, paused, out of disk. What it refuses is refused at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import anyio
+import structlog
+
+from rollyard.core.errors import LeaseLost, StoreError
+
+T = TypeVar("T")
+
+PATIENCE_S = 600.0  # how long a store may be away before whoever waits gives up
+_FIRST_S, _LONGEST_S = 0.25, 5.0
+
+
+async def insist(operation: Callable[[], Awaitable[T]]) -> T:
+    """Repeat an operation of the store until it happened. It must be one that may happen twice."""
+    until, pause = time.monotonic() + PATIENCE_S, _FIRST_S
+    log: Any = structlog.get_logger("rollyard.runs")
+    while True:
+        try:
+            return await operation()
+        except LeaseLost:
+            raise
+        except StoreError as error:
+            if time.monotonic() > until:
+                raise
+            log.warning("store.away", error=str(error))
+        await anyio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_S)

@@ -1,0 +1,263 @@
+"""A worker: it claims attempts from the store, runs each through the one lifecycle, and commits what came of it.
+
+There may be one in this process or a hundred on other machines; they meet only in the store. Nothing is kept here that
+matters: a worker that is killed loses its leases, its attempts run again elsewhere, and one that was presumed dead and wakes
+up commits nothing. A store that is away for a while is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from rollyard.core.agent import Agent
+from rollyard.core.errors import LeaseLost, StoreError
+from rollyard.core.events import Event
+from rollyard.core.ids import new_id
+from rollyard.core.lease import Lease
+from rollyard.core.protocols import Backend, EventSink, Policy
+from rollyard.core.rollout import Failure, Rollout
+from rollyard.gate import Budget, Gate
+from rollyard.runs.modes import Answering, choose
+from rollyard.runs.patience import insist
+from rollyard.runs.plan import Plan
+from rollyard.runs.provision import Provision
+from rollyard.runs.rollout import rollout
+from rollyard.runs.spending import Spending
+from rollyard.runs.stages import nowhere
+from rollyard.runs.work import Work, owner_name
+from rollyard.store import Store
+
+Finished = Callable[[Rollout], Awaitable[None]]
+
+COMMITTED = "rollout.committed"  # the event that is kept in the same transaction as its rollout
+FLUSH_S = 0.1  # events of this long become one write
+_IDLE_S, _LONGEST_IDLE_S = 0.1, 1.0
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # for a policy whose server failed, doubled with every try
+_RELEASE_S = 5.0
+
+
+class Means(NamedTuple):
+    """What a worker works with, opened by whoever starts it and closed after it."""
+
+    store: Store
+    gate: Gate
+    backend: Backend
+    policies: Mapping[str, Policy]  # by the names that attempts have; an attempt without one is the gate's
+    provision: Provision
+    sink: EventSink = nowhere
+
+
+class Worker:
+    def __init__(self, work: Work, means: Means) -> None:
+        self._work, self._means, self._store = work, means, means.store
+        self._config = work.config
+        self._owner = owner_name()
+        self._held: dict[str, tuple[Lease, anyio.CancelScope]] = {}
+        self._told: list[tuple[Lease, Event]] = []
+        self._telling = anyio.Lock()
+        self._log: Any = structlog.get_logger("rollyard.runs.worker")
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._held)
+
+    async def run(self, slots: int, finished: Finished) -> None:
+        """Work, up to `slots` rollouts at a time, until the run owes nothing. Cancelled, it gives its attempts back."""
+        async with anyio.create_task_group() as beside:
+            beside.start_soon(self._keep)
+            beside.start_soon(self._tell_often)
+            async with anyio.create_task_group() as group:
+                await self._pull(anyio.CapacityLimiter(slots), group, finished)
+            beside.cancel_scope.cancel()
+
+    # claims
+
+    async def _pull(self, slots: anyio.CapacityLimiter, group: TaskGroup, finished: Finished) -> None:
+        idle = _IDLE_S
+        while True:
+            place = object()
+            await slots.acquire_on_behalf_of(place)
+            lease = None if await self._over_budget() else await insist(self._claim)
+            if lease is not None:
+                group.start_soon(self._attempt, lease, slots, place, finished)
+                idle = _IDLE_S
+                continue
+            slots.release_on_behalf_of(place)
+            if await self._nothing_left():
+                return
+            await anyio.sleep(idle)
+            idle = min(2 * idle, _LONGEST_IDLE_S)
+
+    async def _claim(self) -> Lease | None:
+        run_id, ttl_s = self._work.run_id, self._config.lease_s
+        return await self._store.claim(run_id, owner=self._owner, ttl_s=ttl_s, concurrency=self._work.concurrency)
+
+    async def _nothing_left(self) -> bool:
+        if await self._over_budget():
+            return not self._held
+        counts = await insist(lambda: self._store.progress(self._work.run_id))
+        return not counts.get("owed", 0) and not counts.get("leased", 0)
+
+    async def _over_budget(self) -> bool:
+        """What all workers have used, as the store says."""
+        config = self._config
+        if config.max_cost is None and config.max_tokens is None:
+            return False
+        spending = Spending(config.prices, max_cost=config.max_cost, max_tokens=config.max_tokens)
+        for line in await insist(lambda: self._store.spent(self._work.run_id)):
+            spending.add(line)
+        return spending.over
+
+    async def _keep(self) -> None:
+        """Heartbeats for all leases in one write; a lost one ends its rollout, which could not be committed anyway."""
+        while True:
+            await anyio.sleep(self._config.lease_s / 3)
+            held = [lease for lease, _ in self._held.values()]
+            try:
+                lost = await self._store.heartbeats(held, ttl_s=self._config.lease_s)
+                await self._store.reclaim(self._work.run_id)
+            except StoreError as error:
+                self._log.warning("lease.not_kept", leases=len(held), error=str(error))
+                continue
+            for attempt_id in lost & self._held.keys():
+                self._held[attempt_id][1].cancel()
+
+    # one claim
+
+    async def _attempt(self, lease: Lease, slots: anyio.CapacityLimiter, place: object, finished: Finished) -> None:
+        """Run it, then commit it or give it back for another try."""
+        attempt_id = lease.attempt.id
+        try:
+            with anyio.CancelScope() as scope:
+                self._held[attempt_id] = (lease, scope)
+                done = await self._commit(lease, await self._rollout(lease))
+                if done is not None:
+                    await finished(done)
+        except BaseException:  # cancelled too: a lease without a worker goes back at once
+            with anyio.move_on_after(_RELEASE_S, shield=True):
+                await self._store.release(lease)
+            raise
+        finally:
+            self._held.pop(attempt_id, None)
+            slots.release_on_behalf_of(place)
+
+    async def _rollout(self, lease: Lease) -> Rollout:
+        attempt, config, means = lease.attempt, self._config, self._means
+        if attempt.tries > 1 and means.backend.capabilities.list:  # what whoever had it before may have left
+            await means.backend.reap({"rollyard.claim": attempt.id})
+        agent = self._work.agents[attempt.agent]
+        answering = self._answering(attempt.policy, agent)
+        plan = Plan(
+            rollout_id=new_id("ro"),
+            agent=agent,
+            mode=answering.mode,
+            model=config.model or "policy",
+            attempt=attempt.number,
+            run_id=self._work.run_id,
+            attempt_id=attempt.id,
+            group_id=f"{self._work.run_id}/{attempt.task_id}/{attempt.agent}/{attempt.policy}",
+            seed=attempt.seed,
+            labels={**config.labels, **({"policy": attempt.policy} if attempt.policy else {})},
+            limits=config.limits,
+            system_prompt=config.system_prompt,
+            disabled_tools=config.disabled_tools,
+            **answering.left_to_agent,
+            allow_network=config.allow_network,
+            allow_unsafe=config.allow_unsafe,
+            min_isolation=config.min_isolation,
+            verifier=self._work.verifier,
+            hooks=self._work.hooks,
+            gate_url=config.gate_url,
+            sandbox_options=config.sandbox_options,
+        )
+
+        async def tell(event: Event) -> None:
+            self._told.append((lease, event))
+            await means.sink(event)
+
+        return await rollout(
+            self._work.tasks[attempt.task_id],
+            plan,
+            backend=means.backend,
+            gate=means.gate,
+            session_options={
+                "policy": means.policies.get(attempt.policy),
+                "budget": Budget(calls=config.max_calls),
+                "settings": answering.settings,
+                "lease": lease,
+            },
+            provision=means.provision,
+            sink=tell,
+        )
+
+    def _answering(self, name: str, agent: Agent) -> Answering:
+        config = self._config
+        return choose(
+            config.mode,
+            policy=self._means.policies.get(name, self._means.gate.policy),
+            switches=agent.switches,
+            disable_thinking=config.disable_thinking,
+            max_tokens_cap=config.max_tokens_cap,
+            top_logprobs=config.top_logprobs,
+        )
+
+    async def _commit(self, lease: Lease, done: Rollout) -> Rollout | None:
+        """None when there is nothing to show: the attempt was given back, or is somebody else's by now."""
+        if done.failure is not None and done.failure.retry and lease.attempt.tries <= self._config.retries:
+            await self._again(lease, done, done.failure)
+            return None
+        event = self._event(COMMITTED, done, status=done.status, reward=done.reward)
+        told = [*await self._own(lease), event]
+        try:
+            await insist(lambda: self._store.commit_rollout(done, lease=lease, told=told))
+        except LeaseLost:
+            return None
+        await self._means.sink(event)
+        return done
+
+    async def _again(self, lease: Lease, done: Rollout, failure: Failure) -> None:
+        """For another try; when a policy's server failed, not at once, and no worker asks it for more meanwhile."""
+        event = self._event("attempt.retried", done, cause=failure.cause)
+        self._told.append((lease, event))
+        await self._means.sink(event)
+        after_s = 0.0
+        if failure.boundary == "policy":
+            after_s = min(_PAUSE_S * 2 ** (lease.attempt.tries - 1), _LONGEST_PAUSE_S)
+            await insist(lambda: self._store.pause(self._work.run_id, lease.attempt.policy, after_s))
+        await self._tell_now()  # before the claim that they belong to is given back
+        await insist(lambda: self._store.release(lease, after_s=after_s))
+
+    # events
+
+    def _event(self, name: str, done: Rollout, **fields: Any) -> Event:
+        fields = {"task": done.task.id, "attempt": done.attempt, **fields}
+        return Event(at=time.time(), name=name, run_id=self._work.run_id, rollout_id=done.id, fields=fields)
+
+    async def _own(self, lease: Lease) -> list[Event]:
+        """What one rollout told and nobody has written yet."""
+        async with self._telling:
+            own = [event for under, event in self._told if under is lease]
+            self._told = [told for told in self._told if told[0] is not lease]
+            return own
+
+    async def _tell_often(self) -> None:
+        while True:
+            await anyio.sleep(FLUSH_S)
+            if self._told:
+                await self._tell_now()
+
+    async def _tell_now(self) -> None:
+        async with self._telling:
+            told, self._told = self._told, []
+            try:
+                await self._store.events_under(told)
+            except BaseException as error:  # told again with the next ones; only a cancellation goes further
+                self._told[:0] = told
+                if not isinstance(error, StoreError):
+                    raise

@@ -1,0 +1,166 @@
+"""Leases: who does an attempt, and for how long.
+
+A claim raises the attempt's fencing number and closes the gate sessions of whoever had it before. Everything a claimant does
+afterwards shows that number, so one that was presumed dead and wakes up changes nothing: no call, no event, no rollout.
+
+Workers on many machines share no clock, so on PostgreSQL the server's decides (`moment`), unless the caller brought one.
+`concurrency` and pauses are kept here rather than in a worker: they bound a policy over all machines together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, and_, func, or_, select, text, tuple_, update
+
+from rollyard.core.errors import LeaseLost
+from rollyard.core.lease import AttemptState, Lease
+from rollyard.store.database import Put
+from rollyard.store.runs import as_attempt
+from rollyard.store.schema import attempts, pauses, sessions
+
+_AT_ONCE = 500  # leases in one statement
+_put_pauses = Put(pauses, ("run_id", "policy", "until"), there="replace")
+
+
+def moment(connection: Connection, now: float | None) -> float:
+    """The caller's time, or the database server's."""
+    if now is not None:
+        return now
+    return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+
+
+def claim(
+    connection: Connection, run_id: str, owner: str, now: float | None, ttl_s: float, concurrency: Mapping[str, int]
+) -> Lease | None:
+    """The first attempt that is owed; when there is none, one whose lease has run out."""
+    now = moment(connection, now)
+    of_run = and_(attempts.c.run_id == run_id, attempts.c.policy.not_in(_barred(connection, run_id, now, concurrency)))
+    owed = and_(attempts.c.state == "owed", or_(attempts.c.expires_at.is_(None), attempts.c.expires_at <= now))
+    run_out = and_(attempts.c.state == "leased", attempts.c.expires_at <= now)
+    for free in (owed, run_out):
+        query = select(attempts).where(of_run, free).order_by(attempts.c.position).limit(1)
+        row = connection.execute(query.with_for_update(skip_locked=True)).mappings().first()
+        if row is not None:
+            return _claimed(connection, row, owner, now, ttl_s)
+    return None
+
+
+def _claimed(connection: Connection, row: Mapping[Any, Any], owner: str, now: float, ttl_s: float) -> Lease:
+    changed = {"state": "leased", "owner": owner, "expires_at": now + ttl_s}
+    changed |= {"fence": row["fence"] + 1, "tries": row["tries"] + 1}
+    connection.execute(update(attempts).where(attempts.c.id == row["id"]).values(**changed))
+    if row["fence"]:  # whoever had it before records no call any more
+        of_before = and_(sessions.c.attempt_id == row["id"], sessions.c.closed_at.is_(None))
+        connection.execute(update(sessions).where(of_before).values(closed_at=now))
+    return _lease({**row, **changed})
+
+
+def _barred(connection: Connection, run_id: str, now: float, concurrency: Mapping[str, int]) -> set[str]:
+    """Policies that take no further rollout now: at their bound, or paused."""
+    paused = select(pauses.c.policy).where(pauses.c.run_id == run_id, pauses.c.until > now)
+    barred = set(connection.execute(paused).scalars())
+    if concurrency:
+        if connection.dialect.name == "postgresql":  # two claims at the same moment must not both see the last place
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:run))"), {"run": run_id})
+        out = (
+            select(attempts.c.policy, func.count())
+            .where(attempts.c.run_id == run_id, attempts.c.state == "leased", attempts.c.expires_at > now)
+            .group_by(attempts.c.policy)
+        )
+        in_flight = {policy: count for policy, count in connection.execute(out)}
+        barred |= {policy for policy, most in concurrency.items() if in_flight.get(policy, 0) >= most}
+    return barred
+
+
+def pause(connection: Connection, run_id: str, policy: str, now: float | None, for_s: float) -> None:
+    """Hand out no attempt that this policy answers for a while; a longer pause that is set already stays."""
+    until = moment(connection, now) + for_s
+    query = select(pauses.c.until).where(pauses.c.run_id == run_id, pauses.c.policy == policy)
+    if (connection.execute(query).scalar() or 0.0) < until:
+        _put_pauses.rows(connection, [(run_id, policy, until)])
+
+
+def renew(connection: Connection, lease: Lease, now: float | None, ttl_s: float) -> Lease:
+    """A lease that ran out but that nobody has claimed since is still its owner's."""
+    until = moment(connection, now) + ttl_s
+    changed = connection.execute(update(attempts).where(_held(lease)).values(expires_at=until))
+    if not changed.rowcount:
+        raise lost(lease)
+    return msgspec.structs.replace(lease, expires_at=until)
+
+
+def renew_all(connection: Connection, held: Sequence[Lease], now: float | None, ttl_s: float) -> set[str]:
+    """The same for all of a worker's in one statement; gives the attempts whose leases were lost."""
+    until = moment(connection, now) + ttl_s
+    kept: set[str] = set()
+    for start in range(0, len(held), _AT_ONCE):
+        own = tuple_(attempts.c.id, attempts.c.fence).in_(_pairs(held[start : start + _AT_ONCE]))
+        query = update(attempts).where(own, attempts.c.state == "leased").values(expires_at=until)
+        kept |= set(connection.execute(query.returning(attempts.c.id)).scalars())
+    return {lease.attempt.id for lease in held} - kept
+
+
+def reclaim(connection: Connection, run_id: str, now: float | None) -> int:
+    """Make attempts whose leases ran out owed again, in their place; gives how many."""
+    run_out = and_(attempts.c.run_id == run_id, attempts.c.state == "leased")
+    run_out = and_(run_out, attempts.c.expires_at <= moment(connection, now))
+    changed = connection.execute(update(attempts).where(run_out).values(state="owed", owner=None, expires_at=None))
+    return changed.rowcount
+
+
+def give_back(connection: Connection, lease: Lease, now: float | None, after_s: float) -> bool:
+    """The attempt is owed again, in `after_s`. False when the lease was lost, and then nothing changes."""
+    due = moment(connection, now) + after_s if after_s else None
+    changed = connection.execute(update(attempts).where(_held(lease)).values(state="owed", owner=None, expires_at=due))
+    return bool(changed.rowcount)
+
+
+def settle(connection: Connection, lease: Lease, state: AttemptState, rollout_id: str) -> bool:
+    """False when this very rollout was committed before: an answer that was lost on its way is asked for again."""
+    values = {"state": state, "owner": None, "expires_at": None, "rollout_id": rollout_id}
+    if connection.execute(update(attempts).where(_held(lease)).values(**values)).rowcount:
+        return True
+    query = select(attempts.c.rollout_id).where(attempts.c.id == lease.attempt.id, attempts.c.fence == lease.fence)
+    if connection.execute(query).scalar() == rollout_id:
+        return False
+    raise lost(lease)
+
+
+def hold(connection: Connection, attempt_id: str, fence: int) -> bool:
+    """Whether the claim is still good; nobody can take it before this transaction ends."""
+    query = select(attempts.c.id).where(attempts.c.id == attempt_id, attempts.c.fence == fence)
+    query = query.where(attempts.c.state == "leased").with_for_update(read=True)
+    return connection.execute(query).first() is not None
+
+
+def still_held(connection: Connection, held: Iterable[Lease]) -> set[tuple[str, int]]:
+    """Those of the claims that are still good, as attempt and fence."""
+    query = select(attempts.c.id, attempts.c.fence).where(
+        tuple_(attempts.c.id, attempts.c.fence).in_(_pairs(held)), attempts.c.state == "leased"
+    )
+    return {(row.id, row.fence) for row in connection.execute(query)}
+
+
+def lost(lease: Lease) -> LeaseLost:
+    return LeaseLost(f"the claim on attempt {lease.attempt.id} is no longer {lease.owner}'s (fence {lease.fence})")
+
+
+def listed(connection: Connection, run_id: str) -> list[Lease]:
+    """Claims that are out, run out or not."""
+    query = select(attempts).where(attempts.c.run_id == run_id, attempts.c.state == "leased")
+    return [_lease(row) for row in connection.execute(query.order_by(attempts.c.position)).mappings()]
+
+
+def _pairs(held: Iterable[Lease]) -> list[tuple[str, int]]:
+    return sorted({(lease.attempt.id, lease.fence) for lease in held})
+
+
+def _held(lease: Lease) -> Any:
+    return and_(attempts.c.id == lease.attempt.id, attempts.c.fence == lease.fence, attempts.c.state == "leased")
+
+
+def _lease(row: Mapping[Any, Any]) -> Lease:
+    return Lease(attempt=as_attempt(row), owner=row["owner"], fence=row["fence"], expires_at=row["expires_at"])

@@ -1,0 +1,175 @@
+"""A throw-away Ray cluster on this machine, for tests and drills: nodes are real `ray start` processes on the loopback.
+
+    with RayCluster(nodes=3) as cluster:
+        await drive(config, ..., executor=executor("ray", address=cluster.address))
+        cluster.nodes[1].kill()
+
+Every process of a node carries a mark in its environment, by which the node is killed, frozen and cleaned up: nothing else on
+the machine is ever touched. `ray stop` is not used, since it ends every cluster of the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rollyard.core.errors import Error
+
+OBJECTS_BYTES = 80 << 20
+START_S = 90.0
+_MARK = "ROLLYARD_RAY_NODE"
+
+
+class RayNode:
+    """`inside` is a command that runs another one in a place of its own (`ip netns exec NAME`)."""
+
+    def __init__(
+        self, place: Path, *, ip: str, head: str | None, inside: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        self.mark = f"{place.name}-{secrets.token_hex(4)}"
+        self.ip = ip
+        self._log = place / f"{self.mark}.log"
+        command = [*inside, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+        command += [f"--node-ip-address={ip}", f"--object-store-memory={OBJECTS_BYTES}", "--num-cpus=1"]
+        if head is None:
+            self.port = _free_port(ip) if not inside else 6379
+            command += ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={place}"]
+        else:
+            command += [f"--address={head}"]
+        quiet = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_DISABLE_IMPORT_WARNING": "1",
+            "RAY_prestart_worker_first_driver": "0",
+        }
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, env={**os.environ, **quiet, **env, _MARK: self.mark}, stdout=log, stderr=log, cwd=place
+            )
+
+    def pids(self) -> list[int]:
+        return marked(self.mark)
+
+    def kill(self) -> None:
+        """As when the machine loses power: every process of the node at once."""
+        self.signal(signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+
+    def signal(self, number: int) -> None:
+        for _ in range(3 if number == signal.SIGKILL else 1):  # a process may have been forked meanwhile
+            for pid in self.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
+
+
+class RayCluster:
+    """`env` is given to every node; one of `{n}` in a value becomes the node's number."""
+
+    def __init__(self, nodes: int = 1, *, env: Mapping[str, str] | None = None) -> None:
+        self._count, self._env = nodes, dict(env or {})
+        self.nodes: list[RayNode] = []
+
+    def __enter__(self) -> Self:
+        self.place = Path(tempfile.mkdtemp(prefix="ry-ray-", dir="/tmp"))
+        try:
+            for _ in range(self._count):
+                self.add()
+            self.wait(self._count)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        return f"{self.nodes[0].ip}:{self.nodes[0].port}"
+
+    def add(self, *, ip: str = "127.0.0.1", inside: Sequence[str] = ()) -> RayNode:
+        number = str(len(self.nodes))
+        env = {name: value.replace("{n}", number) for name, value in self._env.items()}
+        node = RayNode(self.place, ip=ip, head=self.address if self.nodes else None, inside=inside, env=env)
+        self.nodes.append(node)
+        if len(self.nodes) == 1:
+            self._until(lambda: _answers(node.ip, node.port), "the head of the Ray cluster did not start")
+        return node
+
+    def wait(self, count: int) -> None:
+        """Until `count` nodes are known and alive."""
+        ray = self.connect()
+        self._until(lambda: sum(n["Alive"] for n in ray.nodes()) >= count, f"{count} Ray nodes did not start")
+
+    def connect(self) -> Any:
+        ray: Any = import_module("ray")
+        if not ray.is_initialized():
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "rollyard"}
+            ray.init(address=self.address, **options)
+        return ray
+
+    def actors(self) -> list[str]:
+        """Names of the actors that are alive."""
+        self.connect()
+        util: Any = import_module("ray.util")
+        return sorted(entry["name"] for entry in util.list_named_actors(all_namespaces=True))
+
+    def close(self) -> None:
+        ray: Any = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():
+            ray.shutdown()
+        for node in reversed(self.nodes):
+            node.signal(signal.SIGCONT)
+            node.kill()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def _until(self, true: Any, otherwise: str) -> None:
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            if true():
+                return
+            time.sleep(0.2)
+        raise Error(f"{otherwise} in {START_S:.0f} s: {self.nodes[-1].log()[-600:]}")
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that carry a node's mark, this one not counted."""
+    wanted = f"{_MARK}={mark}".encode()
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def _free_port(ip: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((ip, 0))
+        return probe.getsockname()[1]
+
+
+def _answers(ip: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((ip, port), timeout=1):
+        return True
+    return False

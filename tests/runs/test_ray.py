@@ -1,0 +1,70 @@
+"""The same rollouts on Ray: one node here, and the refusals. The drills take more nodes and kill them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+import rollyard as ry
+from rollyard.core.errors import ConfigError
+from rollyard.runs.executor import executor
+from tests.runs import executor_law as law
+
+pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("ray")]
+ray = pytest.importorskip("ray", reason="the package ray is not installed (pip install 'rollyard[ray]')")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of one node on the loopback, gone afterwards."""
+    from rollyard.testing.ray_cluster import RayCluster
+
+    with RayCluster(nodes=1) as made:
+        yield made
+
+
+def scripted(tmp_path, text):
+    path = tmp_path / "script.yaml"
+    path.write_text(text)
+    return {"policies": {"policy": f"scripted:{path}"}}
+
+
+async def test_a_run_on_ray_keeps_the_law_and_is_finished_by_either_executor(tmp_path, cluster, backend):
+    on_ray = executor("ray", address=cluster.address)
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        hello = ry.RunConfig(**scripted(tmp_path, law.HELLO))
+        await law.every_attempt_is_kept_once(store, {"config": hello, "executor": on_ray})
+        slow = ry.RunConfig(**scripted(tmp_path, law.SLOW))
+        await law.leaving_early_gives_the_attempts_back(store, {"config": slow, "executor": on_ray}, backend)
+        (newest, *_) = await store.list_runs()
+        async with ry.Gate(ry.policy.scripted({"steps": [{"shell": "echo hello > out.txt"}]}), log=store) as gate:
+            options = {"gate": gate, "sandbox": backend, "store": store, "resume": newest.id}
+            async with ry.Run(law.tasks(3), agent="shell-agent", **options) as run:
+                assert [r.reward async for r in run] == [1.0] * 3
+        owners = {e.event.fields.get("sandbox_id") for e in await store.events(run_id=newest.id)}
+        assert len(owners) > 3
+    assert cluster.actors() == []
+
+
+async def test_a_policy_that_cannot_be_opened_on_a_worker_ends_the_run_with_its_reason(tmp_path, cluster):
+    nowhere = ry.RunConfig(policies={"policy": "scripted:/nonexistent/script.yaml"})
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        options = {"config": nowhere, "executor": executor("ray", address=cluster.address)}
+        with pytest.raises(ConfigError, match="script"):
+            with anyio.fail_after(120):
+                async with ry.Run(law.tasks(1), agent="shell-agent", store=store, **options) as run:
+                    [rollout async for rollout in run]
+
+
+def test_a_cluster_that_is_not_there_is_named(tmp_path):
+    here = Path(__file__).parents[2] / "examples"
+    command = [str(Path(sys.executable).with_name("rollyard")), "run", str(here / "tasks"), "--agent", "shell-agent"]
+    command += ["--policy", f"scripted:{here}/scripts/bug-fix.yaml", "--executor", "ray"]
+    command += ["--ray-address", "127.0.0.1:1", "--store", "runs.db"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "no Ray cluster answers at '127.0.0.1:1'" in done.stderr
