@@ -2,11 +2,12 @@
 spans, with the same names and the same fields.
 
     env.session.opened | attached | detached | restored | expired | closed | refused      a line
-    env.reset | env.step | env.state | env.tools | env.call                               a span, and a line when it ends
+    env.provisioning_completed | provisioning_retry | provisioning_failed | reset_failed | closed       a line (remote tasks)
+    env.reset | env.step | env.state | env.tools | env.call | env.provision | env.verify  a span, and a line when it ends
 
 `with telemetry.span(...)` serves blocking and asynchronous code alike. Lines go to the logger `rollyard.envs`: sessions at
-INFO, moves at DEBUG, failures at ERROR. Spans need a tracer provider that the program has set up; without one, nothing is
-made. Actions, observations and arguments are never told: they belong to the episode.
+INFO, moves at DEBUG, what went wrong and goes on at WARNING, failures at ERROR. Spans need a tracer provider that the program
+has set up; without one, nothing is made. Actions, observations and arguments are never told: they belong to the episode.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import structlog
 
 LINES = frozenset(
     f"env.session.{name}" for name in ("opened", "attached", "detached", "restored", "expired", "closed", "refused")
-)
-SPANS = frozenset(f"env.{move}" for move in ("reset", "step", "state", "tools", "call"))
+) | {"env.provisioning_completed", "env.closed"}
+WARNINGS = frozenset(f"env.{name}" for name in ("provisioning_retry", "provisioning_failed", "reset_failed"))
+SPANS = frozenset(f"env.{move}" for move in ("reset", "step", "state", "tools", "call", "provision", "verify"))
 _NAME = "rollyard.envs"
 
 
@@ -48,6 +50,13 @@ class Telemetry:
             raise ValueError(f"{event!r} is not in the vocabulary")
         if self._plain.isEnabledFor(logging.INFO):
             self._log.info(event, **fields)
+        _told(event, self.fields | fields)
+
+    def warn(self, event: str, **fields: Any) -> None:
+        if event not in WARNINGS:
+            raise ValueError(f"{event!r} is not in the vocabulary")
+        self._log.warning(event, **fields)
+        _told(event, self.fields | fields)
 
     def fail(self, event: str, error: BaseException, **fields: Any) -> None:
         """With the whole of the error, which the other side gets only as the id `incident`."""
@@ -99,6 +108,12 @@ def _tracer() -> Any:
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
     return trace.get_tracer(_NAME)
+
+
+def _told(event: str, fields: dict[str, Any]) -> None:
+    """A line inside a span is an event of that span."""
+    if _tracer() is not None:
+        sys.modules["opentelemetry.trace"].get_current_span().add_event(event, _attributes(fields))
 
 
 def _attributes(fields: dict[str, Any]) -> dict[str, Any]:
