@@ -80,7 +80,7 @@ async def test_landlock_confines_files_and_connections_of_programs_and_of_the_ho
     (tmp_path / "secret").write_text("host")
     async with at(tmp_path, "D") as backend:
         with socket.create_server(("127.0.0.1", 0)) as allowed, socket.create_server(("127.0.0.1", 0)) as other:
-            spec = ry.SandboxSpec(options={"ports": str(allowed.getsockname()[1])})
+            spec = ry.SandboxSpec(options={"ports": str(allowed.getsockname()[1])}, allow_unsafe=True)
             async with backend.open(spec) as box:
                 done = await box.exec(["cat", str(tmp_path / "secret"), "/etc/shadow"], timeout=10)
                 assert done.stdout == b"" and done.exit_code == 1
@@ -103,8 +103,10 @@ async def test_lower_rungs_refuse_by_name_what_they_lack(tmp_path):
         with pytest.raises(IsolationTooWeak):
             backend.open(ry.SandboxSpec(min_isolation="namespace"))
         with pytest.raises(Unsupported):
-            backend.open(ry.SandboxSpec(image="/some/where"))
-        async with backend.open(ry.SandboxSpec()) as box:
+            backend.open(ry.SandboxSpec(image="/some/where", allow_unsafe=True))
+        with pytest.raises(Unsupported, match="network='none'"):
+            backend.open(ry.SandboxSpec())
+        async with backend.open(ry.SandboxSpec(allow_unsafe=True)) as box:
             for call in (box.listen(), box.dial(1), box.snapshot(), box.pause()):
                 with pytest.raises(Unsupported):
                     await call

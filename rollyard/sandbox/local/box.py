@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -233,15 +234,20 @@ class LocalSandbox(Files):
             await self._ask("pause", on=False)
 
     async def extend(self, ttl_s: float) -> None:
+        """From now on `ttl_s`."""
+        end = time.time() + ttl_s
         await self._ask("extend", ttl_s=ttl_s)
+        self.info = self._home.note(expires_at=end)
 
     async def pause(self) -> None:
         self._need("pause")
         await self._ask("pause", on=True)
+        self.info = self._home.note(state="paused")
 
     async def resume(self) -> None:
         self._need("pause")
         await self._ask("pause", on=False)
+        self.info = self._home.note(state="running")
 
     async def alive(self) -> bool:
         if self._channel.closed.is_set():

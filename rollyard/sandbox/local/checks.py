@@ -47,6 +47,11 @@ def _network(spec: SandboxSpec, got: Capabilities) -> None:
             "network='host' exposes this machine's loopback services to the sandbox",
             hint="use network='none', or say allow_unsafe=True",
         )
+    if spec.network == "none" and not got.network_none and not spec.allow_unsafe:
+        raise Unsupported(
+            f"network='none' needs namespaces, and isolation here is {got.isolation!r}: the host's loopback stays in reach",
+            hint="`rollyard doctor` says what is missing; say allow_unsafe=True to share the network",
+        )
 
 
 def _mount(source: str, target: str, allowed: tuple[Path, ...]) -> None:

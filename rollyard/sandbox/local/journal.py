@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -67,11 +68,20 @@ class Home:
         return lock
 
     def write(self, entry: Entry) -> None:
-        """In place: the lock is on this very file."""
+        """In place, since the lock is on this very file; at once and never shorter, so that no reader sees half of it."""
         data = msgspec.json.encode(entry)
-        with self._entry.open("r+b") as file:
-            file.write(data)
-            file.truncate()
+        fd = os.open(self._entry, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, data.ljust(os.fstat(fd).st_size), 0)
+        finally:
+            os.close(fd)
+
+    def note(self, **changes: Any) -> SandboxInfo:
+        """What a sandbox is now, for whoever lists it."""
+        entry = self.read()
+        info = msgspec.structs.replace(entry.info, **changes)
+        self.write(msgspec.structs.replace(entry, info=info))
+        return info
 
     def read(self) -> Entry:
         try:

@@ -64,7 +64,9 @@ async def examine_backend(name: str, options: Sequence[str] = (), image: str = "
             isolation = backend.capabilities.isolation
             ground = Ground(
                 backend=backend,
-                spec=SandboxSpec(image=image, min_isolation=isolation, allow_unsafe=isolation == "none"),
+                spec=SandboxSpec(
+                    image=image, min_isolation=isolation, allow_unsafe=not backend.capabilities.network_none
+                ),
                 name=name,
                 options=given_here,
                 layer=_layer(backend),
