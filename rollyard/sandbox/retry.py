@@ -1,7 +1,8 @@
 """Opening with patience: how many at once, how many a second, and again when the error's type says that it is safe.
 
-What may be repeated is a property of the error type (`Error.retry`), never of its text. A provider's `retry_after` is
-honoured. Backends share this; none has a loop of its own.
+What may be repeated is a property of the error type (`Error.retry`), never of its text, and of the call: one that broke after it
+was sent is repeated only where it says `idempotent`. A provider's `retry_after` is honoured. Backends share this; none has a
+loop of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import datetime
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -38,18 +40,24 @@ class OpenLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ConfigError(f"open limit {name} must be positive, got {value!r}")
 
 
-def backoff(error: Exception) -> bool | float | datetime.timedelta:
+LOOKS = OpenLimits(attempts=5, wait_initial_s=0.2, wait_max_s=3.0)  # for calls that only look, or are named once
+
+
+def backoff(error: Exception, *, idempotent: bool = False) -> bool | float | datetime.timedelta:
     """For stamina: whether to try again, or how long to wait first."""
-    if not isinstance(error, Error) or error.retry != "safe":
+    if not isinstance(error, Error) or not (error.retry == "safe" or (idempotent and error.retry == "if_idempotent")):
         return False
     wait = error.retry_after if isinstance(error, SandboxUnavailable) else None
     return True if wait is None else wait
 
 
-async def retrying(make: Callable[[], Awaitable[T]], limits: OpenLimits, *, timeout: float | None = None) -> T:
-    """`make()`, again with exponential backoff and jitter while its errors are safe to repeat. The last error is raised."""
+async def retrying(
+    make: Callable[[], Awaitable[T]], limits: OpenLimits, *, timeout: float | None = None, idempotent: bool = False
+) -> T:
+    """`make()`, again with exponential backoff and jitter while its errors are safe to repeat; with `idempotent` also when
+    it broke after it was sent. The last error is raised."""
     async for attempt in stamina.retry_context(
-        on=backoff,
+        on=partial(backoff, idempotent=idempotent),
         attempts=limits.attempts,
         timeout=timeout,
         wait_initial=limits.wait_initial_s,

@@ -15,7 +15,7 @@ import binascii
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -24,6 +24,7 @@ from rollyard.core.errors import SandboxError, UnknownName, Unsupported
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
+from rollyard.sandbox.retry import LOOKS, retrying
 
 ROOT = "/tmp/.rollyard/jobs"
 MARK = "ROLLYARD_JOB"
@@ -120,13 +121,14 @@ class ShimJob:
         self._killed = False
 
     async def _script(self, script: str, *args: str, timeout: float = STEP_S) -> Exit:
-        """Again when it was killed: whoever ends every program in the sandbox ends the one that looks, too."""
+        """Again when its connection broke, and again when it was killed: whoever ends every program in the sandbox ends
+        the one that looks, too."""
         argv = ["/bin/sh", "-c", script, "rollyard", *args]
-        done = await self._run(argv, timeout=timeout)
+        done = await repeated(self._run, argv, timeout=timeout)
         for _ in range(_KILLED_LOOKS):
             if done.exit_code not in (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM):
                 break
-            done = await self._run(argv, timeout=timeout)
+            done = await repeated(self._run, argv, timeout=timeout)
         return done
 
     async def look(self, script: str = _LOOK, *args: str) -> Look:
@@ -232,6 +234,11 @@ class ShimJob:
         await self._script(_KILL, self._dir)
 
 
+async def repeated(run: Runs, argv: Sequence[str], *, timeout: float, **options: Any) -> Exit:
+    """A script of this file, over connections that may break: each does no harm when it is run again."""
+    return await retrying(lambda: run(argv, timeout=timeout, **options), LOOKS, idempotent=True)
+
+
 async def launch(
     run: Runs,
     cmd: Command,
@@ -247,7 +254,8 @@ async def launch(
     name = job_id or new_id("job")
     argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
     job = ShimJob(run, name, root=root, exact=exact)
-    done = await run(
+    done = await repeated(
+        run,
         ["/bin/sh", "-c", _LAUNCH, "rollyard", f"{root}/{name}", _WRAP, *argv],
         env={**(env or {}), MARK: name},
         cwd=cwd,
@@ -267,7 +275,7 @@ def attached(cmd: Command, job_id: str, *, root: str = ROOT) -> list[str]:
 
 async def kill_tree(run: Runs, mark: str, *, user: str | None = None) -> None:
     """End every process that has `MARK=mark` in its environment, whatever started it."""
-    await run(["/bin/sh", "-c", _KILL, "rollyard", mark], user=user, timeout=STEP_S)
+    await repeated(run, ["/bin/sh", "-c", _KILL, "rollyard", mark], user=user, timeout=STEP_S)
 
 
 async def find(run: Runs, job_id: str, *, root: str = ROOT, exact: bool = True) -> ShimJob:

@@ -1,4 +1,4 @@
-"""Tars on their way into and out of a container: made and read as streams, never a whole tree in memory."""
+"""Tars on their way into and out of a sandbox: made and read as streams, never a whole tree in memory."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from rollyard.core.sandbox import Capabilities, Mount, Resources, SandboxSpec
 from rollyard.sandbox.docker import container, sweep
 from rollyard.sandbox.docker.backend import DockerBackend
 from rollyard.sandbox.docker.container import Identity
+from rollyard.sandbox.teardown import one_by_one
 
 CAN = Capabilities(isolation="container", layers=True, mounts=True)
 WHO = Identity(
@@ -75,8 +76,9 @@ async def test_an_engine_that_is_not_there_is_an_error_without_the_address_s_pas
 
 def test_deleting_without_a_loop_lists_what_it_could_not_delete(tmp_path):
     names = [f"c{n}" for n in range(250)]
-    assert sweep.delete_now(f"unix://{tmp_path}/none", names, timeout=20) == names
-    assert [len(batch) for batch in sweep.batches(names)] == [100, 100, 50]
+    for host in (f"unix://{tmp_path}/none", "tcp://127.0.0.1:9", "ssh://engine", "https://engine:2376"):
+        delete = one_by_one(lambda name, seconds, host=host: sweep.delete_now(host, name, seconds))
+        assert delete(names, 20.0) == names
 
 
 def test_a_missing_client_library_is_named_with_the_command_that_installs_it(tmp_path):

@@ -8,7 +8,7 @@ import time
 import anyio
 import pytest
 
-from rollyard.core.errors import UnknownName, Unsupported
+from rollyard.core.errors import SandboxInterrupted, UnknownName, Unsupported
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox import shim
 
@@ -124,3 +124,24 @@ async def test_an_unknown_job_and_a_write_to_stdin_are_typed_errors(root):
     with pytest.raises(Unsupported):
         await job.write(b"x")
     await job.wait(10)
+
+
+async def test_a_connection_that_breaks_after_the_launch_or_during_a_look_neither_starts_nor_loses_the_program(
+    root, tmp_path
+):
+    broken = []
+
+    async def breaking(cmd, **options):
+        """Every command runs; the answer to every second one is lost."""
+        done = await run(cmd, **options)
+        broken.append(len(broken) % 2 == 0)
+        if broken[-1]:
+            raise SandboxInterrupted("the connection was reset")
+        return done
+
+    job = await shim.launch(
+        breaking, f"echo once >> {tmp_path}/count; sleep 0.3; printf 'all of it'; exit 3", root=root
+    )
+    done = await job.wait(30)
+    assert (done.exit_code, done.stdout, (tmp_path / "count").read_text()) == (3, b"all of it", "once\n")
+    assert sum(broken) >= 3

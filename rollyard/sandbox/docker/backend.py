@@ -24,13 +24,16 @@ from rollyard.sandbox.docker.disk import DiskWatch
 from rollyard.sandbox.docker.engine import Engine, Refused, Stream, find_host
 from rollyard.sandbox.docker.faults import is_gone
 from rollyard.sandbox.docker.images import BuildRequest
-from rollyard.sandbox.docker.routes import NetnsWay, RelayWay, Route, Way
+from rollyard.sandbox.docker.routes import NetnsWay, Route, Way
 from rollyard.sandbox.images import ImageStore
 from rollyard.sandbox.layers import layer_prefix
 from rollyard.sandbox.opening import Opening
+from rollyard.sandbox.relay import RelayWay
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
+from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, one_by_one
 
 _CLEANUP_S = 20.0
+CLOSE_S = 120.0
 _ISOLATION: Mapping[str, Isolation] = {"runsc": "gvisor", "kata": "microvm", "kata-runtime": "microvm"}
 
 
@@ -66,7 +69,8 @@ class DockerBackend:
         self.route: Route = route or "exec"
         self._limits = limits or OpenLimits(opening=8)
         self._throttle = Throttle(self._limits)
-        self._boxes: dict[str, tuple[DockerSandbox, str]] = {}
+        self._boxes: dict[str, DockerSandbox] = {}
+        self._owned = Owned(self.name, one_by_one(self._delete_now))
         self._watch = DiskWatch(self._engine)
         self._dirs = routes.SocketDirs(self._engine.host)
         self._defaults: dict[str, container.Defaults] = {}
@@ -88,11 +92,10 @@ class DockerBackend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._watch.aclose()
-        own = [box for box, lifetime in self._boxes.values() if lifetime == "owner"]
-        for batch in sweep.batches(own):
-            for result in await asyncio.gather(*(box.kill() for box in batch), return_exceptions=True):
-                if isinstance(result, Exception):
-                    self._log.warning("sandbox.kill_failed", error=str(result))
+        with anyio.move_on_after(CLOSE_S, shield=True):
+            own = {name: self._boxes[name] for name in self._owned}
+            if left := await delete_all(list(own), lambda name: own[name].kill()):
+                self._log.warning("sandboxes.not_deleted", error=str(not_deleted(left)))
         await self._engine.aclose()
 
     @property
@@ -174,7 +177,9 @@ class DockerBackend:
                 raise _not_opened(error, image) from None
             raise
         box = self._box(who, found, env={**defaults.env, **spec.env}, lifeline=lifeline)
-        self._boxes[who.id] = (box, spec.lifetime)
+        self._boxes[who.id] = box
+        if spec.lifetime == "owner":
+            self._owned.add(who.id)
         if spec.resources.disk_mb is not None:
             self._watch.add(box, spec.resources.disk_mb)
         return box
@@ -257,6 +262,7 @@ class DockerBackend:
 
     def forget(self, sandbox_id: str) -> None:
         self._boxes.pop(sandbox_id, None)
+        self._owned.discard(sandbox_id)
         self._watch.remove(sandbox_id)
         self._dirs.remove(sandbox_id)
 
@@ -293,23 +299,22 @@ class DockerBackend:
             for info, made in await self._listed(labels)
             if (named and time.time() - info.created_at >= (older_than or 0.0)) or container.is_over(info)
         ]
-        for batch in sweep.batches(old):
-            results = await asyncio.gather(*(remove(self._engine, made) for _, made in batch), return_exceptions=True)
-            failed = [
-                info.id for (info, _), result in zip(batch, results, strict=True) if isinstance(result, Exception)
-            ]
-            if failed:
-                raise SandboxError(f"{len(failed)} sandboxes could not be deleted: {', '.join(failed)}")
+        if left := await delete_all([made for _, made in old], partial(remove, self._engine)):
+            raise not_deleted({info.id: left[made] for info, made in old if made in left})
         self._dirs.sweep({info.id for info in await self.list()})
         return [info.id for info, _ in old]
 
     def close_now(self) -> list[str]:
-        """Delete the sandboxes of this object without an event loop; returns the ids of those that may still be there."""
-        own = {box.container: box.id for box, lifetime in self._boxes.values() if lifetime == "owner"}
-        left = sweep.delete_now(self._engine.host, list(own))
-        for made in set(own) - set(left):
-            self.forget(own[made])
-        return [own[made] for made in left]
+        """Delete the sandboxes of this object without an event loop; returns the ids of those that may still be there. It
+        also happens by itself when the process exits."""
+        return self._owned.delete_now()
+
+    def _delete_now(self, sandbox_id: str, seconds: float) -> bool:
+        box = self._boxes.get(sandbox_id)
+        if box is not None and not sweep.delete_now(self._engine.host, box.container, seconds):
+            return False
+        self.forget(sandbox_id)
+        return True
 
 
 class PodmanBackend(DockerBackend):

@@ -4,7 +4,7 @@
     socket   a unix socket in a directory bound into the container, and the relay's program at its other end
     exec     the relay's program over the stdin and stdout of an engine exec; works wherever the engine does
 
-The relay's program is started when it is first needed, in Python or Node, whichever the image or a layer has.
+The last two are the relay's (`rollyard.sandbox.relay`), started when it is first needed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from importlib import resources
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Literal, Protocol
 
-from rollyard.core.errors import GateUnreachable, PathError, SandboxGone, SandboxInterrupted
+from rollyard.core.errors import GateUnreachable, PathError, SandboxGone
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import ByteStream, Listener
 from rollyard.sandbox.docker import netns
@@ -29,15 +28,12 @@ from rollyard.sandbox.docker.container import SOCKET_DIR
 from rollyard.sandbox.docker.engine import Stream
 from rollyard.sandbox.docker.programs import ROOT, Programs
 from rollyard.sandbox.local.streams import SocketListener, SocketStream
-from rollyard.sandbox.relay import Relay, RelayListener
+from rollyard.sandbox.relay import Relay, program
+from rollyard.sandbox.relay.way import nothing_there
 
 Route = Literal["netns", "socket", "exec"]
 ROUTES: tuple[Route, ...] = ("netns", "socket", "exec")
 _DIAL_S = 15.0
-_FIND = (
-    "for p in python3 node; do command -v $p && exit; done; "
-    "for p in /opt/rollyard/*/bin/python3 /opt/rollyard/*/bin/node; do [ -x $p ] && echo $p && exit; done; exit 1"
-)
 
 
 class Way(Protocol):
@@ -87,106 +83,9 @@ class NetnsWay:
         """Its sockets are their holders' own."""
 
 
-class RelayWay:
-    """The relay, started at the first use. `connect` starts its program and gives the pipe to it."""
-
-    def __init__(self, connect: Callable[[AsyncExitStack], Awaitable[Relay]], sandbox_id: str) -> None:
-        self._connect, self._id = connect, sandbox_id
-        self._stack = AsyncExitStack()
-        self._relay: Relay | None = None
-        self._listeners: list[KeptListener] = []
-        self.lock = asyncio.Lock()
-
-    async def _up(self) -> Relay:
-        if self._relay is None:
-            self._relay = await self._stack.enter_async_context(await self._connect(self._stack))
-        return self._relay
-
-    async def listen(self, port: int) -> Listener:
-        async with self.lock:
-            try:
-                inner = await (await self._up()).listen(port)
-            except ConnectionRefusedError as error:
-                raise PathError(f"127.0.0.1:{port}", "EADDRINUSE", hint=str(error)) from None
-            listener = KeptListener(self, inner)
-            self._listeners.append(listener)
-            return listener
-
-    async def dial(self, port: int) -> ByteStream:
-        async with self.lock:
-            relay = await self._up()
-        try:
-            return await relay.dial(port)
-        except ConnectionRefusedError as error:
-            raise nothing_there(port, self._id, error) from error
-
-    @asynccontextmanager
-    async def renewing(self) -> AsyncGenerator[None]:
-        async with self.lock:
-            yield
-            if self._relay is None:
-                return
-            await self._stack.aclose()
-            self._relay = None
-            for listener in self._listeners:
-                listener.inner = await (await self._up()).listen(listener.port)
-
-    def forget(self, listener: KeptListener) -> None:
-        if listener in self._listeners:
-            self._listeners.remove(listener)
-
-    async def aclose(self) -> None:
-        await self._stack.aclose()
-
-
-class KeptListener:
-    """A listener that goes on when the relay's program was ended with all others and started again."""
-
-    def __init__(self, way: RelayWay, inner: RelayListener) -> None:
-        self._way, self.inner = way, inner
-        self.port = inner.port
-
-    @property
-    def sock(self) -> None:
-        return None
-
-    async def accept(self) -> ByteStream:
-        while True:
-            inner = self.inner
-            try:
-                return await inner.accept()
-            except SandboxGone:
-                async with self._way.lock:
-                    if self.inner is inner:
-                        raise
-
-    async def aclose(self) -> None:
-        self._way.forget(self)
-        await self.inner.aclose()
-
-
-def nothing_there(port: int, sandbox_id: str, error: BaseException) -> SandboxInterrupted:
-    return SandboxInterrupted(
-        f"nothing answers on port {port} inside {sandbox_id}: {error}", hint="start the server first"
-    )
-
-
-async def _program(box: Programs) -> list[str]:
-    """The relay's end inside, as a command."""
-    found = await box.script(_FIND)
-    if not found.ok:
-        raise GateUnreachable(
-            "the image has neither python3 nor node to run the relay with", hint="add one of them to it"
-        )
-    path = found.stdout.split(b"\n")[0].decode()
-    name, flag = ("inside.js", "-e") if path.endswith("node") else ("inside.py", "-c")
-    source = resources.files("rollyard.sandbox.relay").joinpath(name).read_text()
-    return [path, flag, source]
-
-
 async def over_exec(box: Programs, stack: AsyncExitStack) -> Relay:
     """Frames over the connection of one engine exec."""
-    argv = await _program(box)
+    argv = program.command(await box.script(program.FIND))
     _, stream = await box.attach(argv, env={}, user=ROOT)
     stack.callback(stream.close)
     said = bytearray()
@@ -240,11 +139,11 @@ async def over_socket(box: Programs, place: Path, stack: AsyncExitStack) -> Rela
 
     server = await asyncio.start_unix_server(accept, path)
     stack.callback(server.close)
-    argv = await _program(box)
-    _, program = await box.attach([*argv, f"unix:{SOCKET_DIR}/{path.name}"], env={}, user=ROOT)
-    stack.callback(program.close)
+    argv = program.command(await box.script(program.FIND))
+    _, running = await box.attach([*argv, f"unix:{SOCKET_DIR}/{path.name}"], env={}, user=ROOT)
+    stack.callback(running.close)
     said = bytearray()
-    listening = asyncio.create_task(_drain(program, said))
+    listening = asyncio.create_task(_drain(running, said))
     stack.callback(listening.cancel)
     try:
         async with asyncio.timeout(_DIAL_S):

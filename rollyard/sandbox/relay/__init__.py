@@ -2,10 +2,12 @@
 
 A small program (`inside.py` or `inside.js`, whichever the sandbox can run) accepts on 127.0.0.1 and dials there; `mux.Relay` is
 its host end. Many connections share the pipe, each with its own credit, so one slow reader stalls only itself. Nothing polls.
+`way.RelayWay` keeps it up over a sandbox's lifetime; `program` is the command to start in the sandbox.
 """
 
 from __future__ import annotations
 
 from rollyard.sandbox.relay.mux import Relay, RelayListener, RelayStream
+from rollyard.sandbox.relay.way import RelayWay
 
-__all__ = ["Relay", "RelayListener", "RelayStream"]
+__all__ = ["Relay", "RelayListener", "RelayStream", "RelayWay"]

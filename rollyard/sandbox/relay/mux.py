@@ -126,6 +126,7 @@ class Relay:
         self._lock = asyncio.Lock()
         self._pump: asyncio.Task[None] | None = None
         self._words = ""
+        self.ended = False
 
     async def __aenter__(self) -> Self:
         self._pump = asyncio.create_task(self._run())
@@ -233,6 +234,7 @@ class Relay:
 
     def _end(self, why: str) -> None:
         self._words = self._words or why
+        self.ended = True
         error = GateUnreachable(f"the relay ended before it was ready: {self._words}")
         if not self._ready.done():
             self._ready.set_exception(error)
