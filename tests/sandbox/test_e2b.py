@@ -1,7 +1,12 @@
 """The e2b backend through the real SDK: what goes wrong between it and a server, and a real agent that works through it."""
 
+import asyncio
+import json
+import os
+import signal
 import subprocess
 import sys
+import time
 import traceback
 
 import anyio
@@ -15,6 +20,7 @@ from rollyard.core.errors import ConfigError, Error, SandboxGone, Unsupported
 from rollyard.plane.e2b import e2b_app
 from rollyard.sandbox.e2b.backend import E2BBackend
 from tests.plane.e2b_server import listening, serving
+from tests.sandbox.fault_proxy import fault_proxy
 
 pytest.importorskip("e2b", reason="the e2b SDK is not installed")
 pytestmark = pytest.mark.anyio
@@ -151,3 +157,114 @@ def test_without_the_sdk_the_error_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "pip install 'rollyard[e2b]'" in done.stderr
+
+
+async def test_a_sandbox_that_was_extended_is_kept_and_listed_until_its_new_end(backend):
+    async with serving(backend) as url, through(url, lease_s=15) as remote, through(url) as other:
+        for lifetime in ("owner", "ttl"):
+            async with remote.open(ry.SandboxSpec(ttl_s=30, lifetime=lifetime)) as box:
+                await box.extend(900)
+                assert box.info.expires_at > time.time() + 800
+                (seen,) = await other.list()
+                (kept,) = await backend.list()
+                if lifetime == "owner":  # leased: the server is told little at a time, and nobody takes it for over
+                    assert kept.expires_at <= time.time() + 16
+                    assert box.lease.end > time.time() + 800
+                else:
+                    assert seen.expires_at > time.time() + 800
+                assert await other.reap() == []
+                assert await box.alive()
+
+
+async def test_what_the_server_behind_cannot_do_is_an_error_that_names_it(backend):
+    async def without(request):
+        return JSONResponse({"code": 501, "message": "the backend cannot pause"}, 501)
+
+    app = e2b_app(backend)
+    app.router.routes.insert(0, Route("/sandboxes/{id}/pause", without, methods=["POST"]))
+    async with listening(app) as url, through(url) as remote, remote.open(ry.SandboxSpec()) as box:
+        with pytest.raises(Unsupported, match="cannot pause"):
+            await box.pause()
+
+
+LATE = """
+import asyncio, sys
+from rollyard.sandbox.e2b.backend import E2BBackend
+from rollyard.core.sandbox import SandboxSpec
+backend = E2BBackend(key=sys.argv[1], url=sys.argv[2], isolation="namespace")
+
+async def main():
+    await backend.__aenter__()
+    for _ in range(3):
+        print((await backend.open(SandboxSpec(labels={"run": "late"}))).id, flush=True)
+    sys.stdin.readline()
+
+asyncio.run(main())
+if sys.argv[3] == "call":
+    print(backend.close_now())
+elif sys.argv[3] == "crash":
+    raise ValueError("a crash")
+"""
+
+
+@pytest.mark.parametrize("ending", ["call", "exit", "crash", "interrupt", "twice"])
+async def test_teardown_works_after_the_event_loop_is_gone(backend, ending):
+    async with serving(backend, key=KEY) as url:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", LATE, KEY, url, ending,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        for _ in range(3):
+            assert (await asyncio.wait_for(child.stdout.readline(), 60)).startswith(b"sbx_")
+        assert len(await backend.list()) == 3
+        if ending in ("interrupt", "twice"):
+            child.send_signal(signal.SIGINT)
+        if ending == "twice":
+            child.send_signal(signal.SIGINT)
+        out, err = await asyncio.wait_for(child.communicate(b"\n"), 60)
+        assert await backend.list() == [], err.decode()
+        assert KEY not in (out + err).decode()
+        if ending == "call":
+            assert out == b"[]\n"
+
+
+async def test_what_could_not_be_deleted_at_the_end_is_named(backend):
+    async with serving(backend, key=KEY) as url, fault_proxy(url) as (faults, address):
+        faults.add("refuse", "DELETE /", status=500, times=1000)
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", LATE, KEY, address, "exit",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        out, _ = await asyncio.wait_for(child.communicate(b"\n"), 90)
+        left = [info.id for info in await backend.list()]
+        assert len(left) == 3 and all(f"'{name}'" in out.decode() for name in left), out.decode()
+        assert KEY not in out.decode()
+
+
+async def test_clean_removes_what_a_killed_host_left_by_label_alone(backend):
+    async with serving(backend, key=KEY) as url, through(url) as remote:
+        foreign = await backend.open(ry.SandboxSpec(labels={"rollyard.run": "run_1"}, lifetime="ttl"))
+        other = await remote.open(ry.SandboxSpec(labels={"rollyard.run": "run_2"}))
+        program = LATE.replace('{"run": "late"}', '{"rollyard.run": "run_1"}')
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            program,
+            KEY,
+            url,
+            "exit",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        left = {(await asyncio.wait_for(child.stdout.readline(), 60)).decode().strip() for _ in range(3)}
+        child.kill()
+        await child.wait()
+        assert left <= {info.id for info in await backend.list()}
+        env = {**os.environ, "E2B_API_KEY": KEY, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
+        main = [sys.executable, "-c", "from rollyard.cli.main import main; main()"]
+        argv = [*main, "clean", "--backend", "e2b", "--run", "run_1", "--json"]
+        clean = await asyncio.create_subprocess_exec(*argv, env=env, stdout=asyncio.subprocess.PIPE)
+        out, _ = await asyncio.wait_for(clean.communicate(), 60)
+        assert set(json.loads(out)["removed"]) == left
+        assert {info.id for info in await backend.list()} == {foreign.id, other.id}
+        await foreign.kill()

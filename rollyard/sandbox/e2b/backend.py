@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import time
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,17 +18,22 @@ import structlog
 
 from rollyard.core.errors import ConfigError, Error, IsolationTooWeak, Unsupported
 from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
+from rollyard.sandbox import shim
 from rollyard.sandbox.e2b.box import E2BSandbox
-from rollyard.sandbox.e2b.faults import gone, sdk, speaking
+from rollyard.sandbox.e2b.faults import gone, sdk, speaking, translated
+from rollyard.sandbox.e2b.lease import Lease
 from rollyard.sandbox.e2b.programs import ROOT
 from rollyard.sandbox.opening import Opening
-from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
+from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retrying
+from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, one_by_one
 
 MARK = "rollyard"
 _OWN = "rollyard."
 _PREPARE = f"""mkdir -p {ROOT}/x {ROOT}/jobs && chmod 1777 {ROOT} {ROOT}/x {ROOT}/jobs
 [ -z "$1" ] || [ -d "$1" ] || mkdir -p -- "$1"; exit 0"""
 _CLEANUP_S = 20.0
+_CLOSE_S = 120.0
+_ONE_S = 30.0
 
 
 class E2BBackend:
@@ -53,7 +60,8 @@ class E2BBackend:
         self._lease_s = lease_s
         self._limits = limits or OpenLimits(opening=8)
         self._throttle = Throttle(self._limits)
-        self._boxes: dict[str, tuple[E2BSandbox, asyncio.Task[None] | None]] = {}
+        self._boxes: dict[str, E2BSandbox] = {}
+        self._owned = Owned(self.name, one_by_one(self._delete_now))
         self._sdk: Any = None
         self._log: Any = structlog.get_logger("rollyard.sandbox.e2b")
 
@@ -67,16 +75,38 @@ class E2BBackend:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        own = [box for box, lease in self._boxes.values() if lease is not None]
-        with anyio.move_on_after(_CLEANUP_S, shield=True):
-            for result in await asyncio.gather(*(box.kill() for box in own), return_exceptions=True):
-                if isinstance(result, Exception):
-                    self._log.warning("sandbox.kill_failed", error=str(result))
+        with anyio.move_on_after(_CLOSE_S, shield=True):
+            own = {name: self._boxes[name] for name in self._owned}
+            if left := await delete_all(list(own), lambda name: own[name].kill()):
+                self._log.warning("sandboxes.not_deleted", error=str(not_deleted(left)))
+        for box in self._boxes.values():
+            if box.lease is not None:
+                box.lease.cancel()
+
+    def close_now(self) -> list[str]:
+        """Delete the sandboxes of this object without an event loop; returns the ids of those that may still be there. It
+        also happens by itself when the process exits."""
+        return self._owned.delete_now()
+
+    def _delete_now(self, sandbox_id: str, seconds: float) -> bool:
+        try:
+            self._sdk.Sandbox.kill(sandbox_id, request_timeout=min(_ONE_S, seconds), **self._control())
+        except Exception as error:  # noqa: BLE001 - the SDK raises kinds of four packages; all mean that it may still be there
+            self._log.warning(
+                "sandbox.not_deleted",
+                sandbox_id=sandbox_id,
+                error=str(translated(error, about=sandbox_id, key=self._key)),
+            )
+            return False
+        self._boxes.pop(sandbox_id, None)
+        return True
 
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
             isolation=self._isolation,
+            snapshot=True,
+            pause=True,
             stdin=True,
             listen=True,
             dial=True,
@@ -133,7 +163,7 @@ class E2BBackend:
     async def _patiently(self, spec: SandboxSpec) -> E2BSandbox:
         key = str(uuid.uuid4())  # one for all tries: a create whose answer was lost makes no second sandbox
         async with self._throttle.place(len(self._boxes)):
-            making = asyncio.ensure_future(retrying(lambda: self._create(spec, key), self._limits, timeout=spec.boot_s))
+            making = asyncio.ensure_future(self._one(spec, key))
             try:
                 return await asyncio.shield(making)
             except asyncio.CancelledError:
@@ -145,11 +175,48 @@ class E2BBackend:
                 making.cancel()
                 raise
 
+    async def _one(self, spec: SandboxSpec, key: str) -> E2BSandbox:
+        """Exactly one sandbox, or none. A create that broke may have made one: a server that knows the key gives it out
+        the next time, and what one that does not has made too many is found by its label and deleted."""
+        broke: list[Error] = []
+
+        async def create() -> E2BSandbox:
+            try:
+                return await self._create(spec, key)
+            except Error as error:
+                broke.append(error)
+                raise
+
+        kept: str | None = None
+        try:
+            box = await retrying(create, self._limits, timeout=spec.boot_s, idempotent=True)
+            kept = box.id
+        finally:
+            if any(error.retry == "if_idempotent" for error in broke):
+                with anyio.move_on_after(_CLEANUP_S, shield=True):
+                    await self._delete_others(key, kept)
+        await self._prepare(box, spec)
+        return box
+
+    async def _delete_others(self, key: str, kept: str | None) -> None:
+        try:
+            made = [one.sandbox_id for one in await self._found({f"{_OWN}open": key})]
+            left = await delete_all([name for name in made if name != kept], self._kill)
+        except Error as error:
+            left = {"of a create that broke": error}
+        if left:
+            self._log.warning("sandboxes.not_deleted", error=str(not_deleted(left)))
+
     async def _create(self, spec: SandboxSpec, key: str) -> E2BSandbox:
-        owned = spec.lifetime == "owner"
         now = time.time()
-        ttl = min(spec.ttl_s, self._lease_s) if owned else spec.ttl_s
-        own = {"workdir": spec.workdir or "", "user": spec.user or "", "end": str(now + spec.ttl_s)}
+        ttl = min(spec.ttl_s, self._lease_s) if spec.lifetime == "owner" else spec.ttl_s
+        own = {
+            "workdir": spec.workdir or "",
+            "user": spec.user or "",
+            "end": str(now + spec.ttl_s),
+            "lifetime": spec.lifetime,
+            "open": key,
+        }
         metadata = {**spec.labels, MARK: "1", **{_OWN + name: value for name, value in own.items()}}
         template = self._template if spec.image == "host" else spec.image
         with speaking("", self._key):
@@ -160,37 +227,33 @@ class E2BBackend:
                 envs=dict(spec.env),
                 allow_internet_access=spec.network == "host",
                 headers={"Idempotency-Key": key},
-                request_timeout=spec.boot_s + 15,
+                request_timeout=spec.boot_s,
                 **self._options(),
             )
-        info = self._info(made.sandbox_id, template, metadata, now)
-        box = self._wrapped(made, info, metadata)
+        return self._wrapped(made, self._info(made.sandbox_id, template, metadata, now, now + spec.ttl_s), metadata)
+
+    async def _prepare(self, box: E2BSandbox, spec: SandboxSpec) -> None:
+        argv = ["/bin/sh", "-c", _PREPARE, "rollyard", spec.workdir or ""]
         try:
-            await box.script(_PREPARE, spec.workdir or "")
+            await shim.repeated(box.plain, argv, timeout=shim.STEP_S)
         except BaseException:  # cancelled too: an unprepared sandbox is nobody's
-            with anyio.move_on_after(_CLEANUP_S, shield=True):
-                await made.kill()
+            with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):  # the first error is told
+                await self._kill(box.id)
             raise
-        lease = asyncio.create_task(self._renew(box, now + spec.ttl_s)) if owned else None
-        self._boxes[box.id] = (box, lease)
-        return box
+        self._boxes[box.id] = box
+        if spec.lifetime == "owner":
+            box.lease = Lease(box.id, self._lease_s, box.info.created_at + spec.ttl_s, box.keep)
+            self._owned.add(box.id)
 
-    async def _renew(self, box: E2BSandbox, end: float) -> None:
-        """Keep an owned sandbox for as long as this process lives and its time lasts."""
-        while (left := end - time.time()) > self._lease_s / 3:
-            await asyncio.sleep(self._lease_s / 3)
-            try:
-                with speaking(box.id, self._key):
-                    await self._sdk.AsyncSandbox.set_timeout(
-                        box.id, math.ceil(max(1.0, min(self._lease_s, left))), **self._control()
-                    )
-            except Error as error:
-                self._log.warning("sandbox.lease_not_renewed", sandbox_id=box.id, error=str(error))
-                if error.retry == "gone":
-                    return
-
-    def _info(self, sandbox_id: str, image: str, metadata: Mapping[str, str], created: float) -> SandboxInfo:
-        end = metadata.get(f"{_OWN}end")
+    def _info(
+        self,
+        sandbox_id: str,
+        image: str,
+        metadata: Mapping[str, str],
+        created: float,
+        end: float,
+        state: str = "running",
+    ) -> SandboxInfo:
         return SandboxInfo(
             id=sandbox_id,
             backend=self.name,
@@ -198,8 +261,18 @@ class E2BBackend:
             isolation=self._isolation,
             labels={name: value for name, value in metadata.items() if name != MARK and not name.startswith(_OWN)},
             created_at=created,
-            expires_at=float(end) if end else None,
+            expires_at=end,
+            state=state,
         )
+
+    def _listed(self, found: Any) -> SandboxInfo:
+        """A sandbox as the server tells of it. What it is kept for now is the end, but for one that is leased and so may
+        be kept until the end it was opened with."""
+        end = found.end_at.timestamp()
+        if found.metadata.get(f"{_OWN}lifetime") == "owner":
+            end = max(end, float(found.metadata.get(f"{_OWN}end") or 0))
+        state = str(getattr(found.state, "value", found.state))
+        return self._info(found.sandbox_id, found.template_id, found.metadata, found.started_at.timestamp(), end, state)
 
     def _wrapped(self, made: Any, info: SandboxInfo, metadata: Mapping[str, str]) -> E2BSandbox:
         return E2BSandbox(
@@ -213,29 +286,32 @@ class E2BBackend:
         )
 
     def _drop(self, sandbox_id: str) -> None:
-        _, lease = self._boxes.pop(sandbox_id, (None, None))
-        if lease is not None:
-            lease.cancel()
+        box = self._boxes.pop(sandbox_id, None)
+        self._owned.discard(sandbox_id)
+        if box is not None and box.lease is not None:
+            box.lease.cancel()
 
     async def attach(self, sandbox_id: str) -> E2BSandbox:
+        """A sandbox that another process opened. One that is paused is resumed by it."""
         with speaking(sandbox_id, self._key):
             made = await self._sdk.AsyncSandbox.connect(sandbox_id, timeout=1, **self._options())
             found = await made.get_info()
         if MARK not in found.metadata:
             raise gone(sandbox_id)
-        info = self._info(sandbox_id, found.template_id, found.metadata, found.started_at.timestamp())
-        return self._wrapped(made, info, found.metadata)
+        return self._wrapped(made, self._listed(found), found.metadata)
 
     async def list(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
-        found: list[SandboxInfo] = []
+        return [self._listed(one) for one in await self._found(labels or {})]
+
+    async def _found(self, labels: Mapping[str, str]) -> list[Any]:
+        return await retrying(partial(self._pages, {**labels, MARK: "1"}), LOOKS, idempotent=True)
+
+    async def _pages(self, metadata: Mapping[str, str]) -> list[Any]:
+        found: list[Any] = []
         with speaking("", self._key):
-            query = self._sdk.SandboxQuery(metadata={**(labels or {}), MARK: "1"})
-            pages = self._sdk.AsyncSandbox.list(query=query, **self._control())
+            pages = self._sdk.AsyncSandbox.list(query=self._sdk.SandboxQuery(metadata=metadata), **self._control())
             while pages.has_next:
-                found += [
-                    self._info(one.sandbox_id, one.template_id, one.metadata, one.started_at.timestamp())
-                    for one in await pages.next_items()
-                ]
+                found += await pages.next_items()
         return found
 
     async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
@@ -247,9 +323,13 @@ class E2BBackend:
             if (named and now - info.created_at >= (older_than or 0.0))
             or (info.expires_at is not None and info.expires_at < now)
         ]
-        for at in range(0, len(old), 100):
-            with speaking("", self._key):
-                await asyncio.gather(
-                    *(self._sdk.AsyncSandbox.kill(one, **self._control()) for one in old[at : at + 100])
-                )
+        if left := await delete_all(old, self._kill):
+            raise not_deleted(left)
         return old
+
+    async def _kill(self, sandbox_id: str) -> None:
+        async def end() -> None:
+            with speaking(sandbox_id, self._key):
+                await self._sdk.AsyncSandbox.kill(sandbox_id, **self._control())
+
+        await retrying(end, LOOKS, idempotent=True)

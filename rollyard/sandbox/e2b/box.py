@@ -8,26 +8,27 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
-from importlib import resources
 from typing import Any
 
+import anyio
 import msgspec
+import structlog
 
-from rollyard.core.errors import Error, GateUnreachable, PathError, SandboxInterrupted, Unsupported
+from rollyard.core.errors import Error, PathError, Unsupported
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import ByteStream, Command, Listener
 from rollyard.core.sandbox import Capabilities, SandboxInfo
 from rollyard.sandbox import shim
 from rollyard.sandbox.e2b.faults import speaking
 from rollyard.sandbox.e2b.files import Files
+from rollyard.sandbox.e2b.lease import Lease
 from rollyard.sandbox.e2b.programs import argv_of
-from rollyard.sandbox.relay import Relay
+from rollyard.sandbox.relay import Relay, RelayWay, program
+from rollyard.sandbox.retry import LOOKS, retrying
 from rollyard.sandbox.shim import ShimJob
 
-_FIND = (
-    "for p in python3 node; do command -v $p && exit; done; "
-    "for p in /opt/rollyard/*/bin/python3 /opt/rollyard/*/bin/node; do [ -x $p ] && echo $p && exit; done; exit 1"
-)
+_SNAPSHOT_S = 600.0
+_END_S = 5.0
 _END_ALL = f"""n=0; while [ $n -lt 100 ]; do
 pids=$(grep -l "{shim.MARK}=" /proc/[0-9]*/environ 2>/dev/null | while IFS=/ read -r _ _ p _; do echo $p; done)
 [ -z "$pids" ] && exit 0; kill -9 $pids 2>/dev/null; n=$((n+1)); sleep 0.02; done"""
@@ -69,10 +70,10 @@ class E2BSandbox(Files):
     ) -> None:
         super().__init__(box, key=key, workdir=workdir, user=user)
         self.info, self.capabilities = info, capabilities
-        self._forget = forget
-        self._stack = AsyncExitStack()
-        self._relay: Relay | None = None
-        self._relay_lock = asyncio.Lock()
+        self.lease: Lease | None = None  # set by the backend for one that is to die with its opener
+        self._forget, self._killed = forget, False
+        self._way = RelayWay(self._start_relay, self.id)
+        self._log: Any = structlog.get_logger("rollyard.sandbox.e2b")
 
     async def start(
         self,
@@ -114,47 +115,28 @@ class E2BSandbox(Files):
         await self.script(_END_ALL)
 
     async def listen(self, port: int = 0) -> Listener:
-        try:
-            return await (await self._connected()).listen(port)
-        except ConnectionRefusedError as error:
-            raise PathError(f"127.0.0.1:{port}", "EADDRINUSE", hint=str(error)) from None
+        return await self._way.listen(port)
 
     async def dial(self, port: int) -> ByteStream:
-        try:
-            return await (await self._connected()).dial(port)
-        except ConnectionRefusedError as error:
-            raise SandboxInterrupted(
-                f"nothing answers on port {port} inside {self.id}: {error}", hint="start the server first"
-            ) from None
+        return await self._way.dial(port)
 
-    async def _connected(self) -> Relay:
-        async with self._relay_lock:
-            if self._relay is None:
-                self._relay = await self._stack.enter_async_context(await self._start_relay())
-            return self._relay
-
-    async def _start_relay(self) -> Relay:
+    async def _start_relay(self, stack: AsyncExitStack) -> Relay:
         """Frames as lines over a program of the SDK, which hands out text."""
-        found = await self.script(_FIND)
-        if not found.ok:
-            raise GateUnreachable("the sandbox has neither python3 nor node to run the relay with")
-        path = found.stdout.split(b"\n")[0].decode()
-        name, flag = ("inside.js", "-e") if path.endswith("node") else ("inside.py", "-c")
-        source = resources.files("rollyard.sandbox.relay").joinpath(name).read_text()
+        found = await shim.repeated(self.plain, ["/bin/sh", "-c", program.FIND], timeout=shim.STEP_S)
+        argv = program.command(found)
         nonce, said = secrets.token_hex(12), bytearray()
         chunks: asyncio.Queue[str | None] = asyncio.Queue()
-        argv = ["/bin/sh", "-c", 'echo "$0"; exec "$@"', nonce, path, flag, source, "lines"]
         handle = await self.start_line(
-            argv,
+            ["/bin/sh", "-c", 'echo "$0"; exec "$@"', nonce, *argv, "lines"],
             env={},
             user=None,
             stdin=True,
             on_stdout=chunks.put_nowait,
             on_stderr=lambda text: said.extend(text.encode()),
         )
-        self._stack.push_async_callback(handle.disconnect)
+        stack.push_async_callback(self._end_relay, handle)
         ending = asyncio.create_task(_ended(handle, chunks))
-        self._stack.callback(ending.cancel)
+        stack.callback(ending.cancel)
 
         async def send(data: bytes) -> None:
             with speaking(self.id, self._key):
@@ -165,32 +147,59 @@ class E2BSandbox(Files):
 
         return Relay(_after(nonce, chunks), send, lines=True, log=log)
 
+    async def _end_relay(self, handle: Any) -> None:
+        """Also when its connection is what broke: it holds the ports that the next one is to listen on."""
+        with anyio.move_on_after(_END_S, shield=True):
+            try:
+                if not self._killed:
+                    await handle.kill()
+            except Exception as error:  # noqa: BLE001 - the SDK raises kinds of four packages; a dead program is what is wanted
+                self._log.debug("sandbox.relay_not_ended", sandbox_id=self.id, error=type(error).__name__)
+            await handle.disconnect()
+
     async def snapshot(self) -> str:
-        if not self.capabilities.snapshot:
-            raise Unsupported("this e2b backend takes no snapshots", hint="e2b 2.51 or later has them")
+        """The id of a template with the files, and where the server can the memory, of this sandbox."""
         with speaking(self.id, self._key):
-            return str((await self._box.create_snapshot()).snapshot_id)
+            return str((await self._box.create_snapshot(request_timeout=_SNAPSHOT_S)).snapshot_id)
 
     async def extend(self, ttl_s: float) -> None:
         """From now on `ttl_s`."""
+        end = time.time() + ttl_s
+        if self.lease is not None:
+            await self.lease.extend(end)
+        else:
+            await self.keep(math.ceil(ttl_s))
+        self.info = msgspec.structs.replace(self.info, expires_at=end)
+
+    async def keep(self, seconds: int) -> None:
+        """Tell the server that this much is left from now."""
         with speaking(self.id, self._key):
-            await self._box.set_timeout(math.ceil(ttl_s))
-        self.info = msgspec.structs.replace(self.info, expires_at=time.time() + ttl_s)
+            await self._box.set_timeout(seconds)
 
     async def pause(self) -> None:
-        raise Unsupported("the e2b backend has no pause", hint="end the sandbox and open another")
+        with speaking(self.id, self._key):
+            await self._box.pause(request_timeout=_SNAPSHOT_S)
 
     async def resume(self) -> None:
-        raise Unsupported("the e2b backend has no pause", hint="end the sandbox and open another")
+        left = (self.info.expires_at or time.time()) - time.time()
+        seconds = self.lease.term() if self.lease is not None else math.ceil(max(1.0, left))
+        with speaking(self.id, self._key):
+            await self._box.connect(seconds, request_timeout=_SNAPSHOT_S)
 
     async def kill(self) -> bool:
         """True when this call did it, False when it was dead already."""
-        self._forget(self.id)
-        try:
+        self._killed = True
+
+        async def end() -> bool:
             with speaking(self.id, self._key):
                 return bool(await self._box.kill())
+
+        try:
+            done = await retrying(end, LOOKS, idempotent=True)
+            self._forget(self.id)
+            return done
         finally:
-            await self._stack.aclose()
+            await self._way.aclose()
 
 
 async def _ended(handle: Any, chunks: asyncio.Queue[str | None]) -> None:

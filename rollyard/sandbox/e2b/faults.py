@@ -16,9 +16,11 @@ from rollyard.core.errors import (
     SandboxGone,
     SandboxInterrupted,
     SandboxUnavailable,
+    Unsupported,
 )
 
 V2_FROM = (2, 51)
+_BROKE = (408, 502, 504)  # the request may have been carried out
 
 
 def sdk() -> Any:
@@ -54,6 +56,10 @@ def translated(error: Exception, *, about: str, key: str | None) -> Error:
         return ConfigError("the server does not accept the key", hint="set E2B_API_KEY, or pass key=")
     if "RateLimitException" in names or "ServiceBusyException" in names or status in (429, 503):
         return SandboxUnavailable(f"the server is busy: {text}")
+    if names & {"ConnectError", "ConnectTimeout"} and type(error).__module__.startswith("httpx"):
+        return SandboxUnavailable(f"the sandbox server cannot be reached: {text}", hint="is its address right?")
+    if status == 501:
+        return Unsupported(f"this server does not serve it: {text}")
     if not about and (status in (404, 405) or text.startswith(("404", "405"))) and version() >= V2_FROM:
         return ConfigError(
             "this server has no /v2/sandboxes, which e2b 2.51 and later ask for",
@@ -61,6 +67,8 @@ def translated(error: Exception, *, about: str, key: str | None) -> Error:
         )
     if "InvalidArgumentException" in names or status == 400 or text.startswith("400"):
         return ConfigError(f"the server refused it: {text}")
+    if status in _BROKE:
+        return SandboxInterrupted(f"no answer came through the server's gateway: {text}")
     if names & {"SandboxUnreachableException", "TimeoutException"} or not names & {"SandboxException"}:
         return SandboxInterrupted(f"a call to the sandbox server broke: {type(error).__name__}: {text}")
     return SandboxError(f"{type(error).__name__}: {text}")

@@ -10,12 +10,21 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from rollyard.core.errors import ConfigError, Error, PathError, SandboxError, SandboxGone, SandboxInterrupted
+from rollyard.core.errors import (
+    ConfigError,
+    Error,
+    PathError,
+    SandboxError,
+    SandboxGone,
+    SandboxInterrupted,
+    SandboxUnavailable,
+)
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Stat
-from rollyard.sandbox.docker import tars
+from rollyard.sandbox import tars
 from rollyard.sandbox.e2b.faults import speaking
 from rollyard.sandbox.e2b.programs import ROOT, Programs
+from rollyard.sandbox.retry import LOOKS, retrying
 from rollyard.sandbox.shim import STEP_S
 
 _FORMAT = "%f\\0%y\\0%s\\0%m\\0%T@\\0%l\\0"
@@ -46,6 +55,9 @@ class Files(Programs):
         return posixpath.normpath(posixpath.join(self._workdir, path)).replace("//", "/")
 
     async def read(self, path: str, *, max_bytes: int = 64 * 2**20) -> bytes:
+        return await retrying(lambda: self._read(path, max_bytes), LOOKS, idempotent=True)
+
+    async def _read(self, path: str, max_bytes: int) -> bytes:
         data = bytearray()
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -68,23 +80,32 @@ class Files(Programs):
 
     async def write(self, path: str, data: bytes | str, *, mode: int | None = None, user: str | None = None) -> None:
         """Makes missing parents. A file that is there keeps its mode when none is given."""
-        place = self._path(path)
         try:
-            with speaking(self.id, self._key):
-                await self._box.files.write(place, data, user=user or self._user, request_timeout=_TREE_S)
+            await self._put(self._path(path), data, user)
         except (SandboxError, ConfigError) as error:
             raise await self._why(path, "w", error) from None
         if mode is not None:
-            await self._step('chmod "$2" "$1"', path, f"{mode:o}", user=user)
+            await self._again('chmod "$2" "$1"', path, f"{mode:o}", user=user)
+
+    async def _put(self, place: str, data: bytes | str, user: str | None) -> None:
+        async def put() -> None:
+            with speaking(self.id, self._key):
+                await self._box.files.write(place, data, user=user or self._user, request_timeout=_TREE_S)
+
+        await retrying(put, LOOKS, idempotent=True)
 
     async def _why(self, path: str, way: Literal["r", "w"], error: Error) -> Error:
         """The reason a file call failed, asked of the sandbox itself."""
-        if isinstance(error, PathError | SandboxGone | SandboxInterrupted):
+        if isinstance(error, PathError | SandboxGone | SandboxInterrupted | SandboxUnavailable):
             return error
         if "NotEnoughSpace" in str(error):
             return PathError(path, "ENOSPC", hint="the disk is full")
         done = await self.script(_WHY, self._path(path), way)
         return PathError(path, _CODES.get(done.exit_code or 0, "EIO"), hint=error.message)
+
+    async def _again(self, script: str, path: str, *args: str, user: str | None = None) -> bytes:
+        """A step that does no harm when it is done twice."""
+        return await retrying(lambda: self._step(script, path, *args, user=user), LOOKS, idempotent=True)
 
     async def _step(
         self, script: str, path: str, *args: str, user: str | None = None, timeout: float = STEP_S
@@ -97,20 +118,20 @@ class Files(Programs):
         return done.stdout
 
     async def exists(self, path: str) -> bool:
-        return (await self.script('[ -e "$1" ]', self._path(path))).ok
+        return await self._again('[ -e "$1" ] && echo yes; exit 0', path) == b"yes\n"
 
     async def stat(self, path: str) -> Stat:
-        (found,) = _stats(await self._step(_STAT, path))
+        (found,) = _stats(await self._again(_STAT, path))
         return Stat(path=path, **found[1])
 
     async def list_dir(self, path: str) -> list[Stat]:
-        found = _stats(await self._step(_LIST, path))
+        found = _stats(await self._again(_LIST, path))
         return [
             Stat(path=posixpath.join(path, name), **fields) for name, fields in sorted(found, key=lambda one: one[0])
         ]
 
     async def mkdir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
-        await self._step(_MKDIR, path, f"{mode:o}", user=user)
+        await self._again(_MKDIR, path, f"{mode:o}", user=user)
 
     async def remove(self, path: str) -> None:
         await self._step(_REMOVE, path)
@@ -125,10 +146,7 @@ class Files(Programs):
             archive.seek(0)
             number = 0
             while part := archive.read(_PART):
-                with speaking(self.id, self._key):
-                    await self._box.files.write(
-                        f"{carried}.{number:04d}", part, user=user or self._user, request_timeout=_TREE_S
-                    )
+                await self._put(f"{carried}.{number:04d}", part, user)
                 number += 1
         unpack = 'mkdir -p -- "$1" && cat "$2".* | tar -xpf - -C "$1" --no-same-owner; c=$?; rm -f "$2".*; [ $c = 0 ] || exit 100'
         await self._step(unpack, path, carried, user=user, timeout=_TREE_S)
