@@ -40,7 +40,7 @@ class RelayWay:
                 relay = await self._stack.enter_async_context(await self._connect(self._stack))
                 for listener in self._listeners:
                     listener.inner = await relay.listen(listener.port)
-            except BaseException:
+            except BaseException:  # cancelled too: half a relay holds its ports
                 await self._down()
                 raise
             self._relay, self._began = relay, time.monotonic()
