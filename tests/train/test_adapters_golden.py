@@ -49,7 +49,7 @@ ADAPTERS = {
     "agent_lightning": each(agent_lightning.triplets),
     "areal": areal.concat,
     "areal_individual": areal.individual,
-    "art": art.trajectories,
+    "art": lambda rollouts: art.trajectories(rollouts, choice=dict),
     "atropos": atropos.scored_data,
     "nemo_gym": nemo_gym.token_entries,
     "openenv": each(openenv.training_trace),
@@ -147,7 +147,7 @@ def token_rows(name, made):
         case "tinker":
             inner = [r["loss_fn_inputs"] for r in made]
             assert all(r["model_input"][1:] == i["target_tokens"][:-1] for r, i in zip(made, inner, strict=True))
-            return [(i["target_tokens"], i["mask"], i["logprobs"]) for i in inner]
+            return [(i["target_tokens"], r["mask"], i["logprobs"]) for r, i in zip(made, inner, strict=True)]
         case "trl":
             parts = zip(made["prompt_ids"], made["completion_ids"], made["env_mask"], made["logprobs"], strict=True)
             return [(p + c, [0] * len(p) + m, [0.0] * len(p) + q) for p, c, m, q in parts]

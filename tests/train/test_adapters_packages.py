@@ -19,24 +19,32 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def foreign(name, *packages):
-    """A function that runs a script of `foreign/` in an environment with these packages, and returns what it printed."""
+def foreign(name, *packages, alone=False):
+    """A function that runs a script of `foreign/` in an environment with these packages, and returns what it printed.
+    `alone` takes the first without what it asks for: a trainer's data types rarely need its whole stack."""
     cache = Path(os.environ.get("ROLLYARD_CACHE", Path.home() / ".cache" / "rollyard"))
     home = cache / "venvs" / f"trainer-{name}"
     if not (home / "ready").exists():
         shutil.rmtree(home, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", home], check=True, timeout=120)
-        pip = [home / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages]
-        got = subprocess.run(pip, capture_output=True, text=True, timeout=1200)
-        if got.returncode:
-            pytest.skip(f"{packages[0]} could not be installed: {got.stderr.strip()[-200:]}")
+        pip = [home / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        wanted = [["--no-deps", packages[0]], [*packages[1:]]] if alone else [[*packages]]
+        for words in wanted:
+            got = subprocess.run([*pip, *words], capture_output=True, text=True, timeout=1200)
+            if got.returncode:
+                pytest.skip(f"{packages[0]} could not be installed: {got.stderr.strip()[-200:]}")
         (home / "ready").touch()
 
     def run(script, *words):
         ours = [path for path in sys.path if path.endswith("site-packages")]
         start = f"import runpy, sys; sys.path += {ours!r}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
         command = [home / "bin" / "python", "-c", start, HERE / "foreign" / script, *words]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+        }
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=480)
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         return done.stdout.strip().splitlines()[-1]
@@ -67,3 +75,46 @@ def test_verifiers_sees_the_branches_we_see():
             mine = [p for p, bit in zip(row.logprobs, row.mask, strict=True) if bit]
             theirs = [p for p, bit in zip(branch["logprobs"], row.mask, strict=True) if bit]
             assert mine == theirs
+
+
+def trained(row):
+    """(id, logprob) of every token of a row that trains."""
+    return [
+        [id, logprob] for id, logprob, bit in zip(row.ids, row.logprobs, row.mask, strict=True) if bit
+    ]  # fmt: skip
+
+
+def test_tinkers_data_hold_each_target_beside_what_it_is_predicted_from():
+    made = json.loads(foreign("tinker-0.36.0", "tinker==0.36.0")("tinker_side.py", HERE / "golden"))
+    rows = [row for rollout in (linear(), branchy()) for row in samples(rollout).rows]
+    for row, datum in zip(rows, made, strict=True):
+        assert datum["input"] == list(row.ids[:-1])
+        assert datum["target_tokens"] == ["int64", list(row.ids[1:])]
+        assert {datum[name][0] for name in ("logprobs", "advantages")} == {"float32"}
+        assert all(bit or not advantage for bit, advantage in zip(datum["mask"], datum["advantages"][1], strict=True))
+        marked = zip(datum["target_tokens"][1], datum["logprobs"][1], datum["mask"], strict=True)
+        assert [[id, logprob] for id, logprob, bit in marked if bit] == trained(row)
+
+
+def test_atropos_own_server_gives_our_group_to_a_trainer():
+    packages = ("atroposlib==0.4.0", "fastapi==0.162.4", "httpx==0.28.1", "numpy==2.4.6", "zstandard==0.25.0")
+    run = foreign("atropos-0.4.0", *packages, alone=True)
+    made = json.loads(run("atropos_side.py", HERE / "golden"))
+    assert made["status"] == "received"
+    (group,) = made["batch"]
+    rows = [row for rollout in (linear(), branchy()) for row in samples(rollout).rows]
+    assert group["tokens"] == [list(row.ids) for row in rows]
+    kept = zip(group["masks"], group["inference_logprobs"], strict=True)
+    seen = [[[id, p] for id, p in zip(mask, logprobs, strict=True) if id != -100] for mask, logprobs in kept]
+    assert seen == [trained(row) for row in rows]
+    assert group["scores"] == [row.reward for row in rows]
+
+
+def test_art_finds_a_choice_wherever_we_train_and_nowhere_else():
+    made = json.loads(foreign("art-0.5.18", "openpipe-art==0.5.18")("art_side.py", HERE / "golden"))
+    for rollout, trajectory in zip((linear(), branchy()), made, strict=True):
+        rows = samples(rollout).rows
+        assert trajectory["reward"] == rollout.reward
+        found = [[pair for choice in history for pair in choice] for history in trajectory["choices"]]
+        assert sorted(found) == sorted(trained(row) for row in rows)
+        assert all("assistant" in roles for roles in trajectory["roles"])

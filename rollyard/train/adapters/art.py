@@ -1,12 +1,13 @@
 """OpenPipe ART 0.5: a `Trajectory` whose first row is `messages_and_choices` and whose others are `additional_histories`.
 
 ART trains what stands there as a `Choice` with logprobs, and finds the ids in their "token_id:N" names. An answer that trains
-in an earlier row is therefore a plain assistant message in a later one.
+in an earlier row is therefore a plain assistant message in a later one. ART keeps a choice that is a dict as it is, and then
+trains nothing: choices must be made with OpenAI's class before its `Trajectory` sees them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rollyard.core.node import Node
@@ -19,19 +20,24 @@ from rollyard.train.adapters.rows import graph_of, main_row, scored_rows, versio
 _FINISH = {"tool_calls": "tool_calls", "length": "length", "refusal": "content_filter"}
 
 
-def trajectories(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
-    return [_trajectory(rollout) for rollout in rollouts if rollout.reward is not None]
+Choose = Callable[[dict[str, Any]], Any]
 
 
-def _trajectory(rollout: Rollout) -> dict[str, Any]:
+def trajectories(rollouts: Iterable[Rollout], *, choice: Choose) -> list[dict[str, Any]]:
+    """`[art.Trajectory(**t) for t in trajectories(rollouts, choice=Choice.model_validate)]`, with `Choice` from
+    `openai.types.chat.chat_completion`."""
+    return [_trajectory(rollout, choice) for rollout in rollouts if rollout.reward is not None]
+
+
+def _trajectory(rollout: Rollout, choice: Choose) -> dict[str, Any]:
     graph, rows = graph_of(rollout), scored_rows(rollout)
     main = main_row(rows)
     versions = sorted({version for row in rows for version in versions_of(row)})
     return {
-        "messages_and_choices": _history(graph, main),
+        "messages_and_choices": _history(graph, main, choice),
         "tools": None,
         "additional_histories": [
-            {"messages_and_choices": _history(graph, row), "tools": None} for row in rows if row is not main
+            {"messages_and_choices": _history(graph, row, choice), "tools": None} for row in rows if row is not main
         ],
         "reward": rollout.reward,
         "initial_policy_version": versions[0] if versions else None,
@@ -42,13 +48,13 @@ def _trajectory(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _history(graph: Trajectory, row: Sample) -> list[dict[str, Any]]:
+def _history(graph: Trajectory, row: Sample, choice: Choose) -> list[Any]:
     nodes = graph.nodes
-    found: list[dict[str, Any]] = []
+    found: list[Any] = []
     for span in row.spans:
         node = nodes[span.node]
         if span.sampled and any(row.mask[span.start : span.end]):
-            found.append(_choice(graph, node))
+            found.append(choice(_choice(graph, node)))
         else:
             found += chat_messages((node.message,))
     return found

@@ -1,5 +1,6 @@
 """Tinker: fields of a `Datum`. Inputs are all tokens but the last; targets, logprobs, advantages and mask are shifted by one,
-so that each stands beside the token it predicts."""
+so that each stands beside the token it predicts. `mask` is for your own sums: Tinker's losses know no such input and refuse
+it, and an advantage of zero masks a token there."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from rollyard.train.adapters.rows import Advantages, advantages_of, rows_of, spr
 
 
 def data(rollouts: Iterable[Rollout], *, advantages: Advantages | None = None) -> list[dict[str, Any]]:
-    """`Datum(model_input=ModelInput.from_ints(d["model_input"]), loss_fn_inputs=...)`, one per row."""
+    """`Datum(model_input=ModelInput.from_ints(d["model_input"]), loss_fn_inputs=d["loss_fn_inputs"])`, one per row."""
     rows = rows_of(rollouts)
     by = advantages_of(rows, advantages)
     return [
@@ -21,8 +22,8 @@ def data(rollouts: Iterable[Rollout], *, advantages: Advantages | None = None) -
                 "target_tokens": list(row.ids[1:]),
                 "logprobs": list(row.logprobs[1:]),
                 "advantages": list(spread(row, by[row.rollout_id])[1:]),
-                "mask": [float(bit) for bit in row.mask[1:]],
             },
+            "mask": [float(bit) for bit in row.mask[1:]],
         }
         for row in rows
     ]
