@@ -15,19 +15,18 @@ import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from rollyard.core.errors import Error, PlaneForbidden, PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import ApiKey, EnvSpec, Instance, Role
-from rollyard.plane.access import Access, NewKey, owner_for, sees
-from rollyard.plane.gateway import Gateway
-from rollyard.plane.hub import Hub
-from rollyard.plane.instances import CreateInstance, Instances
+from rollyard.plane.access import NewKey, owner_for, sees
+from rollyard.plane.engines import START_JOB
 from rollyard.plane.openapi import Described, document
-from rollyard.plane.storage import PlaneStore
-from rollyard.plane.sweep import Sweeper
+from rollyard.plane.parts import PlaneParts
+from rollyard.plane.plans import CreateInstance
+from rollyard.plane.pools import PutPool
 from rollyard.plane.wire import (
     answer,
     body,
@@ -36,6 +35,7 @@ from rollyard.plane.wire import (
     instance_json,
     key_json,
     number,
+    pool_json,
     raw_body,
     refusal,
     rfc3339,
@@ -43,6 +43,7 @@ from rollyard.plane.wire import (
 
 _log = structlog.get_logger("rollyard.plane")
 MAX_FILE = 64 * 2**20
+MAX_FORKS = 64
 _A: tuple[Role, ...] = ("admin",)
 _AO: tuple[Role, ...] = ("admin", "owner")
 _AOT: tuple[Role, ...] = ("admin", "owner", "trainer")
@@ -80,6 +81,10 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cwd: str | None = None
     stdin_base64: str | None = None
     timeout_s: float = 60.0
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    count: int = 1
 
 
 class Presign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,11 +125,19 @@ ROUTES: tuple[Entry, ...] = (
     Entry("GET", "/v1/instances/{id}/history", _ALL, "history", "its states, also when it is gone"),
     Entry("POST", "/v1/instances/{id}/heartbeat", _ALL, "heartbeat", "a sign of life"),
     Entry("POST", "/v1/instances/{id}/extend", _AOT, "extend", "a new end of its time", Extend),
+    Entry("POST", "/v1/instances/{id}/pause", _AOT, "pause", "make its programs stand still"),
+    Entry("POST", "/v1/instances/{id}/resume", _AOT, "resume", "let them go on"),
+    Entry("POST", "/v1/instances/{id}/snapshot", _AOT, "snapshot", "an image of what it has written"),
+    Entry("POST", "/v1/instances/{id}/fork", _AOT, "fork", "new instances that begin as this one is", Fork),
+    Entry("GET", "/v1/instances/{id}/logs", _ALL, "logs", "what its own program printed; stream, tail, follow"),
     Entry("POST", "/v1/instances/{id}/exec", _ALL, "exec", "run a program and wait for it", Exec),
     Entry("GET", "/v1/instances/{id}/files", _ALL, "read_file", "a file's bytes; path"),
     Entry("PUT", "/v1/instances/{id}/files", _ALL, "write_file", "write a file from the body; path"),
     Entry("POST", "/v1/instances/{id}/presign", _AOT, "presign", "an expiring URL to a port", Presign),
     Entry("POST", "/v1/instances/{id}/token", _AOT, "token", "the token of its gateway, and of nothing else"),
+    Entry("GET", "/v1/pools", _AOT, "list_pools", "warm pools and how many wait in them"),
+    Entry("PUT", "/v1/pools/{name}", _A, "put_pool", "a pool of instances made ahead of their use", PutPool),
+    Entry("DELETE", "/v1/pools/{name}", _A, "remove_pool", "end a pool and what waits in it"),
     Entry("GET", "/v1/usage", _AOT, "usage", "instances and quota of the caller's owner; owner"),
     Entry("PUT", "/v1/owners/{owner}", _A, "set_terms", "an owner's quota and rate", OwnerTerms),
     Entry("POST", "/v1/keys", _A, "create_key", "a new API key, shown once", NewKey),
@@ -134,29 +147,19 @@ ROUTES: tuple[Entry, ...] = (
 )
 
 
-def plane_app(
-    store: PlaneStore,
-    hub: Hub,
-    instances: Instances,
-    sweeper: Sweeper,
-    access: Access,
-    gateway: Gateway,
-    *,
-    page: ASGIApp | None = None,
-    public_url: str | None = None,
-) -> Starlette:
-    api = _Api(store, hub, instances, sweeper, access, gateway, public_url)
+def plane_app(parts: PlaneParts, *, page: ASGIApp | None = None, public_url: str | None = None) -> Starlette:
+    api = _Api(parts, public_url)
     described = document([Described(e.method, e.path, e.handler, e.what, e.roles, e.body) for e in ROUTES])
 
     async def health(request: Request) -> Response:
-        return answer({"status": "ok", "engines": list(instances.engines)})
+        return answer({"status": "ok", "engines": list(parts.instances.engines)})
 
     async def openapi(request: Request) -> Response:
         return answer(described)
 
     routes: list[BaseRoute] = [Route("/health", health), Route("/openapi.json", openapi)]
     routes += [Route(e.path, _guarded(api, e), methods=[e.method]) for e in ROUTES]
-    routes += gateway.routes()
+    routes += parts.gateway.routes()
     if page is not None:
         routes.append(Mount("/page", page))
     return Starlette(routes=routes, exception_handlers={HTTPException: _http, Exception: _broken})
@@ -191,18 +194,9 @@ async def _broken(request: Request, error: Exception) -> Response:
 
 
 class _Api:
-    def __init__(
-        self,
-        store: PlaneStore,
-        hub: Hub,
-        instances: Instances,
-        sweeper: Sweeper,
-        access: Access,
-        gateway: Gateway,
-        public_url: str | None,
-    ) -> None:
-        self._store, self._hub, self._instances, self._sweeper, self.access = store, hub, instances, sweeper, access
-        self._gateway, self._public_url = gateway, public_url
+    def __init__(self, parts: PlaneParts, public_url: str | None) -> None:
+        self._store, self._hub, self._instances, self._sweeper = parts.store, parts.hub, parts.instances, parts.sweeper
+        self.access, self._gateway, self._pools, self._public_url = parts.access, parts.gateway, parts.pools, public_url
 
     async def engines(self, request: Request, caller: ApiKey) -> Response:
         return answer({name: engine.abilities for name, engine in self._instances.engines.items()})
@@ -318,6 +312,39 @@ class _Api:
         asked = await body(request, Extend)
         return answer(instance_json(await self._instances.extend(own.id, asked.ttl_s)))
 
+    async def pause(self, request: Request, caller: ApiKey) -> Response:
+        own = await self._own(request, caller)
+        return answer(instance_json(await self._instances.pause(own.id)))
+
+    async def resume(self, request: Request, caller: ApiKey) -> Response:
+        own = await self._own(request, caller)
+        return answer(instance_json(await self._instances.resume(own.id)))
+
+    async def snapshot(self, request: Request, caller: ApiKey) -> Response:
+        own = await self._own(request, caller)
+        return answer({"image": await self._instances.snapshot(own.id)}, 201)
+
+    async def fork(self, request: Request, caller: ApiKey) -> Response:
+        own = await self._own(request, caller)
+        asked = await body(request, Fork)
+        if not 1 <= asked.count <= MAX_FORKS:
+            raise PlaneInvalid(f"count is from 1 to {MAX_FORKS}")
+        made = await self._instances.fork(own.id, asked.count)
+        return answer({"items": [{**instance_json(one), "token": self._gateway.token(one.id)} for one in made]}, 201)
+
+    async def logs(self, request: Request, caller: ApiKey) -> Response:
+        own = await self._own(request, caller)
+        if not own.plan.start:
+            raise PlaneNotFound(f"instance {own.id} has no program of its own", hint="create it with start")
+        query = request.query_params
+        errors = query.get("stream", "stdout") == "stderr"
+        job = await (await self._instances.sandbox(own.id)).job(START_JOB)
+        if query.get("follow") == "true":
+            lines = (part async for _, part in job.stream(stderr=errors))
+            return StreamingResponse(lines, media_type="text/plain")
+        data = await job.tail(min(number(request, "tail", 65536), MAX_FILE), stderr=errors)
+        return Response(data, media_type="text/plain")
+
     async def exec(self, request: Request, caller: ApiKey) -> Response:
         own = await self._own(request, caller)
         asked = await body(request, Exec)
@@ -355,7 +382,18 @@ class _Api:
         await self._instances.running(own.id)
         return answer({"token": self._gateway.token(own.id)})
 
-    # owners, keys, the sweep
+    # pools, owners, keys, the sweep
+
+    async def list_pools(self, request: Request, caller: ApiKey) -> Response:
+        return answer({"items": [pool_json(pool, live) for pool, live in await self._pools.page()]})
+
+    async def put_pool(self, request: Request, caller: ApiKey) -> Response:
+        pool = await self._pools.put(request.path_params["name"], await body(request, PutPool))
+        return answer(pool_json(pool, None))
+
+    async def remove_pool(self, request: Request, caller: ApiKey) -> Response:
+        await self._pools.remove(request.path_params["name"])
+        return Response(status_code=204)
 
     async def usage(self, request: Request, caller: ApiKey) -> Response:
         return answer(await self._store.usage(owner_for(caller, request.query_params.get("owner"))))

@@ -135,7 +135,11 @@ class BackendEngine:
         sandbox: Sandbox = await self._backend.open(spec)
         self._held[sandbox.id] = sandbox
         if plan.start:
-            await sandbox.start([*plan.start, *plan.arguments], job_id=START_JOB)
+            try:
+                await sandbox.start([*plan.start, *plan.arguments], job_id=START_JOB)
+            except Exception:
+                await self.delete(sandbox.id)
+                raise
         return sandbox.id
 
     async def sandbox(self, ref: str) -> Sandbox:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from rollyard.core.errors import (
     ConfigError,
@@ -25,45 +26,17 @@ from rollyard.core.errors import (
     PlaneUnavailable,
     PlaneUnsupported,
     SandboxGone,
-    UnknownName,
 )
-from rollyard.core.ids import new_id
-from rollyard.core.plane import EnvSpec, Happening, Instance, InstancePlan, Terms
+from rollyard.core.plane import EnvSpec, Happening, Instance, InstanceState, Pool, Taking
 from rollyard.core.protocols import Sandbox
-from rollyard.core.sandbox import Mount, Network, Resources
 from rollyard.plane.cursors import read_cursor, write_cursor
-from rollyard.plane.engines import Engine, chosen, refuse
+from rollyard.plane.engines import Engine, refuse
 from rollyard.plane.hub import MAX_PAGE, Hub
+from rollyard.plane.plans import FROM_POOL, CreateInstance, Settings, checked, journalled, planned
 from rollyard.plane.storage import PlaneStore
 
 _log = structlog.get_logger("rollyard.plane")
-
-
-class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Either `env` (`name@version`) or `image`. What is given here wins over what the environment says."""
-
-    env: str | None = None
-    image: str | None = None
-    engine: str | None = None
-    owner: str | None = None
-    run_id: str | None = None
-    rollout_id: str | None = None
-    ttl_s: float | None = None
-    idle_ttl_s: float | None = None
-    labels: dict[str, str] = {}
-    environment: dict[str, str] = {}
-    start: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    mount_points: tuple[Mount, ...] = ()
-    resources: Resources | None = None
-    network: Network | None = None
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    default_ttl_s: float = 1800.0
-    max_ttl_s: float = 7 * 86400.0
-    boot_s: float = 300.0  # the most an engine may take to create or delete
-    terms: Terms = Terms()
+_AT_ONCE = 16
 
 
 class Instances:
@@ -80,11 +53,51 @@ class Instances:
         self._store, self._hub, self.engines, self._plane = store, hub, engines, plane
         self.settings = settings or Settings()
         self._clock = clock
+        self.wanted = asyncio.Event()  # something was taken from a pool
 
     async def create(self, asked: CreateInstance, *, owner: str, caller: str = "", key: str | None = None) -> Instance:
         """`key` is an Idempotency-Key: the same request again gives the instance that the first one made."""
-        new = await self._planned(asked, owner)
+        checked(asked, self.settings)
         request = (caller, key, hashlib.sha256(msgspec.json.encode(asked)).digest()) if key else None
+        if asked.pool is not None:
+            pool = await self._store.get_pool(asked.pool)
+            taken = await self._taken(pool, asked, owner, request)
+            if taken is not None:
+                return taken
+            made_from = msgspec.json.decode(pool.plan, type=CreateInstance)
+            given = {name: getattr(asked, name) for name in FROM_POOL if name != "pool"}
+            asked = replace(made_from, **{name: value for name, value in given.items() if value})
+        spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._env(asked.env)
+        return await self.make(planned(asked, spec, owner, self.engines, self.settings, self._clock()), request)
+
+    async def _taken(
+        self, pool: Pool, asked: CreateInstance, owner: str, request: tuple[str, str, bytes] | None
+    ) -> Instance | None:
+        """One that waits in the pool and lives; None when there is none, and one is made."""
+        plan = msgspec.json.decode(pool.plan, type=CreateInstance)
+        taking = Taking(
+            owner=owner,
+            at=self._clock(),
+            run_id=asked.run_id,
+            rollout_id=asked.rollout_id,
+            labels=asked.labels,
+            idle_ttl_s=asked.idle_ttl_s,
+        )
+        while True:
+            taken = await self._store.take(pool, taking, terms=self.settings.terms, request=request)
+            self.wanted.set()
+            if taken is None or not taken[1]:
+                return taken[0] if taken else None
+            engine = self.engines.get(taken[0].engine)
+            if engine is not None and taken[0].ref is not None and await engine.alive(taken[0].ref):
+                break
+            await self._store.end(taken[0].id, "failed", at=self._clock(), reason="its engine lost it")
+            request = None  # it named the lost one
+        ttl = asked.ttl_s or plan.ttl_s or self.settings.default_ttl_s
+        return await self.extend(taken[0].id, ttl) if engine.abilities.extend else taken[0]
+
+    async def make(self, new: Instance, request: tuple[str, str, bytes] | None = None) -> Instance:
+        """From the journal to running."""
         instance, made = await self._store.begin(new, terms=self.settings.terms, request=request)
         if not made:
             return instance
@@ -121,70 +134,11 @@ class Instances:
         reason = str(error) or "the engine took too long"
         await self._store.end(instance.id, "failed", at=self._clock(), reason=reason)
 
-    async def _planned(self, asked: CreateInstance, owner: str) -> Instance:
-        if (asked.env is None) == (asked.image is None):
-            raise PlaneInvalid("give either env or image")
-        spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._env(asked.env)
-        try:
-            engine = chosen(self.engines, asked.engine or spec.engine)
-        except UnknownName as error:
-            raise PlaneInvalid(error.message) from error
-        ttl = asked.ttl_s or spec.ttl_s or self.settings.default_ttl_s
-        idle = asked.idle_ttl_s
-        if not 0 < ttl <= self.settings.max_ttl_s or (idle is not None and not idle > 0):
-            raise PlaneInvalid(f"times to live are above 0 and at most {self.settings.max_ttl_s:.0f} s")
-        plan = InstancePlan(
-            image=asked.image or spec.image,
-            env={**spec.env, **asked.environment},
-            start=asked.start or spec.start,
-            port=spec.port,
-            arguments=asked.arguments,
-            mounts=asked.mount_points,
-            resources=asked.resources or spec.resources,
-            network=asked.network or spec.network,
-            ttl_s=ttl,
-        )
-        if plan.arguments and not plan.start:
-            raise PlaneInvalid("arguments are for a program", hint="give start, or an environment that has one")
-        self._honours(engine, plan)
-        now = self._clock()
-        return Instance(
-            id=new_id("inst"),
-            owner=owner,
-            engine=engine.name,
-            state="creating",
-            live=True,
-            plan=plan,
-            env=asked.env,
-            run_id=asked.run_id,
-            rollout_id=asked.rollout_id,
-            labels=asked.labels,
-            created_at=now,
-            updated_at=now,
-            last_seen_at=now,
-            expires_at=now + ttl,
-            idle_ttl_s=idle,
-            settle_by=now + 2 * self.settings.boot_s,
-        )
-
     async def _env(self, text: str) -> EnvSpec:
         name, separator, version = text.partition("@")
         if not separator or not name or not version:
             raise PlaneInvalid(f"env {text!r} is not name@version")
         return (await self._hub.get(name, version)).spec
-
-    def _honours(self, engine: Engine, plan: InstancePlan) -> None:
-        asked = {
-            "mounts": ("mount directories", bool(plan.mounts)),
-            "arguments": ("start a program with arguments", bool(plan.start or plan.arguments)),
-            "accelerators": ("give accelerators", plan.resources.accelerated),
-            "images": ("run images", plan.image != "host"),
-            "network_none": ("cut the network off", plan.network == "none"),
-            "network_allowlist": ("limit the network to a list", plan.network == "allowlist"),
-        }
-        for ability, (what, wanted) in asked.items():
-            if wanted and not getattr(engine.abilities, ability):
-                raise refuse(engine, self.engines, ability, what)
 
     # what there is
 
@@ -241,7 +195,7 @@ class Instances:
         """Its time ends `ttl_s` from now, for the engine and for the plane."""
         if not 0 < ttl_s <= self.settings.max_ttl_s:
             raise PlaneInvalid(f"ttl_s is above 0 and at most {self.settings.max_ttl_s:.0f}")
-        instance, engine = await self.running(instance_id)
+        instance, engine = await self.standing(instance_id)
         if engine.abilities.ttl and not engine.abilities.extend:
             raise refuse(engine, self.engines, "extend", "extend an instance's time")
         if engine.abilities.extend and instance.ref is not None:
@@ -255,8 +209,15 @@ class Instances:
         return found
 
     async def running(self, instance_id: str) -> tuple[Instance, Engine]:
+        found, engine = await self.standing(instance_id)
+        if found.state != "running":
+            raise self._not_running(found)
+        return found, engine
+
+    async def standing(self, instance_id: str) -> tuple[Instance, Engine]:
+        """One that runs or is paused."""
         found = await self._store.get_instance(instance_id)
-        if found.state != "running" or found.ref is None:
+        if found.state not in ("running", "paused") or found.ref is None:
             raise self._not_running(found)
         if found.engine not in self.engines:
             raise PlaneUnavailable(f"this server has no engine {found.engine}")
@@ -265,6 +226,8 @@ class Instances:
     def _not_running(self, found: Instance) -> Error:
         if found.state == "creating":
             return PlaneConflict(f"instance {found.id} is still being created", hint="ask again in a moment")
+        if found.state == "paused":
+            return PlaneConflict(f"instance {found.id} is paused", hint="resume it first")
         return PlaneGone(f"instance {found.id} has ended ({found.state})", hint="create another")
 
     async def sandbox(self, instance_id: str, ability: str = "exec") -> Sandbox:
@@ -272,14 +235,69 @@ class Instances:
         instance, engine = await self.running(instance_id)
         if not getattr(engine.abilities, ability):
             raise refuse(engine, self.engines, ability, "run programs" if ability == "exec" else "reach files")
-        assert instance.ref is not None
-        try:
-            sandbox = await engine.sandbox(instance.ref)
-        except SandboxGone as error:
-            await self._store.end(instance_id, "failed", at=self._clock(), reason="its engine lost it")
-            raise PlaneGone(f"instance {instance_id} is gone from its engine") from error
+        sandbox = await self._sandbox(instance, engine)
         await self._store.touch(instance_id, at=self._clock())
         return sandbox
+
+    async def _sandbox(self, instance: Instance, engine: Engine) -> Sandbox:
+        assert instance.ref is not None
+        try:
+            return await engine.sandbox(instance.ref)
+        except SandboxGone as error:
+            await self._store.end(instance.id, "failed", at=self._clock(), reason="its engine lost it")
+            raise PlaneGone(f"instance {instance.id} is gone from its engine") from error
+
+    async def pause(self, instance_id: str) -> Instance:
+        """Its programs stand still; its time goes on. The engine is asked first: what a crash leaves is one that stands
+        still and is said to run, which `resume` sets right."""
+        return await self._set_going(instance_id, False)
+
+    async def resume(self, instance_id: str) -> Instance:
+        return await self._set_going(instance_id, True)
+
+    async def _set_going(self, instance_id: str, going: bool) -> Instance:
+        instance, engine = await self.standing(instance_id)
+        if not engine.abilities.pause:
+            raise refuse(engine, self.engines, "pause", "pause an instance")
+        sandbox = await self._sandbox(instance, engine)
+        async with asyncio.timeout(self.settings.boot_s):
+            await (sandbox.resume() if going else sandbox.pause())
+        state: InstanceState = "running" if going else "paused"
+        found = await self._store.step(instance_id, ("running", "paused"), state, at=self._clock())
+        if found is None:
+            raise self._not_running(await self._store.get_instance(instance_id))
+        return found
+
+    async def snapshot(self, instance_id: str) -> str:
+        """The name of an image of what it has written; instances can be made from it on the same engine."""
+        instance, engine = await self.running(instance_id)
+        if not engine.abilities.snapshot:
+            raise refuse(engine, self.engines, "snapshot", "take snapshots")
+        sandbox = await self._sandbox(instance, engine)
+        async with asyncio.timeout(self.settings.boot_s):
+            image = await sandbox.snapshot()
+        await self._store.step(instance_id, ("running",), "running", at=self._clock(), reason=f"snapshot {image}")
+        return image
+
+    async def fork(self, instance_id: str, count: int = 1) -> list[Instance]:
+        """New instances that begin with what this one has written, each journalled like any other."""
+        instance, _ = await self.running(instance_id)
+        plan = replace(instance.plan, image=await self.snapshot(instance_id))
+        again = CreateInstance(
+            env=instance.env,
+            run_id=instance.run_id,
+            labels={**instance.labels},
+            idle_ttl_s=instance.idle_ttl_s,
+        )
+        now = self._clock()
+        new = [journalled(plan, instance.engine, instance.owner, again, now, self.settings) for _ in range(count)]
+        results = await asyncio.gather(*map(self.make, new), return_exceptions=True)
+        made = [one for one in results if isinstance(one, Instance)]
+        for error in results:
+            if isinstance(error, BaseException):
+                await self.delete_many([one.id for one in made])
+                raise error
+        return made
 
     async def delete(self, instance_id: str, *, reason: str = "deleted by its owner") -> None:
         """Returns once the engine has confirmed; repeats are `PlaneNotFound`. One still being created is cancelled."""
@@ -287,7 +305,7 @@ class Instances:
         found = await self.get(instance_id)
         settle = now + self.settings.boot_s
         marked = await self._store.step(
-            instance_id, ("creating", "running", "deleting"), "deleting", at=now, settle_by=settle
+            instance_id, ("creating", "running", "paused", "deleting"), "deleting", at=now, settle_by=settle
         )
         if marked is None:
             raise PlaneNotFound(f"instance {instance_id} is gone")
@@ -303,7 +321,13 @@ class Instances:
 
     async def delete_many(self, instance_ids: Sequence[str]) -> dict[str, str]:
         """What became of each: `deleted`, `not_found`, or why not."""
-        return {instance_id: await self._outcome(instance_id) for instance_id in dict.fromkeys(instance_ids)}
+        gate, ids = asyncio.Semaphore(_AT_ONCE), list(dict.fromkeys(instance_ids))
+
+        async def outcome(instance_id: str) -> str:
+            async with gate:
+                return await self._outcome(instance_id)
+
+        return dict(zip(ids, await asyncio.gather(*map(outcome, ids)), strict=True))
 
     async def _outcome(self, instance_id: str) -> str:
         try:

@@ -18,20 +18,18 @@ import msgspec
 import uvicorn
 
 from rollyard.core.errors import ConfigError
-from rollyard.core.ids import new_id, secret
+from rollyard.core.ids import secret
 from rollyard.core.plane import Terms
-from rollyard.plane.access import Access
 from rollyard.plane.api import plane_app
 from rollyard.plane.engines import Engine, engine
 from rollyard.plane.faces import Faces, e2b_face
-from rollyard.plane.gateway import Gateway
-from rollyard.plane.hub import Hub
-from rollyard.plane.instances import Instances, Settings
 from rollyard.plane.listening import LOOPBACK, listening
 from rollyard.plane.page.app import page_app
-from rollyard.plane.signing import Signer
-from rollyard.plane.sweep import Sweeper
+from rollyard.plane.parts import assemble
+from rollyard.plane.plans import Settings
 from rollyard.store.plane.opening import open_plane
+
+_STOP_S = 30.0
 
 
 class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,33 +89,28 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         for text in options.engines:
             made = await stack.enter_async_context(engine(text))
             engines[made.name] = made
-        plane = await kept.agreed("identity", new_id("plane"))
-        hub = Hub(kept)
-        instances = Instances(
-            kept,
-            hub,
-            engines,
-            plane=plane,
-            settings=Settings(terms=Terms(quota=options.quota, rate=options.rate, burst=options.burst)),
-        )
-        sweeper = Sweeper(kept, engines, plane=plane)
-        access = Access(kept)
+        terms = Terms(quota=options.quota, rate=options.rate, burst=options.burst)
+        parts = await assemble(kept, engines, settings=Settings(terms=terms))
         port = sock.getsockname()[1]
         key, where = _admin_key(options.admin_key_file, port)
-        await access.admin(key)
+        await parts.access.admin(key)
         sdk_key = _sdk_key(key)
-        await access.named(sdk_key, "trainer", "admin")
+        await parts.access.named(sdk_key, "trainer", "admin")
         page = page_app(store) if store is not None and options.host in LOOPBACK else None
-        gateway = Gateway(instances, access, Signer(await kept.agreed("signing", secret("sign"))))
-        app = plane_app(kept, hub, instances, sweeper, access, gateway, page=page, public_url=options.public_url)
-        app = Faces(app, e2b=e2b_face(instances, access, secret=await kept.agreed("faces", secret("face"))))
-        sweeping = asyncio.create_task(sweeper.forever(options.sweep_s))
-        stack.callback(sweeping.cancel)
+        app = plane_app(parts, page=page, public_url=options.public_url)
+        app = Faces(app, e2b=e2b_face(parts.instances, parts.access, secret=await kept.agreed("faces", secret("face"))))
+        for work in (parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)):
+            stack.push_async_callback(_stopped, asyncio.create_task(work))
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{port}"
         say(Ready(url=url, engines=tuple(engines), admin_key_file=str(where), key=key, sdk_key=sdk_key))
         config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=30)
         await uvicorn.Server(config).serve(sockets=[sock])
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task}, timeout=_STOP_S)
 
 
 def _sdk_key(admin_key: str) -> str:

@@ -26,6 +26,7 @@ _LEASE_S = 120.0
 _AT_ONCE = 16
 _AFTER: Mapping[str, tuple[InstanceState, str]] = {
     "running": ("expired", "its time was over"),
+    "paused": ("expired", "its time was over"),
     "creating": ("failed", "its creation was abandoned"),
     "deleting": ("deleted", "its deletion was left half done"),
 }

@@ -9,14 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollyard.plane.access import Access
 from rollyard.plane.api import plane_app
 from rollyard.plane.engines import NoopEngine
-from rollyard.plane.gateway import Gateway
-from rollyard.plane.hub import Hub
-from rollyard.plane.instances import Instances, Settings
-from rollyard.plane.signing import Signer
-from rollyard.plane.sweep import Sweeper
+from rollyard.plane.parts import assemble as assemble_parts
+from rollyard.plane.plans import Settings
 from rollyard.store.plane.opening import open_plane
 
 
@@ -29,24 +25,10 @@ class Clock:
 
 
 async def assembled(store, engines, clock, **settings):
-    """All parts of a plane over one store."""
-    name = await store.agreed("identity", "test-plane")
-    hub = Hub(store, clock=clock)
-    instances = Instances(store, hub, engines, plane=name, settings=Settings(**settings), clock=clock)
-    sweeper = Sweeper(store, engines, plane=name, clock=clock)
-    access = Access(store, clock=clock)
-    gateway = Gateway(instances, access, Signer(await store.agreed("signing", "s" * 32)), clock=clock)
-    app = plane_app(store, hub, instances, sweeper, access, gateway)
-    return SimpleNamespace(
-        store=store,
-        hub=hub,
-        instances=instances,
-        sweeper=sweeper,
-        access=access,
-        gateway=gateway,
-        app=app,
-        clock=clock,
-    )
+    """All parts of a plane over one store, and its application."""
+    await store.agreed("identity", "test-plane")
+    parts = await assemble_parts(store, engines, settings=Settings(**settings), clock=clock)
+    return SimpleNamespace(**parts._asdict(), app=plane_app(parts))
 
 
 @pytest.fixture

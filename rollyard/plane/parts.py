@@ -1,0 +1,58 @@
+"""All parts of a control plane over one storage, put together once: what the server, the faces and the tests start from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from rollyard.core.ids import new_id, secret
+from rollyard.plane.access import Access
+from rollyard.plane.engines import Engine
+from rollyard.plane.forward import ForwardLimits
+from rollyard.plane.gateway import Gateway
+from rollyard.plane.hub import Hub
+from rollyard.plane.instances import Instances
+from rollyard.plane.plans import Settings
+from rollyard.plane.pools import Pools
+from rollyard.plane.signing import Signer
+from rollyard.plane.storage import PlaneStore
+from rollyard.plane.sweep import Sweeper
+
+
+class PlaneParts(NamedTuple):
+    store: PlaneStore
+    hub: Hub
+    instances: Instances
+    sweeper: Sweeper
+    access: Access
+    gateway: Gateway
+    pools: Pools
+    signer: Signer
+    clock: Callable[[], float]
+
+
+async def assemble(
+    store: PlaneStore,
+    engines: Mapping[str, Engine],
+    *,
+    settings: Settings | None = None,
+    limits: ForwardLimits | None = None,
+    clock: Callable[[], float] = time.time,
+) -> PlaneParts:
+    """Replicas on the same storage agree on the plane's name and on its signing secret."""
+    plane = await store.agreed("identity", new_id("plane"))
+    signer = Signer(await store.agreed("signing", secret("sign")))
+    hub, access = Hub(store, clock=clock), Access(store, clock=clock)
+    instances = Instances(store, hub, engines, plane=plane, settings=settings, clock=clock)
+    return PlaneParts(
+        store=store,
+        hub=hub,
+        instances=instances,
+        sweeper=Sweeper(store, engines, plane=plane, clock=clock),
+        access=access,
+        gateway=Gateway(instances, access, signer, limits=limits, clock=clock),
+        pools=Pools(store, instances, clock=clock),
+        signer=signer,
+        clock=clock,
+    )
