@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("sandbox", "routes", "wire", "tokens", "store", "gate", "envs", "rollouts", "page")
+BENCHES = ("sandbox", "relay", "wire", "tokens", "store", "gate", "envs", "rollouts", "page")
 
 
 def main() -> int:

@@ -62,10 +62,10 @@ def list_images(json: Json = False) -> None:
 
 @app.command()
 def rm(
-    image: Annotated[str, typer.Argument(help="a name or an id")],
+    image: Annotated[str, typer.Argument(help="a name, or the id of an image, a snapshot or a layer")],
     json: Json = False,
 ) -> None:
-    """Forget a name; with its last name, the image. Disk is freed once nothing has opened it for a day."""
+    """Forget a name, with its last name the image; or a layer. Disk is freed once nothing has opened it for a day."""
     from rollyard.sandbox.images import ImageStore
 
     store = ImageStore()

@@ -113,7 +113,15 @@ class ImageStore:
         return await self.commit(image, uppers, layers=layers, kind="snapshot", uid_shift=uid_shift)
 
     async def remove(self, image: str) -> list[str]:
-        """Forget a name, with its last name the image. Its trees go later (`sweep`): a sandbox may be using them."""
+        """Forget a name, with its last name the image; or a layer. Trees go later (`sweep`): a sandbox may be using them."""
+        if image.startswith("ly_") and image not in self.catalog.names():
+            users = [
+                record.id for record in self.catalog.records() if any(ref.endswith(f":{image}") for ref in record.stack)
+            ]
+            if users:
+                raise ConfigError(f"layer {image} is part of {', '.join(users)}", hint="remove those first")
+            self.layers.remove(image)
+            return [image]
         return await self.catalog.remove(image)
 
     async def sweep(self, *, unused_s: float = KEEP_UNUSED_S) -> list[str]:

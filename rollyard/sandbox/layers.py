@@ -20,6 +20,7 @@ import msgspec
 
 from rollyard.core.agent import LayerSpec
 from rollyard.core.errors import CommandFailed, ConfigError, UnknownName
+from rollyard.core.ids import new_id
 from rollyard.sandbox.home import private_dir
 from rollyard.sandbox.interpreters import Toolchain, node_toolchain, npm_command, pip_command, python_toolchain
 from rollyard.sandbox.packages import Locked, npm_install, pip_install
@@ -117,6 +118,11 @@ class Layers:
         then = {entry.path: entry for entry in written}
         changed = [path for path in then if path not in now or now[path].digest != then[path].digest]
         return sorted({*changed, *(path for path in now if path not in then)})
+
+    def remove(self, layer_id: str) -> None:
+        """Forget a layer at once. Its tree only loses its name: a sandbox that is open goes on using it."""
+        place = self.tree(layer_id).parent
+        place.rename(place.with_name(f".old-{new_id('ly')}-{layer_id}"))
 
     def _indexed(self, key: str) -> str | None:
         index = self.root / "index" / key

@@ -71,11 +71,15 @@ class Stacks:
             remove_tree(scratch)
 
     def sweep(self, named: set[str], unused_s: float) -> list[str]:
-        """Remove trees that are not `named` and were not opened for `unused_s`, and what builds left that died."""
+        """Remove trees that are not `named` and were not opened for `unused_s`, and what builds left that died. Removed
+        layers (`.old-`) lie that long too: a sandbox may be using them."""
         before = time.time() - unused_s
         removed: list[str] = []
         left_over = (
-            path for kind in ("trees", "layers", "toolchains", "host") for path in (self.root / kind).glob(".new-*")
+            path
+            for kind in ("trees", "layers", "toolchains", "host")
+            for path in (self.root / kind).glob(".*-*")
+            if path.name.startswith((".new-", ".old-"))
         )
         for tree in [*(self.root / "trees").glob("[!.]*"), *left_over]:
             used = self.root / "used" / tree.name

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -290,3 +291,17 @@ async def test_a_limit_on_live_sandboxes_is_a_typed_refusal(tmp_path):
                 await backend.open(ry.SandboxSpec())
         async with backend.open(ry.SandboxSpec()) as box:
             assert await box.alive()
+
+
+async def test_a_new_end_and_a_pause_are_seen_by_everybody(backend, tmp_path):
+    async with backend.open(ry.SandboxSpec(ttl_s=60)) as box, LocalBackend(root=tmp_path / "home") as other:
+        await box.extend(5000)
+        (seen,) = await other.list()
+        assert seen.expires_at == box.info.expires_at > time.time() + 4000
+        theirs = await other.attach(box.id)
+        assert theirs.info.expires_at == seen.expires_at
+        if box.capabilities.pause:
+            await theirs.pause()
+            assert [info.state for info in await backend.list()] == ["paused"]
+            await box.resume()
+        assert [(info.state, info.pid) for info in await other.list()] == [("running", box.info.pid)]

@@ -146,7 +146,8 @@ class DockerBackend:
 
     async def _patiently(self, spec: SandboxSpec) -> DockerSandbox:
         async with self._throttle.place(len(self._boxes)):
-            return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
+            # Again also when a call broke after it was sent: what it may have made was removed by its name.
+            return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s, idempotent=True)
 
     async def _open(self, spec: SandboxSpec) -> DockerSandbox:
         image = self._image if spec.image == "host" else spec.image

@@ -3,6 +3,7 @@
 aiodocker finds the engine (unix, tcp, TLS, ssh) and agrees on a version. Calls are made here, because three things it does not
 do are needed: archives that are not held in memory, closing a program's stdin while its output is read, and a deadline on every
 call. An engine's own words are kept (`Refused.text`); what a spec's environment holds never goes into a request that is echoed.
+No cause is chained to an error of a client: a traceback would print the address with the password it may carry.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 from rollyard.core.errors import ConfigError, MissingExtra, SandboxError, SandboxInterrupted, SandboxUnavailable
+from rollyard.sandbox.retry import OpenLimits, retrying
 
 CALL_S = 60.0
 CONNECT_S = 10.0
 _SHOWN = 300
 _LIMIT = 2**20
+_ASKING = OpenLimits(attempts=3, wait_max_s=0.5)
 _SOCKETS = {
     "docker": ("/var/run/docker.sock", "{runtime}/docker.sock"),
     "podman": ("/run/podman/podman.sock", "{runtime}/podman/podman.sock"),
@@ -63,18 +66,24 @@ def shown(host: str) -> str:
 
 
 class Stream:
-    """A connection the engine has handed over to a program: its output in frames, its input as bytes."""
+    """A connection the engine has handed over to a program: its output in frames, its input as bytes. `broken` says that it
+    ended where no end was."""
 
     def __init__(self, response: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._response, self._reader, self._writer = response, reader, writer
+        self.broken = False
 
     async def receive(self) -> tuple[int, bytes] | None:
         """(1 for stdout or 2 for stderr, bytes); None at the end."""
+        head = b""
         try:
             head = await self._reader.readexactly(8)
             return head[0], await self._reader.readexactly(int.from_bytes(head[4:], "big"))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
+        except ConnectionError:
+            self.broken = True
+        except asyncio.IncompleteReadError as ended:
+            self.broken = bool(head or ended.partial)
+        return None
 
     async def send(self, data: bytes) -> None:
         self._writer.write(data)
@@ -112,7 +121,7 @@ class Engine:
             if isinstance(error, (OSError, TimeoutError, ValueError)) or _foreign(error):
                 raise SandboxUnavailable(
                     f"no engine answers at {shown(self.host)}: {type(error).__name__}", hint="is its daemon running?"
-                ) from error
+                ) from None
             raise
         return self
 
@@ -152,14 +161,14 @@ class Engine:
 
         try:
             yield
-        except aiohttp.ClientConnectorError as error:
+        except aiohttp.ClientConnectorError:
             raise SandboxUnavailable(
                 f"no engine answers at {shown(self.host)}", hint="is its daemon running?"
-            ) from error
+            ) from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise SandboxInterrupted(f"the engine broke off {what}: {type(error).__name__}") from error
-        except TimeoutError as error:
-            raise SandboxInterrupted(f"the engine did not finish {what} in {timeout:g} s") from error
+            raise SandboxInterrupted(f"the engine broke off {what}: {type(error).__name__}") from None
+        except TimeoutError:
+            raise SandboxInterrupted(f"the engine did not finish {what} in {timeout:g} s") from None
 
     async def _send(
         self,
@@ -179,19 +188,25 @@ class Engine:
         response = await self._client.session.request(method, url, data=data, headers=headers, **options)
         if response.status >= 400:
             try:
-                raise Refused(response.status, _message(await response.read()))
+                raise _refusal(response.status, _message(await response.read()), response.headers.get("Retry-After"))
             finally:
                 response.release()
         return response
 
     async def call(self, method: str, path: str, **options: Any) -> Any:
-        """The JSON it answers with, or None."""
-        async with self.request(method, path, **options) as response:
-            text = await response.read()
+        """The JSON it answers with, or None. What does no harm when it is done twice is tried
+        again when its answer did not come through."""
+        text = await retrying(
+            lambda: self._text(method, path, **options), _ASKING, idempotent=method in ("GET", "DELETE")
+        )
         try:
             return json.loads(text) if text.strip() else None
         except ValueError:
             return None
+
+    async def _text(self, method: str, path: str, **options: Any) -> bytes:
+        async with self.request(method, path, **options) as response:
+            return await response.read()
 
     async def hijack(self, path: str, *, body: Any = None, params: Mapping[str, Any] | None = None) -> Stream:
         """Ask for a raw connection and take it over from the HTTP client."""
@@ -246,6 +261,16 @@ class _Into:
         """As `feed_eof`."""
 
 
+def _refusal(status: int, text: str, retry_after: str | None) -> SandboxError:
+    """The engine's own refusal, or that of something between it and us: engines answer none of these themselves."""
+    if status in (429, 503):
+        wait = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
+        return SandboxUnavailable(f"the engine is busy ({status}): {text[:_SHOWN]}", retry_after=wait)
+    if status in (502, 504):
+        return SandboxInterrupted(f"no answer of the engine came through ({status}): {text[:_SHOWN]}")
+    return Refused(status, text)
+
+
 def _client(host: str) -> Any:
     try:
         import aiodocker
@@ -260,10 +285,10 @@ def _client(host: str) -> Any:
         return _Owning(client, session)
     try:
         return aiodocker.Docker(host, timeout=timeout)
-    except ValueError as error:
+    except ValueError:
         raise ConfigError(
             f"{shown(host)!r} is no engine's address", hint="unix:///path, tcp://host:port, ssh://host"
-        ) from error
+        ) from None
 
 
 class _Owning:

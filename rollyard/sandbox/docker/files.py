@@ -28,6 +28,7 @@ from rollyard.sandbox import tars
 from rollyard.sandbox.docker.engine import Refused
 from rollyard.sandbox.docker.faults import speaking
 from rollyard.sandbox.docker.programs import Programs
+from rollyard.sandbox.retry import LOOKS, retrying
 
 _VIRTUAL = ("/proc/", "/sys/", "/dev/")
 _TAR = {"Content-Type": "application/x-tar"}
@@ -101,6 +102,9 @@ class Files(Programs):
         return path, found
 
     async def read(self, path: str, *, max_bytes: int = 64 * 2**20) -> bytes:
+        return await retrying(lambda: self._read_whole(path, max_bytes), LOOKS, idempotent=True)
+
+    async def _read_whole(self, path: str, max_bytes: int) -> bytes:
         whole = self._path(path)
         if whole.startswith(_VIRTUAL) or self._pattern(whole):
             return await self._read_virtual(path, whole, max_bytes)
@@ -152,7 +156,7 @@ class Files(Programs):
         member.size, member.mtime = len(raw), int(time.time())
         member.mode = mode if mode is not None else (_mode(found) if found is not None else 0o644)
         member.uid, member.gid = await self._ids(user)
-        await self._put(path, tars.single(member, raw))
+        await retrying(lambda: self._put(path, tars.single(member, raw)), LOOKS, idempotent=True)
 
     async def mkdir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
         place, found = await self._final(self._path(path))
@@ -163,7 +167,7 @@ class Files(Programs):
         member = tarfile.TarInfo(place.lstrip("/"))
         member.type, member.mode, member.mtime = tarfile.DIRTYPE, mode, int(time.time())
         member.uid, member.gid = await self._ids(user)
-        await self._put(path, tars.single(member))
+        await retrying(lambda: self._put(path, tars.single(member)), LOOKS, idempotent=True)
 
     async def _put(self, path: str, data: AsyncIterator[bytes]) -> None:
         """Unpack a tar at the root. The owners are those in the tar."""

@@ -8,6 +8,7 @@ stdout; whether the program itself has ended is therefore asked as well.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import posixpath
 import secrets
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 import anyio
 
-from rollyard.core.errors import PathError, SandboxError, SandboxGone
+from rollyard.core.errors import PathError, SandboxError, SandboxGone, SandboxInterrupted
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
@@ -33,6 +34,8 @@ _ENTER = (
 _OOM = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null"
 _GRACE_S = 5.0
 _LOOK_S = 0.25
+_LATE_S = 10.0
+_CUT_OFF = 126
 
 
 def argv_of(cmd: Command) -> list[str]:
@@ -103,8 +106,11 @@ class Programs:
                 exit_code=None, stdout=output.stdout, stderr=output.stderr, timed_out=True, signal=9,
                 truncated=output.truncated, duration_s=time.monotonic() - started,
             )  # fmt: skip
-        except asyncio.CancelledError:
-            with anyio.move_on_after(_GRACE_S, shield=True):
+        except (asyncio.CancelledError, SandboxInterrupted):
+            with (
+                anyio.move_on_after(_GRACE_S, shield=True),
+                contextlib.suppress(SandboxError),
+            ):  # the first error is told
                 await self._end(mark, user)
             raise
         if code == 125 and output.stderr.startswith(nonce.encode()):
@@ -203,7 +209,8 @@ class Programs:
         )
 
     async def _read(self, exec_id: str, stream: Stream, output: Output) -> int:
-        """Until the stream ends, or the program has and nothing more comes."""
+        """Until the stream ends, or the program has and nothing more comes. The engine repeats no output: a stream that
+        breaks is an error."""
         pause = _LOOK_S
         reading = asyncio.ensure_future(stream.receive())
         try:
@@ -211,6 +218,8 @@ class Programs:
                 done, _ = await asyncio.wait([reading], timeout=pause)
                 if done:
                     if (got := reading.result()) is None:
+                        if stream.broken:
+                            raise SandboxInterrupted(f"the connection of a program in sandbox {self.id} broke")
                         return await self._code(exec_id)
                     output.take(*got)
                     reading = asyncio.ensure_future(stream.receive())
@@ -232,11 +241,18 @@ class Programs:
             raise SandboxGone(f"sandbox {self.id} is gone", hint="open another sandbox") from None
 
     async def _code(self, exec_id: str) -> int:
-        """The exit code, which the engine may know a moment after the output has ended."""
-        pause = 0.005
+        """The exit code, which the engine may know a moment after the output has ended. An engine ends the output with the
+        program, never before: when it goes on, somebody between has cut the connection. Docker then ends the program with
+        a 126 of its own."""
+        pause, ended, running = 0.005, time.monotonic(), False
         while (state := await self._look(exec_id)).get("Running") or state.get("ExitCode") is None:
+            running = bool(state.get("Running"))
+            if time.monotonic() - ended > _LATE_S:
+                break
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.2)
+        if running and (state.get("Running") or state.get("ExitCode") == _CUT_OFF):
+            raise SandboxInterrupted(f"the connection of a program in sandbox {self.id} was cut")
         if state["ExitCode"] in (137, -1) and not await self.alive():
             raise SandboxGone(f"sandbox {self.id} is gone", hint="open another sandbox")
         return int(state["ExitCode"])

@@ -1,0 +1,187 @@
+"""What it costs a program in a sandbox without a network to reach the host, by each way, beside a server in the sandbox itself.
+
+    python -m bench.relay [--engine docker] [--calls 300] [--rounds 5]
+
+A client inside sends 1 kB and waits for 1 kB back, on a connection that stays open and on a new one each time. `added` is the
+median over that of a server beside the client, on the same loopback, in the same run; rounds of both take turns, and the least
+disturbed round counts, since a busy machine only ever adds. The budgets are for open connections, which agents keep.
+
+    (a) local     a listener made in the sandbox                                0.3 ms
+    (b) netns     the same through a container's network namespace              1 ms
+        socket    a unix socket bound into a container                          1 ms
+    (c) pipe      a program's stdin and stdout, here two pipes of this machine  5 ms
+        exec      the same over an engine's exec                                5 ms
+
+The engine's part needs root and the engine's programs; it says so and is left out where they are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import rollyard as ry
+import rollyard.sandbox.relay as package
+from rollyard.sandbox.local.backend import LocalBackend
+from rollyard.sandbox.relay import Relay
+from rollyard.testing.engines import lacking, running
+
+BUDGET_MS = {"local": 0.3, "netns": 1.0, "socket": 1.0, "pipe": 5.0, "pipe, lines": 5.0, "exec": 5.0}
+SERVER = """
+import asyncio
+async def echo(reader, writer):
+    try:
+        while True:
+            writer.write(await reader.readexactly(1024)); await writer.drain()
+    except asyncio.IncompleteReadError:
+        writer.close()
+async def main():
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+CLIENT = """
+import json, socket, statistics, sys, time
+port, calls, data = int(sys.argv[1]), int(sys.argv[2]), b"x" * 1024
+def call(s):
+    s.sendall(data)
+    got = 0
+    while got < 1024: got += len(s.recv(65536))
+def connect():
+    s = socket.create_connection(("127.0.0.1", port), 10)
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return s
+fresh, kept, open_one = [], [], connect()
+for n in range(calls):
+    at = time.perf_counter(); s = connect(); call(s); s.close(); fresh.append(time.perf_counter() - at)
+    at = time.perf_counter(); call(open_one); kept.append(time.perf_counter() - at)
+print(json.dumps([statistics.median(fresh) * 1000, statistics.median(kept) * 1000]))
+"""
+Client = Callable[[int, int], Awaitable[list[float]]]  # port, calls -> medians in ms: new connection, open one
+
+
+class Place(NamedTuple):
+    """Where a client runs, the port of a server beside it, and the listener through which it reaches the host."""
+
+    client: Client
+    beside: int
+    listener: object
+
+
+async def serve(listener) -> None:
+    async def echo(stream) -> None:
+        left = b""
+        while data := await stream.receive():
+            left += data
+            while len(left) >= 1024:
+                await stream.send(left[:1024])
+                left = left[1024:]
+        await stream.aclose()
+
+    tasks = set()
+    while True:
+        task = asyncio.ensure_future(echo(await listener.accept()))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+@contextlib.asynccontextmanager
+async def in_sandbox(backend) -> AsyncGenerator[Place]:
+    async def client(port: int, calls: int) -> list[float]:
+        return json.loads((await box.exec(["python3", "-c", CLIENT, str(port), str(calls)], timeout=120)).stdout)
+
+    async with backend, backend.open(ry.SandboxSpec()) as box:
+        server = await box.start(["python3", "-c", SERVER])
+        _, said = await anext(aiter(server.stream()))
+        yield Place(client, int(said), await box.listen(0))
+
+
+@contextlib.asynccontextmanager
+async def program(*argv: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdin=pipe, stdout=pipe)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def over_pipe(*mode: str) -> AsyncGenerator[Place]:
+    async def client(port: int, calls: int) -> list[float]:
+        async with program("-c", CLIENT, str(port), str(calls)) as asking:
+            return json.loads((await asyncio.wait_for(asking.communicate(), 120))[0])
+
+    inside = str(Path(package.__file__).with_name("inside.py"))
+    async with program("-c", SERVER) as server, program(inside, *mode) as process:
+
+        async def output():
+            while data := await process.stdout.read(65536):
+                yield data
+
+        async def write(data: bytes) -> None:
+            process.stdin.write(data)
+            await process.stdin.drain()
+
+        async with Relay(output(), write, lines="lines" in mode) as relay:
+            yield Place(client, int(await server.stdout.readline()), await relay.listen())
+
+
+async def measure(what: str, place: contextlib.AbstractAsyncContextManager[Place], calls: int, rounds: int) -> bool:
+    async with place as found:
+        serving = asyncio.ensure_future(serve(found.listener))
+        pairs = []
+        for _ in range(rounds):
+            base = await found.client(found.beside, calls)
+            pairs.append((base, await found.client(found.listener.port, calls)))
+        serving.cancel()
+    kept = sorted(through[1] - base[1] for base, through in pairs)
+    fresh = sorted(through[0] - base[0] for base, through in pairs)
+    budget = BUDGET_MS[what.partition(" ")[2]]
+    print(
+        f"{what:18} open connection: added {kept[0]:6.3f} ms (median round {kept[len(kept) // 2]:6.3f}), budget {budget}"
+        f" {'ok' if kept[0] <= budget else 'OVER'};  new connection: added {fresh[0]:6.3f} ms",
+        flush=True,
+    )
+    return kept[0] <= budget
+
+
+async def everything(engine: str, host: str | None, calls: int, rounds: int) -> bool:
+    good = True
+    with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as root:
+        good &= await measure("(a) local", in_sandbox(LocalBackend(root=Path(root))), calls, rounds)
+    for route in ("netns", "socket", "exec") if host is not None else ():
+        letter = "(c)" if route == "exec" else "(b)"
+        good &= await measure(
+            f"{letter} {route}", in_sandbox(ry.sandbox.backend(engine, host=host, route=route)), calls, rounds
+        )
+    good &= await measure("(c) pipe", over_pipe(), calls, rounds)
+    good &= await measure("(c) pipe, lines", over_pipe("lines"), calls, rounds)
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", default="docker")
+    parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=5)
+    asked = parser.parse_args()
+    if why := lacking(asked.engine):
+        print(f"without an engine: {why}")
+        return 0 if asyncio.run(everything(asked.engine, None, asked.calls, asked.rounds)) else 1
+    with running(asked.engine) as host:
+        return 0 if asyncio.run(everything(asked.engine, host, asked.calls, asked.rounds)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
