@@ -61,7 +61,17 @@ def env(
     taskset: Annotated[str | None, typer.Option(help="coding: where its tasks are")] = None,
     agent: Annotated[str, typer.Option(help="coding: the agent of every step")] = "opencode",
     policy: Annotated[str | None, typer.Option(help="coding: who answers, such as scripted:FILE")] = None,
+    base_url: Annotated[str | None, typer.Option(help="coding: the model server that answers")] = None,
+    model: Annotated[str | None, typer.Option(help="coding: the model there")] = None,
+    key_env: Annotated[str | None, typer.Option(help="coding: the variable that holds its key")] = None,
     sandbox: Annotated[str, typer.Option(help="coding: the backend")] = "local",
+    step: Annotated[
+        str, typer.Option(help="coding: what one step is: rollout, or call (the trainer answers)")
+    ] = "rollout",
+    renderer: Annotated[str | None, typer.Option(help="coding, step call: prompts in token ids")] = None,
+    clients_choose: Annotated[
+        bool, typer.Option(help="coding: clients may name model server, mode, sandbox and image")
+    ] = False,
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 picks a free one")] = 0,
     capacity: Annotated[int, typer.Option(help="environments at once", min=1)] = 64,
@@ -74,10 +84,9 @@ def env(
 ) -> None:
     """Serve an environment over HTTP, WebSocket and MCP; OpenEnv's client drives it too."""
     from rollyard.envs.sessions import EnvLimits
-    from rollyard.runs.coding_env import CodingOptions, coding_env
+    from rollyard.runs.coding_request import CodingOptions
     from rollyard.runs.serve_env import EnvOptions, serve_env
 
-    coding = CodingOptions(agent=agent, policy=policy, sandbox=sandbox)
     serve_env(
         EnvOptions(
             target=target,
@@ -87,34 +96,18 @@ def env(
             production=production,
             keep=keep,
             limits=EnvLimits(capacity=capacity, lease_s=lease_s, deadline_s=deadline_s),
-        ),
-        make=coding_env(coding, taskset) if target == "coding" else None,
-        say=lambda ready: typer.echo(ready.json if json else ready.line),
-    )
-
-
-@app.command()
-def browser(
-    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one")] = 0,
-    sandbox: Annotated[str, typer.Option(help="the backend that browsers run in")] = "local",
-    image: Annotated[str, typer.Option(help="an image with Chromium in it")] = "host",
-    capacity: Annotated[int, typer.Option(help="browsers at once", min=1)] = 8,
-    key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
-    json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
-) -> None:
-    """Lease browsers: Chromium in sandboxes, each with a `computer` tool over MCP."""
-    from rollyard.envs.browser.leases import BrowserLimits
-    from rollyard.runs.serve_browser import BrowserOptions, serve_browser
-
-    serve_browser(
-        BrowserOptions(
-            host=host,
-            port=port,
-            key_file=key_file,
-            sandbox=sandbox,
-            image=image,
-            limits=BrowserLimits(capacity=capacity),
+            tasks=taskset,
+            step=step,
+            key_env=key_env,
+            coding=CodingOptions(
+                agent=agent,
+                policy=policy,
+                base_url=base_url,
+                model=model,
+                sandbox=sandbox,
+                renderer=renderer,
+                clients_choose=clients_choose,
+            ),
         ),
         say=lambda ready: typer.echo(ready.json if json else ready.line),
     )

@@ -1,43 +1,33 @@
 """`CodingEnv`: `run_rollout` as an environment and as a tool. One step is one rollout of an agent on a task.
 
-Reset chooses the task: `options={"task": ID}`, or `{"instruction": TEXT, ...}` with a task's own fields, or the seed's place
-in the taskset. A rollout that broke at infrastructure is an error of the step, never a reward of 0. Who answers the agent's
-model calls is decided by whoever serves this, not by its clients.
+Reset chooses the task: `options={"task": ID}`, `{"split": NAME, "index": N}`, `{"instruction": TEXT, ...}` with the arguments of
+`run_rollout`, or the seed's place in the taskset. A rollout that broke at infrastructure is an error of the step, never a
+reward of 0. `CallEnv`, where one step is one model call, is beside it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from rollyard.core.errors import ConfigError, EnvError
+from rollyard.core.events import Event
+from rollyard.core.progress import Progress
+from rollyard.core.protocols import EventSink
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
 from rollyard.envs.env import Env, StepResult
+from rollyard.runs.coding_request import CodingOptions, RolloutRequest, request_of, summary
 from rollyard.runs.once import run_rollout
-from rollyard.tasks.rows import as_task
 from rollyard.tasks.taskset import Taskset
-from rollyard.tools import Tool, ToolError, tool
+from rollyard.tools import Tool, ToolContext, ToolError
+from rollyard.tools.tool import struct_tool
 
 _TOOL_S = 7200.0
-
-
-class CodingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server fixes for every rollout. `policy` is a name such as `upstream:URL`, or the policy itself."""
-
-    agent: str = "opencode"
-    policy: Any = None
-    base_url: str | None = None
-    model: str | None = None
-    key: str | None = None
-    mode: str | None = None
-    sandbox: Any = "local"
-    max_calls: int | None = None
-
-    def settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__struct_fields__}
+SPLIT = "tasks"
 
 
 class Attempt(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,96 +36,139 @@ class Attempt(msgspec.Struct, forbid_unknown_fields=True):
     agent: str | None = None
 
 
-class CodingEnv(Env):
-    """Runs a coding agent on a task in a sandbox and gives its reward."""
-
-    action = Attempt
+class TaskedEnv(Env):
+    """The half that all coding environments share: tasks, and which of them an episode is about."""
 
     def __init__(self, options: CodingOptions, tasks: Sequence[Task] = ()) -> None:
         self._options = options
         self._tasks = tasks
-        self._task: Task | None = None
+        self._asked: dict[str, Any] = {}
         self._seed: int | None = None
-
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
-        self._task, self._seed = self._chosen(seed, dict(options or {})), seed
-        return StepResult(observation={"task_id": self._task.id, "instruction": self._task.instruction})
-
-    async def step(self, action: Attempt) -> StepResult:
-        if self._task is None:
-            raise EnvError("there is no task yet: reset")
-        done = await self._run(self._task, action.agent)
-        if done.failure is not None and not done.failure.grade:
-            raise EnvError(f"{done.failure.boundary}: {done.failure.message}")
-        cut = done.status in ("timeout", "budget")
-        told = summary(done)
-        return StepResult(observation=told, reward=done.reward, terminated=not cut, truncated=cut)
+        self._task_id: str | None = None
+        self._arguments: dict[str, Any] | None = None
 
     @property
     def state(self) -> Mapping[str, Any]:
-        return {"task_id": self._task.id if self._task is not None else None, "tasks": len(self._tasks)}
+        return {"task_id": self._task_id, "tasks": len(self._tasks)}
 
-    def tools(self) -> Sequence[Tool]:
-        async def one(
-            instruction: str,
-            agent: str | None = None,
-            files: dict[str, str] | None = None,
-            setup: list[str] | None = None,
-            verify: list[str] | None = None,
-        ) -> dict[str, Any]:
-            """Run a coding agent on an instruction in a fresh sandbox; the reward is the share of `verify` that succeeds."""
-            try:
-                done = await self._run(
-                    instruction, agent, files=files, setup=tuple(setup or ()), verify=tuple(verify or ())
-                )
-            except ConfigError as error:
-                raise ToolError(str(error)) from error
-            return summary(done)
-
-        return [tool(name="run_rollout", timeout_s=_TOOL_S)(one)]
-
-    async def _run(self, task: str | Task, agent: str | None, **more: Any) -> Rollout:
-        settings = self._options.settings()
-        if agent is not None:
-            settings["agent"] = agent
-        return await run_rollout(task, seed=self._seed, **settings, **more)
-
-    def _chosen(self, seed: int | None, asked: dict[str, Any]) -> Task:
+    def _choose(self, seed: int | None, asked: Mapping[str, Any]) -> None:
+        """What `run_rollout` gets, checked before anything opens."""
         if "instruction" in asked:
-            return as_task(asked)
+            arguments = request_of(asked).arguments(self._options)
+            self._task_id = arguments.get("task_id")
+        else:
+            task = self._chosen(seed, asked)
+            arguments = {"instruction": task, **self._options.settings()}
+            self._task_id = task.id
+        if seed is not None:
+            arguments["seed"] = seed
+        self._asked, self._seed, self._arguments = dict(asked), seed, arguments
+
+    def _chosen(self, seed: int | None, asked: Mapping[str, Any]) -> Task:
+        if unknown := sorted(set(asked) - {"task", "split", "index"}):
+            raise EnvError(f"options: there is no {', '.join(unknown)}", hint="task, split and index, or instruction")
         if not self._tasks:
             raise EnvError("this server has no tasks", hint="reset with options={'instruction': ...}")
+        if asked.get("split", SPLIT) != SPLIT:
+            raise EnvError(f"there is no split {asked['split']!r}", hint=SPLIT)
         if "task" in asked:
             for task in self._tasks:
                 if task.id == asked["task"]:
                     return task
             raise EnvError(f"there is no task {asked['task']!r}")
-        return self._tasks[(seed or 0) % len(self._tasks)]
+        index = asked.get("index")
+        if index is None:
+            return self._tasks[(seed or 0) % len(self._tasks)]
+        if type(index) is not int or not 0 <= index < len(self._tasks):
+            raise EnvError(f"index must be an integer from 0 to {len(self._tasks) - 1}")
+        return self._tasks[index]
+
+    def _started(self) -> dict[str, Any]:
+        if self._arguments is None:
+            raise EnvError("there is no task yet: reset")
+        return self._arguments
+
+    def _instruction(self) -> str:
+        given = self._started()["instruction"]
+        return given.instruction if isinstance(given, Task) else str(given)
 
 
-def coding_env(options: CodingOptions, taskset: str | None = None) -> Callable[[], CodingEnv]:
-    """What makes the environment of each session; the tasks are loaded once, now."""
-    tasks: Sequence[Task] = Taskset.load(taskset) if taskset is not None else ()
-    return lambda: CodingEnv(options, tasks)
+class CodingEnv(TaskedEnv):
+    """Runs a coding agent on a task in a sandbox and gives its reward."""
+
+    action = Attempt
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
+        self._choose(seed, options or {})
+        return StepResult(observation={"task_id": self._task_id, "instruction": self._instruction()})
+
+    async def step(self, action: Attempt) -> StepResult:
+        arguments = dict(self._started())
+        if action.agent is not None:
+            arguments["agent"] = action.agent
+        return ended(await run_rollout(**arguments, sink=told(self.report_progress)))
+
+    def tools(self) -> Sequence[Tool]:
+        async def one(request: RolloutRequest, context: ToolContext) -> dict[str, Any]:
+            try:
+                arguments = request.arguments(self._options)
+                return summary(await run_rollout(**arguments, sink=told(context.progress)))
+            except ConfigError as error:
+                raise ToolError(str(error)) from error
+
+        words = "Run a coding agent on an instruction in a fresh sandbox; the reward is the share of `verify` that succeeds."
+        return [struct_tool(RolloutRequest, one, name="run_rollout", description=words, timeout_s=_TOOL_S)]
+
+    def save(self) -> Any:
+        """A rollout that a kill cut off is run again from its task: it was never answered."""
+        return {"seed": self._seed, "asked": self._asked, "chosen": self._arguments is not None}
+
+    async def restore(self, saved: Any) -> None:
+        if saved["chosen"]:
+            self._choose(saved["seed"], saved["asked"])
 
 
-def summary(done: Rollout) -> dict[str, Any]:
-    """A rollout as plain values: everything but the bytes of its files, which are named with their sizes."""
-    return {
-        "rollout_id": done.id,
-        "task_id": done.task_id,
-        "sandbox_id": done.sandbox_id,
-        "agent": done.agent,
-        "mode": done.mode,
-        "status": done.status,
-        "reward": done.reward,
-        "setup": msgspec.to_builtins(done.setup),
-        "verify": msgspec.to_builtins(done.verdict.commands) if done.verdict is not None else [],
-        "exit_code": done.exit_code,
-        "log_tail": done.log_tail,
-        "gate_log_tail": done.gate_log_tail,
-        "turns": msgspec.to_builtins(done.turns),
-        "files": {path: len(content) for path, content in done.files.items()},
-        "wall_s": done.wall_s,
-        "error": done.error,
-    }
+def ended(done: Rollout) -> StepResult:
+    """The end of an episode. What broke at infrastructure is an error."""
+    if done.failure is not None and not done.failure.grade:
+        raise EnvError(f"{done.failure.boundary}: {done.failure.message}")
+    cut = done.status in ("timeout", "budget")
+    return StepResult(observation=summary(done), reward=done.reward, terminated=not cut, truncated=cut)
+
+
+def told(progress: Progress) -> EventSink:
+    """A rollout's events as progress: how many there were, and what the last one is."""
+    count = itertools.count(1)
+
+    async def sink(event: Event) -> None:
+        about = event.fields.get("stage") or event.fields.get("tool") or event.fields.get("status")
+        await progress(next(count), None, event.name if about is None else f"{event.name} {about}")
+
+    return sink
+
+
+def tasks_of(source: str | None) -> Sequence[Task]:
+    return Taskset.load(source) if source is not None else ()
+
+
+def splits_of(tasks: Sequence[Task]) -> dict[str, list[dict[str, Any]]]:
+    """The taskset as the Task API shows it."""
+    rows = [{"index": n, "task_id": t.id, "task_name": t.id, "instruction": t.instruction} for n, t in enumerate(tasks)]
+    return {SPLIT: rows} if rows else {}
+
+
+def coding_env(options: CodingOptions, tasks: Sequence[Task] = (), *, step: str = "rollout") -> Callable[[], Env]:
+    """What makes the environment of each session; a step is a whole `rollout`, or one model `call`."""
+    from rollyard.runs.call_env import CallEnv
+
+    kinds: dict[str, type[TaskedEnv]] = {"rollout": CodingEnv, "call": CallEnv}
+    if step not in kinds:
+        raise ConfigError(f"a step is a rollout or a call, not {step!r}")
+
+    def make() -> Env:
+        return kinds[step](options, tasks)
+
+    make.__doc__ = kinds[step].__doc__
+    for name in ("action", "observation"):
+        setattr(make, name, getattr(kinds[step], name))
+    return make

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
@@ -17,12 +17,18 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.ids import secret
 from rollyard.envs.env import Env
 from rollyard.envs.sessions import EnvLimits
+from rollyard.runs.coding_env import coding_env, splits_of, tasks_of
+from rollyard.runs.coding_request import CodingOptions
+
+if TYPE_CHECKING:
+    from rollyard.envs.server import EnvServer
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class EnvOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`target` is `path.py:Class` or `module:Class`. `keep` is a folder in which sessions outlive the server."""
+    """`target` is `path.py:Class`, `module:Class`, or `coding`, which alone uses the fields below `limits`. `keep` is a folder
+    in which sessions outlive the server."""
 
     target: str
     host: str = "127.0.0.1"
@@ -30,9 +36,11 @@ class EnvOptions(msgspec.Struct, frozen=True, kw_only=True):
     key_file: Path | None = None
     production: bool = False
     keep: Path | None = None
-    name: str | None = None
-    splits: Mapping[str, Sequence[Any]] | None = None
     limits: EnvLimits = EnvLimits()
+    tasks: str | None = None
+    step: str = "rollout"
+    key_env: str | None = None
+    coding: CodingOptions = CodingOptions()
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,27 +58,45 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
-def serve_env(options: EnvOptions, *, say: Callable[[Ready], None], make: Callable[[], Env] | None = None) -> None:
-    """Blocks until it is stopped. `make` is an environment that is already at hand, instead of the target's."""
-    uvloop.run(run_env(options, say, make if make is not None else env_of(options.target)))
+def serve_env(options: EnvOptions, *, say: Callable[[Ready], None]) -> None:
+    """Blocks until it is stopped."""
+    uvloop.run(run_env(options, say, server_of(options)))
 
 
-async def run_env(options: EnvOptions, say: Callable[[Ready], None], make: Callable[[], Env]) -> None:
+def server_of(options: EnvOptions) -> EnvServer:
+    """The ASGI application that the options describe."""
     from rollyard.envs.server import EnvServer
 
-    name = options.name or options.target.rpartition(":")[2]
-    server = EnvServer(
+    splits: Mapping[str, Sequence[Any]] | None = None
+    if options.target == "coding":
+        tasks = tasks_of(options.tasks)
+        make, splits = coding_env(_with_key(options), tasks, step=options.step), splits_of(tasks)
+    else:
+        make = env_of(options.target)
+    return EnvServer(
         make,
-        name=name,
+        name=options.target.rpartition(":")[2],
         limits=options.limits,
         key=key_of(options),
         production=options.production,
-        splits=options.splits,
+        splits=splits,
         keep=options.keep,
     )
+
+
+def _with_key(options: EnvOptions) -> CodingOptions:
+    if options.key_env is None:
+        return options.coding
+    key = os.environ.get(options.key_env)
+    if not key:
+        raise ConfigError(f"the variable {options.key_env} is not set")
+    return msgspec.structs.replace(options.coding, key=key)
+
+
+async def run_env(options: EnvOptions, say: Callable[[Ready], None], server: EnvServer) -> None:
     key_file = str(options.key_file) if options.key_file is not None else None
     async with listening(server, options.host, options.port) as (url, done):
-        say(Ready(url=url, name=name, key_file=key_file))
+        say(Ready(url=url, name=server.name, key_file=key_file))
         await done()
 
 

@@ -34,7 +34,7 @@ def manager_of(toolset: Toolset) -> StreamableHTTPSessionManager:
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         state: dict[str, Any] = context.request.scope.get("state", {})
         whose = ToolContext(rollout_id=str(state.get("rollout_id", "")), progress=context.session.report_progress)
-        value, failed = await toolset.call(params.name, dict(params.arguments or {}), whose)
+        value, failed = await toolset.call_apart(params.name, dict(params.arguments or {}), whose)
         return types.CallToolResult(
             content=[_content(value)],
             structured_content=value if isinstance(value, dict) else None,

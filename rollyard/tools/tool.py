@@ -88,6 +88,30 @@ def tool(
     return made if function is None else made(function)
 
 
+def struct_tool(
+    accepts: type[msgspec.Struct],
+    handler: Callable[[Any, ToolContext], Awaitable[Any]],
+    *,
+    name: str,
+    description: str,
+    timeout_s: float = 60.0,
+) -> Tool:
+    """A tool whose arguments are the fields of a struct; the handler gets the struct and the context."""
+
+    async def one(context: ToolContext, **fields: Any) -> Any:
+        return await handler(accepts(**fields), context)
+
+    return Tool(
+        name=name,
+        description=description,
+        schema=_schema_of(accepts),
+        handler=one,
+        accepts=accepts,
+        wants_context=True,
+        timeout_s=timeout_s,
+    )
+
+
 def _struct_of(handler: Handler) -> tuple[type[msgspec.Struct], bool]:
     hints = get_type_hints(handler, include_extras=True)
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []

@@ -45,6 +45,7 @@ class Toolset:
         self._ready: asyncio.Future[Any] | None = None  # the running MCP manager
         self._runner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
+        self._running: set[asyncio.Task[tuple[Any, bool]]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         manager = await self._manager()
@@ -56,10 +57,26 @@ class Toolset:
 
     async def aclose(self) -> None:
         self._stop.set()
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=_CLOSE_S)
         if self._runner is not None:
             _, late = await asyncio.wait([self._runner], timeout=_CLOSE_S)
             for task in late:
                 task.cancel()
+
+    async def call_apart(self, name: str, arguments: dict[str, Any], context: ToolContext) -> tuple[Any, bool]:
+        """`call` in a task of its own. A caller who is cancelled cancels it once and goes; what the handler then has to clean
+        up it can await in peace, which it could not inside a cancelled scope of the MCP server."""
+        task = asyncio.get_running_loop().create_task(self.call(name, arguments, context))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
 
     async def call(self, name: str, arguments: dict[str, Any], context: ToolContext) -> tuple[Any, bool]:
         """(what to show the agent, whether it is an error)."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.core.errors import EnvError
 from rollyard.envs import connect
 from tests.envs.conftest import served
 
@@ -61,6 +62,52 @@ class Echo(Environment):
     def state(self):
         return self._state
 uvicorn.run(create_app(Echo, Say, Heard, env_name="echo"), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+"""
+
+
+THEIR_MCP_SERVER = """
+import sys, uvicorn
+from fastmcp import FastMCP
+from openenv.core.env_server import create_app
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.types import Observation, State
+class Sums(MCPEnvironment):
+    def __init__(self):
+        server = FastMCP("sums")
+        @server.tool
+        def add(a: int, b: int) -> int:
+            "Adds."
+            return a + b
+        @server.tool
+        def fail() -> str:
+            raise ValueError("no luck")
+        super().__init__(server)
+        self._state = State(episode_id="e", step_count=0)
+    def reset(self, seed=None, episode_id=None, **kw):
+        return Observation(metadata={"ready": True})
+    def _step_impl(self, action, timeout_s=None, **kw):
+        return Observation(reward=1.0)
+    @property
+    def state(self):
+        return self._state
+app = create_app(Sums, CallToolAction, CallToolObservation, env_name="sums")
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+"""
+THEIR_TASK_CLIENT = """
+import json, sys
+from openenv.harbor.client import HarborEnv
+url = sys.argv[1]
+with HarborEnv(base_url=url).sync() as env:
+    pass
+env = HarborEnv(base_url=url)
+told = {
+    "splits": env.splits(),
+    "num": env.num_tasks("train"),
+    "one": env.get_task("train", 1).model_dump(),
+    "range": [t.model_dump() for t in env.get_task_range("train", 1, 3)],
+}
+print(json.dumps(told))
 """
 
 
@@ -149,3 +196,38 @@ def unused_port():
 
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return sock.getsockname()[1]
+
+
+async def test_the_real_task_client_looks_through_our_tasks():
+    """Their own client of the Task API asks for an environment named `harbor_env`."""
+    python = await asyncio.to_thread(python_with_openenv)
+    tasks = [{"task_id": f"t{n}", "task_name": f"t{n}", "index": n} for n in range(4)]
+    async with served(name="harbor_env", splits={"train": tasks, "hard": tasks[:1]}) as url:
+        program = await asyncio.create_subprocess_exec(
+            *(python, "-c", THEIR_TASK_CLIENT, url), stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await asyncio.wait_for(program.communicate(), 180)
+    assert program.returncode == 0
+    told = json.loads(out)
+    assert told["splits"] == [{"name": "train", "type": "train"}, {"name": "hard", "type": "validation"}]
+    assert told["num"] == 4
+    assert told["one"]["task_id"] == "t1"
+    assert [t["task_id"] for t in told["range"]] == ["t1", "t2"]
+
+
+async def test_our_client_drives_a_real_mcp_environment_of_theirs(unused_port):
+    python = await asyncio.to_thread(python_with_openenv)
+    program = await asyncio.create_subprocess_exec(python, "-c", THEIR_MCP_SERVER, str(unused_port))
+    try:
+        await _answering(unused_port)
+        async with connect(f"http://127.0.0.1:{unused_port}") as env:
+            assert (await env.reset()).info == {"ready": True}
+            assert {t["name"] for t in await env.tools()} == {"add", "fail"}
+            assert await env.call("add", {"a": 20, "b": 22}) == 42
+            with pytest.raises(EnvError, match="no luck"):
+                await env.call("fail", {})
+            stepped = await env.step({"type": "call_tool", "tool_name": "add", "arguments": {"a": 1, "b": 2}})
+            assert stepped.observation["result"]["data"] == 3
+    finally:
+        program.terminate()
+        await program.wait()
