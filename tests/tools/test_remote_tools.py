@@ -61,8 +61,12 @@ class Server:
             await Response(status_code=self.status)(scope, receive, send)
             return
 
+        given = [body]
+
         async def again():
-            return {"type": "http.request", "body": body, "more_body": False}
+            if given:
+                return {"type": "http.request", "body": given.pop(), "more_body": False}
+            return await receive()
 
         await self.toolset(scope, again, send)
 
