@@ -396,7 +396,9 @@ class _Api:
         return Response(status_code=204)
 
     async def usage(self, request: Request, caller: ApiKey) -> Response:
-        return answer(await self._store.usage(owner_for(caller, request.query_params.get("owner"))))
+        usage = await self._store.usage(owner_for(caller, request.query_params.get("owner")))
+        default = self._instances.settings.terms.quota
+        return answer({**msgspec.to_builtins(usage), "limit": default if usage.quota is None else usage.quota})
 
     async def set_terms(self, request: Request, caller: ApiKey) -> Response:
         asked = await body(request, OwnerTerms)

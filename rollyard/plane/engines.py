@@ -238,8 +238,9 @@ class NoopEngine:
 
 
 def engine(text: str, **options: Any) -> Engine:
-    """`noop`, an engine by entry point, or a sandbox backend by its name. `name=URL` says where the engine's service is."""
-    name, separator, url = text.partition("=")
+    """`noop`, an engine by entry point, or a sandbox backend by its name. `name=URL` says where the engine's service is; for
+    `remote`, another plane, it is also written `remote:URL`."""
+    name, separator, url = text.partition(":" if text.startswith("remote:") else "=")
     if separator:
         options["url"] = url
     if name == "noop":
