@@ -1,4 +1,4 @@
-"""`rollyard export RUN --format F --out FILE`."""
+"""`rollyard export RUN --format F --out FILE`: rows for programs, or one HTML page for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def export(
     run: Annotated[str, typer.Argument(help="a run, or the start of its id")],
     out: Annotated[str, typer.Option(help="the file (or, for atif, directory) to write")],
     format: Annotated[
-        str | None, typer.Option(help="jsonl, turns, samples, parquet or atif; else the suffix of --out decides")
+        str | None, typer.Option(help="jsonl, turns, samples, parquet, atif or html; else the suffix of --out decides")
     ] = None,
     store: Annotated[str, typer.Option(help="a path or a postgresql:// address")] = "runs.db",
     unscored: Annotated[
@@ -25,6 +25,16 @@ def export(
 ) -> None:
     """Write all rollouts of a run to a file. Rows that cannot be proved are left out and listed beside it."""
     from rollyard.cli.printing import print_json
+
+    if format == "html" or (format is None and out.endswith(".html")):
+        from rollyard.plane.page.export import export_page
+
+        run_id, size = anyio.run(export_page, store, run, out)
+        if json:
+            print_json({"run": run_id, "path": out, "bytes": size})
+        else:
+            typer.echo(f"run {run_id} as one page in {out}")
+        return
     from rollyard.store.listing import export_run
 
     done = anyio.run(export_run, store, run, out, format, unscored)

@@ -25,6 +25,7 @@ from rollyard.plane.engines import Engine, engine
 from rollyard.plane.faces import Faces, e2b_face
 from rollyard.plane.listening import LOOPBACK, listening
 from rollyard.plane.page.app import page_app
+from rollyard.plane.page.planes import PlaneTables
 from rollyard.plane.parts import assemble
 from rollyard.plane.plans import Settings
 from rollyard.store.plane.opening import open_plane
@@ -96,7 +97,9 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         await parts.access.admin(key)
         sdk_key = _sdk_key(key)
         await parts.access.named(sdk_key, "trainer", "admin")
-        page = page_app(store) if store is not None and options.host in LOOPBACK else None
+        page = None
+        if store is not None and options.host in LOOPBACK:
+            page = page_app(store, plane=PlaneTables(store.plane, engines, parts.sweeper, options.quota))
         app = plane_app(parts, page=page, public_url=options.public_url)
         app = Faces(app, e2b=e2b_face(parts.instances, parts.access, secret=await kept.agreed("faces", secret("face"))))
         for work in (parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)):

@@ -55,8 +55,15 @@ class Sweeper:
         self._store, self._engines, self._plane = store, engines, plane
         self._settle_s, self._clock = settle_s, clock
         self._holder = new_id("sweep")
+        self.last: Swept | None = None
+        self.last_at: float | None = None
 
     async def once(self) -> Swept:
+        self.last = await self._once()
+        self.last_at = self._clock()
+        return self.last
+
+    async def _once(self) -> Swept:
         fence = await self._store.take_sweep(self._holder, now=self._clock(), ttl_s=_LEASE_S)
         if fence is None:
             return Swept(held=False)

@@ -90,6 +90,7 @@ class Local:
                 backend = await stack.enter_async_context(open_backend(backend))
             provision = given.provision or Provision.of(backend)
             worker = Worker(work, Means(given.store, given.gate, backend, given.policies, provision, given.sink))
+            worker.refuse_hopeless()
             send, finished = anyio.create_memory_object_stream[Rollout](work.config.parallel)
             await stack.enter_async_context(finished)
             group = await stack.enter_async_context(anyio.create_task_group())

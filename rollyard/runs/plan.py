@@ -5,6 +5,7 @@ Every option takes effect or is refused by name; unset means the documented defa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -18,6 +19,7 @@ from rollyard.core.protocols import Backend, Sandbox, Verifier
 from rollyard.core.rollout import MODES, Mode, Rollout
 from rollyard.core.sandbox import Isolation, Lifetime
 from rollyard.core.task import McpServer, Task
+from rollyard.runs.failures import classify
 from rollyard.tasks import demands
 
 Hook = Callable[[Sandbox, Rollout], Awaitable[None]]
@@ -99,4 +101,25 @@ def check(plan: Plan, task: Task, backend: Backend) -> None:
             "max_tokens": plan.max_tokens,
             "dialect": plan.dialect,
         },
+    )
+
+
+def refused(task: Task, plan: Plan, backend: str, error: ConfigError) -> Rollout:
+    """An attempt that nothing was opened for, because this agent, task and backend do not fit: unscored, and never retried."""
+    status, failure = classify(error, stage="provision", boundary="agent")
+    return Rollout(
+        id=plan.rollout_id,
+        task=task,
+        attempt=plan.attempt,
+        run_id=plan.run_id,
+        group_id=plan.group_id,
+        agent=plan.agent.name,
+        agent_version=plan.agent.version,
+        mode=plan.mode,
+        sandbox=backend,
+        seed=plan.seed,
+        labels=plan.labels,
+        status=status,
+        failure=failure,
+        started_at=time.time(),
     )

@@ -41,6 +41,22 @@ async def _grid(store: Store, run_id: str) -> Grid:
     return {cell: sum(values) / len(values) for cell, values in rewards.items()}
 
 
+async def pictures(store: Store, report: Report) -> list[tuple[str, str]]:
+    """Each plot as a title and an SVG element."""
+    grid = await _grid(store, report.run_id)
+
+    def draw() -> list[tuple[str, str]]:
+        return [(name.replace("_", " "), _element(_picture(plot, report, grid)[0])) for name, plot in _PLOTS.items()]
+
+    return await anyio.to_thread.run_sync(draw)
+
+
+def _element(svg: bytes) -> str:
+    """Without the XML head, which has no place inside a page."""
+    text = svg.decode()
+    return text[text.index("<svg") :]
+
+
 def _write(report: Report, grid: Grid, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -51,17 +67,17 @@ def _write(report: Report, grid: Grid, folder: Path) -> list[Path]:
 
     put("report.json", msgspec.json.format(msgspec.json.encode(report), indent=2))
     put("report.txt", str(report).encode())
-    pictures: list[tuple[str, str]] = []
+    drawn: list[tuple[str, str]] = []
     for name, draw in _PLOTS.items():
         svg, png = _picture(draw, report, grid)
         put(f"{name}.svg", svg)
         put(f"{name}.png", png)
-        pictures.append((name.replace("_", " "), svg.decode()))
-    put("report.html", page(report, pictures).encode())
+        drawn.append((name.replace("_", " "), _element(svg)))
+    put("report.html", page(report, drawn).encode())
     return written
 
 
-def page(report: Report, pictures: list[tuple[str, str]]) -> str:
+def page(report: Report, drawn: list[tuple[str, str]]) -> str:
     """One file with everything in it: the text report and the pictures inline."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
@@ -69,8 +85,8 @@ def page(report: Report, pictures: list[tuple[str, str]]) -> str:
         f"<title>Rollyard run {html.escape(report.run_id)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>Run {html.escape(report.run_id)}</h1><pre style='overflow-x:auto'>{html.escape(str(report))}</pre>",
     ]
-    for name, svg in pictures:
-        parts.append(f"<h2>{html.escape(name)}</h2>{svg[svg.index('<svg') :]}")
+    for name, svg in drawn:
+        parts.append(f"<h2>{html.escape(name)}</h2>{svg}")
     return "\n".join([*parts, "</body></html>"])
 
 

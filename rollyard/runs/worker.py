@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-from rollyard.core.agent import Agent
-from rollyard.core.errors import LeaseLost, StoreError
+from rollyard.core.errors import ConfigError, LeaseLost, StoreError
 from rollyard.core.events import Event
 from rollyard.core.ids import new_id
-from rollyard.core.lease import Lease
+from rollyard.core.lease import Attempt, Lease
 from rollyard.core.protocols import Backend, EventSink, Policy
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.gate import Budget, Gate
 from rollyard.runs.modes import Answering, choose
 from rollyard.runs.patience import insist
-from rollyard.runs.plan import Plan
+from rollyard.runs.plan import Plan, check, refused
 from rollyard.runs.provision import Provision
 from rollyard.runs.rollout import rollout
 from rollyard.runs.spending import Spending
@@ -151,12 +151,38 @@ class Worker:
         attempt, config, means = lease.attempt, self._config, self._means
         if attempt.tries > 1 and means.backend.capabilities.list:  # what whoever had it before may have left
             await means.backend.reap({"rollyard.claim": attempt.id})
-        agent = self._work.agents[attempt.agent]
-        answering = self._answering(attempt.policy, agent)
-        plan = Plan(
+        task, plan = self._work.tasks[attempt.task_id], self._plan(attempt)
+
+        async def tell(event: Event) -> None:
+            self._told.append((lease, event))
+            await means.sink(event)
+
+        try:
+            answering = self._answering(attempt)
+            plan = self._plan(attempt, answering)
+            return await rollout(
+                task,
+                plan,
+                backend=means.backend,
+                gate=means.gate,
+                session_options={
+                    "policy": means.policies.get(attempt.policy),
+                    "budget": Budget(calls=config.max_calls),
+                    "settings": answering.settings,
+                    "lease": lease,
+                },
+                provision=means.provision,
+                sink=tell,
+            )
+        except ConfigError as error:  # this agent and this task do not fit: one cell of the matrix, not the end of it
+            return refused(task, plan, means.backend.name, error)
+
+    def _plan(self, attempt: Attempt, answering: Answering | None = None) -> Plan:
+        config = self._config
+        asked: dict[str, Any] = {"mode": answering.mode, **answering.left_to_agent} if answering is not None else {}
+        return Plan(
             rollout_id=new_id("ro"),
-            agent=agent,
-            mode=answering.mode,
+            agent=self._work.agents[attempt.agent],
             model=config.model or "policy",
             attempt=attempt.number,
             run_id=self._work.run_id,
@@ -167,7 +193,7 @@ class Worker:
             limits=config.limits,
             system_prompt=config.system_prompt,
             disabled_tools=config.disabled_tools,
-            **answering.left_to_agent,
+            **asked,
             allow_network=config.allow_network,
             allow_unsafe=config.allow_unsafe,
             min_isolation=config.min_isolation,
@@ -177,31 +203,29 @@ class Worker:
             sandbox_options=config.sandbox_options,
         )
 
-        async def tell(event: Event) -> None:
-            self._told.append((lease, event))
-            await means.sink(event)
+    def refuse_hopeless(self) -> None:
+        """Refuse a run of which nothing can be done. Where something can, what cannot is kept as refused, cell by cell."""
+        first: ConfigError | None = None
+        names = product(self._work.tasks, self._work.agents, self._work.policies)
+        for task, agent, policy in names:
+            attempt = Attempt(
+                id="", run_id=self._work.run_id, task_id=task, task_digest="", agent=agent, policy=policy, number=0
+            )
+            try:
+                check(self._plan(attempt, self._answering(attempt)), self._work.tasks[task], self._means.backend)
+            except ConfigError as error:
+                first = first or error
+            else:
+                return
+        if first is not None:
+            raise first
 
-        return await rollout(
-            self._work.tasks[attempt.task_id],
-            plan,
-            backend=means.backend,
-            gate=means.gate,
-            session_options={
-                "policy": means.policies.get(attempt.policy),
-                "budget": Budget(calls=config.max_calls),
-                "settings": answering.settings,
-                "lease": lease,
-            },
-            provision=means.provision,
-            sink=tell,
-        )
-
-    def _answering(self, name: str, agent: Agent) -> Answering:
+    def _answering(self, attempt: Attempt) -> Answering:
         config = self._config
         return choose(
             config.mode,
-            policy=self._means.policies.get(name, self._means.gate.policy),
-            switches=agent.switches,
+            policy=self._means.policies.get(attempt.policy, self._means.gate.policy),
+            switches=self._work.agents[attempt.agent].switches,
             disable_thinking=config.disable_thinking,
             max_tokens_cap=config.max_tokens_cap,
             top_logprobs=config.top_logprobs,

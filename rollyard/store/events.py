@@ -7,6 +7,7 @@ other order, and a reader that has seen the later number would never see the ear
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, func, insert, select, text
@@ -56,16 +57,16 @@ def after(
         query = query.where(events.c.run_id == run_id)
     if rollout_id is not None:
         query = query.where(events.c.rollout_id == rollout_id)
-    return [
-        StoredEvent(
-            row.seq,
-            Event(
-                at=row.at,
-                name=row.name,
-                rollout_id=row.rollout_id,
-                run_id=row.run_id,
-                fields=msgspec.json.decode(row.fields),
-            ),
-        )
-        for row in connection.execute(query)
-    ]
+    return [_stored(row) for row in connection.execute(query)]
+
+
+def recent(connection: Connection, run_id: str, limit: int) -> list[StoredEvent]:
+    """The last events of a run, newest first."""
+    query = select(events).where(events.c.run_id == run_id).order_by(events.c.seq.desc()).limit(limit)
+    return [_stored(row) for row in connection.execute(query)]
+
+
+def _stored(row: Any) -> StoredEvent:
+    fields = msgspec.json.decode(row.fields)
+    event = Event(at=row.at, name=row.name, rollout_id=row.rollout_id, run_id=row.run_id, fields=fields)
+    return StoredEvent(row.seq, event)

@@ -63,7 +63,9 @@ def get(connection: Connection, run_id: str) -> RunInfo:
     if row is None:
         raise StoreError(f"no run {run_id}", hint="rollyard list shows those there are")
     counts = select(func.count(), func.count(rollouts.c.reward), func.avg(rollouts.c.reward))
-    return _info(connection, row, *connection.execute(counts.where(rollouts.c.run_id == run_id)).one())
+    return _info(
+        row, progress(connection, run_id), *connection.execute(counts.where(rollouts.c.run_id == run_id)).one()
+    )
 
 
 def listed(
@@ -88,15 +90,19 @@ def listed(
     key = counts.c[sort] if sort in ("rollouts", "scored", "mean_reward") else runs.c[sort]
     order = (key.is_(None), key.desc() if descending else key.asc(), runs.c.id.desc())
     found = connection.execute(query.order_by(*order).limit(limit).offset(offset)).all()
-    return [_info(connection, row, row.rollouts or 0, row.scored or 0, row.mean_reward) for row in found]
+    states: dict[str, dict[AttemptState, int]] = {row.id: {} for row in found}
+    counted = select(attempts.c.run_id, attempts.c.state, func.count()).where(attempts.c.run_id.in_(states))
+    for run_id, state, count in connection.execute(counted.group_by(attempts.c.run_id, attempts.c.state)):
+        states[run_id][state] = count
+    return [_info(row, states[row.id], row.rollouts or 0, row.scored or 0, row.mean_reward) for row in found]
 
 
-def _info(connection: Connection, row: Any, count: int, scored: int, mean: float | None) -> RunInfo:
+def _info(row: Any, states: Mapping[AttemptState, int], count: int, scored: int, mean: float | None) -> RunInfo:
     return RunInfo(
         id=row.id,
         created_at=row.created_at,
         config=msgspec.json.decode(row.config),
-        attempts=progress(connection, row.id),
+        attempts=states,
         rollouts=count,
         scored=scored,
         mean_reward=mean,

@@ -300,6 +300,10 @@ class Store:
         work = partial(events.after, seq=after, run_id=run_id, rollout_id=rollout_id, limit=limit)
         return await self._database.read(work)
 
+    async def recent_events(self, run_id: str, *, limit: int = 1000) -> list[StoredEvent]:
+        """The last events of a run, newest first."""
+        return await self._database.read(partial(events.recent, run_id=run_id, limit=limit))
+
     async def watch(
         self, *, run_id: str | None = None, rollout_id: str | None = None, after: int = 0, every_s: float = 0.25
     ) -> AsyncGenerator[StoredEvent]:

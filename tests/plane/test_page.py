@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import json
 import re
+import shlex
 import socket
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -15,9 +19,12 @@ import pytest
 import uvicorn
 
 import rollyard as ry
+from bench.page import PRICES, fill
+from rollyard.core.errors import ConfigError
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.plane.page.actions import LocalActions
 from rollyard.plane.page.app import page_app
+from rollyard.plane.page.words import money
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&{{7*7}}"
@@ -74,7 +81,8 @@ async def test_every_page_answers_with_strict_headers_and_hostile_text_stays_tex
             for path in (
                 "/", f"/runs/{run_id}", f"/runs/{run_id}/tasks/t0", f"/rollouts/{rollout.id}", "/compare",
                 f"/rollouts/{rollout.id}/steps", f"/rollouts/{rollout.id}/tokens", f"/compare?a={run_id}&b={run_id}",
-                f"/runs/{run_id}?sort=reward&down=1&status=completed&q=t",
+                f"/runs/{run_id}?sort=reward&down=1&status=completed&q=t", f"/runs/{run_id}/tasks",
+                f"/runs/{run_id}?sort=nonsense&down=7&offset=-1", "/?q=none&sort=mean_reward&down=0",
             ):  # fmt: skip
                 status, headers, body, _ = await get(url + path)
                 assert status == 200, (path, body[:300])
@@ -85,6 +93,13 @@ async def test_every_page_answers_with_strict_headers_and_hostile_text_stays_tex
                 assert "<img src=x" not in body
                 assert not re.search(r"<[^>]+\son\w+=", body)
                 assert 'style="' not in body
+            status, headers, body, _ = await get(f"{url}/runs/{run_id}/run.html")
+            assert status == 200
+            assert "attachment" in headers["content-disposition"]
+            assert "<script" not in body
+            assert "<img" not in body
+            assert "default-src 'none'" in body
+            assert "&lt;script&gt;document" in body
             status, headers, body, _ = await get(f"{url}/rollouts/{rollout.id}/raw/{call}")
             assert status == 200
             assert headers["content-type"].startswith("text/plain")
@@ -133,9 +148,84 @@ async def test_a_rollout_started_on_the_page_runs_is_watched_and_can_be_cancelle
                     await anyio.sleep(0.05)
 
 
-async def test_live_news_are_numbered_and_say_when_a_run_is_over(tmp_path, backend):
-    import json
+async def test_the_page_shows_the_command_that_does_the_same_and_asks_no_token_for_it(tmp_path):
+    from typer.main import get_command
 
+    from rollyard.cli.main import app
+
+    good = tmp_path / "it's good.yaml"
+    good.write_text("steps: [{shell: 'touch out.txt'}, {text: done}]")
+    form = {
+        "agent": "shell-agent", "mode": "transparent_proxy", "sandbox": "local", "policy": f"scripted:{good}",
+        "instruction": "say 'hello'; <b>now</b>", "setup": "echo one\necho two", "verify": "test -f out.txt", "do": "show",
+    }  # fmt: skip
+    db = str(tmp_path / "runs.db")
+    async with ry.Store.open(db) as store, LocalActions(store, None, where=db) as actions:
+        async with serving(page_app(store, actions=actions, token="t" * 20)) as url:
+            status, _, body, _ = await get(f"{url}/start", form)
+            assert status == 200
+            shown = html.unescape(re.search(r'<pre[^>]*id="command">(.*?)</pre>', body, re.S)[1])
+            assert actions.running == ()
+    words = shlex.split(shown)
+    assert words[:2] == ["rollyard", "run"]
+    verb = get_command(app).get_command(None, "run")
+    options = verb.make_context("run", words[2:]).params
+    assert options["instruction"] == form["instruction"]
+    assert list(options["setup"]) == ["echo one", "echo two"]
+    done = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *words, "--json", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    said, problem = await done.communicate()
+    assert json.loads(said)["reward"] == 1.0, problem
+
+
+async def test_a_stored_task_is_run_as_it_is_and_not_mixed_with_typed_commands(tmp_path):
+    async with ry.Store.open(tmp_path / "runs.db") as store, LocalActions(store, "examples/tasks") as actions:
+        form = {"agent": "oracle", "task": "file-edit"}
+        assert shlex.split(actions.command(form))[:5] == ["rollyard", "run", "examples/tasks", "--filter", "file-edit"]
+        with pytest.raises(ConfigError, match="brings its own"):
+            await actions.start({**form, "verify": "true"})
+        with pytest.raises(ConfigError, match="no stored task"):
+            await actions.start({**form, "task": "other"})
+
+
+async def test_tokens_money_and_time_are_shown_for_the_run_and_for_each_rollout(tmp_path):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        run_id, rollout_id = await fill(store, 24, 3)
+        rows = {row.id: row for row in await store.lines(run_id)}
+        async with serving(page_app(store)) as url:
+            _, _, run, _ = await get(f"{url}/runs/{run_id}")
+            _, _, rollout, _ = await get(f"{url}/rollouts/{rollout_id}")
+    row = rows[rollout_id]
+    price = PRICES[row.policy]
+    spent = (row.prompt_tokens * price["prompt"] + row.completion_tokens * price["completion"]) / 1e6
+    assert f'<span class="value ">{money(spent)}</span>' in rollout
+    whole = sum(
+        (r.prompt_tokens * PRICES[r.policy]["prompt"] + r.completion_tokens * PRICES[r.policy]["completion"]) / 1e6
+        for r in rows.values()
+    )
+    assert f'<span class="value ">{money(whole)}</span>' in run
+    assert "sandbox and verifier" in rollout
+
+
+async def test_a_run_under_way_lists_what_is_in_flight_with_a_page_for_each(tmp_path, backend):
+    slow = ry.policy.scripted({"steps": [{"shell": "echo one"}, {"sleep": 60}]})
+    tasks = [Task(id=f"t{n}", instruction="x") for n in range(3)]
+    async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(slow, log=store) as gate:
+        async with (
+            ry.Run(tasks, agent="shell-agent", sandbox=backend, gate=gate, store=store, parallel=2) as run,
+            serving(page_app(store)) as url,
+        ):
+            with anyio.fail_after(60):
+                while (body := (await get(f"{url}/runs/{run.id}"))[2]).count('<span class="tag live">wait') < 2:
+                    await anyio.sleep(0.1)
+            assert "In flight" in body
+            flying = re.findall(r'data-href="(/rollouts/[^"]+)"', body)
+            assert len(flying) == 2
+            assert (await get(url + flying[0]))[0] == 200
+
+
+async def test_live_news_are_numbered_and_say_when_a_run_is_over(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         run_id, _ = await a_run(store, backend)
         async with serving(page_app(store)) as url:

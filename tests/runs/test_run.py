@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import anyio
+import msgspec
 import pytest
 
 import rollyard as ry
@@ -80,6 +81,23 @@ async def test_a_run_without_tasks_is_refused(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted(HELLO)) as gate:
         with pytest.raises(ConfigError, match="no task matches"):
             async with ry.Run(tasks(2), filter=("zzz*",), sandbox=backend, gate=gate, store=store):
+                pass
+
+
+async def test_a_pair_that_does_not_fit_is_one_unscored_cell_and_the_rest_of_the_run_goes_on(tmp_path, backend):
+    from rollyard.core.task import McpServer
+
+    (plain,) = tasks(1)
+    tooled = msgspec.structs.replace(plain, id="tooled", mcp=(McpServer(name="m", transport="stdio", command=("x",)),))
+    async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted(HELLO), log=store) as gate:
+        async with ry.Run([tooled, plain], agent="shell-agent", sandbox=backend, gate=gate, store=store) as run:
+            done = {rollout.task.id: rollout for rollout in await finish(run)}
+        assert done["t0"].reward == 1.0
+        assert (done["tooled"].reward, done["tooled"].failure.cause) == (None, "Unsupported")
+        assert "MCP" in done["tooled"].error
+        assert await store.progress(run.id) == {"done": 2}
+        with pytest.raises(ConfigError, match="MCP"):
+            async with ry.Run([tooled], agent="shell-agent", sandbox=backend, gate=gate, store=store):
                 pass
 
 

@@ -5,6 +5,7 @@ Rollouts started here run in a task group that ends with the server; one that en
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -28,8 +29,8 @@ from rollyard.tasks.taskset import Taskset
 
 
 class LocalActions:
-    def __init__(self, store: Store, tasks: str | None) -> None:
-        self._store = store
+    def __init__(self, store: Store, tasks: str | None, *, where: str = "runs.db") -> None:
+        self._store, self._where, self._taskset = store, where, tasks or ""
         self._tasks: dict[str, Task] = {task.id: task for task in Taskset.load(tasks)} if tasks is not None else {}
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._group: TaskGroup | None = None
@@ -57,12 +58,38 @@ class LocalActions:
             "tasks": list(self._tasks),
         }
 
+    def command(self, form: Mapping[str, str]) -> str:
+        """The same from a terminal."""
+        task = self._wanted(form)
+        words = ["rollyard", "run"]
+        if isinstance(task, Task):
+            words += [self._taskset, "--filter", task.id]
+        else:
+            words += ["--instruction", task]
+        for name in ("agent", "mode", "policy", "model", "sandbox"):
+            if form.get(name):
+                words += [f"--{name}", form[name]]
+        for name in ("setup", "verify"):
+            for line in _lines(form.get(name, "")):
+                words += [f"--{name}", line]
+        return shlex.join([*words, "--store", self._where])
+
+    def _wanted(self, form: Mapping[str, str]) -> Task | str:
+        if form.get("task"):
+            if form.get("instruction", "").strip() or form.get("setup", "").strip() or form.get("verify", "").strip():
+                raise ConfigError("a stored task brings its own instruction, setup and verify commands")
+            if form["task"] not in self._tasks:
+                raise ConfigError(f"no stored task {form['task']!r}")
+            return self._tasks[form["task"]]
+        instruction = form.get("instruction", "").strip()
+        if not instruction:
+            raise ConfigError("choose a stored task or type an instruction")
+        return instruction
+
     async def start(self, form: Mapping[str, str]) -> str:
         """Everything that can be refused is refused here; the rollout itself runs on in the background."""
         assert self._group is not None
-        task: Task | str = self._tasks.get(form.get("task", "")) or form.get("instruction", "").strip()
-        if not task:
-            raise ConfigError("choose a stored task or type an instruction")
+        task = self._wanted(form)
         agent = agents.get(form.get("agent", ""))
         answering = choose(
             form.get("mode") or None, policy=policy.parse(form.get("policy", ""), model=form.get("model") or None)
@@ -80,7 +107,11 @@ class LocalActions:
             "rollout_id": rollout_id,
             "labels": {"started": "page"},
         }
-        begun = {"agent": agent.name, "mode": answering.mode}  # so that its page is there from the first moment
+        begun = {
+            "agent": agent.name,
+            "mode": answering.mode,
+            "command": self.command(form),
+        }  # so that its page is there from the first moment
         await self._store.event(Event(at=time.time(), name="rollout.asked", rollout_id=rollout_id, fields=begun))
         self._group.start_soon(self._run, rollout_id, task, options)
         return rollout_id

@@ -10,189 +10,168 @@ from collections.abc import Awaitable, Callable, Mapping
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlencode
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from rollyard.core.errors import ConfigError, Error, StoreError
-from rollyard.plane.page import views
-from rollyard.plane.page.words import FILTERS
+from rollyard.core.errors import ConfigError, Error
+from rollyard.plane.page import rollouts, tables
+from rollyard.plane.page.asked import Asked
+from rollyard.plane.page.export import run_page
+from rollyard.plane.page.planes import PlaneTables
+from rollyard.plane.page.rendering import HEADERS, http_error, page, refused
 from rollyard.store import Store
 
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 _STATIC = Path(__file__).parent / "static"
 
 
 class Actions(Protocol):
-    """What a person with the token may do. Starting returns the new rollout's id."""
+    """What a person with the token may do. Starting returns the new rollout's id; `command` says the same for a terminal."""
 
     def choices(self) -> Mapping[str, Any]: ...
+    def command(self, form: Mapping[str, str]) -> str: ...
     async def start(self, form: Mapping[str, str]) -> str: ...
     async def cancel(self, rollout_id: str) -> bool: ...
     async def rescore(self, rollout_id: str) -> None: ...
 
 
-def page_app(store: Store, *, actions: Actions | None = None, token: str | None = None) -> Starlette:
-    """Read-only without `actions` and `token`."""
+def page_app(
+    store: Store, *, plane: PlaneTables | None = None, actions: Actions | None = None, token: str | None = None
+) -> Starlette:
+    """Read-only without `actions` and `token`; `plane` adds the control plane's tables."""
     if (actions is None) != (token is None):
         raise ConfigError("actions need a token, and a token is for actions")
-    page = _Page(store, actions, token)
-    return Starlette(
-        routes=[
-            Route("/", page.runs),
-            Route("/runs/{run_id}", page.run),
-            Route("/runs/{run_id}/tasks/{task_id:path}", page.task),
-            Route("/runs/{run_id}/report.html", page.report),
-            Route("/rollouts/{rollout_id}", page.rollout),
-            Route("/rollouts/{rollout_id}/steps", page.steps),
-            Route("/rollouts/{rollout_id}/tokens", page.tokens),
-            Route("/rollouts/{rollout_id}/raw/{call_id}", page.raw),
-            Route("/rollouts/{rollout_id}/files/{name:path}", page.file),
-            Route("/compare", page.compare),
-            Route("/live", page.live),
-            Route("/start", page.start, methods=["GET", "POST"]),
-            Route("/rollouts/{rollout_id}/cancel", page.cancel, methods=["POST"]),
-            Route("/rollouts/{rollout_id}/rescore", page.rescore, methods=["POST"]),
-            Mount("/static", StaticFiles(directory=_STATIC)),
-        ],
-        middleware=[],
-        exception_handlers={Error: _refused, HTTPException: _http},
-    )
+    shown = _Page(store, plane, actions, token)
+    routes: list[BaseRoute] = [
+        Route("/", shown.runs),
+        Route("/runs/{run_id}", shown.run),
+        Route("/runs/{run_id}/tasks", shown.tasks),
+        Route("/runs/{run_id}/tasks/{task_id:path}", shown.run),
+        Route("/runs/{run_id}/run.html", shown.whole),
+        Route("/rollouts/{rollout_id}", shown.rollout),
+        Route("/rollouts/{rollout_id}/steps", shown.steps),
+        Route("/rollouts/{rollout_id}/tokens", shown.tokens),
+        Route("/rollouts/{rollout_id}/diff", shown.diff),
+        Route("/rollouts/{rollout_id}/raw/{call_id}", shown.raw),
+        Route("/rollouts/{rollout_id}/files/{name:path}", shown.file),
+        Route("/compare", shown.compare),
+        Route("/live", shown.live),
+        Route("/start", shown.start, methods=["GET", "POST"]),
+        Route("/rollouts/{rollout_id}/cancel", shown.cancel, methods=["POST"]),
+        Route("/rollouts/{rollout_id}/rescore", shown.rescore, methods=["POST"]),
+        Mount("/static", StaticFiles(directory=_STATIC)),
+    ]
+    if plane is not None:
+        routes += _plane_routes(shown, plane)
+    return Starlette(routes=routes, exception_handlers={Error: refused, HTTPException: http_error})
 
 
-def environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("rollyard.plane.page"),
-        autoescape=select_autoescape(default=True, default_for_string=True),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters.update(FILTERS)
-    return made
+def _plane_routes(shown: _Page, plane: PlaneTables) -> list[BaseRoute]:
+    async def overview(request: Request) -> Response:
+        return shown.show(request, "plane.html", **await plane.overview())
+
+    async def instances(request: Request) -> Response:
+        return shown.show(request, "instances.html", **await plane.instances(_asked(request)))
+
+    async def instance(request: Request) -> Response:
+        return shown.show(request, "instance.html", **await plane.instance(request.path_params["id"]))
+
+    async def hub(request: Request) -> Response:
+        return shown.show(request, "hub.html", **await plane.hub(_asked(request)))
+
+    async def quotas(request: Request) -> Response:
+        return shown.show(request, "quotas.html", **await plane.quotas(_asked(request)))
+
+    return [
+        Route("/plane", overview),
+        Route("/plane/instances", instances),
+        Route("/plane/instances/{id}", instance),
+        Route("/plane/hub", hub),
+        Route("/plane/quotas", quotas),
+    ]
 
 
-_JINJA = environment()
-
-
-def _html(request: Request, name: str, *, status: int = 200, **fields: Any) -> HTMLResponse:
-    root = request.scope.get("root_path", "").rstrip("/")
-    query = dict(request.query_params)
-
-    def again(**changes: Any) -> str:
-        """This page's address with some query fields changed."""
-        merged = {k: v for k, v in {**query, **changes}.items() if v not in (None, "")}
-        return f"{request.url.path}?{urlencode(merged)}" if merged else request.url.path
-
-    text = _JINJA.get_template(name).render(root=root, query=query, again=again, **fields)
-    return HTMLResponse(text, status_code=status, headers=HEADERS)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    status = 404 if isinstance(error, ConfigError | StoreError) else 500
-    return _html(request, "error.html", status=status, message=str(error), writable=False)
-
-
-async def _http(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = error.detail if isinstance(error, HTTPException) else "the page failed"
-    return _html(request, "error.html", status=status, message=detail, writable=False)
-
-
-def _number(request: Request, name: str, default: int = 0) -> int:
-    text = request.query_params.get(name, "")
-    return int(text) if text.isdigit() and len(text) < 10 else default
+def _asked(request: Request) -> Asked:
+    return Asked(request.query_params)
 
 
 class _Page:
-    def __init__(self, store: Store, actions: Actions | None, token: str | None) -> None:
-        self._store, self._actions, self._token = store, actions, token
+    def __init__(self, store: Store, plane: PlaneTables | None, actions: Actions | None, token: str | None) -> None:
+        self._store, self._planed, self._actions, self._token = store, plane is not None, actions, token
+        self._summaries = tables.Summaries(store)
 
-    def _show(self, request: Request, name: str, **fields: Any) -> HTMLResponse:
-        return _html(request, name, writable=self._actions is not None, **fields)
+    def show(self, request: Request, name: str, *, status: int = 200, **fields: Any) -> HTMLResponse:
+        return page(request, name, status=status, writable=self._actions is not None, planed=self._planed, **fields)
 
     async def runs(self, request: Request) -> Response:
-        shown = await views.runs(
-            self._store, offset=_number(request, "offset"), search=request.query_params.get("q", "")
-        )
-        return self._show(request, "runs.html", **shown)
+        return self.show(request, "runs.html", **await tables.runs(self._store, _asked(request)))
 
     async def run(self, request: Request) -> Response:
-        shown = await views.run(self._store, request.path_params["run_id"], dict(request.query_params))
-        return self._show(request, "run.html", **shown)
+        run_id, task = request.path_params["run_id"], request.path_params.get("task_id")
+        shown = await tables.run(self._store, self._summaries, run_id, task, _asked(request))
+        return self.show(request, "run.html", **shown)
 
-    async def task(self, request: Request) -> Response:
-        query = {**request.query_params, "task": request.path_params["task_id"]}
-        shown = await views.run(self._store, request.path_params["run_id"], query)
-        return self._show(request, "run.html", **shown)
+    async def tasks(self, request: Request) -> Response:
+        shown = await tables.tasks(self._store, self._summaries, request.path_params["run_id"], _asked(request))
+        return self.show(request, "tasks.html", **shown)
 
-    async def report(self, request: Request) -> Response:
-        text = await views.report_html(self._store, request.path_params["run_id"])
-        headers = {"Content-Disposition": 'attachment; filename="report.html"', "X-Content-Type-Options": "nosniff"}
+    async def whole(self, request: Request) -> Response:
+        run_id, text = await run_page(self._store, request.path_params["run_id"])
+        headers = {"Content-Disposition": f'attachment; filename="{run_id}.html"', "X-Content-Type-Options": "nosniff"}
         return Response(text, media_type="text/html", headers=headers)
 
     async def rollout(self, request: Request) -> Response:
         rollout_id = request.path_params["rollout_id"]
         try:
-            shown = await views.rollout(self._store, rollout_id, branch=_number(request, "branch"))
+            shown = await rollouts.rollout(self._store, rollout_id, branch=_asked(request).number("branch"))
         except Error:
-            running = await views.under_way(self._store, rollout_id)
+            running = await rollouts.under_way(self._store, rollout_id)
             if running is None:
                 raise
-            return self._show(request, "live.html", **running)
-        return self._show(request, "rollout.html", **shown)
+            return self.show(request, "live.html", **running)
+        return self.show(request, "rollout.html", **shown)
 
     async def steps(self, request: Request) -> Response:
-        shown = await views.steps(
-            self._store,
-            request.path_params["rollout_id"],
-            branch=_number(request, "branch"),
-            start=_number(request, "from"),
+        asked = _asked(request)
+        shown = await rollouts.steps(
+            self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=asked.number("from")
         )
-        return self._show(request, "steps.html", **shown)
+        return self.show(request, "steps.html", **shown)
 
     async def tokens(self, request: Request) -> Response:
-        shown = await views.tokens(
-            self._store,
-            request.path_params["rollout_id"],
-            branch=_number(request, "branch"),
-            start=_number(request, "from") if "from" in request.query_params else None,
+        asked = _asked(request)
+        start = asked.number("from") if asked.text("from") else None
+        shown = await rollouts.tokens(
+            self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=start
         )
-        return self._show(request, "tokens.html", **shown)
+        return self.show(request, "tokens.html", **shown)
 
     async def raw(self, request: Request) -> Response:
-        found = await views.raw(self._store, request.path_params["rollout_id"], request.path_params["call_id"])
+        found = await rollouts.raw(self._store, request.path_params["rollout_id"], request.path_params["call_id"])
+        return Response(found, media_type="text/plain; charset=utf-8", headers=HEADERS)
+
+    async def diff(self, request: Request) -> Response:
+        found = await rollouts.diff(self._store, request.path_params["rollout_id"])
         return Response(found, media_type="text/plain; charset=utf-8", headers=HEADERS)
 
     async def file(self, request: Request) -> Response:
-        data = await views.file(self._store, request.path_params["rollout_id"], request.path_params["name"])
+        data = await rollouts.file(self._store, request.path_params["rollout_id"], request.path_params["name"])
         headers = {**HEADERS, "Content-Disposition": "attachment"}
         return Response(data, media_type="application/octet-stream", headers=headers)
 
     async def compare(self, request: Request) -> Response:
         first, second = request.query_params.get("a", ""), request.query_params.get("b", "")
-        return self._show(request, "compare.html", **await views.compare(self._store, first, second))
+        return self.show(request, "compare.html", **await tables.compare(self._store, first, second))
 
     async def live(self, request: Request) -> Response:
         """What changed past event number `after`, as JSON; the page's script asks and redraws."""
-        run_id = request.query_params.get("run") or None
-        rollout_id = request.query_params.get("rollout") or None
-        found = await views.live(self._store, run_id, rollout_id, _number(request, "after"))
+        asked = _asked(request)
+        found = await rollouts.live(self._store, asked.text("run"), asked.text("rollout"), asked.number("after"))
         return Response(msgspec.json.encode(found), media_type="application/json", headers=HEADERS)
 
     # what needs the token
@@ -200,16 +179,29 @@ class _Page:
     async def start(self, request: Request) -> Response:
         actions = self._writable()
         if request.method == "GET":
-            return self._show(request, "start.html", **actions.choices(), form=dict(request.query_params), problem=None)
+            return self._start_form(request, actions, dict(request.query_params))
         form = await self._form(request)
         try:
+            if form.get("do") == "show":
+                return self._start_form(request, actions, form, command=actions.command(form))
+            self._check_token(form)
             rollout_id = await actions.start(form)
         except Error as error:
-            shown = {k: v for k, v in form.items() if k != "token"}
-            page = self._show(request, "start.html", **actions.choices(), form=shown, problem=str(error))
-            page.status_code = 400
-            return page
+            return self._start_form(request, actions, form, problem=str(error))
         return self._go(request, f"/rollouts/{rollout_id}")
+
+    def _start_form(
+        self,
+        request: Request,
+        actions: Actions,
+        form: Mapping[str, str],
+        *,
+        problem: str | None = None,
+        command: str | None = None,
+    ) -> Response:
+        kept = {name: value for name, value in form.items() if name != "token"}
+        fields = {"form": kept, "problem": problem, "command": command}
+        return self.show(request, "start.html", status=400 if problem else 200, **actions.choices(), **fields)
 
     async def cancel(self, request: Request) -> Response:
         return await self._act(request, self._writable().cancel)
@@ -218,7 +210,7 @@ class _Page:
         return await self._act(request, self._writable().rescore)
 
     async def _act(self, request: Request, action: Callable[[str], Awaitable[Any]]) -> Response:
-        await self._form(request)
+        self._check_token(await self._form(request))
         rollout_id = request.path_params["rollout_id"]
         await action(rollout_id)
         return self._go(request, f"/rollouts/{rollout_id}")
@@ -232,7 +224,8 @@ class _Page:
         return self._actions
 
     async def _form(self, request: Request) -> dict[str, str]:
-        form = {key: value for key, value in (await request.form()).items() if isinstance(value, str)}
+        return {key: value for key, value in (await request.form()).items() if isinstance(value, str)}
+
+    def _check_token(self, form: Mapping[str, str]) -> None:
         if self._token is None or not compare_digest(form.get("token", ""), self._token):
             raise HTTPException(403, "the token is missing or wrong")
-        return form

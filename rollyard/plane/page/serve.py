@@ -14,6 +14,7 @@ from rollyard.core.ids import secret
 from rollyard.plane.listening import LOOPBACK, listening
 from rollyard.plane.page.actions import LocalActions
 from rollyard.plane.page.app import page_app
+from rollyard.plane.page.planes import PlaneTables
 from rollyard.store import Store
 
 _log = structlog.get_logger("rollyard.page")
@@ -33,12 +34,14 @@ async def _serve(
     async with AsyncExitStack() as stack:
         kept = await stack.enter_async_context(Store.open(store))
         token = secret("page") if write else None
-        actions = await stack.enter_async_context(LocalActions(kept, tasks)) if write else None
+        actions = await stack.enter_async_context(LocalActions(kept, tasks, where=store)) if write else None
         sock = listening(host, port)
         stack.callback(sock.close)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{sock.getsockname()[1]}/"
-        config = uvicorn.Config(page_app(kept, actions=actions, token=token), log_level="warning", lifespan="off")
+        plane = PlaneTables(kept.plane) if await kept.plane.in_use() else None
+        app = page_app(kept, plane=plane, actions=actions, token=token)
+        config = uvicorn.Config(app, log_level="warning", lifespan="off")
         if as_json:
             say(msgspec.json.encode({"url": url, "token": token}).decode())
         else:

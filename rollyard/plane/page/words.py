@@ -1,4 +1,5 @@
-"""How values are written on the page: times, durations, rewards. All return plain text; escaping is the template's work."""
+"""How values are written on the page: times, durations, rewards, counts, money. All return plain text; escaping is the
+template's work."""
 
 from __future__ import annotations
 
@@ -16,11 +17,33 @@ def seconds(value: float | None) -> str:
         return "-"
     if value < 1:
         return f"{value * 1000:.0f} ms"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
+    if value < 120:
+        return f"{value:.1f} s"
+    return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
 def reward(value: float | None) -> str:
-    return "none" if value is None else f"{value:g}"
+    return "none" if value is None else f"{value:.3g}"
+
+
+def count(value: float | None) -> str:
+    """Thousands apart; from a million on, in millions."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}".replace(",", "\u202f") if value < 1_000_000 else f"{value / 1e6:.2f} M"
+
+
+def money(value: float | None) -> str:
+    """Four digits that matter; no currency, since prices are the caller's."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value >= 1 else f"{value:.4f}"
+
+
+def size(value: int) -> str:
+    if value < 1000:
+        return f"{value} B"
+    return f"{value / 1000:.1f} kB" if value < 1_000_000 else f"{value / 1e6:.1f} MB"
 
 
 def short(text: str, size: int = 12) -> str:
@@ -34,10 +57,19 @@ def reward_class(value: float | None) -> str:
     return "good" if value >= 1 else "bad" if value <= 0 else "part"
 
 
+def heat_class(value: float | None) -> str:
+    """Eleven steps from 0 to 1, as a class of the style sheet."""
+    return "g-none" if value is None else f"g{max(0, min(10, round(value * 10)))}"
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "when": when,
     "seconds": seconds,
     "reward": reward,
+    "count": count,
+    "money": money,
+    "size": size,
     "short": short,
     "reward_class": reward_class,
+    "heat_class": heat_class,
 }

@@ -20,7 +20,8 @@ from rollyard.core.plane import (
     Usage,
 )
 from rollyard.store.database import Database
-from rollyard.store.plane import hub, instances, keys, pools, sweep
+from rollyard.store.plane import hub, instances, keys, pools, survey, sweep
+from rollyard.store.plane.survey import Look, SweepLease
 
 
 class SqlPlane:
@@ -143,6 +144,29 @@ class SqlPlane:
 
     async def revoke_key(self, key_id: str, *, at: float) -> None:
         await self._write(partial(keys.revoke, key_id=key_id, at=at))
+
+    # tables for people
+
+    async def instances_page(self, look: Look) -> tuple[list[Instance], int]:
+        """The rows wanted, and how many there are in all."""
+        return await self._read(partial(survey.instances, look=look))
+
+    async def envs_page(self, look: Look) -> tuple[list[EnvRecord], int]:
+        return await self._read(partial(survey.envs, look=look))
+
+    async def owners_page(self, look: Look) -> tuple[list[Usage], int]:
+        return await self._read(partial(survey.owners, look=look))
+
+    async def ever(self) -> dict[tuple[str, str], int]:
+        """Instances by engine and state, those that are gone too."""
+        return await self._read(survey.ever)
+
+    async def sweep_lease(self) -> SweepLease | None:
+        return await self._read(survey.sweep_lease)
+
+    async def in_use(self) -> bool:
+        """Whether a control plane was ever here."""
+        return await self._read(survey.in_use)
 
     # the sweep
 

@@ -1,24 +1,32 @@
-// Keys and live updates. No library; works without it, only less conveniently.
+// Keys, raw JSON in place, and live updates. No library; the page works without this, only less conveniently.
 "use strict";
 const rows = () => [...document.querySelectorAll("tr[data-href], article.step")];
 function move(by, wanted = () => true) {
-  const all = rows().filter(wanted);
+  const every = rows();
+  const all = every.filter(wanted);
   if (!all.length) return;
-  const at = all.indexOf(document.activeElement);
-  const next = all[Math.max(0, Math.min(all.length - 1, at < 0 ? (by > 0 ? 0 : all.length - 1) : at + by))];
+  const here = every.indexOf(document.activeElement);
+  const ahead = by > 0 ? all.find((row) => every.indexOf(row) > here) : all.findLast((row) => here < 0 || every.indexOf(row) < here);
+  const next = ahead || (by > 0 ? all[all.length - 1] : all[0]);
   next.focus();
   next.scrollIntoView({ block: "nearest" });
 }
+function follow_link(selector) {
+  const link = document.querySelector(selector);
+  if (link) location.href = link.href;
+}
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;
-  const here = document.activeElement;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const here = event.target;
+  if (event.key === "Escape") { here.blur(); return; }
+  if (/^(INPUT|TEXTAREA|SELECT)$/.test(here.tagName)) return;
   if (event.key === "j") move(1);
   else if (event.key === "k") move(-1);
   else if (event.key === "f") move(1, (row) => row.dataset.failed);
-  else if (event.key === "Enter" && here && here.dataset.href) location.href = here.dataset.href;
-  else if (event.key === "u") { const up = document.querySelector("a[rel=up]"); if (up) location.href = up.href; }
-  else if (event.key === "n") { const next = document.querySelector("a[rel=next]"); if (next) location.href = next.href; }
-  else if (event.key === "p") { const previous = document.querySelector("a[rel=prev]"); if (previous) location.href = previous.href; }
+  else if (event.key === "Enter" && here.dataset && here.dataset.href) location.href = here.dataset.href;
+  else if (event.key === "u") follow_link("a[rel=up]");
+  else if (event.key === "n") follow_link("a[rel=next]");
+  else if (event.key === "p") follow_link("a[rel=prev]");
   else if (event.key === "/") { const search = document.querySelector("input[type=search]"); if (search) search.focus(); }
   else return;
   event.preventDefault();
@@ -27,27 +35,51 @@ document.addEventListener("dblclick", (event) => {
   const row = event.target.closest("tr[data-href]");
   if (row) location.href = row.dataset.href;
 });
+// "raw JSON" opens under its step and closes again; with a modifier key it is an ordinary link
+document.addEventListener("click", async (event) => {
+  const link = event.target.closest("a[data-raw]");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  const step = link.closest("article");
+  const open = step.querySelector("pre.json");
+  if (open) { open.remove(); link.textContent = "raw JSON"; return; }
+  const shown = document.createElement("pre");
+  shown.className = "json";
+  const answer = await fetch(link.href);
+  shown.textContent = answer.ok ? await answer.text() : "not found";
+  step.append(shown);
+  link.textContent = "hide raw JSON";
+});
+// live: ask for the newest event's number; when it moves, put the fresh page's content in place
 async function follow(url) {
-  let seq = null;
+  let seq = null, stale = false;
   for (;;) {
     try {
       const answer = await fetch(url + (seq === null ? "" : "&after=" + seq));
       if (answer.ok) {
         const news = await answer.json();
-        if (seq !== null && news.seq !== seq) await redraw();
+        stale = stale || (seq !== null && news.seq !== seq) || news.finished;
         seq = news.seq;
-        if (news.finished) { await redraw(); return; }
+        if (stale && !busy()) { await redraw(); stale = false; }
+        if (news.finished && !stale) return;
+        if (!document.body.dataset.live) return;
       }
     } catch (problem) { /* the server is away; ask again */ }
     await new Promise((done) => setTimeout(done, 1000));
   }
 }
+// somebody types, or has selected text: what they look at is left alone
+const busy = () => /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName) || !getSelection().isCollapsed;
 async function redraw() {
   const answer = await fetch(location.href);
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.href : null;
+  const focused = document.activeElement.dataset ? document.activeElement.dataset.href : null;
+  const open = [...document.querySelectorAll("details")].map((part) => part.open);
   document.querySelector("main").replaceWith(fresh.querySelector("main"));
+  document.title = fresh.title;
+  document.querySelectorAll("details").forEach((part, index) => { if (open[index]) part.open = true; });
+  if (!fresh.body.dataset.live || fresh.body.dataset.finished === "1") delete document.body.dataset.live;
   if (focused) { const row = document.querySelector(`tr[data-href="${CSS.escape(focused)}"]`); if (row) row.focus(); }
 }
 if (document.body.dataset.live && document.body.dataset.finished === "0") follow(document.body.dataset.live);
