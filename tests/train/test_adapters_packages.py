@@ -118,3 +118,16 @@ def test_art_finds_a_choice_wherever_we_train_and_nowhere_else():
         found = [[pair for choice in history for pair in choice] for history in trajectory["choices"]]
         assert sorted(found) == sorted(trained(row) for row in rows)
         assert all("assistant" in roles for roles in trajectory["roles"])
+
+
+def test_verls_own_output_makes_the_tensors_we_mean():
+    needs = "torch==2.13.0 tensordict==0.15.3 hydra-core==1.3.8 ray==2.60.0 pillow==13.0.0 transformers==5.22.2 datasets==5.2.0"
+    rest = "codetiming==1.4.0 peft==0.21.2 orjson==3.13.0 uvicorn==0.54.0 fastapi==0.162.4 cachetools==8.0.0 torchdata==0.11.0"
+    run = foreign("verl-0.9.1", "verl==0.9.1", *needs.split(), *rest.split(), alone=True)
+    made = json.loads(run("verl_side.py", HERE / "golden"))
+    rows = [row for rollout in (linear(), branchy()) for row in samples(rollout).rows]
+    for row, output in zip(rows, made, strict=True):
+        assert output["unknown"] == []
+        assert output["prompts"] + output["responses"] == list(row.ids)
+        marked = zip(output["responses"], output["rollout_log_probs"], output["response_mask"], strict=True)
+        assert [[id, logprob] for id, logprob, bit in marked if bit] == trained(row)
