@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rollyard.gate.limits import Budget as Budget
     from rollyard.policy.renderers.load import renderer as renderer
     from rollyard.runs.config import RunConfig as RunConfig
+    from rollyard.runs.envs import TaskEnv as TaskEnv
     from rollyard.runs.evaluate import evaluate as evaluate
     from rollyard.runs.evaluate import evaluate_task as evaluate_task
     from rollyard.runs.once import run_rollout as run_rollout
@@ -87,6 +88,7 @@ _NAMES: dict[str, str] = {
     "Toolset": "rollyard.tools.toolset",
     "Env": "rollyard.envs.env",
     "StepResult": "rollyard.envs.env",
+    "TaskEnv": "rollyard.runs.envs",
 }
 _ROOMS = ("agents", "core", "envs", "gate", "plane", "policy", "sandbox", "tools", "train")
 

@@ -109,10 +109,25 @@ def wrap(value: Any) -> Any:
     return Blocking(value) if has_async or hasattr(value, "__aenter__") else value
 
 
+class BlockingClass:
+    """A class whose instances are made wrapped, by itself or by its class methods."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = kind
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return wrap(self._kind(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Blocking(self._kind), name)
+
+
 def __getattr__(name: str) -> Callable[..., Any]:
     import rollyard
 
     function = getattr(rollyard, name)
+    if inspect.isclass(function):
+        return BlockingClass(function)
     if not callable(function):
         raise AttributeError(f"rollyard.{name} is not a function; use sync.wrap(...)")
 

@@ -62,6 +62,12 @@ async def serving(*, worlds=None, key=KEY, **options):
         app = fleet_app(worlds or load_worlds(WORLDS), backend, tasks=tasks, **given, **options)
         seen = Seen(app)
         async with listening(seen) as url:
+
+            async def left():
+                """Instances whose sandboxes are still there."""
+                found = await backend.list({"rollyard.fleet.server": app.state.places.name})
+                return [info.labels["rollyard.fleet"] for info in found]
+
             try:
                 yield SimpleNamespace(
                     url=url,
@@ -70,7 +76,7 @@ async def serving(*, worlds=None, key=KEY, **options):
                     places=app.state.places,
                     guard=app.state.guard,
                     backend=backend,
-                    app=app,
+                    left=left,
                 )
             finally:
                 await app.state.places.aclose()

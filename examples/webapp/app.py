@@ -53,7 +53,7 @@ def page(db: sqlite3.Connection) -> str:
     )
     notes = "".join(f"<p>{html.escape(text)}</p>" for (text,) in db.execute("SELECT text FROM notes ORDER BY id"))
     fields = '<input name="text" placeholder="Note"><button>Add note</button>'
-    form = f'<form class="note" method="post" action="/note">{fields}</form>'
+    form = f'<form class="note" method="post" action="note">{fields}</form>'
     return (
         f"<!doctype html><meta charset=utf-8><title>Orders</title><style>{STYLE}</style>"
         f"<header>Order desk</header><main>{rows}{form}{notes}</main>"
@@ -63,7 +63,7 @@ def page(db: sqlite3.Connection) -> str:
 def _button(number: int, status: str) -> str:
     if status != "open":
         return ""
-    return f'<form method="post" action="/ship"><input type="hidden" name="id" value="{number}"><button>Ship</button></form>'
+    return f'<form method="post" action="ship"><input type="hidden" name="id" value="{number}"><button>Ship</button></form>'
 
 
 class Desk(ThreadingHTTPServer):
@@ -94,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
             elif self.path == "/note" and fields.get("text"):
                 db.execute("INSERT INTO notes (text) VALUES (?)", (fields["text"],))
         self.send_response(303)
-        self.send_header("Location", "/")
+        self.send_header("Location", "./")
         self.send_header("Content-Length", "0")
         self.end_headers()
 

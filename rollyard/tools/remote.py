@@ -85,9 +85,9 @@ class RemoteTools:
             for endpoint in place.endpoints:
                 await endpoint.aclose()
 
-    async def list(self) -> list[ToolSpec]:
-        """The union, asked anew; it is also what `call` routes by from now on."""
-        found = await asyncio.gather(*(self._of(place) for place in self._places), return_exceptions=True)
+    async def list(self, *, attempts: int | None = None) -> list[ToolSpec]:
+        """The union, asked anew; it is also what `call` routes by from now on. More `attempts` are for servers that start."""
+        found = await asyncio.gather(*(self._of(place, attempts) for place in self._places), return_exceptions=True)
         causes: list[str] = []
         offers: list[tuple[_Place, Endpoint, ToolSpec]] = []
         for place, got in zip(self._places, found, strict=True):
@@ -128,15 +128,16 @@ class RemoteTools:
             raise EnvError(answer.text or f"{name} failed")
         return answer.text
 
-    async def _of(self, place: _Place) -> list[tuple[Endpoint, list[ToolSpec]]]:
-        return await self._tried(lambda: _listed(place))
+    async def _of(self, place: _Place, attempts: int | None) -> list[tuple[Endpoint, list[ToolSpec]]]:
+        return await self._tried(lambda: _listed(place), attempts)
 
-    async def _tried(self, once: Callable[[], Awaitable[T]]) -> T:
-        for attempt in range(1, self._attempts + 1):
+    async def _tried(self, once: Callable[[], Awaitable[T]], attempts: int | None = None) -> T:
+        most = attempts or self._attempts
+        for attempt in range(1, most + 1):
             try:
                 return await once()
             except EnvUnavailable:
-                if attempt == self._attempts:
+                if attempt == most:
                     raise
                 await asyncio.sleep(self._pauses[min(attempt, len(self._pauses)) - 1] if self._pauses else 0.0)
         raise AssertionError("attempts is at least one")

@@ -16,7 +16,11 @@ from urllib.parse import quote
 
 from .query import QueryBuilder, Row, Run, quoted
 
-_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
+_SCHEMA = (
+    'SELECT t.name, t.sql, c.name, c.type, c."notnull", c.dflt_value, c.pk '
+    "FROM sqlite_master AS t, pragma_table_info(t.name) AS c "
+    "WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%' ORDER BY t.name, c.cid"
+)
 Spec = Mapping[str, Any]
 
 
@@ -54,24 +58,29 @@ class DatabaseSnapshot:
         raise PermissionError("a verifier reads databases; it does not change them")
 
     def describe(self) -> SimpleNamespace:
-        tables = [
-            SimpleNamespace(name=table, sql=self._sql(table), columns=self._columns(table)) for table in self.tables()
-        ]
+        tables = list(self.schema().values())
         return SimpleNamespace(success=True, resource_name=self.name, tables=tables, error=None, message="")
 
+    def schema(self) -> dict[str, SimpleNamespace]:
+        """Every table with its sql, its columns and its primary key, in one question."""
+        found: dict[str, SimpleNamespace] = {}
+        for table, sql, name, kind, needed, default, pk in self._run(_SCHEMA, [])[1]:
+            made = found.setdefault(table, SimpleNamespace(name=table, sql=sql, columns=[], primary_key=[]))
+            column = {"name": name, "type": kind, "notnull": bool(needed), "default_value": default, "pk": pk}
+            made.columns.append(column)
+            if pk:
+                keyed = [one for one in made.columns if one["pk"]]
+                made.primary_key = [one["name"] for one in sorted(keyed, key=lambda one: one["pk"])]
+        return found
+
     def tables(self) -> list[str]:
-        return [row[0] for row in self._run(_TABLES, [])[1]]
+        return list(self.schema())
 
     def table(self, table: str) -> QueryBuilder:
         return QueryBuilder(self._run, table)
 
-    def primary_key(self, table: str) -> list[str]:
-        keyed = [(column["pk"], column["name"]) for column in self._columns(table) if column["pk"]]
-        return [name for _, name in sorted(keyed)]
-
-    def rows_by_key(self, table: str) -> dict[Any, Row]:
+    def rows_by_key(self, table: str, key: Sequence[str]) -> dict[Any, Row]:
         """By primary key; by rowid where a table has none."""
-        key = self.primary_key(table)
         chosen = "*" if key else "rowid AS __rowid__, *"
         columns, rows = self._run(f"SELECT {chosen} FROM {quoted(table)}", [])
         found: dict[Any, Row] = {}
@@ -86,8 +95,8 @@ class DatabaseSnapshot:
     def snapshot(self, name: str | None = None) -> DatabaseSnapshot:
         """A copy of its own, in memory, that later changes do not reach."""
         copied = sqlite3.connect(":memory:")
-        for table in self.tables():
-            copied.execute(self._sql(table))
+        for table, made in self.schema().items():
+            copied.execute(made.sql)
             columns, rows = self._run(f"SELECT * FROM {quoted(table)}", [])
             copied.executemany(f"INSERT INTO {quoted(table)} VALUES ({', '.join('?' * len(columns))})", rows)
         return DatabaseSnapshot(_connection(copied), name=name or self.name)
@@ -117,16 +126,6 @@ class DatabaseSnapshot:
         self.table(table).where(where).assert_none()
         return self
 
-    def _sql(self, table: str) -> str:
-        return self._run("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", [table])[1][0][0]
-
-    def _columns(self, table: str) -> list[Row]:
-        rows = self._run('SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_info(?)', [table])[1]
-        return [
-            {"name": name, "type": kind, "notnull": bool(needed), "default_value": default, "pk": pk}
-            for name, kind, needed, default, pk in rows
-        ]
-
 
 class SnapshotDiff:
     """`changes` is {table: {primary_key, added_rows, removed_rows, modified_rows, unchanged_count, total_changes}}."""
@@ -141,21 +140,24 @@ class SnapshotDiff:
     @property
     def changes(self) -> dict[str, Any]:
         if self._changes is None:
-            names = sorted({*self.before.tables(), *self.after.tables()})
-            self._changes = {name: self._of(name) for name in names if not self.ignore_config.should_ignore_table(name)}
+            before, after = self.before.schema(), self.after.schema()
+            self._changes = {
+                name: self._of(name, before.get(name), after.get(name))
+                for name in sorted({**before, **after})
+                if not self.ignore_config.should_ignore_table(name)
+            }
         return self._changes
 
-    def _of(self, table: str) -> dict[str, Any]:
-        old = self.before.rows_by_key(table) if table in self.before.tables() else {}
-        new = self.after.rows_by_key(table) if table in self.after.tables() else {}
-        owner = self.after if table in self.after.tables() else self.before
+    def _of(self, table: str, before: SimpleNamespace | None, after: SimpleNamespace | None) -> dict[str, Any]:
+        old = self.before.rows_by_key(table, before.primary_key) if before else {}
+        new = self.after.rows_by_key(table, after.primary_key) if after else {}
         changed = {key: self._fields(table, old[key], new[key]) for key in new if key in old}
         added = [{"row_id": key, "data": row} for key, row in new.items() if key not in old]
         removed = [{"row_id": key, "data": row} for key, row in old.items() if key not in new]
         modified = [{"row_id": key, "changes": fields, "data": new[key]} for key, fields in changed.items() if fields]
         return {
             "table_name": table,
-            "primary_key": owner.primary_key(table),
+            "primary_key": (after or before or SimpleNamespace(primary_key=[])).primary_key,
             "added_rows": added,
             "removed_rows": removed,
             "modified_rows": modified,

@@ -27,8 +27,8 @@ def fleet_app(
     secret: str | None = None,
 ) -> Starlette:
     """`app.state.places` are its instances: `await app.state.places.aclose()` ends them all."""
-    places = Places(backend, Catalog(worlds), limit=limit)
     guard = Guard(admit, secret or new_secret("ryf"))
+    places = Places(backend, Catalog(worlds), guard.name, limit=limit)
     shelf = Shelf()
     app = Starlette(
         routes=[

@@ -51,7 +51,7 @@ async def booted(
 async def reset(sandbox: Sandbox, world: World, databases: SandboxDatabases, seed: int | None) -> None:
     """As the world does it, or from `seed` to `current`."""
     if seed is not None and not world.seeds:
-        raise EnvError(f"environment {world.key} takes no seed")
+        raise Unsupported(f"environment {world.key} takes no seed")
     if world.reset:
         env = {**_environ(world), "ROLLYARD_SEED": "" if seed is None else str(seed)}
         done = await sandbox.exec(world.reset, cwd=HOME, env=env, timeout=_RESET_S)

@@ -69,7 +69,7 @@ class Control:
     async def make(self, request: Request, owner: str) -> Response:
         asked = await body(request, Make)
         place = await self._places.make(owner, asked, request.headers.get("x-request-id"))
-        return JSONResponse(described(place, request))
+        return JSONResponse(self._told(place, request))
 
     async def instances(self, request: Request, owner: str) -> Response:
         wanted = request.query_params
@@ -80,15 +80,15 @@ class Control:
             found = [place for place in found if place.ended_at is None]
         if run_id := wanted.get("run_id"):
             found = [place for place in found if place.record.make.run_id == run_id]
-        return JSONResponse([described(place, request) for place in found])
+        return JSONResponse([self._told(place, request) for place in found])
 
     async def instance(self, request: Request, owner: str) -> Response:
-        return JSONResponse(described(await self._places.find(request.path_params["id"], owner), request))
+        return JSONResponse(self._told(await self._places.find(request.path_params["id"], owner), request))
 
     async def close(self, request: Request, owner: str) -> Response:
         place = await self._places.find(request.path_params["id"], owner)
         await self._places.close(place)
-        return JSONResponse(described(place, request))
+        return JSONResponse(self._told(place, request))
 
     async def close_all(self, request: Request, owner: str) -> Response:
         run_id, everybody = request.query_params.get("run_id"), request.query_params.get("profile_id")
@@ -98,7 +98,7 @@ class Control:
         chosen = [place for place in found if run_id is None or place.record.make.run_id == run_id]
         for place in chosen:
             await self._places.close(place)
-        return JSONResponse([described(place, request) for place in chosen])
+        return JSONResponse([self._told(place, request) for place in chosen])
 
     async def heartbeat(self, request: Request, owner: str) -> Response:
         place = await self._places.find(request.path_params["id"], owner)
@@ -157,14 +157,17 @@ class Control:
         counts = {"instance_limit": self._places.limit, "instance_count": len(live)}
         return JSONResponse({"team_id": owner, "team_name": owner, **counts})
 
+    def _told(self, place: Place, request: Request) -> dict[str, Any]:
+        return described(place, str(request.base_url).rstrip("/"), self._guard.page_token(place.id))
+
     async def runner_token(self, request: Request, owner: str) -> Response:
         return JSONResponse({"token": self._guard.runner_token(owner)})
 
 
-def described(place: Place, request: Request) -> dict[str, Any]:
-    """An instance as clients read it. Its addresses are below the one that this request came to."""
+def described(place: Place, base_url: str, page_token: str) -> dict[str, Any]:
+    """An instance as clients read it. Its addresses are below the one that the request came to."""
     record, make = place.record, place.record.make
-    root = f"{str(request.base_url).rstrip('/')}/i/{place.id}/"
+    root = f"{base_url}/i/{place.id}/"
     manager = f"{root}api/v1/env"
     return {
         "instance_id": place.id,
@@ -185,7 +188,7 @@ def described(place: Place, request: Request) -> dict[str, Any]:
         "health": place.status == "running",
         "urls": {
             "root": root,
-            "app": [root],
+            "app": [f"{base_url}/p/{page_token}/{place.id}/"],
             "health": f"{root}health",
             "manager": {
                 "api": manager,

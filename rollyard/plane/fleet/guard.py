@@ -1,10 +1,11 @@
-"""Who may do what here. Three keys that do not serve each other's purpose.
+"""Who may do what here. Four keys that do not serve each other's purpose.
 
 | key | whose | opens |
 |---|---|---|
 | API key (`Authorization`) | the owner | everything of that owner |
 | runner token (`X-Runner-Token`) | whoever has an API key, on request | instance managers: reset, databases, verifier functions |
 | instance token (`Authorization`) | an agent | the tools and pages of one instance |
+| page token (in a URL) | a browser | the pages of one instance, not its tools |
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ class Guard:
         self._admit, self._secret = admit, secret.encode()
         self.open = admit is anybody
 
+    @property
+    def name(self) -> str:
+        """Of the server that this secret is; it tells nothing about the secret."""
+        return self._derived("name", "")[:16]
+
     async def owner(self, request: HTTPConnection) -> str:
         return await self._admit(request.headers.get("authorization"))
 
@@ -54,6 +60,13 @@ class Guard:
 
     def instance_token(self, instance_id: str) -> str:
         return self._derived("instance", instance_id)
+
+    def page_token(self, instance_id: str) -> str:
+        return self._derived("page", instance_id)
+
+    def opens(self, token: str, instance_id: str) -> None:
+        if not _same(token, self.page_token(instance_id)):
+            raise Refusal(404, "there is no such page")
 
     def manages(self, request: HTTPConnection, owner: str) -> None:
         given = request.headers.get("x-runner-token", "")

@@ -6,11 +6,13 @@ The two have different keys: whoever may use the tools of an instance may not re
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
@@ -75,7 +77,8 @@ class Manager:
             route("/fs/file/text", self.file_text),
             route("/execute_verifier_function", self.execute),
             Route("/i/{id}/api/v1/env{rest:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE"]),
-            Mount("/i/{id}", app=self.forward),
+            Mount("/i/{id}", app=self.everything),
+            Mount("/p/{token}/{id}", app=self.pages),
         ]
 
     def _managed(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -157,23 +160,46 @@ class Manager:
             return JSONResponse({"success": False, "result": None, "error": done.error, "message": done.stdout})
         return JSONResponse({"success": True, "result": done.result, "error": None, "message": done.stdout})
 
-    async def forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def everything(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tools and pages, for who has a key."""
+        instance_id: str = scope["path_params"]["id"]
+
+        async def admitted(place: Place) -> None:
+            await self._guard.uses(HTTPConnection(scope), place.id, place.record.owner)
+
+        await self._forward(scope, receive, send, f"/i/{instance_id}", admitted)
+
+    async def pages(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pages alone, for who has the URL: a browser sends no key."""
+        token, instance_id = scope["path_params"]["token"], scope["path_params"]["id"]
+        prefix = f"/p/{token}/{instance_id}"
+
+        async def admitted(place: Place) -> None:
+            self._guard.opens(token, place.id)
+            path = unquote(_inner_path(scope, prefix).partition(b"?")[0].decode("latin-1"))
+            if posixpath.normpath("/" + path.lstrip("/")).startswith(("/mcp", "/api/v1")):
+                raise Refusal(404, "there is no such page")
+
+        await self._forward(scope, receive, send, prefix, admitted)
+
+    async def _forward(
+        self, scope: Scope, receive: Receive, send: Send, prefix: str, admitted: Callable[[Place], Awaitable[None]]
+    ) -> None:
         """To the world's own server, with nothing of the caller's key."""
-        request = Request(scope) if scope["type"] == "http" else None
-        if request is None:
+        if scope["type"] == "websocket":
             await receive()
         try:
             place = await self._places.find(scope["path_params"]["id"])
-            await self._guard.uses(_connection(scope), place.id, place.record.owner)
+            await admitted(place)
             async with asyncio.timeout(_DIAL_S):
                 stream = await place.sandbox.dial(place.world.port)
         except (Refusal, Error) as error:
             return await _told(refused(error), scope, receive, send)
         except (OSError, TimeoutError):
             return await _told(refused(Refusal(502, "the instance's server does not answer")), scope, receive, send)
-        target = Target(port=place.world.port, path=_inner_path(scope), prefix=f"/i/{place.id}".encode())
+        target = Target(port=place.world.port, path=_inner_path(scope, prefix), prefix=prefix.encode())
         try:
-            passing = forward_http if request is not None else forward_ws
+            passing = forward_http if scope["type"] == "http" else forward_ws
             return await passing(scope, receive, send, stream, target, self._limits)
         except (PlaneError, SandboxError, OSError, TimeoutError) as error:
             return await _told(refused(Refusal(502, f"the instance's server broke off: {error}")), scope, receive, send)
@@ -196,17 +222,10 @@ def _mode(database: str) -> str:
     return "ro" if database == "seed" else "rw"
 
 
-def _connection(scope: Scope) -> Any:
-    from starlette.requests import HTTPConnection
-
-    return HTTPConnection(scope)
-
-
-def _inner_path(scope: Scope) -> bytes:
-    """The path below the instance's root, percent signs and query and all."""
+def _inner_path(scope: Scope, prefix: str) -> bytes:
+    """The path below `prefix`, percent signs and query and all."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    marker = f"/i/{scope['path_params']['id']}".encode()
-    path = raw.partition(b"?")[0].partition(marker)[2] or b"/"
+    path = raw.partition(b"?")[0].partition(prefix.encode())[2] or b"/"
     query: bytes = scope.get("query_string", b"")
     return path + b"?" + query if query else path
 

@@ -27,6 +27,7 @@ from rollyard.plane.fleet.worlds import Catalog, World
 _log = structlog.get_logger("rollyard.fleet")
 MARK = "rollyard.fleet"
 RECORD = "rollyard.fleet.record"
+SERVER = "rollyard.fleet.server"
 REGIONS = ("us-west-1", "us-east-1", "eu-west-2", "local")
 _KEPT = 2000  # instances and requests that are remembered after their end
 _STEP_S = 60.0
@@ -104,8 +105,12 @@ class Place:
 
 
 class Places:
-    def __init__(self, backend: Backend, catalog: Catalog, *, limit: int = 100, default_ttl_s: float = 3600.0) -> None:
-        self.backend, self.catalog, self.limit = backend, catalog, limit
+    """`name` tells this server's instances from those of another over the same backend."""
+
+    def __init__(
+        self, backend: Backend, catalog: Catalog, name: str, *, limit: int = 100, default_ttl_s: float = 3600.0
+    ) -> None:
+        self.backend, self.catalog, self.name, self.limit = backend, catalog, name, limit
         self._default_ttl_s = default_ttl_s
         self._places: dict[str, Place] = {}
         self._requests: dict[str, str] = {}
@@ -201,7 +206,7 @@ class Places:
         return place
 
     async def _boot(self, place: Place) -> None:
-        labels = {MARK: place.id, RECORD: msgspec.json.encode(place.record).decode()}
+        labels = {MARK: place.id, SERVER: self.name, RECORD: msgspec.json.encode(place.record).decode()}
         try:
             async with asyncio.timeout(_BOOT_S):
                 place.runs_in(
@@ -225,15 +230,15 @@ class Places:
 
     async def _remember(self) -> None:
         if self.backend.capabilities.list:
-            for info in await self.backend.list():
-                if MARK in info.labels and info.labels[MARK] not in self._places:
+            for info in await self.backend.list({SERVER: self.name}):
+                if info.labels[MARK] not in self._places:
                     await self._attached(info.labels[MARK])
 
     async def _attached(self, instance_id: str) -> Place | None:
         """One that an earlier server made."""
         if not (self.backend.capabilities.list and self.backend.capabilities.attach):
             return None
-        for info in await self.backend.list({MARK: instance_id}):
+        for info in await self.backend.list({MARK: instance_id, SERVER: self.name}):
             record = msgspec.json.decode(info.labels[RECORD], type=Record)
             known = self.catalog.versions.get(record.make.env_key, {})
             world = next((one for one in known.values() if one.version == record.version), None)
