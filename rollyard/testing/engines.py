@@ -206,6 +206,9 @@ def _outside(place: Path) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """`start` or `stop`, and the kind: what `make docker` runs."""
+    if len(argv) != 2 or argv[0] not in ("start", "stop") or argv[1] not in PROGRAMS:
+        sys.stderr.write(f"usage: python -m rollyard.testing.engines start|stop {'|'.join(PROGRAMS)}\n")
+        return 2
     verb, kind = argv
     place = Path(tempfile.gettempdir(), f"rollyard-{kind}")
     if verb == "stop":

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -90,6 +91,63 @@ async def test_a_sandbox_ends_when_its_opener_is_killed_and_nobody_reaps(engine,
     with anyio.fail_after(30):
         while await opened.list({"drill": label}):
             await anyio.sleep(0.2)
+
+
+LEFT = """
+import asyncio, sys, rollyard as ry
+async def main():
+    async with ry.sandbox.backend(sys.argv[1], host=sys.argv[2]) as backend:
+        for _ in range(3):
+            print((await backend.open(ry.SandboxSpec(lifetime="ttl", labels={"rollyard.run": sys.argv[3]}))).id, flush=True)
+        await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+
+
+async def test_clean_removes_what_a_killed_host_left_by_label_alone(engine, opened):
+    kind, host = engine
+    run, other_run = f"run_{os.getpid()}", f"run_{os.getpid()}_2"
+    other = await opened.open(ry.SandboxSpec(labels={"rollyard.run": other_run}))
+    async with Engine(host) as wire:
+        body = {"Image": "rollyard-host:latest", "Cmd": ["sleep", "3600"], "Labels": {"rollyard.run": run}}
+        body["HostConfig"] = {"NetworkMode": "none"}
+        foreign = (await wire.call("POST", "containers/create", params={"name": f"foreign-{run}"}, body=body))["Id"]
+        await wire.call("POST", f"containers/{foreign}/start")
+        with subprocess.Popen(
+            [sys.executable, "-c", LEFT, kind, host, run], stdout=subprocess.PIPE, text=True
+        ) as child:
+            left = {child.stdout.readline().strip() for _ in range(3)}
+            child.kill()
+        assert {info.id for info in await opened.list({"rollyard.run": run})} == left
+        main = [sys.executable, "-c", "from rollyard.cli.main import main; main()"]
+        name = {"docker": "DOCKER_HOST", "podman": "CONTAINER_HOST"}[kind]
+        done = await asyncio.to_thread(
+            subprocess.run, [*main, "clean", "--backend", kind, "--run", run, "--json"], env={**os.environ, name: host},
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert set(json.loads(done.stdout)["removed"]) == left, done.stderr
+        assert await opened.list({"rollyard.run": run}) == []
+        assert (await wire.call("GET", f"containers/{foreign}/json"))["State"]["Running"] and await other.alive()
+        await wire.call("DELETE", f"containers/{foreign}", params={"force": True})
+    await other.kill()
+
+
+async def test_the_timer_inside_ends_a_sandbox_that_nobody_watches(engine, opened):
+    """Its opener is gone and no reaper runs: the first process keeps the time, and a new end counts."""
+    kind, host = engine
+    short = await opened.open(ry.SandboxSpec(lifetime="ttl", ttl_s=4))
+    longer = await opened.open(ry.SandboxSpec(lifetime="ttl", ttl_s=4))
+    await longer.extend(600)
+    assert (await longer.exec("tr '\\0' ' ' </proc/1/cmdline", timeout=30)).stdout.startswith(b"/bin/sh -c")
+    async with Engine(host) as wire:
+        with anyio.fail_after(60):
+            while True:
+                found = await wire.call("GET", "containers/json", params={"all": True})
+                if short.container not in {row["Id"] for row in found if row["State"] == "running"}:
+                    break
+                await anyio.sleep(0.2)
+        assert (await wire.call("GET", f"containers/{longer.container}/json"))["State"]["Running"]
+    await longer.kill()
 
 
 async def test_teardown_works_after_the_event_loop_is_gone(engine, opened):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -53,7 +54,9 @@ async def echo(request):
     return JSONResponse({"code": 500, "message": f"no: {request.headers.get('x-api-key')}"}, 500)
 
 
-async def test_the_key_is_in_no_error(backend):
+async def test_the_key_is_in_no_error_log_command_line_or_sandbox(backend, caplog, capsys):
+    """A canary through every way a call can fail, with everything that logs turned up."""
+    caplog.set_level(logging.DEBUG)
     texts = []
 
     async def failing(call):
@@ -71,11 +74,33 @@ async def test_the_key_is_in_no_error(backend):
         await failing(remote.open(ry.SandboxSpec()))
     async with through("http://127.0.0.1:1") as remote:
         await failing(remote.open(ry.SandboxSpec(boot_s=2)))
-    async with serving(backend, key=KEY) as url, through(url) as remote:
+    async with serving(backend, key=KEY) as url, fault_proxy(url) as (faults, address), through(address) as remote:
+        for fault in (
+            {"kind": "reset"},
+            {"kind": "lose", "status": 504},
+            {"kind": "refuse", "status": 503, "json": True},
+        ):
+            faults.add(request="POST /v2/sandboxes$", times=1000, **fault)
+            await failing(remote.open(ry.SandboxSpec(boot_s=2)))
+            faults.faults.clear()
         async with remote.open(ry.SandboxSpec()) as box:
             await failing(box.read("/no/such/file"))
-            assert KEY.encode() not in (await box.exec("env; cat /proc/[0-9]*/cmdline", timeout=30)).stdout
+            await failing(box.dial(9))
+            for fault in ({"kind": "refuse", "status": 502}, {"kind": "refuse", "status": 429, "json": True}):
+                faults.add(request="POST /process", **fault)
+                await failing(box.exec("true", timeout=30))
+            for path in ("pause", "snapshots", "timeout"):
+                faults.add("refuse", f"POST /sandboxes/.*/{path}", status=500, json=True, times=1000)
+            for call in (box.pause(), box.snapshot(), box.extend(60)):
+                await failing(call)
+            inside = (
+                "env; cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ; cat $(find /tmp /run /srv /workspace -type f) 2>&1"
+            )
+            texts.append((await box.exec(inside, timeout=60)).text)
+            texts.append(subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout)
         await failing(box.exec("true", timeout=5))
+    texts += [str(record.__dict__) for record in caplog.records] + list(capsys.readouterr())
+    assert len(texts) > 25
     assert not [text for text in texts if KEY in text]
 
 

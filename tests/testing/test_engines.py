@@ -1,6 +1,11 @@
 """A throw-away engine comes up with an image and leaves nothing behind."""
 
 import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,11 +18,29 @@ from rollyard.testing.engines import lacking, start, stop
 
 
 def traces(place):
-    """Control groups of engines, and mounts below a directory."""
+    """What an engine could leave outside its directory: control groups, mounts, interfaces, packet filter rules."""
     names = ("rollyard-engine", "docker", "libpod")
     groups = {str(path) for path in Path("/sys/fs/cgroup").glob("*/*") if path.name.startswith(names)}
     mounts = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
-    return groups | {target for target in mounts if target.startswith(str(place))}
+    links = {f"interface {name}" for name in os.listdir("/sys/class/net")}
+    files = {
+        str(path) for path in (Path("/etc/docker"), Path("/run/docker.sock"), Path("/run/podman")) if path.exists()
+    }
+    rules = {f"{program}: {line}" for program in ("iptables-save", "nft list ruleset") for line in _rules(program)}
+    return groups | {target for target in mounts if target.startswith(str(place))} | links | files | rules
+
+
+def _rules(program):
+    argv = program.split()
+    if shutil.which(argv[0]) is None:
+        return []
+    said = subprocess.run(argv, capture_output=True, text=True).stdout.splitlines()
+    return [line for line in said if not line.startswith(("#", ":"))]  # comments and counters
+
+
+def processes(place):
+    named = str(place).encode()
+    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists() and named in _read(path)]
 
 
 def test_an_engine_nobody_knows_is_an_error_that_names_those_that_are():
@@ -43,9 +66,56 @@ def test_an_engine_with_a_live_sandbox_leaves_nothing_behind(kind):
         asyncio.run(use(host))
     finally:
         stop(kind, place)
-    named = str(place).encode()
-    running = [path for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists() and named in _read(path)]
-    assert (place.exists(), running, traces(place) - before) == (False, [], set())
+    assert (place.exists(), processes(place), traces(place) - before) == (False, [], set())
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["docker", "podman"])
+def test_the_commands_behind_make_docker_start_one_that_check_sandbox_works_on_and_stop_it_without_a_trace(
+    kind, tmp_path
+):
+    if why := lacking(kind):
+        pytest.skip(why)
+    with tempfile.TemporaryDirectory(prefix="ry-") as short:  # a socket's path may have 107 bytes
+        place, env = Path(short, f"rollyard-{kind}"), {**os.environ, "TMPDIR": short}
+        before = traces(place)
+
+        def run(*argv, **more):
+            return subprocess.run(
+                [sys.executable, *argv], env={**env, **more}, capture_output=True, text=True, timeout=300
+            )
+
+        engines = ["-m", "rollyard.testing.engines"]
+        try:
+            started = run(*engines, "start", kind)
+            assert started.returncode == 0, started.stderr
+            name, _, host = started.stdout.strip().partition("=")
+            assert name == {"docker": "DOCKER_HOST", "podman": "CONTAINER_HOST"}[kind]
+            assert run(*engines, "start", kind).returncode == 1
+            main = ["-c", "from rollyard.cli.main import main; main()"]
+            checked = run(*main, "check", "sandbox", kind, "--only", "C1", "--json", **{name: host})
+            assert checked.returncode == 0, checked.stderr + checked.stdout
+            totals = json.loads(checked.stdout)
+            assert (totals["passed"], totals["failed"]) == (1, 0)
+        finally:
+            stopped = run(*engines, "stop", kind)
+        assert stopped.returncode == 0
+        assert (place.exists(), processes(place), traces(place) - before) == (False, [], set())
+        assert run(*engines, "stop", kind).returncode == 0
+
+
+@pytest.mark.parametrize("argv", [[], ["start"], ["begin", "docker"]])
+def test_the_engine_command_says_how_it_is_used(argv):
+    done = subprocess.run([sys.executable, "-m", "rollyard.testing.engines", *argv], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "") and "start|stop docker|podman" in done.stderr
+
+
+def test_make_runs_those_commands():
+    said = subprocess.run(
+        ["make", "-n", "docker-stop", "ENGINE=podman"], cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert "rollyard.testing.engines stop podman" in said.stdout
 
 
 def _read(path):
