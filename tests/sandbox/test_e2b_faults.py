@@ -107,6 +107,15 @@ async def test_a_server_that_knows_no_idempotency_key_keeps_one_sandbox_of_a_cre
             assert [info.id for info in await backend.list()] == [box.id]
 
 
+async def test_a_sandbox_that_never_gets_ready_is_deleted_and_the_first_error_told(backend):
+    async with faulty(backend) as (faults, remote):
+        faults.add("refuse", START, status=500, times=1000)
+        faults.add("lose", "DELETE /", status=504)
+        with pytest.raises(SandboxError, match="500|UNKNOWN|INTERNAL"):
+            await remote.open(ry.SandboxSpec())
+        assert await backend.list() == []
+
+
 COUNTED = "echo once >> /tmp/count; sleep 0.7; printf 'out\\377'; echo err >&2; exit 3"
 
 

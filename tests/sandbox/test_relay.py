@@ -140,6 +140,18 @@ async def test_a_port_that_is_taken_is_an_error_and_the_relay_lives_on(program):
         assert (await relay.listen()).port != first.port
 
 
+async def test_a_connection_to_a_listener_that_was_closed_ends_and_does_not_hang(program):
+    async with relayed(program) as (relay, _):
+        listener, other = await relay.listen(), await relay.listen()
+        await listener.aclose()
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+        server = asyncio.create_task(accept_and_echo(other))
+        assert await talk(other.port, b"hello") == b"hello"
+        server.cancel()
+
+
 async def test_killed_mid_stream_ends_every_stream_and_waiter_with_an_error(program):
     async with relayed(program) as (relay, process):
         listener = await relay.listen()

@@ -125,6 +125,7 @@ class Relay:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lock = asyncio.Lock()
         self._pump: asyncio.Task[None] | None = None
+        self._refusals: set[asyncio.Task[None]] = set()
         self._words = ""
         self.ended = False
 
@@ -147,9 +148,10 @@ class Relay:
         await self.aclose()
 
     async def aclose(self) -> None:
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.wait([self._pump], timeout=5)
+        for task in [self._pump, *self._refusals]:
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task], timeout=5)
         self._end("the relay was closed")
 
     def last_words(self) -> str:
@@ -218,7 +220,9 @@ class Relay:
                 self._ready.set_result(None)
         elif kind == frames.OPEN and payload:
             listener = self._listeners.get(int(payload))
-            if listener is not None:
+            if listener is None:  # it was closed here, and the program inside still accepts for it
+                self._refuse(number)
+            else:
                 stream = self._streams[number] = RelayStream(self, number)
                 listener.put(stream)
         elif number in self._waiting and not self._waiting[number].done():
@@ -231,6 +235,12 @@ class Relay:
             stream.take(kind, payload)
             if kind == frames.CLOSED:
                 self._streams.pop(number, None)
+
+    def _refuse(self, number: int) -> None:
+        """End a connection that nobody here will take."""
+        task = asyncio.create_task(self.send(frames.CLOSED, number))
+        self._refusals.add(task)
+        task.add_done_callback(self._refusals.discard)
 
     def _end(self, why: str) -> None:
         self._words = self._words or why
