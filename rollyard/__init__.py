@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from rollyard.runs.envs import TaskEnv as TaskEnv
     from rollyard.runs.evaluate import evaluate as evaluate
     from rollyard.runs.evaluate import evaluate_task as evaluate_task
+    from rollyard.runs.fleet_job import FleetJob as FleetJob
     from rollyard.runs.once import run_rollout as run_rollout
     from rollyard.runs.report import report as report
     from rollyard.runs.run import Run as Run
@@ -78,6 +79,7 @@ _NAMES: dict[str, str] = {
     "export": "rollyard.store.exports.export",
     "evaluate": "rollyard.runs.evaluate",
     "evaluate_task": "rollyard.runs.evaluate",
+    "FleetJob": "rollyard.runs.fleet_job",
     "samples": "rollyard.core.samples",
     "ImageStore": "rollyard.sandbox.images",
     "layer": "rollyard.sandbox.images",

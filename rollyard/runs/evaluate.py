@@ -22,6 +22,7 @@ from rollyard.core.task import Task
 from rollyard.gate import Gate
 from rollyard.runs.config import RunConfig, load
 from rollyard.runs.drive import carry_out
+from rollyard.runs.fleet_job import FleetJob, evaluate_remotely
 from rollyard.runs.progress import Display
 from rollyard.runs.quality import ModelScores, TaskQuality, judge_task
 from rollyard.runs.report import Report
@@ -49,7 +50,7 @@ async def evaluate(
 
 async def evaluate_task(
     task: str | Mapping[str, Any] | Task,
-    models: Mapping[str, Answers],
+    models: Mapping[str, Answers] | Sequence[str],
     *,
     attempts: int = 8,
     agent: str | Agent = "shell-agent",
@@ -57,14 +58,24 @@ async def evaluate_task(
     sandbox: str | Backend = "local",
     parallel: int = 4,
     store: Store | None = None,
+    remote: FleetJob | None = None,
     **fields: Any,
 ) -> TaskQuality:
     """Ask each model `attempts` times and judge the task by the scores. Cancelling it ends every rollout at once.
 
-    `task` is a prompt with `verify` commands or a verifier (`{"instruction": ..., "verify": [...]}`), or a `Task`."""
+    `task` is a prompt with `verify` commands or a verifier (`{"instruction": ..., "verify": [...]}`), or a `Task`. `models`
+    are policies by name; for a `remote` job, model ids as `provider/model`."""
     if not models:
         raise ConfigError("evaluate_task needs at least one model")
     chosen = as_task(task)
+    if remote is not None:
+        if fields or store is not None or verifier is not None:
+            raise ConfigError(
+                "a remote evaluation takes models, attempts and the job alone; its verifier is in the job"
+            )
+        return await evaluate_remotely(chosen, list(models), attempts, remote)
+    if not isinstance(models, Mapping):
+        raise ConfigError("a local evaluation needs policies by name", hint='{"name": ry.policy.upstream(URL, MODEL)}')
     async with AsyncExitStack() as stack:
         if store is None:
             scratch = stack.enter_context(TemporaryDirectory(prefix="rollyard-eval-"))

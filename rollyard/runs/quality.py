@@ -5,7 +5,7 @@ Scores are per model. An attempt without a reward is an error and is counted apa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Literal
 
@@ -36,6 +36,7 @@ class TaskQuality(msgspec.Struct, frozen=True, kw_only=True):
     separation: tuple[Separation, ...]
     judgement: Judgement
     why: str
+    job_id: str | None = None  # of a remote evaluation
 
     def scores(self, model: str) -> ModelScores | None:
         """By model id, with or without its provider prefix."""
@@ -84,15 +85,3 @@ def _judgement(rewards: Sequence[float], attempts: int, verifier_errors: int) ->
     if len(rewards) < 2 or min(rewards) == max(rewards):
         return "not enough scores", f"{len(rewards)} attempts show no variation"
     return "learnable", f"mean reward {mean:.2f} over {len(rewards)} attempts, and they differ"
-
-
-def group_by_model(scores: Mapping[str, Sequence[float | None]]) -> list[ModelScores]:
-    """Plain lists with None for unscored attempts, as a remote job reports them."""
-    return [
-        ModelScores(
-            model=model,
-            rewards=tuple(r for r in rewards if r is not None),
-            errors=tuple("unscored" for r in rewards if r is None),
-        )
-        for model, rewards in scores.items()
-    ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollyard.runs.quality import ModelScores, group_by_model, judge_task, same_model
+from rollyard.runs.quality import ModelScores, judge_task, same_model
 
 
 def scores(model, *rewards, errors=()):
@@ -27,13 +27,6 @@ def test_the_judgement_follows_the_scores(rewards, judgement):
 def test_a_verifier_that_mostly_fails_to_score_is_broken_even_if_the_rest_passed():
     found = judge_task("t", [scores("m", 1.0, errors=["x", "x", "x"])], verifier_errors=3)
     assert found.judgement == "broken verifier"
-
-
-def test_unscored_attempts_are_errors_and_never_zeros():
-    (found,) = group_by_model({"m": [1.0, None, 1.0]})
-    assert found.rewards == (1.0, 1.0)
-    assert len(found.errors) == 1
-    assert found.mean.value == 1.0
 
 
 def test_models_are_separated_pairwise_with_effect_and_test():
