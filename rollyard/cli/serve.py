@@ -114,6 +114,33 @@ def env(
 
 
 @app.command()
+def browser(
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free one")] = 0,
+    sandbox: Annotated[str, typer.Option(help="the backend that browsers run in")] = "local",
+    image: Annotated[str, typer.Option(help="an image with Chromium in it")] = "host",
+    capacity: Annotated[int, typer.Option(help="browsers at once", min=1)] = 8,
+    key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
+    json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
+) -> None:
+    """Lease browsers: Chromium in sandboxes, each with a `computer` tool over MCP."""
+    from rollyard.envs.browser.leases import BrowserLimits
+    from rollyard.runs.serve_browser import BrowserOptions, serve_browser
+
+    serve_browser(
+        BrowserOptions(
+            host=host,
+            port=port,
+            key_file=key_file,
+            sandbox=sandbox,
+            image=image,
+            limits=BrowserLimits(capacity=capacity),
+        ),
+        say=lambda ready: typer.echo(ready.json if json else ready.line),
+    )
+
+
+@app.command()
 def model(
     model: Annotated[str, typer.Argument(help="a folder with config.json and weights.pt, or tiny")] = "tiny",
     renderer: Annotated[str, typer.Option(help="bytes, a tokenizer folder or a GGUF file")] = "bytes",
