@@ -58,6 +58,7 @@ SDKS = {
     "tui": "textual",
     "report": "matplotlib",
 }
+GATE = {"e2b": "; the gate by a relay over a program's stdin and stdout"}
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -168,7 +169,7 @@ async def _open_local() -> Finding:
             async with backend("local") as local:
                 async with local.open(spec):
                     pass  # the first one starts the launcher
-                started = time.monotonic()
+                started, listens = time.monotonic(), local.capabilities.listen
                 async with local.open(spec) as box:
                     opened = time.monotonic()
                     code = (await box.exec(["true"], timeout=20)).exit_code
@@ -176,7 +177,8 @@ async def _open_local() -> Finding:
     except (Error, OSError, TimeoutError) as error:
         advice = getattr(error, "hint", None) or "the rows above say what the kernel refused"
         return Finding(group="sandbox", name="local", state="bad", found=f"does not open: {error}", advice=advice)
-    timing = f"open {(opened - started) * 1000:.0f} ms, exec {(ran - opened) * 1000:.0f} ms"
+    gate = "the gate by a listener made in it" if listens else "no way to the gate but gate_url="
+    timing = f"open {(opened - started) * 1000:.0f} ms, exec {(ran - opened) * 1000:.0f} ms; {gate}"
     if code != 0:
         advice = "a program that must succeed did not: run `rollyard check sandbox local`"
         return Finding(group="sandbox", name="local", state="bad", found=f"`true` ended with {code}", advice=advice)
@@ -205,7 +207,9 @@ def _engine(name: str) -> Finding:
     answering = next((path for path in sockets if path and _answers(path)), None)
     if answering:
         route = "netns" if netns.permitted() else "socket"
-        return Finding(group="engines", name=name, state="ok", found=f"answers at {answering}; route {route}")
+        return Finding(
+            group="engines", name=name, state="ok", found=f"answers at {answering}; the gate by route {route}"
+        )
     advice = (
         f"start it ({'dockerd' if name == 'docker' else 'podman system service'}), or set {variable}"
         if program
@@ -267,7 +271,7 @@ def _packages() -> list[Finding]:
     return [
         Finding(
             group="extras", name=extra, state="ok" if importlib.util.find_spec(module) else "absent",
-            found="installed" if importlib.util.find_spec(module) else "not installed",
+            found=f"installed{GATE.get(extra, '')}" if importlib.util.find_spec(module) else "not installed",
             advice="" if importlib.util.find_spec(module) else f"pip install 'rollyard[{extra}]'",
         )
         for extra, module in SDKS.items()

@@ -33,6 +33,8 @@ def test_doctor_says_what_this_machine_can_do(tmp_path):
     found = {(row["group"], row["name"]): row for row in report["findings"]}
     assert {"kernel", "sandbox", "engines", "programs", "extras", "disk"} <= {group for group, _ in found}
     assert found["disk", "data"]["found"].endswith(str(tmp_path))
+    assert "gate" in found["sandbox", "local"]["found"]
+    assert found["extras", "e2b"]["state"] == "absent" or "stdin and stdout" in found["extras", "e2b"]["found"]
     for row in report["findings"]:
         assert row["state"] == "ok" or row["advice"], row
         assert "\n" not in row.get("advice", "")
