@@ -189,11 +189,14 @@ def plane(
     burst: Annotated[int, typer.Option(help="creations at once that a rate allows", min=1)] = 20,
     sweep_s: Annotated[float, typer.Option(help="seconds between sweeps")] = 30.0,
     public_url: Annotated[str | None, typer.Option(help="where callers reach it, for signed URLs")] = None,
+    aenv: Annotated[str, typer.Option(help="the address of AEnvironment's ports 8080 and 8081; auto or off")] = "auto",
+    aenv_keys: Annotated[bool, typer.Option("--aenv-keys", help="AEnvironment's clients need a key, too")] = False,
     admin_key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
     print_env: Annotated[bool, typer.Option("--print-env", help="first print NAME=value lines for clients")] = False,
     json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
 ) -> None:
     """Serve the control plane: environments, instances, engines, the page."""
+    from rollyard.plane.faces import FaceOptions
     from rollyard.plane.serve import PlaneOptions, Ready, serve_plane
 
     def say(ready: Ready) -> None:
@@ -213,6 +216,7 @@ def plane(
             burst=burst,
             sweep_s=sweep_s,
             public_url=public_url,
+            faces=FaceOptions(aenv=aenv, aenv_keys=aenv_keys),
             admin_key_file=admin_key_file,
         ),
         say=say,

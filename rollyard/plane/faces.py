@@ -1,17 +1,29 @@
-"""The compatible faces on the plane's own address: who answers a request is decided by its path.
+"""The compatible faces of one plane put together, and who answers a request: by the socket it came in on, then by its path.
 
 E2B's client builds some URLs from the host alone, so its paths are at the root, beside the plane's own; `/health` is E2B's only
-where the request names a sandbox.
+where the request names a sandbox. AEnvironment's has an address of its own. Clients of other systems get one key that is no
+admin's; it follows from the admin's, so it is the same again after a restart.
 """
 
 from __future__ import annotations
 
+import hashlib
+import socket
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from ipaddress import ip_address
+
+import msgspec
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rollyard.plane.access import Access
+from rollyard.plane.aenv.app import aenv_apps, aenv_sockets
+from rollyard.plane.aenv.callers import Callers
 from rollyard.plane.e2b.app import e2b_routes
 from rollyard.plane.e2b.instance_boxes import InstanceBoxes
+from rollyard.plane.gateway import Gateway
+from rollyard.plane.hub import Hub
 from rollyard.plane.instances import Instances
 
 _E2B = (
@@ -27,24 +39,77 @@ _E2B = (
 _OF_A_SANDBOX = (b"e2b-sandbox-id", b"x-access-token")
 
 
-def e2b_face(instances: Instances, access: Access, *, secret: str) -> ASGIApp:
-    """E2B's two halves over the plane's instances; `secret` signs the tokens of sandboxes."""
-    return Starlette(routes=e2b_routes(InstanceBoxes(instances, access, secret=secret.encode())))
+class FaceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`aenv` is an address, `auto` for a spare loopback one, or `off`; `aenv_keys` refuses its clients without a key."""
+
+    aenv: str = "auto"
+    aenv_keys: bool = False
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the faces stand on. `secret` signs their tokens, `url` is where callers reach the plane."""
+
+    app: ASGIApp
+    hub: Hub
+    instances: Instances
+    gateway: Gateway
+    access: Access
+    secret: str
+    url: str
 
 
 class Faces:
-    """The plane's app, and those of the faces for the requests that are theirs."""
+    """The plane's app, and those of the faces for the requests that are theirs. `at` are apps with an address to themselves;
+    `named` are the variables that existing clients find this plane by."""
 
-    def __init__(self, plane: ASGIApp, *, e2b: ASGIApp) -> None:
+    def __init__(
+        self,
+        plane: ASGIApp,
+        *,
+        e2b: ASGIApp,
+        at: Mapping[socket.socket, ASGIApp] | None = None,
+        named: Mapping[str, str] | None = None,
+    ) -> None:
         self._plane, self._e2b = plane, e2b
+        self.sockets, self.named = list(at or ()), dict(named or {})
+        self._at = {sock.getsockname()[:2]: app for sock, app in (at or {}).items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._chosen(scope)(scope, receive, send)
 
     def _chosen(self, scope: Scope) -> ASGIApp:
+        own = self._at.get(tuple(scope.get("server") or ()))
         path: str = scope.get("path", "")
+        if own is not None:
+            return own
         if any(path == place or path.startswith(place + "/") for place in _E2B):
             return self._e2b
         if path == "/health" and any(name in _OF_A_SANDBOX for name, _ in scope["headers"]):
             return self._e2b
         return self._plane
+
+
+@contextmanager
+def open_faces(parts: Parts, options: FaceOptions, *, sdk_key: str) -> Generator[Faces]:
+    """Listens where a face has an address of its own; what was opened is closed again."""
+    boxes = InstanceBoxes(parts.instances, parts.access, secret=parts.secret.encode())
+    named = {"E2B_API_URL": parts.url, "E2B_SANDBOX_URL": parts.url, "E2B_API_KEY": sdk_key}
+    at: dict[socket.socket, ASGIApp] = {}
+    try:
+        aenv = None if options.aenv == "off" else aenv_sockets(options.aenv)
+        if aenv is not None:
+            address = aenv[0].getsockname()[0]
+            anonymous = ip_address(address).is_loopback and not options.aenv_keys
+            callers = Callers(parts.access, secret=parts.secret, anonymous=anonymous)
+            apps = aenv_apps(parts.hub, parts.instances, parts.gateway, callers, public_url=parts.url)
+            at.update(zip(aenv, apps, strict=True))
+            named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
+        yield Faces(parts.app, e2b=Starlette(routes=e2b_routes(boxes)), at=at, named=named)
+    finally:
+        for sock in at:
+            sock.close()
+
+
+def sdk_key_of(admin_key: str) -> str:
+    """In the form that E2B's clients expect."""
+    return f"e2b_{hashlib.sha256(f'sdk {admin_key}'.encode()).hexdigest()[:40]}"

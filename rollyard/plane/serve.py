@@ -8,9 +8,8 @@ key and shows the whole store, so it is there only where the server listens on l
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from rollyard.core.ids import secret
 from rollyard.core.plane import Terms
 from rollyard.plane.api import plane_app
 from rollyard.plane.engines import Engine, engine
-from rollyard.plane.faces import Faces, e2b_face
+from rollyard.plane.faces import FaceOptions, Footing, open_faces, sdk_key_of
 from rollyard.plane.listening import LOOPBACK, listening
 from rollyard.plane.page.app import page_app
 from rollyard.plane.page.planes import PlaneTables
@@ -44,6 +43,7 @@ class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     burst: int = 20
     sweep_s: float = 30.0
     public_url: str | None = None
+    faces: FaceOptions = FaceOptions()
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...]
     admin_key_file: str
     key: str
-    sdk_key: str  # what clients of other systems are given: no admin's
+    named: Mapping[str, str]  # what clients of other systems need
 
     @property
     def line(self) -> str:
@@ -66,13 +66,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def env(self) -> str:
-        named = {
-            "E2B_API_URL": self.url,
-            "E2B_SANDBOX_URL": self.url,
-            "E2B_API_KEY": self.sdk_key,
-            "ROLLYARD_URL": self.url,
-            "ROLLYARD_KEY": self.key,
-        }
+        named = {**self.named, "ROLLYARD_URL": self.url, "ROLLYARD_KEY": self.key}
         return "\n".join(f"{name}={value}" for name, value in named.items())
 
 
@@ -95,30 +89,28 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         port = sock.getsockname()[1]
         key, where = _admin_key(options.admin_key_file, port)
         await parts.access.admin(key)
-        sdk_key = _sdk_key(key)
+        sdk_key = sdk_key_of(key)
         await parts.access.named(sdk_key, "trainer", "admin")
         page = None
         if store is not None and options.host in LOOPBACK:
             page = page_app(store, plane=PlaneTables(store.plane, engines, parts.sweeper, options.quota))
         app = plane_app(parts, page=page, public_url=options.public_url)
-        app = Faces(app, e2b=e2b_face(parts.instances, parts.access, secret=await kept.agreed("faces", secret("face"))))
         for work in (parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)):
             stack.push_async_callback(_stopped, asyncio.create_task(work))
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{port}"
-        say(Ready(url=url, engines=tuple(engines), admin_key_file=str(where), key=key, sdk_key=sdk_key))
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=30)
-        await uvicorn.Server(config).serve(sockets=[sock])
+        footing = Footing(
+            parts=parts, secret=await kept.agreed("faces", secret("face")), url=options.public_url or url, sdk_key=sdk_key
+        )
+        faces = stack.enter_context(open_faces(app, footing, options.faces))
+        say(Ready(url=url, engines=tuple(engines), admin_key_file=str(where), key=key, named=faces.named))
+        config = uvicorn.Config(faces, log_level="warning", lifespan="off", timeout_graceful_shutdown=30)
+        await uvicorn.Server(config).serve(sockets=[sock, *faces.sockets])
 
 
 async def _stopped(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task}, timeout=_STOP_S)
-
-
-def _sdk_key(admin_key: str) -> str:
-    """One for clients of other systems, in the form that E2B's expect; the same again after a restart."""
-    return f"e2b_{hashlib.sha256(f'sdk {admin_key}'.encode()).hexdigest()[:40]}"
 
 
 def _admin_key(path: Path | None, port: int) -> tuple[str, Path]:

@@ -68,9 +68,9 @@ def answer(value: Any, status: int = 200) -> Response:
 
 def refusal(error: Error) -> Response:
     """Every refusal has an id of its own, for the log and the person who asks."""
-    status, code = _told(error)
-    told = {"code": code, "message": error.message, "hint": error.hint, "id": new_id("err")}
-    response = answer({"error": told}, status)
+    status, code = told(error)
+    shown = {"code": code, "message": error.message, "hint": error.hint, "id": new_id("err")}
+    response = answer({"error": shown}, status)
     if isinstance(error, PlaneRateLimited) and error.retry_after is not None:
         response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if status == 401:
@@ -78,7 +78,8 @@ def refusal(error: Error) -> Response:
     return response
 
 
-def _told(error: Error) -> tuple[int, str]:
+def told(error: Error) -> tuple[int, str]:
+    """The HTTP status of an error, and its machine word."""
     if isinstance(error, PlaneError):
         return error.status, error.code
     if isinstance(error, Unsupported):

@@ -1,0 +1,59 @@
+"""The two ports' apps, and the address that both are free on."""
+
+from __future__ import annotations
+
+import socket
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from rollyard.core.errors import ConfigError
+from rollyard.plane.aenv.callers import Callers
+from rollyard.plane.aenv.control import Control
+from rollyard.plane.aenv.data import DataPort
+from rollyard.plane.aenv.hub import HubFace
+from rollyard.plane.gateway import Gateway
+from rollyard.plane.hub import Hub
+from rollyard.plane.instances import Instances
+from rollyard.plane.listening import listening
+from rollyard.plane.wire import answer
+
+CONTROL_PORT, DATA_PORT = 8080, 8081
+_SPARE = tuple(f"127.0.0.{last}" for last in range(2, 34))
+
+
+def aenv_apps(
+    hub: Hub, instances: Instances, gateway: Gateway, callers: Callers, *, public_url: str
+) -> tuple[ASGIApp, ASGIApp]:
+    """Control and data. `public_url` is where signed URLs lead."""
+
+    async def health(request: Request) -> Response:
+        return answer({})
+
+    control = Control(hub, instances, gateway, callers, public_url=public_url)
+    routes = [*control.routes(), *HubFace(hub, callers).routes(), Route("/health", health)]
+    return Starlette(routes=routes), DataPort(instances, gateway, callers)
+
+
+def aenv_sockets(address: str) -> tuple[socket.socket, socket.socket] | None:
+    """Both ports at `address`; at the first spare loopback address for `auto`, or None where this machine has none."""
+    if address != "auto":
+        return _both(address)
+    for spare in _SPARE:
+        try:
+            return _both(spare)
+        except ConfigError:
+            continue
+    return None
+
+
+def _both(address: str) -> tuple[socket.socket, socket.socket]:
+    control = listening(address, CONTROL_PORT)
+    try:
+        return control, listening(address, DATA_PORT)
+    except ConfigError:
+        control.close()
+        raise

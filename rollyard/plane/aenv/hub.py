@@ -1,0 +1,106 @@
+"""The hub's calls of AEnvironment's command line: a project is pushed, shown, listed, released. Both slash forms are answered."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneUnsupported
+from rollyard.core.plane import EnvRecord, Role
+from rollyard.plane.aenv.callers import Callers
+from rollyard.plane.aenv.control import Endpoint, enveloped
+from rollyard.plane.aenv.shapes import env_shape, spec_of, status_word
+from rollyard.plane.aenv.words import ok, read
+from rollyard.plane.hub import Hub
+from rollyard.plane.wire import MAX_BODY, number, raw_body
+
+_READERS: tuple[Role, ...] = ("admin", "owner", "trainer", "agent")
+_WRITERS: tuple[Role, ...] = ("admin", "owner")
+
+
+class HubFace:
+    def __init__(self, hub: Hub, callers: Callers) -> None:
+        self._hub, self._callers = hub, callers
+
+    def routes(self) -> list[Route]:
+        def at(path: str, endpoint: Endpoint, method: str) -> list[Route]:
+            return [Route(path + slash, enveloped(endpoint), methods=[method]) for slash in ("", "/")]
+
+        return [
+            *at("/env", self.create, "POST"),
+            *at("/env", self.list, "GET"),
+            *at("/env/{name}/{version}", self.get, "GET"),
+            *at("/env/{name}/{version}", self.update, "PUT"),
+            *at("/env/{name}/{version}/exists", self.exists, "GET"),
+            *at("/env/{name}/{version}/status", self.status, "GET"),
+            *at("/env/{name}/{version}/release", self.release, "POST"),
+            *at("/env/{name}/{version}/sign", self.sign, "POST"),
+            *at("/env/{name}", self.delete, "DELETE"),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        await self._callers.caller(request, *_WRITERS)
+        body = read(await raw_body(request, MAX_BODY))
+        name, version = body.get("name"), body.get("version")
+        if not isinstance(name, str) or not isinstance(version, str):
+            raise PlaneInvalid("a project has a name and a version")
+        return ok(env_shape(await self._hub.create(name, version, spec_of(body))))
+
+    async def list(self, request: Request) -> Response:
+        await self._callers.caller(request, *_READERS)
+        start, limit = number(request, "offset", 0), number(request, "limit", 100)
+        return ok([env_shape(record) for record in (await self._all())[start : start + limit]])
+
+    async def get(self, request: Request) -> Response:
+        return ok(env_shape(await self._read(request)))
+
+    async def exists(self, request: Request) -> Response:
+        await self._callers.caller(request, *_READERS)
+        if not await self._hub.exists(**request.path_params):
+            return ok({"exists": False})
+        return ok({"exists": True, "status": status_word(await self._read(request))})
+
+    async def status(self, request: Request) -> Response:
+        return ok({"status": status_word(await self._read(request))})
+
+    async def update(self, request: Request) -> Response:
+        await self._callers.caller(request, *_WRITERS)
+        before = await self._read(request)
+        if before.status == "released":
+            raise PlaneForbidden(f"{before.id} is released and never changes")
+        body = read(await raw_body(request, MAX_BODY))
+        spec = spec_of(body, before.spec)
+        return ok(env_shape(await self._hub.update(before.name, before.version, spec, revision=before.revision)))
+
+    async def release(self, request: Request) -> Response:
+        await self._callers.caller(request, *_WRITERS)
+        before = await self._read(request)
+        if before.status == "released":
+            raise PlaneForbidden(f"{before.id} is released already")
+        return ok(env_shape(await self._hub.release(before.name, before.version, revision=before.revision)))
+
+    async def sign(self, request: Request) -> Response:
+        await self._read(request)
+        raise PlaneUnsupported("there is no object storage here", hint="push with the local storage, or use an image")
+
+    async def delete(self, request: Request) -> Response:
+        """All versions of a name, as its client asks; a released one only for an admin."""
+        caller = await self._callers.caller(request, *_WRITERS)
+        for record in await self._all():
+            if record.name == request.path_params["name"]:
+                await self._hub.delete(record.name, record.version, released=caller.role == "admin")
+        return ok(True)
+
+    async def _read(self, request: Request) -> EnvRecord:
+        await self._callers.caller(request, *_READERS)
+        return await self._hub.get(**request.path_params)
+
+    async def _all(self) -> list[EnvRecord]:
+        found: list[EnvRecord] = []
+        cursor = None
+        while True:
+            page, cursor = await self._hub.page(cursor=cursor, limit=500)
+            found += page
+            if cursor is None:
+                return found
