@@ -39,7 +39,7 @@ async def main(name):
         seen["function"] = await env.call_function("double", {"number": 21})
         seen["functions"] = (await env.list_functions())["total"]
         seen["reward"] = await env.call_reward({"answer": "20"})
-        seen["health"] = (await env.check_health({}))["status"]
+        seen["health"] = await env.check_health({})
         seen["no_function"] = await raised(env.call_function("nothing", {}))
         seen["url"] = await env.presign_url(8081, expiration_time_in_minutes=0.5)
         client = AEnvSchedulerClient(env.aenv_control_url, max_retries=0)

@@ -105,8 +105,10 @@ class DataPort:
         head: list[Message] = []
         parts: list[bytes] = []
 
+        asked = iter([{"type": "http.request", "body": b"", "more_body": False}])
+
         async def receive() -> Message:
-            return {"type": "http.request", "body": b"", "more_body": False}
+            return next(asked, None) or await asyncio.Future()  # nobody hangs up
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
