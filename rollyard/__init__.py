@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from rollyard.store.store import Store as Store
     from rollyard.tasks.taskset import Taskset as Taskset
     from rollyard.tasks.verifiers.python import verifier as verifier
+    from rollyard.tools.plain_env import serve_tools as serve_tools
     from rollyard.tools.tool import tool as tool
     from rollyard.tools.toolset import Toolset as Toolset
 
@@ -60,6 +61,7 @@ __version__ = "0.1.0"
 _NAMES: dict[str, str] = {
     "renderer": "rollyard.policy.renderers.load",
     "Error": "rollyard.core.errors",
+    "serve_tools": "rollyard.tools.plain_env",
     "Limits": "rollyard.core.limits",
     "Resources": "rollyard.core.sandbox",
     "SandboxSpec": "rollyard.core.sandbox",

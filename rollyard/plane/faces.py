@@ -17,14 +17,11 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rollyard.plane.access import Access
 from rollyard.plane.aenv.app import aenv_apps, aenv_sockets
 from rollyard.plane.aenv.callers import Callers
 from rollyard.plane.e2b.app import e2b_routes
 from rollyard.plane.e2b.instance_boxes import InstanceBoxes
-from rollyard.plane.gateway import Gateway
-from rollyard.plane.hub import Hub
-from rollyard.plane.instances import Instances
+from rollyard.plane.parts import PlaneParts
 
 _E2B = (
     "/sandboxes",
@@ -46,16 +43,13 @@ class FaceOptions(msgspec.Struct, frozen=True, kw_only=True):
     aenv_keys: bool = False
 
 
-class Parts(msgspec.Struct, frozen=True, kw_only=True):
+class Footing(msgspec.Struct, frozen=True, kw_only=True):
     """What the faces stand on. `secret` signs their tokens, `url` is where callers reach the plane."""
 
-    app: ASGIApp
-    hub: Hub
-    instances: Instances
-    gateway: Gateway
-    access: Access
+    parts: PlaneParts
     secret: str
     url: str
+    sdk_key: str
 
 
 class Faces:
@@ -90,21 +84,22 @@ class Faces:
 
 
 @contextmanager
-def open_faces(parts: Parts, options: FaceOptions, *, sdk_key: str) -> Generator[Faces]:
+def open_faces(app: ASGIApp, footing: Footing, options: FaceOptions) -> Generator[Faces]:
     """Listens where a face has an address of its own; what was opened is closed again."""
-    boxes = InstanceBoxes(parts.instances, parts.access, secret=parts.secret.encode())
-    named = {"E2B_API_URL": parts.url, "E2B_SANDBOX_URL": parts.url, "E2B_API_KEY": sdk_key}
+    parts, url = footing.parts, footing.url
+    boxes = InstanceBoxes(parts.instances, parts.access, secret=footing.secret.encode())
+    named = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": footing.sdk_key}
     at: dict[socket.socket, ASGIApp] = {}
     try:
         aenv = None if options.aenv == "off" else aenv_sockets(options.aenv)
         if aenv is not None:
             address = aenv[0].getsockname()[0]
             anonymous = ip_address(address).is_loopback and not options.aenv_keys
-            callers = Callers(parts.access, secret=parts.secret, anonymous=anonymous)
-            apps = aenv_apps(parts.hub, parts.instances, parts.gateway, callers, public_url=parts.url)
+            callers = Callers(parts.access, secret=footing.secret, anonymous=anonymous)
+            apps = aenv_apps(parts.hub, parts.instances, parts.gateway, callers, public_url=url)
             at.update(zip(aenv, apps, strict=True))
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
-        yield Faces(parts.app, e2b=Starlette(routes=e2b_routes(boxes)), at=at, named=named)
+        yield Faces(app, e2b=Starlette(routes=e2b_routes(boxes)), at=at, named=named)
     finally:
         for sock in at:
             sock.close()

@@ -100,7 +100,10 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{port}"
         footing = Footing(
-            parts=parts, secret=await kept.agreed("faces", secret("face")), url=options.public_url or url, sdk_key=sdk_key
+            parts=parts,
+            secret=await kept.agreed("faces", secret("face")),
+            url=options.public_url or url,
+            sdk_key=sdk_key,
         )
         faces = stack.enter_context(open_faces(app, footing, options.faces))
         say(Ready(url=url, engines=tuple(engines), admin_key_file=str(where), key=key, named=faces.named))

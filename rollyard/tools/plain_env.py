@@ -12,7 +12,7 @@
     def score(answer: str) -> dict: ...
 
 `python3 plain_env.py FILE_OR_FOLDER --port 8081` serves them: tools over MCP at `/mcp`, functions at `POST /functions/NAME` and
-`GET /functions/list`, the reward at `POST /task/reward`, health at `GET /health`. These are the paths of AEnvironment's server, so
+`GET /functions/list`, the reward at `POST /task/reward`, health at `GET /health`. These are the paths of AEnvironment's server:
 its client and the plane's gateway find everything. A file that cannot be imported ends the server: an environment with half of
 its tools would look like a bad agent. It lies beside `plain_mcp.py`, and any Python from 3.9 runs it.
 """

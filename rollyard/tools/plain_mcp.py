@@ -36,6 +36,8 @@ _KINDS: dict[Any, str] = {
 _MAX_BODY = 16 * 2**20
 Page = Callable[[str, str, bytes], "tuple[int, str, bytes]"]  # method, path with query, body -> status, type, body
 
+Health = Callable[[], "dict[str, Any]"]
+
 
 class Picture:
     """A result that is an image."""
@@ -60,9 +62,10 @@ class Tools:
         self._tools[function.__name__] = function
         return function
 
-    def serve(self, port: int, *, page: Page | None = None) -> None:
-        """Blocks. `page` answers what is neither MCP nor health: the web pages of an application."""
-        handler = type("Handler", (_Handler,), {"tools": self, "page": staticmethod(page) if page else None})
+    def serve(self, port: int, *, page: Page | None = None, health: Health | None = None) -> None:
+        """Blocks. `page` answers what is neither MCP nor health: the web pages of an application. `health` says how it is."""
+        own = {"page": staticmethod(page) if page else None, "health": staticmethod(health or _healthy)}
+        handler = type("Handler", (_Handler,), {"tools": self, **own})
         ThreadingHTTPServer(("127.0.0.1", port), handler).serve_forever()
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -102,9 +105,14 @@ class Tools:
         return result
 
 
+def _healthy() -> dict[str, Any]:
+    return {"status": "healthy"}
+
+
 class _Handler(BaseHTTPRequestHandler):
     tools: Tools
     page: Page | None
+    health: Health
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
@@ -125,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            return self._sent(200, "application/json", b'{"status":"healthy"}')
+            return self._sent(200, "application/json", json.dumps(self.health(), default=str).encode())
         if self.path == "/mcp":
             return self._sent(405, "text/plain", b"")
         return self._paged(b"")

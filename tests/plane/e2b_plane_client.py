@@ -33,6 +33,8 @@ seen["forked"] = [first.files.read("/tmp/kept"), first.commands.run("echo $COLOU
 seen["second"] = type(second).__name__
 seen["full"] = raised(lambda: Sandbox.create(timeout=120))
 first.kill()
-seen["paused"] = raised(box.pause)
+box.pause()
+seen["paused"] = [box.get_info().state.value, box.is_running(), raised(lambda: box.commands.run("true"))[0]]
+seen["resumed"] = Sandbox.connect(box.sandbox_id).files.read("/tmp/kept")
 seen["listed"] = [one.sandbox_id for one in Sandbox.list().next_items()] == [box.sandbox_id]
 print(json.dumps(seen))

@@ -13,9 +13,9 @@ import rollyard as ry
 from rollyard.core.errors import PlaneInvalid
 from rollyard.plane.aenv.words import cores, duration, megabytes, seconds
 from rollyard.sandbox.images import ImageStore
-from tests.plane.images import image_of
+from tests.plane.images import PLAIN_START, image_of, plain_image
 from tests.plane.served import serving
-from tests.plane.venvs import interpreter, place, there, told
+from tests.plane.venvs import interpreter, place, there, told, unless_there
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parent
@@ -42,16 +42,21 @@ def installed():
     return there("aenvironment", VERSION) and any(PACKAGE in record.spec.pip for record in layers)
 
 
-quick = () if installed() else pytest.mark.slow
+sdk = unless_there("aenvironment", VERSION)
+everything = () if installed() else pytest.mark.slow
 
 
-@pytest.mark.parametrize("version", [pytest.param(VERSION, marks=quick)])
-async def test_the_real_package_drives_a_project_as_it_is(tmp_path, version):
-    python = await asyncio.to_thread(interpreter, "aenvironment", version)
-    image, inner = await image_of(HERE / "aenv_project", PACKAGE)
+@pytest.mark.parametrize("project", [pytest.param("plain", marks=sdk), pytest.param("aenv", marks=everything)])
+async def test_the_real_package_drives_an_environment(tmp_path, project):
+    """`plain` is served by this project's one file, `aenv` by AEnvironment's own server, as it is."""
+    python = await asyncio.to_thread(interpreter, "aenvironment", VERSION)
+    if project == "aenv":
+        image, inner = await image_of(HERE / "aenv_project", PACKAGE)
+        start = [inner, "-m", "aenv.main", "/env", "--host", "127.0.0.1", "--port", "8081"]
+    else:
+        image, start = await plain_image(HERE / "plain_project.py"), PLAIN_START
     async with serving(tmp_path) as env:
         async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
-            start = [inner, "-m", "aenv.main", "/env", "--host", "127.0.0.1", "--port", "8081"]
             await plane.envs.create("weather", "1.0", image=image, start=start)
             where = {"AENV_SYSTEM_URL": env["AENV_SYSTEM_URL"]}
             seen = await told(python, HERE / "aenv_client.py", "weather@1.0", env=where, timeout=240)
@@ -71,6 +76,23 @@ async def test_the_real_package_drives_a_project_as_it_is(tmp_path, version):
     assert "enable_data_plane=False" in seen["bare_tools"] and "/at/" in seen["bare_url"]
 
 
+async def test_the_same_environment_answers_through_the_planes_gateway(tmp_path):
+    image = await plain_image(HERE / "plain_project.py")
+    async with serving(tmp_path) as env:
+        async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
+            await plane.envs.create("weather", "1.0", image=image, start=PLAIN_START)
+            made = await plane.instances.create(env="weather@1.0", ttl_s=120)
+            await plane.instances.wait(made["id"], 8081, "/health")
+            place = f"{env['ROLLYARD_URL']}/v1/instances/{made['id']}"
+            async with ry.tools.RemoteTools(f"{place}/mcp", env["ROLLYARD_KEY"]) as tools:
+                assert [spec.name for spec in await tools.list()] == ["get_weather"]
+                assert json.loads(await tools.call("get_weather", {"city": "Oslo"}))["temperature"] == 20
+            bears = {"Authorization": f"Bearer {made['token']}"}
+            async with aiohttp.ClientSession(headers=bears) as session:
+                async with session.post(f"{place}/data/task/reward", json={"answer": "20"}) as reply:
+                    assert (await reply.json())["data"]["score"] == 1.0
+
+
 @pytest.mark.slow
 async def test_the_real_command_line_pushes_shows_and_runs(tmp_path):
     await asyncio.to_thread(interpreter, "aenvironment", VERSION)
@@ -85,10 +107,10 @@ async def test_the_real_command_line_pushes_shows_and_runs(tmp_path):
                 cwd=cwd,
                 env={**os.environ, **where, "HOME": str(tmp_path), "COLUMNS": "250", "PYTHONWARNINGS": "ignore"},
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
+                stderr=asyncio.subprocess.PIPE,
             )
-            out, _ = await asyncio.wait_for(running.communicate(), 120)
-            assert running.returncode == 0, out.decode()
+            out, err = await asyncio.wait_for(running.communicate(), 120)
+            assert running.returncode == 0, (out + err).decode()
             return out.decode()
 
         await aenv("init", "oslo")

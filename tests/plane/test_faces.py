@@ -50,5 +50,5 @@ async def test_e2b_sandboxes_are_instances_with_the_planes_environments_quota_an
     assert seen["no_env"][0] and "nothing@1.0" in seen["no_env"][1]
     assert seen["copied"] == "kept" and seen["forked"] == ["kept", ["blue"]]
     assert seen["second"] != "Sandbox" and seen["full"][0] == "RateLimitException"
-    assert seen["paused"][0] == "SandboxException"
+    assert seen["paused"][:2] == ["paused", False] and seen["resumed"] == "kept"
     assert seen["listed"]

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from rollyard.core.errors import Error, PlaneForbidden, PlaneGone, PlaneNotFound, SandboxGone
+from rollyard.core.errors import Error, PlaneConflict, PlaneForbidden, PlaneGone, PlaneNotFound, SandboxGone
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.plane.access import Access, sees
 from rollyard.plane.e2b.boxes import Asked, Box, Seen, Tokens, read_create
@@ -51,6 +51,8 @@ class InstanceBoxes:
             sandbox = await self._instances.sandbox(instance.id)
         except (PlaneGone, PlaneNotFound) as error:
             self._processes.pop(instance.id, None)
+            raise SandboxGone(error.message) from error
+        except PlaneConflict as error:  # a paused one answers nothing, as at the vendor's
             raise SandboxGone(error.message) from error
         if instance.id not in self._processes:
             for idle in [name for name, programs in self._processes.items() if programs.idle]:
@@ -105,15 +107,15 @@ class InstanceBoxes:
         await self._instances.extend((await self._own(caller, sandbox_id)).id, seconds)
 
     async def pause(self, caller: ApiKey | None, sandbox_id: str) -> None:
-        await self._own(caller, sandbox_id)
-        raise Refusal("unimplemented", "an instance cannot be paused here")
+        """Its programs stand still; unlike the vendor's, its time goes on."""
+        await self._instances.pause((await self._own(caller, sandbox_id)).id)
 
     async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None:
-        await self.pause(caller, sandbox_id)
+        await self._instances.resume((await self._own(caller, sandbox_id)).id)
 
     async def snapshot(self, caller: ApiKey | None, sandbox_id: str) -> str:
         """What comes back is an image, and so a template, on the same engine."""
-        return await (await self._box(await self._own(caller, sandbox_id))).sandbox.snapshot()
+        return await self._instances.snapshot((await self._own(caller, sandbox_id)).id)
 
     async def fork(self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int) -> list[Box | Error]:
         """New instances from one snapshot, each with its own quota: some may be made and others refused."""
