@@ -132,7 +132,7 @@ async def test_the_real_command_line_pushes_shows_and_runs(tmp_path):
             assert one["id"] in made and one["labels"] == {"owner": "ann"}
             assert (await plane.instances.exec(one["id"], "echo $CITY")).stdout == b"Oslo\n"
             assert one["id"] in await aenv("instance", "list")
-            assert one["id"] in await aenv("instance", "list", "oslo")
+            assert one["id"] in await aenv("instance", "list", "--name", "oslo")
             assert one["id"] in await aenv("instance", "get", one["id"])
             await aenv("instance", "delete", one["id"], "--yes")
             assert [one async for one in plane.instances.list()] == []
