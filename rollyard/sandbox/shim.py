@@ -75,6 +75,20 @@ _FOLLOW = (
     + 'n=0; while [ $n -lt $5 ] && [ "$(wc -c <"$1/$2")" -le $3 ] && ! over "$1"; do sleep 0.05; done; '
     + 'tail -c +$(($3+1)) "$1/$2" | head -c $4'
 )
+# For a caller that wants the end and the output at once: as few calls as possible, each of them short and safe to repeat.
+_TELL = (
+    _STATE
+    + """tell() { s=$(state "$1"); o=$(($(wc -c <"$1/out"))); e=$(($(wc -c <"$1/err")))
+  case $s in exit*|lost) ;; *) [ "$3" = 1 ] || o=0 e=0 ;; esac
+  echo "$s $o $e"; [ $o -gt $2 ] && o=$2; [ $e -gt $2 ] && e=$2
+  head -c $o "$1/out"; head -c $e "$1/err"
+}
+patient() { n=0; while [ $n -lt $2 ] && ! over "$1"; do if [ $n -lt 20 ]; then sleep 0.01; else sleep 0.05; fi; done; }
+"""
+)
+_FINISH = "most=$1; polls=$2; shift 2\n" + _LAUNCH + _TELL + 'patient "$d" "$polls"; tell "$d" "$most" 0\n'
+_END = _TELL + '[ -d "$1" ] || exit 74; patient "$1" "$3"; tell "$1" "$2" "$4"\n'
+
 _FIND = (
     f'mine() {{ grep -l "{MARK}=$1" /proc/[0-9]*/environ 2>/dev/null'
     " | while IFS=/ read -r _ _ p _; do echo $p; done; }\n"
@@ -271,6 +285,65 @@ def attached(cmd: Command, job_id: str, *, root: str = ROOT) -> list[str]:
     """The argv of a program that is the job and keeps its own stdin; start it with `MARK` in its environment."""
     argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
     return ["/bin/sh", "-c", _ATTACHED, "rollyard", f"{root}/{job_id}", _WRAP, *argv]
+
+
+async def finish(
+    run: Runs,
+    argv: Sequence[str],
+    job_id: str,
+    *,
+    env: Mapping[str, str],
+    cwd: str,
+    most: int,
+    root: str = ROOT,
+) -> Exit:
+    """Run a program under the shim to its end: one call for a short one, then one every ten seconds. A call whose answer
+    was lost is asked again and starts nothing twice. Its files stay; who asks removes them."""
+    began, place = time.monotonic(), f"{root}/{job_id}"
+    first = ["/bin/sh", "-c", _FINISH, "rollyard", str(most), str(_POLLS), place, _WRAP, *argv]
+    done = await _asked(run, first, env={**env, MARK: job_id}, cwd=cwd)
+    while (told := _told(done, most, began)) is None:
+        done = await _asked(run, ["/bin/sh", "-c", _END, "rollyard", place, str(most), str(_POLLS), "0"], cwd="/")
+    return told
+
+
+async def so_far(run: Runs, job_id: str, *, most: int, root: str = ROOT) -> tuple[bytes, bytes]:
+    """What a program has said until now."""
+    argv = ["/bin/sh", "-c", _END, "rollyard", f"{root}/{job_id}", str(most), "0", "1"]
+    head, _, body = (await _asked(run, argv, cwd="/")).stdout.partition(b"\n")
+    size = min(int(head.split()[-2]), most) if head.split() else 0
+    return body[:size], body[size:]
+
+
+async def _asked(run: Runs, argv: Sequence[str], *, cwd: str, env: Mapping[str, str] | None = None) -> Exit:
+    """Whoever ends every program in the sandbox ends the one that looks, too."""
+    for _ in range(_KILLED_LOOKS):
+        done = await run(argv, env=env, cwd=cwd, timeout=STEP_S)
+        if done.exit_code not in (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM):
+            break
+    if not done.ok:
+        raise SandboxError(f"a program could not be started: {done.text[-300:].strip() or f'exit code {done.exit_code}'}")
+    return done
+
+
+def _told(done: Exit, most: int, began: float) -> Exit | None:
+    """None while it runs, and where it was launched before: then nothing is said."""
+    head, _, body = done.stdout.partition(b"\n")
+    words = head.decode().split()
+    if not words or words[0] not in ("exit", "lost"):
+        return None
+    out_size, err_size = int(words[-2]), int(words[-1])
+    out, err = min(out_size, most), min(err_size, most)
+    code = int(words[1]) if words[0] == "exit" else None
+    return Exit(
+        exit_code=code,
+        stdout=body[:out],
+        stderr=body[out : out + err],
+        signal=code - 128 if code is not None and 128 < code < 160 else None,
+        lost=code is None,
+        truncated=out_size > most or err_size > most,
+        duration_s=time.monotonic() - began,
+    )
 
 
 async def kill_tree(run: Runs, mark: str, *, user: str | None = None) -> None:

@@ -1,7 +1,9 @@
 """The relay's end inside the sandbox: standard library only, any Python from 3.6 on, run as `python3 -c` or from a file.
 
 It trusts its stdin (the host) and nothing that connects to it. It ends when its stdin ends, so it cannot outlive the host.
-With `unix:PATH` as an argument that socket takes the place of both stdin and stdout.
+With `unix:PATH` as an argument that socket takes the place of both stdin and stdout; with `files:DIR` a pair of files in that
+directory does (see filepair.py): it reads what is appended to `in`, told by the fifo `call`, and appends to `out`, telling by the
+fifo `bell`. It ends when `in` is removed or nobody has touched `alive` for two minutes.
 """
 
 import asyncio
@@ -9,12 +11,16 @@ import base64
 import os
 import struct
 import sys
+import time
 
 HEAD = struct.Struct(">cII")
 CREDIT = 512 * 1024
 CHUNK = 64 * 1024
 LINES = "lines" in sys.argv[1:]
 SOCKET = [word for word in sys.argv[1:] if word.startswith("unix:")]  # instead of stdin and stdout
+FILES = [word for word in sys.argv[1:] if word.startswith("files:")]
+BEAT_S = 5
+ALONE_S = 120
 
 
 class Peer:
@@ -136,9 +142,77 @@ async def frames(reader):
         return
 
 
+class FilePair:
+    """A reader's feed and a writer over two files that only grow. Bells wake both sides, so nobody polls."""
+
+    def __init__(self, place, reader):
+        self.place, self.reader = place, reader
+        self.loop = asyncio.get_event_loop()
+        self.source = os.open(os.path.join(place, "in"), os.O_RDONLY)
+        self.target = os.open(os.path.join(place, "out"), os.O_WRONLY | os.O_APPEND)
+        self.call = os.open(os.path.join(place, "call"), os.O_RDWR | os.O_NONBLOCK)
+        self.rung = False
+        self.loop.add_reader(self.call, self.called)
+        self.beat()
+
+    def called(self):
+        try:
+            os.read(self.call, CHUNK)
+        except BlockingIOError:
+            pass
+        self.look()
+
+    def look(self):
+        while True:
+            data = os.read(self.source, CHUNK)
+            if not data:
+                break
+            self.reader.feed_data(data)
+        if not os.path.exists(os.path.join(self.place, "in")):
+            self.reader.feed_eof()
+
+    def beat(self):
+        try:
+            age = time.time() - os.stat(os.path.join(self.place, "alive")).st_mtime
+        except OSError:
+            age = ALONE_S + 1
+        if age > ALONE_S:
+            self.reader.feed_eof()
+            return
+        self.ring()
+        self.look()
+        self.loop.call_later(BEAT_S, self.beat)
+
+    def write(self, data):
+        view = memoryview(data)
+        while len(view):
+            view = view[os.write(self.target, view) :]
+        if not self.rung:
+            self.rung = True
+            self.loop.call_soon(self.ring)
+
+    def ring(self):
+        self.rung = False
+        try:
+            bell = os.open(os.path.join(self.place, "bell"), os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return  # nobody listens now; who comes next looks at the file first
+        try:
+            os.write(bell, b"\n")
+        except OSError:
+            pass
+        os.close(bell)
+
+    async def drain(self):
+        await asyncio.sleep(0)
+
+
 async def main():
     loop = asyncio.get_event_loop()
-    if SOCKET:
+    if FILES:
+        reader = asyncio.StreamReader(limit=4 * CHUNK)
+        writer = FilePair(FILES[0][6:], reader)
+    elif SOCKET:
         reader, writer = await asyncio.open_unix_connection(SOCKET[0][5:], limit=4 * CHUNK)
     else:
         reader = asyncio.StreamReader(limit=4 * CHUNK)

@@ -1,0 +1,238 @@
+"""Prime Intellect sandboxes through the published SDK (the extra `prime`): a virtual machine each, made from a Docker image.
+
+Its first use of an image builds a machine's disk and takes minutes: give `boot_s` for it. Labels are a list of texts there, so
+each of ours is one `name=value`. Times are whole minutes, and cannot be changed later: an unused sandbox ends by itself, and its
+opener ends it at its time. The SDK keeps the tokens of single sandboxes in `~/.prime`; the account's key is not among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rollyard.core.errors import ConfigError, Error, MissingExtra, SandboxError, SandboxInterrupted, SandboxUnavailable
+from rollyard.core.ids import new_id
+from rollyard.core.sandbox import Isolation, SandboxSpec
+from rollyard.sandbox.remote.backend import RemoteBackend, capabilities
+from rollyard.sandbox.remote.link import Found, Order, by_status, gone
+from rollyard.sandbox.retry import OpenLimits
+
+_OVER = ("TERMINATED", "ERROR", "TIMEOUT")
+_MAX_TTL_S = 86400.0
+_FILE_S = 600
+_PAGE = 100
+_GIB_MB = 1024
+
+
+class PrimeBackend(RemoteBackend):
+    """`key` is the API key (else `PRIME_API_KEY`, else what `prime login` left); `url` is the API's address; `team` owns the
+    sandboxes; `image` stands for `host` in a spec; `isolation` is what that service's sandboxes give."""
+
+    name: ClassVar[str] = "prime"
+    loggers: ClassVar[tuple[str, ...]] = ("prime_sandboxes.process", "prime_sandboxes", "httpx", "httpcore")
+
+    def __init__(
+        self,
+        *,
+        key: str | None = None,
+        url: str | None = None,
+        team: str | None = None,
+        image: str = "python:3.12",
+        isolation: Isolation = "microvm",
+        lease_s: float = 300.0,
+        limits: OpenLimits | None = None,
+    ) -> None:
+        can = capabilities(isolation, limits, images=True, network_none=True, max_ttl_s=_MAX_TTL_S)
+        super().__init__(Prime(key, url, team), can, image=image, lease_s=lease_s, limits=limits)
+
+    def _refused(self, spec: SandboxSpec) -> dict[str, object]:
+        """Processors, memory and disk are the provider's to give."""
+        refused = super()._refused(spec)
+        for name in ("cpus", "memory_mb", "disk_mb"):
+            refused[f"resources.{name}"] = None
+        return refused
+
+
+class Prime:
+    def __init__(self, key: str | None, url: str | None, team: str | None) -> None:
+        self._key, self._url, self._team = key, url, team
+        self._sdk: Any = None
+        self._client: Any = None
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return (self._key,) if self._key else ()
+
+    async def enter(self) -> None:
+        try:
+            import prime_sandboxes as sdk
+        except ImportError:
+            raise MissingExtra("prime-sandboxes", "prime", why="the prime backend") from None
+        self._sdk = sdk
+        self._key = self._key or os.environ.get("PRIME_API_KEY") or sdk.Config().api_key
+        if not self._key:
+            raise ConfigError("the prime backend needs a key", hint="set PRIME_API_KEY, run `prime login`, or pass key=")
+        self._client = sdk.AsyncSandboxClient(api_key=self._key)
+        if self._url is not None:
+            self._client.client.base_url = self._url
+
+    async def leave(self) -> None:
+        await self._client.aclose()
+
+    async def create(self, order: Order) -> Box:
+        spec, asked = order.spec, order.spec.resources
+        life, idle = _minutes(spec.ttl_s), _minutes(order.lease_s)
+        request = self._sdk.CreateSandboxRequest(
+            name=new_id("rollyard").lower().replace("_", "-"),
+            docker_image=order.image,
+            cpu_cores=asked.cpus or 1.0,
+            memory_gb=asked.memory_mb / _GIB_MB if asked.memory_mb else 1.0,
+            disk_size_gb=asked.disk_mb / _GIB_MB if asked.disk_mb else None,
+            network_allowlist=[] if spec.network == "none" else None,
+            timeout_minutes=life,
+            idle_timeout_minutes=min(life, idle),
+            environment_vars=dict(spec.env),
+            labels=[f"{name}={value}" for name, value in order.labels.items()],
+            team_id=self._team,
+            idempotency_key=order.key,
+        )
+        made = await self._client.create(request)
+        try:
+            async with asyncio.timeout(spec.boot_s):
+                await self._client.wait_for_creation(made.id, max_attempts=max(1, math.ceil(spec.boot_s)))
+        except TimeoutError:
+            raise SandboxUnavailable(f"the sandbox was not up in {spec.boot_s:g} s", hint="raise boot_s") from None
+        return Box(self._client, made.id)
+
+    async def find(self, sandbox_id: str) -> tuple[Box, Found]:
+        made = await self._client.get(sandbox_id)
+        if made.status in _OVER:
+            raise gone(sandbox_id)
+        return Box(self._client, sandbox_id), _found(made)
+
+    async def list(self, labels: Mapping[str, str]) -> Sequence[Found]:
+        wanted, found, page = [f"{name}={value}" for name, value in labels.items()], list[Found](), 1
+        while True:
+            got = await self._client.list(
+                team_id=self._team, labels=wanted, page=page, per_page=_PAGE, exclude_terminated=True
+            )
+            found += [_found(made) for made in got.sandboxes if made.status not in _OVER]
+            if not got.has_next:
+                return found
+            page += 1
+
+    async def delete(self, sandbox_id: str) -> bool:
+        try:
+            if (await self._client.get(sandbox_id)).status in _OVER:
+                return False
+            await self._client.delete(sandbox_id)
+        except self._sdk.APIError as error:
+            if _status(error) in (404, 410):
+                return False
+            raise
+        return True
+
+    def delete_now(self, ids: Sequence[str], seconds: float) -> Sequence[str]:
+        """All of a batch in one call, by the plain client: the one with batching would start threads."""
+        client = self._sdk.APIClient(api_key=self._key)
+        client.base_url = self._client.client.base_url
+        try:
+            told = client.request("DELETE", "/sandbox", json={"sandbox_ids": list(ids)}, timeout=seconds)
+        except Exception:  # noqa: BLE001 - whatever it was, they may still be there, and are told as such
+            return list(ids)
+        done = {*told.get("succeeded", ()), *(one["sandbox_id"] for one in told.get("failed", ()) if _absent(one))}
+        return [name for name in ids if name not in done]
+
+    def fault(self, error: Exception, text: str, about: str) -> Error:
+        names = {kind.__name__ for kind in type(error).__mro__}
+        if "SandboxImagePullError" in names:
+            return ConfigError(f"the image cannot be had: {text}")
+        if "SandboxNotRunningError" in names:
+            return gone(about) if about else SandboxUnavailable(f"the sandbox did not come up: {text}")
+        if "UnauthorizedError" in names:
+            return ConfigError("the provider does not accept the key", hint="see this backend's page on credentials")
+        found = by_status(_status(error), text, about=about)
+        if found is not None:
+            return found
+        if names & {"ValidationError", "ValueError"}:
+            return ConfigError(text)
+        if "SandboxFileTooLargeError" in names:
+            return SandboxError(text)
+        return SandboxInterrupted(f"a call to Prime broke: {text}")
+
+
+class Box:
+    """One sandbox of the client. Files come down by way of a file here: the SDK's read gives text."""
+
+    def __init__(self, client: Any, sandbox_id: str) -> None:
+        self.id = sandbox_id
+        self._client = client
+
+    async def run(self, line: str, *, env: Mapping[str, str], timeout: float) -> str:
+        done = await self._client.execute_command(
+            self.id, line, working_dir="/", env=dict(env), timeout=math.ceil(timeout)
+        )
+        return str(done.stdout)
+
+    async def put(self, path: str, data: bytes) -> None:
+        await self._client.upload_bytes(self.id, path, data, Path(path).name, timeout=_FILE_S)
+
+    async def get(self, path: str) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="rollyard-") as scratch:
+            target = Path(scratch, "got")
+            await self._client.download_file(self.id, path, str(target), timeout=_FILE_S)
+            return await asyncio.to_thread(target.read_bytes)
+
+    async def alive(self) -> bool:
+        try:
+            return (await self._client.get(self.id)).status not in _OVER
+        except Exception as error:
+            if _status(error) in (404, 410):
+                return False
+            raise
+
+    async def keep(self) -> None:
+        await self._client.execute_command(self.id, "true", timeout=30)
+
+    async def extend(self, end: float, created_at: float, labels: Mapping[str, str]) -> None:
+        raise AssertionError("not among its capabilities")
+
+
+def _minutes(seconds: float) -> int:
+    return max(1, math.ceil(seconds / 60))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _status(error: Exception) -> int | None:
+    """The SDK's errors are texts; the response is on the error that they were made from."""
+    for one in _chain(error):
+        status = getattr(getattr(one, "response", None), "status_code", None)
+        if status is not None:
+            return int(status)
+    return None
+
+
+def _absent(failed: Mapping[str, str]) -> bool:
+    return "not found" in failed.get("error", "").lower() or failed.get("code") == "NOT_FOUND"
+
+
+def _found(made: Any) -> Found:
+    return Found(
+        id=made.id,
+        image=made.docker_image,
+        labels={name: value for name, sign, value in (text.partition("=") for text in made.labels) if sign},
+        created_at=made.created_at.timestamp(),
+        state=str(made.status).lower(),
+    )

@@ -1,0 +1,6 @@
+"""Sandboxes of providers whose SDK gives three things: run a line, put a file, get a file.
+
+Everything else is made of these once, for all of them: exact bytes, ends of whole process trees, jobs that outlive a connection,
+files with reasons, a relay without stdin, labels, leases, and an end that is found when nobody is left. A provider is one
+file (`hf.py`, `daytona.py`, `prime.py`) with a `Link` and a `Provider`; it holds no retry and no loop of its own.
+"""

@@ -1,0 +1,310 @@
+"""A backend over a `Provider`: opening with patience, exactly one sandbox per open, leases, labels, lists, ends.
+
+Labels are the whole memory: everything that is needed to find, attach to, or end a sandbox is in them. A sandbox that is to die
+with its opener is made so that its provider ends it when nobody uses it for `lease_s`; while its opener lives it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import anyio
+import structlog
+
+from rollyard.core.errors import ConfigError, Error, IsolationTooWeak, SandboxInterrupted, SandboxUnavailable, Unsupported
+from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
+from rollyard.sandbox.opening import Opening
+from rollyard.sandbox.remote.box import RemoteSandbox
+from rollyard.sandbox.remote.link import Found, Link, Order, Provider, Quiet, gone, speaking
+from rollyard.sandbox.remote.programs import ROOT
+from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retrying
+from rollyard.sandbox.teardown import Owned, delete_all, not_deleted
+
+MARK = "rollyard"
+_OWN = "rollyard."
+_KEPT = ("workdir", "end", "open", "lifetime")  # our own labels, after `rollyard.`
+_PREPARE = """mkdir -p "$1/x" "$1/jobs" && chmod 1777 "$1" "$1/x" "$1/jobs" || exit 1
+[ -z "$2" ] || [ -d "$2" ] || mkdir -p -- "$2" || exit 1
+[ "$3" = none ] || exit 0
+for link in $(tail -n +3 /proc/net/dev | cut -d: -f1); do if [ $link != lo ]; then exit 9; fi; done; exit 0"""
+_CLEANUP_S = 20.0
+_CLOSE_S = 120.0
+
+
+class RemoteBackend:
+    """Made by each provider's backend with what its sandboxes can do; `image` stands for `host` in a spec."""
+
+    name: ClassVar[str]
+    loggers: ClassVar[tuple[str, ...]] = ()  # where the SDK logs
+    proves_network_none: ClassVar[bool] = False  # whether a sandbox without a network has no interface either
+
+    def __init__(
+        self, provider: Provider, can: Capabilities, *, image: str, lease_s: float, limits: OpenLimits | None
+    ) -> None:
+        if lease_s < 30:
+            raise ConfigError(f"lease_s must be at least 30, got {lease_s!r}")
+        self._provider, self._can, self._image, self._lease_s = provider, can, image, lease_s
+        self._limits = limits or OpenLimits(opening=8)
+        self._throttle = Throttle(self._limits)
+        self._boxes: dict[str, RemoteSandbox] = {}
+        self._leases: dict[str, asyncio.Task[None]] = {}
+        self._owned = Owned(self.name, provider.delete_now)
+        self._stack = contextlib.AsyncExitStack()
+        self._log: Any = structlog.get_logger(f"rollyard.sandbox.{self.name}")
+
+    async def __aenter__(self) -> Self:
+        self._stack.enter_context(Quiet(self._provider, self.loggers))
+        try:
+            with speaking(self._provider):
+                await self._provider.enter()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.move_on_after(_CLOSE_S, shield=True):
+            own = {name: self._boxes[name] for name in self._owned}
+            if left := await delete_all(list(own), lambda name: own[name].kill()):
+                self._log.warning("sandboxes.not_deleted", error=str(not_deleted(left)))
+        for lease in self._leases.values():
+            lease.cancel()
+        with anyio.move_on_after(_CLEANUP_S, shield=True), speaking(self._provider):
+            await self._provider.leave()
+        await self._stack.aclose()
+
+    def close_now(self) -> list[str]:
+        """Delete the sandboxes of this object without an event loop; returns the ids of those that may still be there. It
+        also happens by itself when the process exits."""
+        return self._owned.delete_now()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._can
+
+    def open(self, spec: SandboxSpec) -> Opening[RemoteSandbox]:
+        self._check(spec)
+        return Opening(lambda: self._patiently(spec))
+
+    def _refused(self, spec: SandboxSpec) -> dict[str, object]:
+        """What was asked for and cannot be had, by name. Providers that have more say so."""
+        limits = ("cpus", "memory_mb", "disk_mb", "pids")
+        return {
+            "layers": spec.layers,
+            "mounts": spec.mounts,
+            "user": spec.user,
+            "idle_ttl_s": spec.idle_ttl_s,
+            "resources.gpus or tpu": spec.resources.accelerated,
+            "disk='tmpfs'": spec.disk == "tmpfs",
+            "network='allowlist'": spec.network == "allowlist",
+            **{f"resources.{name}": getattr(spec.resources, name) for name in limits},
+            **{f"options.{name}": True for name in spec.options},
+        }
+
+    def _check(self, spec: SandboxSpec) -> None:
+        if not at_least(self._can.isolation, spec.min_isolation):
+            raise IsolationTooWeak(
+                f"this {self.name} backend gives isolation {self._can.isolation!r}, {spec.min_isolation!r} was asked for"
+            )
+        for name, asked in self._refused(spec).items():
+            if asked:
+                raise Unsupported(f"the {self.name} backend has no {name}", hint="leave it out, or use another backend")
+        if spec.network == "none" and not self._can.network_none:
+            raise Unsupported(
+                f"the {self.name} backend cannot take a sandbox's network away",
+                hint="say network='host' and allow_unsafe=True, or use another backend",
+            )
+        if spec.network == "host" and not spec.allow_unsafe:
+            raise ConfigError("network='host' gives the sandbox the internet", hint="say allow_unsafe=True to have it")
+        if self._can.max_ttl_s is not None and spec.ttl_s > self._can.max_ttl_s:
+            raise Unsupported(f"the {self.name} backend keeps a sandbox for {self._can.max_ttl_s:g} s at most")
+
+    async def _patiently(self, spec: SandboxSpec) -> RemoteSandbox:
+        async with self._throttle.place(len(self._boxes)):
+            making = asyncio.ensure_future(self._one(spec, str(uuid.uuid4())))
+            try:
+                return await asyncio.shield(making)
+            except asyncio.CancelledError:
+                with anyio.move_on_after(spec.boot_s + _CLEANUP_S, shield=True):
+                    await asyncio.wait([making])
+                    if not making.cancelled() and making.exception() is None:
+                        await making.result().kill()
+                making.cancel()
+                raise
+
+    async def _one(self, spec: SandboxSpec, key: str) -> RemoteSandbox:
+        """Exactly one sandbox, or none: what a create that broke has made is found by its label and deleted first."""
+        broke = False
+
+        async def create() -> RemoteSandbox:
+            nonlocal broke
+            if broke:
+                await self._delete_broken(key)
+            try:
+                return await self._create(spec, key)
+            except SandboxInterrupted:
+                broke = True
+                raise
+
+        try:
+            async with asyncio.timeout(spec.boot_s + _CLEANUP_S):  # a provider has its own, which is sooner
+                box = await retrying(create, self._limits, idempotent=True)
+        except TimeoutError:
+            with anyio.move_on_after(_CLEANUP_S, shield=True):
+                await self._delete_broken(key)
+            raise SandboxUnavailable(f"the sandbox was not up in {spec.boot_s:g} s", hint="raise boot_s") from None
+        except Error:
+            if broke:
+                with anyio.move_on_after(_CLEANUP_S, shield=True):
+                    await self._delete_broken(key)
+            raise
+        self._boxes[box.id] = box
+        if spec.lifetime == "owner":
+            self._owned.add(box.id)
+            self._leases[box.id] = asyncio.create_task(self._hold(box), name=f"rollyard-lease-{box.id}")
+        return box
+
+    async def _delete_broken(self, key: str) -> None:
+        try:
+            made = [info.id for info in await self._listed({f"{_OWN}open": key})]
+            left = await delete_all(made, self._delete)
+        except Error as error:
+            left = {"of a create that broke": error}
+        if left:
+            self._log.warning("sandboxes.not_deleted", error=str(not_deleted(left)))
+
+    async def _create(self, spec: SandboxSpec, key: str) -> RemoteSandbox:
+        now = time.time()
+        own = {"workdir": spec.workdir or "/", "end": f"{now + spec.ttl_s:.3f}", "open": key, "lifetime": spec.lifetime}
+        labels = {**spec.labels, MARK: "1", **{_OWN + name: value for name, value in own.items()}}
+        image = self._image if spec.image == "host" else spec.image
+        lease = self._lease_s if spec.lifetime == "owner" else spec.ttl_s
+        with speaking(self._provider):
+            link = await self._provider.create(Order(spec=spec, image=image, labels=labels, lease_s=lease, key=key))
+        box = self._box(link, Found(id=link.id, image=image, labels=labels, created_at=now))
+        look = spec.network if self.proves_network_none else ""
+        try:
+            done = await box.script(_PREPARE, ROOT, spec.workdir or "", look, again=True)
+            if done.exit_code == 9:
+                raise ConfigError("the sandbox was to have no network and has one", hint="see this backend's page")
+            if not done.ok:
+                raise SandboxInterrupted(f"sandbox {box.id} could not be prepared: {done.text[-300:].strip()}")
+        except BaseException:
+            with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):  # the first error is told
+                await self._delete(box.id)
+            raise
+        return box
+
+    async def _hold(self, box: RemoteSandbox) -> None:
+        """Use an owned sandbox for as long as this process lives, and end it at its time."""
+        while (left := (box.info.expires_at or 0.0) - time.time()) > 0:
+            await asyncio.sleep(min(left, self._lease_s / 3))
+            try:
+                if (box.info.expires_at or 0.0) > time.time():
+                    await box.keep()
+            except Error as error:  # the next one may succeed; until then the sandbox lives on what it was given
+                self._log.warning("sandbox.lease_not_renewed", sandbox_id=box.id, error=str(error))
+                if error.retry == "gone":
+                    return
+        try:
+            await box.kill()
+        except Error as error:
+            self._log.warning("sandbox.not_deleted", sandbox_id=box.id, error=str(error))
+
+    def _box(self, link: Link, found: Found) -> RemoteSandbox:
+        return RemoteSandbox(
+            link,
+            self._provider,
+            self._info(found),
+            self._can,
+            own=found.labels,
+            workdir=found.labels.get(f"{_OWN}workdir") or "/",
+            forget=self._drop,
+        )
+
+    def _info(self, found: Found) -> SandboxInfo:
+        own = {MARK, *(_OWN + name for name in _KEPT)}
+        end = found.labels.get(f"{_OWN}end")
+        return SandboxInfo(
+            id=found.id,
+            backend=self.name,
+            image=found.image,
+            isolation=self._can.isolation,
+            labels={name: value for name, value in found.labels.items() if name not in own},
+            created_at=found.created_at,
+            expires_at=float(end) if end else None,
+            state=found.state,
+        )
+
+    def _drop(self, sandbox_id: str) -> None:
+        self._boxes.pop(sandbox_id, None)
+        self._owned.discard(sandbox_id)
+        lease = self._leases.pop(sandbox_id, None)
+        if lease is not None and lease is not asyncio.current_task():
+            lease.cancel()
+
+    async def attach(self, sandbox_id: str) -> RemoteSandbox:
+        """A sandbox that another process opened."""
+        with speaking(self._provider, sandbox_id):
+            link, found = await self._provider.find(sandbox_id)
+        if MARK not in found.labels:
+            raise gone(sandbox_id)
+        return self._box(link, found)
+
+    async def list(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
+        return [self._info(found) for found in await self._listed(labels or {})]
+
+    async def _listed(self, labels: Mapping[str, str]) -> list[Found]:
+        async def look() -> list[Found]:
+            with speaking(self._provider):
+                return list(await self._provider.list({**labels, MARK: "1"}))
+
+        wanted = {**labels, MARK: "1"}.items()
+        return [one for one in await retrying(look, LOOKS, idempotent=True) if wanted <= one.labels.items()]
+
+    async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
+        """Delete sandboxes of this project; with labels or an age, those that they describe, else those past their end."""
+        named, now = labels is not None or older_than is not None, time.time()
+        old = [
+            info.id
+            for info in await self.list(labels)
+            if (named and now - info.created_at >= (older_than or 0.0))
+            or (info.expires_at is not None and info.expires_at < now)
+        ]
+        if left := await delete_all(old, self._delete):
+            raise not_deleted(left)
+        return old
+
+    async def _delete(self, sandbox_id: str) -> None:
+        async def end() -> None:
+            with speaking(self._provider, sandbox_id):
+                await self._provider.delete(sandbox_id)
+
+        await retrying(end, LOOKS, idempotent=True)
+
+
+def capabilities(isolation: Isolation, limits: OpenLimits | None, **more: Any) -> Capabilities:
+    """What all of them can do, and `more`."""
+    asked = limits or OpenLimits(opening=8)
+    return Capabilities(
+        isolation=isolation,
+        listen=True,
+        dial=True,
+        attach=True,
+        list=True,
+        ttl=True,
+        lifetime_ttl=True,
+        bytes_exact=True,
+        tree_kill=True,
+        max_concurrent=asked.live,
+        creates_per_s=asked.creates_per_s,
+        **more,
+    )

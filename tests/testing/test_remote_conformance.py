@@ -1,0 +1,49 @@
+"""The backends hf, daytona and prime, each through its real SDK and a server on the loopback written from that SDK's models,
+against the sandbox conformance suite. The outcomes are those the docs show; `ROLLYARD_WRITE_DOCS=1` records them anew."""
+
+import importlib
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rollyard.sandbox import backend
+from rollyard.sandbox.local.backend import LocalBackend
+from rollyard.testing.pytest_adapter import hold
+from rollyard.testing.sandbox import Ground, cases, missing, table
+from rollyard.testing.suite import run_case
+from tests.sandbox import sdks
+
+pytestmark = pytest.mark.anyio
+PLACE = Path(__file__).parents[2] / "docs" / "sandboxes" / "conformance"
+# A few of each; `make test-slow` runs them all.
+QUICK = {"hf": {"C2", "C7", "E4", "E10", "E13", "F5", "N3", "X5"}, "daytona": {"C2", "E13", "N5"}, "prime": {"C2", "E13", "N5"}}
+
+
+@asynccontextmanager
+async def ground(name, tmp_path):
+    server = importlib.import_module(f"tests.sandbox.{name}_server")
+    with sdks.sdk(name):
+        async with LocalBackend(root=tmp_path / "home") as local, server.serving(local) as options:
+            async with backend(name, **options) as made:
+                yield Ground(backend=made, name=name, options=options, parallel=4)
+
+
+def chosen():
+    for name, quick in QUICK.items():
+        for case in cases():
+            slow = case.slow or case.id not in quick or not (name == "hf" or sdks.ready(name))
+            yield pytest.param(name, case, id=f"{name}-{case.id}", marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize(("name", "case"), list(chosen()))
+async def test_remote(name, case, tmp_path):
+    async with ground(name, tmp_path) as made:
+        outcome = await run_case(case, made, missing=missing(made), slow=True)
+    found = table.results(name, made.can.isolation, [outcome])
+    if os.environ.get("ROLLYARD_WRITE_DOCS"):
+        table.add(PLACE, found)
+    elif outcome.result != "failed":
+        assert outcome.result == table.read(PLACE, name).results[case.id]
+    hold(outcome)
