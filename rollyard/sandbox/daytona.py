@@ -1,6 +1,6 @@
 """Daytona sandboxes through the published SDK (the extra `daytona`), on the vendor's service or, by `url`, one of your own.
 
-An image is built into a snapshot by Daytona; without one (`image="host"`) the organisation's default snapshot is opened. Intervals
+An image is built into a snapshot by Daytona; without one (`image="host"`) the organisation's default snapshot is opened. Times
 are whole minutes there, so a sandbox is made to live a little longer than asked, and is ended at its time by its opener: an
 unused one stops by `auto_stop_interval`, and a stopped one is deleted.
 """
@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 
-from rollyard.core.errors import ConfigError, Error, MissingExtra, SandboxError, SandboxInterrupted
+from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxInterrupted
 from rollyard.core.sandbox import Isolation, SandboxSpec
 from rollyard.sandbox.remote.backend import RemoteBackend, capabilities
-from rollyard.sandbox.remote.link import Found, Order, by_status, gone
+from rollyard.sandbox.remote.link import Found, Order, by_status, gone, sdk
 from rollyard.sandbox.retry import OpenLimits
 from rollyard.sandbox.teardown import one_by_one
 
@@ -35,7 +35,7 @@ class DaytonaBackend(RemoteBackend):
     name: ClassVar[str] = "daytona"
     loggers: ClassVar[tuple[str, ...]] = (
         "daytona.internal.event_dispatcher", "daytona.internal.event_subscription_manager", "daytona._utils.timeout",
-        "socketio.client", "engineio.client", "httpx",
+        "daytona.internal.shared_session", "socketio.client", "engineio.client",
     )  # fmt: skip
 
     def __init__(
@@ -72,17 +72,13 @@ class Daytona:
         return (self._key,) if self._key else ()
 
     async def enter(self) -> None:
-        try:
-            import daytona as sdk
-        except ImportError:
-            raise MissingExtra("daytona", "daytona", why="the daytona backend") from None
-        self._sdk = sdk
+        self._sdk = sdk("daytona", "daytona", "daytona")
         self._key = self._key or os.environ.get("DAYTONA_API_KEY")
         if not self._key:
             raise ConfigError("the daytona backend needs a key", hint="set DAYTONA_API_KEY, or pass key=")
         self._url = self._url or os.environ.get("DAYTONA_API_URL") or "https://app.daytona.io/api"
-        config = sdk.DaytonaConfig(api_key=self._key, api_url=self._url, target=self._target)
-        self._client = sdk.AsyncDaytona(config)
+        config = self._sdk.DaytonaConfig(api_key=self._key, api_url=self._url, target=self._target)
+        self._client = self._sdk.AsyncDaytona(config)
 
     async def leave(self) -> None:
         await self._client.close()
@@ -132,20 +128,16 @@ class Daytona:
 
     def delete_now(self, ids: Sequence[str], seconds: float) -> Sequence[str]:
         """By the generated client, which starts no thread."""
-        from daytona_api_client import ApiClient, Configuration, SandboxApi
-        from daytona_api_client.exceptions import ApiException
-
-        client = ApiClient(Configuration(host=self._url))
+        generated = sdk("daytona_api_client", "daytona", "daytona")
+        client = generated.ApiClient(generated.Configuration(host=self._url))
         client.default_headers["Authorization"] = f"Bearer {self._key}"
-        api = SandboxApi(client)
+        api = generated.SandboxApi(client)
 
         def one(sandbox_id: str, left: float) -> bool:
             try:
                 api.delete_sandbox(sandbox_id, _request_timeout=left)
-            except ApiException as error:
-                return error.status in (404, 409, 410)
-            except Exception:  # noqa: BLE001 - whatever it was, the sandbox may still be there, and is told as such
-                return False
+            except Exception as error:  # noqa: BLE001 - whatever it was, it may still be there, and is told as such
+                return getattr(error, "status", None) in (404, 409, 410)
             return True
 
         return one_by_one(one)(ids, seconds)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from rollyard.core.errors import ConfigError, Error, MissingExtra, SandboxError, SandboxInterrupted
 from rollyard.core.sandbox import Isolation, SandboxSpec
 from rollyard.sandbox.remote.backend import RemoteBackend, capabilities
-from rollyard.sandbox.remote.link import Found, Order, by_status, gone
+from rollyard.sandbox.remote.link import Found, Order, by_status, gone, sdk
 from rollyard.sandbox.retry import OpenLimits
 from rollyard.sandbox.teardown import one_by_one
 
@@ -31,7 +31,7 @@ class HFBackend(RemoteBackend):
     stands for `host` in a spec; `network` is what the jobs of this endpoint have; `threads` is how many calls run at once."""
 
     name: ClassVar[str] = "hf"
-    loggers: ClassVar[tuple[str, ...]] = ("huggingface_hub._sandbox", "huggingface_hub.utils._http", "httpx2", "httpx")
+    loggers: ClassVar[tuple[str, ...]] = ("huggingface_hub._sandbox", "huggingface_hub.utils._http")
     proves_network_none: ClassVar[bool] = True
 
     def __init__(
@@ -76,17 +76,13 @@ class HuggingFace:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def enter(self) -> None:
-        try:
-            import huggingface_hub as sdk
-
-            sdk.Sandbox  # noqa: B018 - older ones have none
-        except (ImportError, AttributeError):
-            raise MissingExtra("huggingface-hub>=2.4", "hf", why="the hf backend") from None
-        self._sdk = sdk
-        self._token = self._token or sdk.get_token()
+        self._sdk = sdk("huggingface_hub", "huggingface-hub", "hf")
+        if not hasattr(self._sdk, "Sandbox"):
+            raise MissingExtra("huggingface-hub>=2.4", "hf", why="the hf backend")
+        self._token = self._token or self._sdk.get_token()
         if not self._token:
             raise ConfigError("the hf backend needs a token", hint="set HF_TOKEN, run `hf auth login`, or pass token=")
-        self._api = sdk.HfApi(token=self._token)
+        self._api = self._sdk.HfApi(token=self._token)
         if self._namespace is None:
             self._namespace = str((await self.call(self._api.whoami))["name"])
 
@@ -223,7 +219,9 @@ def _found(job: Any) -> Found:
     return Found(
         id=job.id,
         image=job.docker_image or job.space_id or "",
-        labels={name: value for name, value in (job.labels or {}).items() if name != _NAME and not name.startswith(_THEIRS)},
+        labels={
+            name: value for name, value in (job.labels or {}).items() if name != _NAME and not name.startswith(_THEIRS)
+        },
         created_at=job.created_at.timestamp(),
         state=str(job.status.stage).lower(),
     )

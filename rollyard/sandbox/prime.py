@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rollyard.core.errors import ConfigError, Error, MissingExtra, SandboxError, SandboxInterrupted, SandboxUnavailable
+from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxInterrupted, SandboxUnavailable
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Isolation, SandboxSpec
 from rollyard.sandbox.remote.backend import RemoteBackend, capabilities
-from rollyard.sandbox.remote.link import Found, Order, by_status, gone
+from rollyard.sandbox.remote.link import Found, Order, by_status, gone, sdk
 from rollyard.sandbox.retry import OpenLimits
 
 _OVER = ("TERMINATED", "ERROR", "TIMEOUT")
@@ -34,7 +34,7 @@ class PrimeBackend(RemoteBackend):
     sandboxes; `image` stands for `host` in a spec; `isolation` is what that service's sandboxes give."""
 
     name: ClassVar[str] = "prime"
-    loggers: ClassVar[tuple[str, ...]] = ("prime_sandboxes.process", "prime_sandboxes", "httpx", "httpcore")
+    loggers: ClassVar[tuple[str, ...]] = ("prime_sandboxes.process",)
 
     def __init__(
         self,
@@ -69,15 +69,13 @@ class Prime:
         return (self._key,) if self._key else ()
 
     async def enter(self) -> None:
-        try:
-            import prime_sandboxes as sdk
-        except ImportError:
-            raise MissingExtra("prime-sandboxes", "prime", why="the prime backend") from None
-        self._sdk = sdk
-        self._key = self._key or os.environ.get("PRIME_API_KEY") or sdk.Config().api_key
+        self._sdk = sdk("prime_sandboxes", "prime-sandboxes", "prime")
+        self._key = self._key or os.environ.get("PRIME_API_KEY") or self._sdk.Config().api_key
         if not self._key:
-            raise ConfigError("the prime backend needs a key", hint="set PRIME_API_KEY, run `prime login`, or pass key=")
-        self._client = sdk.AsyncSandboxClient(api_key=self._key)
+            raise ConfigError(
+                "the prime backend needs a key", hint="set PRIME_API_KEY, run `prime login`, or pass key="
+            )
+        self._client = self._sdk.AsyncSandboxClient(api_key=self._key)
         if self._url is not None:
             self._client.client.base_url = self._url
 

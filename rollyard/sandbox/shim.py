@@ -317,12 +317,15 @@ async def so_far(run: Runs, job_id: str, *, most: int, root: str = ROOT) -> tupl
 
 async def _asked(run: Runs, argv: Sequence[str], *, cwd: str, env: Mapping[str, str] | None = None) -> Exit:
     """Whoever ends every program in the sandbox ends the one that looks, too."""
+    done = await run(argv, env=env, cwd=cwd, timeout=STEP_S)
     for _ in range(_KILLED_LOOKS):
-        done = await run(argv, env=env, cwd=cwd, timeout=STEP_S)
         if done.exit_code not in (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM):
             break
+        done = await run(argv, env=env, cwd=cwd, timeout=STEP_S)
     if not done.ok:
-        raise SandboxError(f"a program could not be started: {done.text[-300:].strip() or f'exit code {done.exit_code}'}")
+        raise SandboxError(
+            f"a program could not be started: {done.text[-300:].strip() or f'exit code {done.exit_code}'}"
+        )
     return done
 
 

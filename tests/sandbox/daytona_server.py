@@ -1,4 +1,4 @@
-"""Daytona's API and the toolbox in a sandbox, as far as the SDK uses them, over any backend. Written from the SDK's own models."""
+"""Daytona's API and the toolbox in a sandbox, as far as the SDK uses them, over any backend. Written from the SDK's models."""
 
 import asyncio
 import contextlib
@@ -17,6 +17,7 @@ from starlette.routing import Route
 from rollyard.core.errors import Error, PathError
 from rollyard.core.sandbox import SandboxSpec
 from tests.plane.e2b_server import listening
+from tests.sandbox.running import ran
 
 KEY = "dtn_" + "c0ffee" * 8
 KNOWN_IMAGES = {"python:3.12", "debian:12"}
@@ -159,13 +160,8 @@ class DaytonaServer:
         asked = json.loads(await request.body())
         limit = asked.get("timeout") or 10
         try:
-            done = await made.sandbox.exec(
-                ["/bin/bash", "-c", asked["command"]],
-                env=asked.get("envs") or {},
-                cwd=asked.get("cwd"),
-                timeout=limit,
-                max_output=64 * 2**20,
-            )
+            argv, env = ["/bin/bash", "-c", asked["command"]], asked.get("envs") or {}
+            done = await ran(made.sandbox, argv, env=env, cwd=asked.get("cwd"), timeout=limit)
         except Error as error:
             return refused(400, type(error).__name__, "BAD_REQUEST")
         if done.timed_out:
@@ -176,9 +172,9 @@ class DaytonaServer:
     async def upload(self, request, made):
         async with request.form(max_part_size=2**30) as form:
             try:
-                for value in form.values():
-                    if hasattr(value, "filename"):
-                        await made.sandbox.write(value.filename, await value.read())
+                for field, value in form.items():
+                    if field.endswith(".file"):
+                        await made.sandbox.write(form[field.removesuffix(".file") + ".path"], await value.read())
             except PathError as error:
                 return JSONResponse({"errors": [str(error)]}, 400)
         return JSONResponse({})

@@ -1,12 +1,11 @@
 """The Jobs API and the server in a job, as far as `huggingface_hub.Sandbox` uses them, over any backend.
 
-Written from what the SDK sends and reads. A job is a sandbox; what the real service starts in it (`sbx-server`) is played here. An
-idle job ends after its idle timeout, which is what a client that is gone counts on.
+Written from what the SDK sends and reads. A job is a sandbox; what the real service starts in it (`sbx-server`) is played here.
+An idle job ends after its idle timeout, which is what a client that is gone counts on.
 """
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
 import json
 import os
@@ -15,6 +14,7 @@ import socket
 import time
 from datetime import UTC, datetime
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from rollyard.core.errors import Error, PathError, SandboxGone
 from rollyard.core.sandbox import SandboxSpec
+from tests.sandbox.running import begun
 
 TOKEN = "hf_" + "c0ffee" * 6
 KNOWN_IMAGES = {"python:3.12", "debian:12"}
@@ -101,7 +102,7 @@ class HFServer:
         if asked.get("dockerImage") not in KNOWN_IMAGES:
             return JSONResponse({"error": f"image {asked.get('dockerImage')} is not known"}, 400)
         env = {name: value for name, value in asked.get("environment", {}).items() if not name.startswith("SBX_")}
-        sandbox = await self.backend.open(_with(self.spec, env))
+        sandbox = await self.backend.open(msgspec.structs.replace(self.spec, env=env))
         job = Job(sandbox, asked)
         self.jobs[job.id] = job
         job.watch = asyncio.create_task(self._idle(job))
@@ -164,15 +165,13 @@ class HFServer:
 
     async def _events(self, job, asked):
         began = time.monotonic()
-        running = asyncio.ensure_future(
-            job.sandbox.exec(
-                asked["cmd"],
-                env=asked.get("env") or {},
-                cwd=asked.get("cwd"),
-                stdin=asked["stdin"].encode() if asked.get("stdin") is not None else None,
-                timeout=asked.get("timeout") or 3600,
-                max_output=64 * 2**20,
-            )
+        running = begun(
+            job.sandbox,
+            asked["cmd"],
+            env=asked.get("env") or {},
+            cwd=asked.get("cwd"),
+            stdin=asked["stdin"].encode() if asked.get("stdin") is not None else None,
+            timeout=asked.get("timeout") or 3600,
         )
         try:
             while not (await asyncio.wait([running], timeout=5))[0]:
@@ -244,17 +243,6 @@ class HFServer:
             return JSONResponse({**named, "mtime_ms": int(found.mtime * 1000), "mode": f"{found.mode:o}"})
 
         return await self._file(request, work)
-
-
-def _with(spec, env):
-    import msgspec
-
-    return msgspec.structs.replace(spec, env=env)
-
-
-def derived(token, nonce):
-    """As the SDK makes a sandbox's own token."""
-    return hmac.new(token.encode(), f"hf-sandbox:{nonce}".encode(), hashlib.sha256).hexdigest()
 
 
 class Endpoint:

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from rollyard.core.errors import Error, PathError, SandboxGone
 from rollyard.core.sandbox import SandboxSpec
 from tests.plane.e2b_server import listening
+from tests.sandbox.running import ran
 
 KEY = "pit_" + "c0ffee" * 8
 KNOWN_IMAGES = {"python:3.12", "debian:12"}
@@ -196,13 +197,8 @@ class PrimeServer:
         yield event(start=kinds.StartEvent(pid=1))
         command = asked.command
         try:
-            done = await made.sandbox.exec(
-                [command.cmd, *command.args],
-                env=dict(command.envs),
-                cwd=command.cwd or None,
-                timeout=limit,
-                max_output=64 * 2**20,
-            )
+            argv, env = [command.cmd, *command.args], dict(command.envs)
+            done = await ran(made.sandbox, argv, env=env, cwd=command.cwd or None, timeout=limit)
         except SandboxGone:
             async for part in _refusal("not_found", "no such sandbox"):
                 yield part

@@ -1,9 +1,13 @@
-"""The relay between real processes: many streams over one pipe, in both programs and both encodings (K9)."""
+"""The relay between real processes: many streams over one pipe, in both programs and all three ways (K9): bytes, lines, and a
+pair of files for backends without stdin."""
 
 import asyncio
 import hashlib
+import os
 import shutil
+import signal
 import sys
+import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollyard.sandbox.relay as package
-from rollyard.core.errors import GateUnreachable, SandboxGone
+from rollyard.core.errors import GateUnreachable, SandboxGone, SandboxInterrupted
+from rollyard.core.sandbox import Exit
 from rollyard.sandbox.relay import Relay, frames
+from rollyard.sandbox.relay.filepair import FilePair
 
 INSIDE = Path(package.__file__).parent
 PROGRAMS = {"python": [sys.executable, str(INSIDE / "inside.py")]}
@@ -23,14 +29,70 @@ if shutil.which("node"):
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=[f"{name}-{mode}" for name in PROGRAMS for mode in ("bytes", "lines")])
+@pytest.fixture(params=[f"{name}-{mode}" for name in PROGRAMS for mode in ("bytes", "lines", "files")])
 def program(request):
     name, mode = request.param.split("-")
-    return [*PROGRAMS[name], *(["lines"] if mode == "lines" else [])]
+    return [*PROGRAMS[name], *([] if mode == "bytes" else [mode])]
+
+
+class Inside:
+    """The program at the end of a pair of files: found by the directory it was given."""
+
+    def __init__(self, place):
+        self.returncode, self._place = None, place
+
+    def running(self):
+        pids = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if self._mine(path)]
+        return [int(pid) for pid in pids]
+
+    def _mine(self, path):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return f"files:{self._place}".encode() in words and words[0] != b"sh"
+
+    def kill(self):
+        for pid in self.running():
+            os.kill(pid, signal.SIGKILL)
+
+
+async def shell(script, *args, timeout):
+    """A script on this machine, as a backend would run it in a sandbox."""
+    argv = ["/bin/sh", "-c", script, "rollyard", *args]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=pipe)
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), timeout)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    return Exit(exit_code=process.returncode, stdout=out, stderr=err)
+
+
+async def put(path, data):
+    await asyncio.to_thread(Path(path).write_bytes, data)
+
+
+@asynccontextmanager
+async def over_files(argv):
+    with tempfile.TemporaryDirectory() as scratch:
+        pair, inside = FilePair(shell, put, f"{scratch}/r"), Inside(f"{scratch}/r")
+        try:
+            await pair.start(argv)
+            async with Relay(pair.output(), pair.write, log=pair.log) as relay:
+                yield relay, inside
+        finally:
+            await pair.aclose()
+            inside.kill()
 
 
 @asynccontextmanager
 async def relayed(argv):
+    if argv[-1] == "files":
+        async with over_files(argv[:-1]) as both:
+            yield both
+        return
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -174,9 +236,55 @@ async def test_a_program_that_is_no_relay_fails_with_its_own_words():
 
 
 async def test_it_ends_when_the_host_is_gone(program):
+    if program[-1] == "files":
+        async with relayed(program) as (_, inside):
+            assert inside.running()
+        assert not inside.running()
+        return
     async with relayed(program) as (_, process):
         process.stdin.close()
         assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
+async def test_what_is_appended_lands_once_although_its_answer_was_lost(tmp_path):
+    """Every second append is run twice, as by a backend that asks again."""
+    count = 0
+
+    async def twice(script, *args, timeout):
+        nonlocal count
+        if "base64 -d" in script:
+            count += 1
+            if count % 2:
+                await shell(script, *args, timeout=timeout)
+        return await shell(script, *args, timeout=timeout)
+
+    pair = FilePair(twice, put, f"{tmp_path}/r")
+    await pair.start(PROGRAMS["python"])
+    body = os.urandom(300_000)
+    async with Relay(pair.output(), pair.write, log=pair.log) as relay:
+        listener = await relay.listen()
+        server = asyncio.create_task(accept_and_echo(listener))
+        for _ in range(3):
+            assert await talk(listener.port, body) == body
+        server.cancel()
+    await pair.aclose()
+    assert count > 3
+
+
+async def test_a_way_that_breaks_is_told_to_the_writer(tmp_path):
+    async def broken(script, *args, timeout):
+        if "base64 -d" in script:
+            raise SandboxInterrupted("the line is cut")
+        return await shell(script, *args, timeout=timeout)
+
+    pair = FilePair(broken, put, f"{tmp_path}/r")
+    await pair.start(PROGRAMS["python"])
+    await pair.write(b"x")
+    with pytest.raises(SandboxInterrupted, match="cut"):
+        while True:
+            await pair.write(b"x")
+            await asyncio.sleep(0.01)
+    await pair.aclose()
 
 
 @given(

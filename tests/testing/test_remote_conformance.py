@@ -18,7 +18,11 @@ from tests.sandbox import sdks
 pytestmark = pytest.mark.anyio
 PLACE = Path(__file__).parents[2] / "docs" / "sandboxes" / "conformance"
 # A few of each; `make test-slow` runs them all.
-QUICK = {"hf": {"C2", "C7", "E4", "E10", "E13", "F5", "N3", "X5"}, "daytona": {"C2", "E13", "N5"}, "prime": {"C2", "E13", "N5"}}
+QUICK = {
+    "hf": {"C2", "C7", "E4", "E10", "E13", "F5", "N3", "X5"},
+    "daytona": {"C2", "E13", "N5"},
+    "prime": {"C2", "E13", "N5"},
+}
 
 
 @asynccontextmanager

@@ -15,9 +15,17 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import anyio
+import msgspec
 import structlog
 
-from rollyard.core.errors import ConfigError, Error, IsolationTooWeak, SandboxInterrupted, SandboxUnavailable, Unsupported
+from rollyard.core.errors import (
+    ConfigError,
+    Error,
+    IsolationTooWeak,
+    SandboxInterrupted,
+    SandboxUnavailable,
+    Unsupported,
+)
 from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
 from rollyard.sandbox.opening import Opening
 from rollyard.sandbox.remote.box import RemoteSandbox
@@ -150,8 +158,8 @@ class RemoteBackend:
                 await self._delete_broken(key)
             try:
                 return await self._create(spec, key)
-            except SandboxInterrupted:
-                broke = True
+            except Error as error:
+                broke = error.retry in ("safe", "if_idempotent")  # a proxy's "busy" may hide a success, too
                 raise
 
         try:
@@ -183,7 +191,8 @@ class RemoteBackend:
 
     async def _create(self, spec: SandboxSpec, key: str) -> RemoteSandbox:
         now = time.time()
-        own = {"workdir": spec.workdir or "/", "end": f"{now + spec.ttl_s:.3f}", "open": key, "lifetime": spec.lifetime}
+        end = now + spec.boot_s + spec.ttl_s  # for others to see; its opener counts from when it is up
+        own = {"workdir": spec.workdir or "/", "end": f"{end:.3f}", "open": key, "lifetime": spec.lifetime}
         labels = {**spec.labels, MARK: "1", **{_OWN + name: value for name, value in own.items()}}
         image = self._image if spec.image == "host" else spec.image
         lease = self._lease_s if spec.lifetime == "owner" else spec.ttl_s
@@ -201,6 +210,7 @@ class RemoteBackend:
             with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):  # the first error is told
                 await self._delete(box.id)
             raise
+        box.info = msgspec.structs.replace(box.info, expires_at=time.time() + spec.ttl_s)
         return box
 
     async def _hold(self, box: RemoteSandbox) -> None:

@@ -1,4 +1,4 @@
-"""Files by small scripts, which follow links as the sandbox does and know why something failed; large contents by the SDK's calls.
+"""Files by small scripts, which follow links as the sandbox does and know why something failed; large contents by the SDK.
 
 A write goes to a file of ours first and is then copied to its place: an upload that broke half way is seen by nobody.
 """
@@ -98,9 +98,7 @@ class Files(Programs):
         finally:
             await self._not_needed(name)
 
-    async def _step(
-        self, script: str, path: str, *args: str, again: bool = False, timeout: float = STEP_S
-    ) -> bytes:
+    async def _step(self, script: str, path: str, *args: str, again: bool = False, timeout: float = STEP_S) -> bytes:
         """`again` is for those that do no harm when they are done twice."""
         done = await self.script(script, self._path(path), *args, again=again, timeout=timeout)
         if done.exit_code in _CODES:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
-from collections.abc import Generator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from rollyard.core.errors import (
     ConfigError,
     Error,
+    MissingExtra,
     SandboxError,
     SandboxGone,
     SandboxInterrupted,
@@ -24,6 +26,7 @@ from rollyard.core.errors import (
 )
 from rollyard.core.sandbox import SandboxSpec
 
+T = TypeVar("T")
 HIDDEN = "[key]"
 
 
@@ -54,7 +57,7 @@ class Link(Protocol):
 
     id: str
 
-    async def run(self, line: str, *, env: Mapping[str, str], timeout: float) -> str: ...
+    def run(self, line: str, *, env: Mapping[str, str], timeout: float) -> Coroutine[Any, Any, str]: ...
     async def put(self, path: str, data: bytes) -> None: ...
     async def get(self, path: str) -> bytes: ...
     async def alive(self) -> bool: ...
@@ -86,6 +89,14 @@ class Provider(Protocol):
     def fault(self, error: Exception, text: str, about: str) -> Error: ...
 
 
+def sdk(module: str, package: str, extra: str) -> Any:
+    """A provider's SDK, imported when a backend is entered."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise MissingExtra(package, extra, why=f"the {extra} backend") from None
+
+
 def gone(sandbox_id: str) -> SandboxGone:
     return SandboxGone(f"sandbox {sandbox_id} is gone", hint="open another sandbox")
 
@@ -99,7 +110,9 @@ def hidden(text: str, secrets: Sequence[str]) -> str:
 def by_status(status: int | None, text: str, *, about: str, retry_after: float | None = None) -> Error | None:
     """What an HTTP status means, where it means the same everywhere; `about` is a sandbox's id, or ""."""
     if status in (401, 403):
-        return ConfigError(f"the provider does not accept the key: {text}", hint="see this backend's page on credentials")
+        return ConfigError(
+            f"the provider does not accept the key: {text}", hint="see this backend's page on credentials"
+        )
     if status == 402:
         return ConfigError(f"the provider wants to be paid first: {text}")
     if status in (429, 503):
@@ -107,7 +120,11 @@ def by_status(status: int | None, text: str, *, about: str, retry_after: float |
     if status in (404, 410):
         return gone(about) if about else ConfigError(f"the provider knows no such thing: {text}")
     if status in (400, 405, 409, 413, 422):
-        return SandboxError(f"the provider refused it: {text}") if about else ConfigError(f"the provider refused it: {text}")
+        return (
+            SandboxError(f"the provider refused it: {text}")
+            if about
+            else ConfigError(f"the provider refused it: {text}")
+        )
     if status in (408, 500, 502, 504, 524):
         return SandboxInterrupted(f"a call to the provider broke: {text}")
     return None
@@ -125,12 +142,28 @@ def speaking(provider: Provider, about: str = "") -> Generator[None]:
         raise provider.fault(error, text, about) from None
 
 
+async def left_alone(call: Coroutine[Any, Any, T]) -> T:
+    """A call of an SDK, as a task of its own: some turn a cancellation into an error, and who cancelled would not see it."""
+    task = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody is left to hear of it
+        task.cancel()
+        raise
+
+
+_TRANSPORTS = (
+    "httpx", "httpx2", *(f"{core}.{part}" for core in ("httpcore", "httpcore2") for part in ("connection", "http11", "http2")),
+)  # fmt: skip
+
+
 class Quiet(logging.Filter):
-    """Takes secrets out of what an SDK logs, while a backend is open."""
+    """Takes secrets out of what an SDK and its transports log, while a backend is open. A server may say them aloud."""
 
     def __init__(self, provider: Provider, names: Sequence[str]) -> None:
         super().__init__()
-        self._provider, self._loggers = provider, [logging.getLogger(name) for name in names]
+        self._provider, self._loggers = provider, [logging.getLogger(name) for name in (*names, *_TRANSPORTS)]
 
     def filter(self, record: logging.LogRecord) -> bool:
         said = record.getMessage()

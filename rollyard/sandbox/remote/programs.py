@@ -24,7 +24,7 @@ from rollyard.core.ids import new_id
 from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox import shim
-from rollyard.sandbox.remote.link import Link, Provider, speaking
+from rollyard.sandbox.remote.link import Link, Provider, left_alone, speaking
 from rollyard.sandbox.retry import LOOKS, retrying
 
 ROOT = "/tmp/.rollyard"
@@ -111,7 +111,8 @@ class Programs:
         try:
             async with asyncio.timeout(timeout):
                 with speaking(self._provider, self.id):
-                    said = await self._link.run(line, env=dict(env or {}), timeout=timeout + _SPARE_S)
+                    running = self._link.run(line, env=dict(env or {}), timeout=timeout + _SPARE_S)
+                    said = await left_alone(running)
         except TimeoutError:
             raise SandboxInterrupted(f"sandbox {self.id} did not finish a step of its own in {timeout:g} s") from None
         return _parsed(said, nonce, place, time.monotonic() - began)
