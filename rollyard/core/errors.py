@@ -37,7 +37,7 @@
     │   └── LeaseLost              another owner holds the claim now
     ├── Untrainable                a rollout with a reward has no token that may be trained on; lists the reasons
     └── PlaneError                 a refusal of the control plane: Plane{Invalid, Unauthorized, Forbidden, NotFound, Conflict,
-                                   Gone, TooLarge, Quota, RateLimited, Unsupported, Unavailable}, one code each
+                                   Gone, TooLarge, Quota, RateLimited, Unsupported, Draining, Unavailable}, one code each
 
 Every error knows three things: the boundary it crossed, how it may be tried again (a property of its type, never of its
 text), and what the user can do next (`hint`). Values that could hold a secret are never put into the message.
@@ -333,6 +333,14 @@ class PlaneUnsupported(PlaneError):
     status: ClassVar[int] = 501
     code: ClassVar[str] = "engine_cannot"
     retry: ClassVar[Retry] = "configuration"
+
+
+class PlaneDraining(PlaneError):
+    """This server stops and takes on nothing new; another replica does."""
+
+    status: ClassVar[int] = 503
+    code: ClassVar[str] = "draining"
+    retry: ClassVar[Retry] = "safe"
 
 
 class PlaneUnavailable(PlaneError):

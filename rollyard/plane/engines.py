@@ -48,6 +48,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     network_none: bool = True
     network_allowlist: bool = False
     accelerators: bool = False
+    max_concurrent: int | None = None
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +119,7 @@ class BackendEngine:
             images=can.images,
             network_none=can.network_none,
             network_allowlist=False,
+            max_concurrent=can.max_concurrent,
         )
 
     async def create(self, instance: Instance, plane: str) -> str:

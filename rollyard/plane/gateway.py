@@ -33,6 +33,7 @@ from rollyard.plane.engines import PresigningEngine, refuse
 from rollyard.plane.forward import ForwardLimits, Target, forward_http
 from rollyard.plane.forward_ws import forward_ws
 from rollyard.plane.instances import Instances
+from rollyard.plane.metrics import Counters
 from rollyard.plane.signing import Signer
 from rollyard.plane.wire import refusal
 
@@ -52,7 +53,9 @@ class Gateway:
         *,
         limits: ForwardLimits | None = None,
         clock: Callable[[], float] = time.time,
+        counters: Counters | None = None,
     ) -> None:
+        self._counters = counters or Counters()
         self._instances, self._access, self._signer = instances, access, signer
         self.limits = limits or ForwardLimits()
         self._clock = clock
@@ -185,15 +188,17 @@ class Gateway:
 
     def _guarded(self, passing: _Passing) -> _Passing:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            started = False
+            started, began, status = False, time.perf_counter(), 101
 
             async def sending(message: Message) -> None:
-                nonlocal started
+                nonlocal started, status
                 started = True
+                status = message.get("status", status)
                 await send(message)
 
             if scope["type"] == "websocket":
                 await receive()
+            self._counters.passing += 1
             try:
                 await passing(scope, receive, sending)
             except (Error, OSError, TimeoutError) as error:
@@ -203,7 +208,13 @@ class Gateway:
                     )
                     return
                 shown = error if isinstance(error, Error) else PlaneUnavailable("the instance did not answer")
-                await _refused(scope, receive, send, refusal(shown))
+                response = refusal(shown)
+                status = response.status_code
+                await _refused(scope, receive, send, response)
+            finally:
+                self._counters.passing -= 1
+                method = scope.get("method", "WS")
+                self._counters.answered(method, "gateway", status, time.perf_counter() - began)
 
         return app
 

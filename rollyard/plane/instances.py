@@ -268,6 +268,16 @@ class Instances:
             raise self._not_running(await self._store.get_instance(instance_id))
         return found
 
+    async def link(self, instance_id: str, rollout_id: str) -> Instance:
+        """From here on the rollout's id leads to it."""
+        instance, _ = await self.standing(instance_id)
+        found = await self._store.step(
+            instance_id, (instance.state,), instance.state, at=self._clock(), rollout_id=rollout_id
+        )
+        if found is None:
+            raise self._not_running(await self._store.get_instance(instance_id))
+        return found
+
     async def snapshot(self, instance_id: str) -> str:
         """The name of an image of what it has written; instances can be made from it on the same engine."""
         instance, engine = await self.running(instance_id)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
+
+from rollyard.plane.routes import Entry
 
 _STATUSES = {
     "400": "invalid",
@@ -16,22 +18,14 @@ _STATUSES = {
     "409": "conflict",
     "410": "it has ended",
     "413": "too large",
-    "429": "quota",
+    "429": "quota or rate",
     "501": "the engine cannot",
+    "503": "the server stops",
     "502": "unavailable",
 }
 
 
-class Described(NamedTuple):
-    method: str
-    path: str
-    name: str
-    what: str
-    roles: tuple[str, ...]
-    body: type | None
-
-
-def document(routes: Sequence[Described]) -> dict[str, Any]:
+def document(routes: Sequence[Entry]) -> dict[str, Any]:
     bodies = [route.body for route in routes if route.body is not None]
     shapes, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     of_body = dict(zip(bodies, shapes, strict=True))
@@ -61,16 +55,17 @@ def document(routes: Sequence[Described]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Described, of_body: dict[type, Any]) -> dict[str, Any]:
+def _operation(route: Entry, of_body: dict[type, Any]) -> dict[str, Any]:
     refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
     made: dict[str, Any] = {
-        "operationId": route.name,
+        "operationId": route.handler.replace(".", "_"),
         "summary": route.what,
         "x-roles": list(route.roles),
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", route.path)
-        ],
+        ]
+        + [{"name": name, "in": "query", "schema": {"type": "string"}} for name in route.query],
         "responses": {
             "2XX": {"description": "done"},
             **{status: {"description": text, "content": refusal} for status, text in _STATUSES.items()},

@@ -8,16 +8,21 @@ from typing import NamedTuple
 
 from rollyard.core.ids import new_id, secret
 from rollyard.plane.access import Access
+from rollyard.plane.bundles import Bundles
+from rollyard.plane.duty import Duty
 from rollyard.plane.engines import Engine
 from rollyard.plane.forward import ForwardLimits
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.hub import Hub
 from rollyard.plane.instances import Instances
+from rollyard.plane.metrics import Counters
 from rollyard.plane.plans import Settings
 from rollyard.plane.pools import Pools
 from rollyard.plane.signing import Signer
 from rollyard.plane.storage import PlaneStore
 from rollyard.plane.sweep import Sweeper
+from rollyard.plane.trace import Traces
+from rollyard.store import Store
 
 
 class PlaneParts(NamedTuple):
@@ -28,7 +33,10 @@ class PlaneParts(NamedTuple):
     access: Access
     gateway: Gateway
     pools: Pools
-    signer: Signer
+    bundles: Bundles
+    traces: Traces
+    duty: Duty
+    counters: Counters
     clock: Callable[[], float]
 
 
@@ -39,20 +47,25 @@ async def assemble(
     settings: Settings | None = None,
     limits: ForwardLimits | None = None,
     clock: Callable[[], float] = time.time,
+    runs: Store | None = None,
 ) -> PlaneParts:
     """Replicas on the same storage agree on the plane's name and on its signing secret."""
     plane = await store.agreed("identity", new_id("plane"))
     signer = Signer(await store.agreed("signing", secret("sign")))
+    counters = Counters()
     hub, access = Hub(store, clock=clock), Access(store, clock=clock)
     instances = Instances(store, hub, engines, plane=plane, settings=settings, clock=clock)
     return PlaneParts(
         store=store,
         hub=hub,
         instances=instances,
-        sweeper=Sweeper(store, engines, plane=plane, clock=clock),
+        sweeper=Sweeper(store, engines, plane=plane, clock=clock, counters=counters),
         access=access,
-        gateway=Gateway(instances, access, signer, limits=limits, clock=clock),
+        gateway=Gateway(instances, access, signer, limits=limits, clock=clock, counters=counters),
         pools=Pools(store, instances, clock=clock),
-        signer=signer,
+        bundles=Bundles(store, signer, clock=clock),
+        traces=Traces(store, runs),
+        duty=Duty(),
+        counters=counters,
         clock=clock,
     )

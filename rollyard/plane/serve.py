@@ -85,7 +85,7 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
             made = await stack.enter_async_context(engine(text))
             engines[made.name] = made
         terms = Terms(quota=options.quota, rate=options.rate, burst=options.burst)
-        parts = await assemble(kept, engines, settings=Settings(terms=terms))
+        parts = await assemble(kept, engines, settings=Settings(terms=terms), runs=store)
         port = sock.getsockname()[1]
         key, where = _admin_key(options.admin_key_file, port)
         await parts.access.admin(key)

@@ -66,19 +66,25 @@ def close_session(connection: Connection, rollout_id: str, at: float) -> None:
     connection.execute(update(sessions).where(where).values(closed_at=at))
 
 
+def session(connection: Connection, rollout_id: str) -> SessionRecord | None:
+    row = connection.execute(select(sessions).where(sessions.c.rollout_id == rollout_id)).first()
+    return None if row is None else _session(row)
+
+
 def all_sessions(connection: Connection) -> list[SessionRecord]:
     """Those that a gate may go on with. A session under a claim is not: whoever claims next starts over."""
     query = select(sessions).where(sessions.c.attempt_id.is_(None)).order_by(sessions.c.created_at)
-    return [
-        SessionRecord(
-            rollout_id=row.rollout_id,
-            key_hash=bytes(row.key_hash),
-            created_at=row.created_at,
-            closed_at=row.closed_at,
-            settings=msgspec.json.decode(row.settings),
-        )
-        for row in connection.execute(query)
-    ]
+    return [_session(row) for row in connection.execute(query)]
+
+
+def _session(row: Any) -> SessionRecord:
+    return SessionRecord(
+        rollout_id=row.rollout_id,
+        key_hash=bytes(row.key_hash),
+        created_at=row.created_at,
+        closed_at=row.closed_at,
+        settings=msgspec.json.decode(row.settings),
+    )
 
 
 def _closed_at(connection: Connection, rollout_id: str) -> float | None:

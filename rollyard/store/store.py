@@ -100,6 +100,9 @@ class Store:
         """From here on `commit` refuses calls of this rollout."""
         await self._database.write(partial(calls.close_session, rollout_id=rollout_id, at=at))
 
+    async def session(self, rollout_id: str) -> SessionRecord | None:
+        return await self._database.read(partial(calls.session, rollout_id=rollout_id))
+
     async def sessions(self) -> Sequence[SessionRecord]:
         return await self._database.read(calls.all_sessions)
 
