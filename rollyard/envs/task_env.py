@@ -198,6 +198,9 @@ class TaskEnv(Env):
 
     # the databases
 
+    async def list_dbs(self) -> tuple[str, ...]:
+        return tuple(await self._databases().names())
+
     async def describe_db(self, name: str = "current") -> list[Table]:
         return await self._databases().describe(name)
 

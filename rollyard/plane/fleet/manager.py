@@ -197,7 +197,8 @@ class Manager:
             return await _told(refused(error), scope, receive, send)
         except (OSError, TimeoutError):
             return await _told(refused(Refusal(502, "the instance's server does not answer")), scope, receive, send)
-        target = Target(port=place.world.port, path=_inner_path(scope, prefix), prefix=prefix.encode())
+        outside: str = scope.get("root_path") or prefix  # where this app is mounted counts for cookies and links
+        target = Target(port=place.world.port, path=_inner_path(scope, prefix), prefix=outside.encode())
         try:
             passing = forward_http if scope["type"] == "http" else forward_ws
             return await passing(scope, receive, send, stream, target, self._limits)
