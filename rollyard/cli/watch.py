@@ -14,10 +14,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def watch(
     run: Annotated[str | None, typer.Argument(help="a run's id, or the start of it; the newest when left out")] = None,
     store: Annotated[str, typer.Option(help="where it is kept")] = "runs.db",
-    display: Annotated[str, typer.Option(help="auto, rich, plain or json")] = "auto",
+    display: Annotated[str, typer.Option(help="auto, table, rich, plain or json")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="events and rollouts as JSON lines")] = False,
 ) -> None:
-    """Follow a run until it ends: what is in flight by stage, what ended how, failures by boundary."""
+    """Follow a run: a table to move in with j, k, enter and f (next failure), or lines until it ends.
+
+    The table needs textual (the extra tui); without it, or without a terminal, lines are printed."""
     from rollyard.runs.following import follow
 
     anyio.run(follow, store, run, "json" if as_json else display)

@@ -16,6 +16,7 @@ from rollyard.core.node import Node
 LONGEST = 12_000  # characters of one text
 DIFF_LINES = 1500
 _FOLDED = 3000
+_FILES = ("--- ", "+++ ", "diff ", "index ")
 _KINDS = {"+": "add", "-": "del", "@": "hunk"}
 
 
@@ -64,10 +65,14 @@ def _arguments(text: str) -> dict[str, Any]:
 
 def diff_lines(text: str) -> list[tuple[str, str]]:
     lines = text.splitlines()
-    found = [(_KINDS.get(line[:1], "same"), line[:2000]) for line in lines[:DIFF_LINES]]
+    found = [(_kind(line), line[:2000]) for line in lines[:DIFF_LINES]]
     if len(lines) > DIFF_LINES:
         found.append(("hunk", f"… {len(lines) - DIFF_LINES} more lines"))
     return found
+
+
+def _kind(line: str) -> str:
+    return "hunk" if line.startswith(_FILES) else _KINDS.get(line[:1], "same")
 
 
 def cut(text: str) -> str:

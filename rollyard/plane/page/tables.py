@@ -16,9 +16,9 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.plane.page.asked import Asked
 from rollyard.runs.compare import compare as compare_runs
+from rollyard.runs.following import in_flight
 from rollyard.runs.report import Report, Tally, line_name, run_prices
 from rollyard.runs.spending import Prices, cost
-from rollyard.runs.worker import COMMITTED
 from rollyard.store import Store
 from rollyard.store.values import RolloutRow, RunInfo, RunSortKey, SortKey
 
@@ -133,7 +133,7 @@ async def run(store: Store, summaries: Summaries, run_id: str, task: str | None,
         "sort": sort,
         "down": down,
         "task": task,
-        "flying": await _in_flight(store, info) if task is None else [],
+        "flying": await in_flight(store, info) if task is None else [],
     }
 
 
@@ -178,24 +178,6 @@ def _head(info: RunInfo, summary: Summary) -> dict[str, Any]:
         "agents": sorted({line.name.partition(" / ")[0] for line in lines}),
         "policies": sorted({line.name.partition(" / ")[2] for line in lines} - {""}),
     }
-
-
-async def _in_flight(store: Store, info: RunInfo) -> list[dict[str, Any]]:
-    """Rollouts that have begun and are not kept yet, the newest first; as many as there are leases."""
-    out = info.attempts.get("leased", 0)
-    if not out:
-        return []
-    found: dict[str, dict[str, Any]] = {}
-    over: set[str] = set()
-    for stored in await store.recent_events(info.id, limit=1000):
-        event = stored.event
-        if event.rollout_id is None:
-            continue
-        if event.name == COMMITTED:
-            over.add(event.rollout_id)
-        elif event.name == "stage.started":
-            found.setdefault(event.rollout_id, {"id": event.rollout_id, "at": event.at, **event.fields})
-    return [line for rollout_id, line in found.items() if rollout_id not in over][:out]
 
 
 async def compare(store: Store, first: str, second: str) -> dict[str, Any]:
