@@ -11,6 +11,8 @@ disturbed round counts, since a busy machine only ever adds. The budgets are for
         socket    a unix socket bound into a container                          1 ms
     (c) pipe      a program's stdin and stdout, here two pipes of this machine  5 ms
         exec      the same over an engine's exec                                5 ms
+    (d) files     a pair of files and long polls, here with programs of this machine; no budget, since each call of a
+                  provider costs its own round trip: what is shown is two programs a message
 
 The engine's part needs root and the engine's programs; it says so and is left out where they are missing.
 """
@@ -29,11 +31,13 @@ from typing import NamedTuple
 
 import rollyard as ry
 import rollyard.sandbox.relay as package
+from rollyard.core.sandbox import Exit
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.sandbox.relay import Relay
+from rollyard.sandbox.relay.filepair import FilePair
 from rollyard.testing.engines import lacking, running
 
-BUDGET_MS = {"local": 0.3, "netns": 1.0, "socket": 1.0, "pipe": 5.0, "pipe, lines": 5.0, "exec": 5.0}
+BUDGET_MS = {"local": 0.3, "netns": 1.0, "socket": 1.0, "pipe": 5.0, "pipe, lines": 5.0, "exec": 5.0, "files": None}
 SERVER = """
 import asyncio
 async def echo(reader, writer):
@@ -137,6 +141,33 @@ async def over_pipe(*mode: str) -> AsyncGenerator[Place]:
             yield Place(client, int(await server.stdout.readline()), await relay.listen())
 
 
+@contextlib.asynccontextmanager
+async def over_files() -> AsyncGenerator[Place]:
+    """Scripts run on this machine, as a provider would run them in a sandbox."""
+
+    async def say(script: str, *args: str, timeout: float) -> Exit:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", script, "bench", *args, stdout=pipe, stderr=pipe
+        )
+        out, err = await asyncio.wait_for(process.communicate(), timeout)
+        return Exit(exit_code=process.returncode, stdout=out, stderr=err)
+
+    async def put(path: str, data: bytes) -> None:
+        Path(path).write_bytes(data)
+
+    async def client(port: int, calls: int) -> list[float]:
+        async with program("-c", CLIENT, str(port), str(calls)) as asking:
+            return json.loads((await asyncio.wait_for(asking.communicate(), 120))[0])
+
+    with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as root:
+        pair = FilePair(say, put, f"{root}/relay")
+        await pair.start([sys.executable, str(Path(package.__file__).with_name("inside.py"))])
+        async with program("-c", SERVER) as server, Relay(pair.output(), pair.write) as relay:
+            yield Place(client, int(await server.stdout.readline()), await relay.listen())
+        await pair.aclose()
+
+
 async def measure(what: str, place: contextlib.AbstractAsyncContextManager[Place], calls: int, rounds: int) -> bool:
     async with place as found:
         serving = asyncio.ensure_future(serve(found.listener))
@@ -148,12 +179,13 @@ async def measure(what: str, place: contextlib.AbstractAsyncContextManager[Place
     kept = sorted(through[1] - base[1] for base, through in pairs)
     fresh = sorted(through[0] - base[0] for base, through in pairs)
     budget = BUDGET_MS[what.partition(" ")[2]]
+    good = budget is None or kept[0] <= budget
     print(
         f"{what:18} open connection: added {kept[0]:6.3f} ms (median round {kept[len(kept) // 2]:6.3f}), budget {budget}"
-        f" {'ok' if kept[0] <= budget else 'OVER'};  new connection: added {fresh[0]:6.3f} ms",
+        f" {'ok' if good else 'OVER'};  new connection: added {fresh[0]:6.3f} ms",
         flush=True,
     )
-    return kept[0] <= budget
+    return good
 
 
 async def everything(engine: str, host: str | None, calls: int, rounds: int) -> bool:
@@ -167,6 +199,7 @@ async def everything(engine: str, host: str | None, calls: int, rounds: int) -> 
         )
     good &= await measure("(c) pipe", over_pipe(), calls, rounds)
     good &= await measure("(c) pipe, lines", over_pipe("lines"), calls, rounds)
+    good &= await measure("(d) files", over_files(), min(calls, 50), rounds)
     return good
 
 

@@ -58,7 +58,13 @@ SDKS = {
     "tui": "textual",
     "report": "matplotlib",
 }
-GATE = {"e2b": "; the gate by a relay over a program's stdin and stdout"}
+_FILES = "; the gate by a relay over a pair of files, since programs there have no stdin"
+GATE = {
+    "e2b": "; the gate by a relay over a program's stdin and stdout",
+    "hf": _FILES,
+    "daytona": _FILES,
+    "prime": _FILES,
+}
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

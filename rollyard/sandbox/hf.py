@@ -223,5 +223,5 @@ def _found(job: Any) -> Found:
             name: value for name, value in (job.labels or {}).items() if name != _NAME and not name.startswith(_THEIRS)
         },
         created_at=job.created_at.timestamp(),
-        state=str(job.status.stage).lower(),
+        state=str(getattr(job.status.stage, "value", job.status.stage)).lower(),
     )

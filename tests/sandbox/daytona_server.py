@@ -16,11 +16,15 @@ from starlette.routing import Route
 
 from rollyard.core.errors import Error, PathError
 from rollyard.core.sandbox import SandboxSpec
-from tests.plane.e2b_server import listening
 from tests.sandbox.running import ran
 
 KEY = "dtn_" + "c0ffee" * 8
 KNOWN_IMAGES = {"python:3.12", "debian:12"}
+
+
+def options(url, key):
+    """Of a daytona backend that is to use this server."""
+    return {"key": key, "url": f"{url}/api", "isolation": "namespace"}
 
 
 class Made:
@@ -35,7 +39,7 @@ class Made:
         self.ends = time.monotonic() + 60 * self.ttl if self.ttl else math.inf
 
 
-class DaytonaServer:
+class Server:
     def __init__(self, backend, *, key=KEY, spec=None):
         self.backend, self.key, self.spec = backend, key, spec or SandboxSpec(ttl_s=7200, lifetime="ttl")
         self.url = ""
@@ -55,6 +59,14 @@ class DaytonaServer:
                 Route(f"{tool}/files/bulk-download", self._guarded(self.download), methods=["POST"]),
             ]
         )
+
+    @property
+    def options(self):
+        return options(self.url, self.key)
+
+    @property
+    def live(self):
+        return self.made.values()
 
     def _guarded(self, endpoint):
         async def answer(request):
@@ -198,15 +210,5 @@ def refused(status, message, code):
     return JSONResponse(told, status)
 
 
-@contextlib.asynccontextmanager
-async def serving(backend, **options):
-    """Sandboxes of `backend`; gives the options of a daytona backend that is to use them. None is left at the end."""
-    server = DaytonaServer(backend, **options)
-    try:
-        async with listening(server.app) as url:
-            server.url = url
-            yield {"key": server.key, "url": f"{url}/api", "isolation": "namespace"}
-    finally:
-        for made in server.made.values():
-            made.watch.cancel()
-        await backend.reap(labels={}, older_than=0.0)
+def around(url):
+    return contextlib.nullcontext()

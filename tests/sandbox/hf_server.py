@@ -10,12 +10,10 @@ import hmac
 import json
 import os
 import secrets
-import socket
 import time
 from datetime import UTC, datetime
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -27,6 +25,11 @@ from tests.sandbox.running import begun
 TOKEN = "hf_" + "c0ffee" * 6
 KNOWN_IMAGES = {"python:3.12", "debian:12"}
 PORT_MARK = "--49983.local"
+
+
+def options(url, token):
+    """Of an hf backend that is to use this server."""
+    return {"token": token, "namespace": "tester", "network": "none", "isolation": "namespace"}
 
 
 class Job:
@@ -41,11 +44,11 @@ class Job:
         self.token = asked["secrets"]["SBX_TOKEN"]
 
 
-class HFServer:
+class Server:
     """`url` is where it is served, put in once that is known."""
 
-    def __init__(self, backend, *, token=TOKEN, spec=None):
-        self.backend, self.token, self.spec = backend, token, spec or SandboxSpec(ttl_s=7200, lifetime="ttl")
+    def __init__(self, backend, *, key=TOKEN, spec=None):
+        self.backend, self.token, self.spec = backend, key, spec or SandboxSpec(ttl_s=7200, lifetime="ttl")
         self.url = ""
         self.jobs = {}
         self.app = Starlette(
@@ -63,6 +66,14 @@ class HFServer:
                 Route("/{job}/v1/files/stat", self.stat),
             ]
         )
+
+    @property
+    def options(self):
+        return options(self.url, self.token)
+
+    @property
+    def live(self):
+        return self.jobs.values()
 
     def known(self, request):
         return hmac.compare_digest(request.headers.get("authorization", ""), f"Bearer {self.token}")
@@ -245,60 +256,17 @@ class HFServer:
         return await self._file(request, work)
 
 
-class Endpoint:
-    """One address for the whole process: the SDK reads `HF_ENDPOINT` when it is imported."""
+@contextlib.contextmanager
+def around(url):
+    """The SDK has one endpoint for a process, which it reads when it is imported."""
+    from huggingface_hub import constants
 
-    def __init__(self):
-        self._sock = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._sock.getsockname()[1]}"
-        self._before = os.environ.get("HF_ENDPOINT")
-
-    def __enter__(self):
-        from huggingface_hub import constants
-
-        self._constant, constants.ENDPOINT = constants.ENDPOINT, self.url
-        os.environ["HF_ENDPOINT"] = self.url
-        os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-        return self
-
-    def __exit__(self, *_):
-        from huggingface_hub import constants
-
-        constants.ENDPOINT = self._constant
-        if self._before is None:
-            del os.environ["HF_ENDPOINT"]
-        else:
-            os.environ["HF_ENDPOINT"] = self._before
-        self._sock.close()
-
-    @contextlib.asynccontextmanager
-    async def serving(self, app):
-        config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        running = asyncio.create_task(server.serve(sockets=[self._sock.dup()]))
-        try:
-            yield self.url
-        finally:
-            server.should_exit = True
-            await asyncio.wait_for(running, 20)
-
-    @contextlib.asynccontextmanager
-    async def over(self, backend, **options):
-        """Jobs as sandboxes of `backend`; none is left at the end."""
-        made = HFServer(backend, **options)
-        made.url = self.url
-        try:
-            async with self.serving(made.app):
-                yield made
-        finally:
-            for job in made.jobs.values():
-                job.watch.cancel()
-            await backend.reap(labels={}, older_than=0.0)
-
-
-@contextlib.asynccontextmanager
-async def serving(backend, **options):
-    """Jobs as sandboxes of `backend`; gives the options of an hf backend that is to use them."""
-    with Endpoint() as endpoint:
-        async with endpoint.over(backend, **options) as server:
-            yield {"token": server.token, "network": "none", "isolation": "namespace"}
+    before, variable = constants.ENDPOINT, os.environ.get("HF_ENDPOINT")
+    constants.ENDPOINT = os.environ["HF_ENDPOINT"] = url
+    try:
+        yield
+    finally:
+        constants.ENDPOINT = before
+        del os.environ["HF_ENDPOINT"]
+        if variable is not None:
+            os.environ["HF_ENDPOINT"] = variable

@@ -23,12 +23,16 @@ from starlette.routing import Route
 
 from rollyard.core.errors import Error, PathError, SandboxGone
 from rollyard.core.sandbox import SandboxSpec
-from tests.plane.e2b_server import listening
 from tests.sandbox.running import ran
 
 KEY = "pit_" + "c0ffee" * 8
 KNOWN_IMAGES = {"python:3.12", "debian:12"}
 LIVE, DEAD = "RUNNING", "TERMINATED"
+
+
+def options(url, key):
+    """Of a prime backend that is to use this server."""
+    return {"key": key, "url": url, "isolation": "namespace"}
 
 
 class Made:
@@ -41,7 +45,7 @@ class Made:
         self.used = time.monotonic()
 
 
-class PrimeServer:
+class Server:
     def __init__(self, backend, *, key=KEY, spec=None):
         self.backend, self.key, self.spec = backend, key, spec or SandboxSpec(ttl_s=7200, lifetime="ttl")
         self.url = ""
@@ -62,6 +66,14 @@ class PrimeServer:
                 Route(f"{gate}/download", self.download),
             ]
         )
+
+    @property
+    def options(self):
+        return options(self.url, self.key)
+
+    @property
+    def live(self):
+        return self.made.values()
 
     def _guarded(self, endpoint):
         async def answer(request):
@@ -247,29 +259,11 @@ async def _refusal(code, message):
 
 
 @contextlib.contextmanager
-def another_home():
-    before = os.environ.get("HOME")
+def around(url):
+    before = os.environ["HOME"]
     with tempfile.TemporaryDirectory(prefix="rollyard-home-") as home:
         os.environ["HOME"] = home
         try:
             yield
         finally:
-            if before is None:
-                del os.environ["HOME"]
-            else:
-                os.environ["HOME"] = before
-
-
-@contextlib.asynccontextmanager
-async def serving(backend, **options):
-    """Sandboxes of `backend`; gives the options of a prime backend that is to use them. None is left at the end."""
-    server = PrimeServer(backend, **options)
-    try:
-        async with listening(server.app) as url:
-            server.url = url
-            with another_home():
-                yield {"key": server.key, "url": url, "isolation": "namespace"}
-    finally:
-        for made in server.made.values():
-            made.watch.cancel()
-        await backend.reap(labels={}, older_than=0.0)
+            os.environ["HOME"] = before

@@ -1,7 +1,6 @@
 """The backends hf, daytona and prime through their real SDKs: keys, faults, leases, ends. Their servers are on the loopback."""
 
 import asyncio
-import importlib
 import json
 import logging
 import os
@@ -23,13 +22,10 @@ import rollyard as ry
 from rollyard.core.errors import ConfigError, Error, SandboxGone, Unsupported
 from rollyard.sandbox import backend as made_by_name
 from rollyard.sandbox.local.backend import LocalBackend
-from tests.plane.e2b_server import listening
 from tests.sandbox import sdks
-from tests.sandbox.hf_server import Endpoint
+from tests.sandbox.remote_servers import answering, serving
 
 NAMES = ["hf", *(pytest.param(name, marks=[] if sdks.ready(name) else [pytest.mark.slow]) for name in sdks.PINNED)]
-RUN = {"hf": "/v1/exec", "daytona": "/process/execute", "prime": "/command_session.CommandSession/Start"}
-CREATE = {"hf": "/api/jobs/tester", "daytona": "/api/sandbox", "prime": "/api/v1/sandbox"}
 SECRET = {"hf": "token", "daytona": "key", "prime": "key"}
 
 
@@ -39,28 +35,30 @@ def name(request):
         yield request.param
 
 
-def served(name, backend, **options):
-    return importlib.import_module(f"tests.sandbox.{name}_server").serving(backend, **options)
-
-
 @asynccontextmanager
 async def through(name, backend, **options):
     """A backend of this name whose sandboxes are those of `backend`."""
-    async with served(name, backend) as given, made_by_name(name, **given, **options) as remote:
+    async with serving(name, backend) as server, made_by_name(name, **server.options, **options) as remote:
         yield remote
 
 
-@asynccontextmanager
-async def at(name, app, secret):
-    """The options of a backend whose whole service is `app`."""
-    if name == "hf":
-        with Endpoint() as endpoint:
-            async with endpoint.serving(app):
-                yield {"token": secret, "namespace": "tester", "network": "none", "isolation": "namespace"}
-    else:
-        async with listening(app) as url:
-            path = "/api" if name == "daytona" else ""
-            yield {"key": secret, "url": url + path, "isolation": "namespace"}
+@pytest.mark.anyio
+@pytest.mark.agent
+@pytest.mark.slow
+async def test_a_real_agent_solves_a_task_through_the_sdk_with_no_network(name, backend):
+    async with through(name, backend) as remote:
+        done = await ry.run_rollout(
+            "write out.txt",
+            agent="pi",
+            policy=ry.policy.scripted({"steps": [{"shell": "echo hello > out.txt"}, {"text": "done"}]}),
+            sandbox=remote,
+            verify=['test "$(cat out.txt)" = hello'],
+            limits=ry.Limits(boot=60.0, install=600.0),
+        )
+        assert await remote.list() == []
+    assert done.failure is None, (done.failure, done.log_tail)
+    assert (done.status, done.reward, done.exit_code) == ("completed", 1.0, 0)
+    assert [turn.finish_reason for turn in done.turns] == ["tool_calls", "stop"]
 
 
 class Heard(logging.Handler):
@@ -117,13 +115,13 @@ async def test_the_key_is_in_no_error_log_command_line_or_sandbox(name, backend,
 
     with Heard() as heard:
         for status in (400, 401):
-            async with at(name, rude(status), secret) as options, made_by_name(name, **options) as remote:
+            async with answering(name, rude(status), secret) as options, made_by_name(name, **options) as remote:
                 await failing(remote.open(ry.SandboxSpec()))
                 await failing(remote.attach("sbx_none"))
                 await failing(remote.list())
                 await failing(remote.reap(labels={}))
-        async with served(name, backend, **{SECRET[name]: secret}) as options:
-            async with made_by_name(name, **options) as remote:
+        async with serving(name, backend, key=secret) as server:
+            async with made_by_name(name, **server.options) as remote:
                 async with remote.open(ry.SandboxSpec(labels={"a": "b"})) as box:
                     await failing(box.read("/no/such/file"))
                     await failing(box.exec("true", cwd="/no/such/place", timeout=30))
@@ -136,9 +134,7 @@ async def test_the_key_is_in_no_error_log_command_line_or_sandbox(name, backend,
                     await job.kill()
                 await failing(box.exec("true", timeout=5))
                 await failing(box.write("/tmp/x", b"x" * 100_000))
-            wrong = {**options, SECRET[name]: f"{secret}-wrong"}
-            if name == "hf":
-                wrong["namespace"] = "tester"
+            wrong = {**server.options, SECRET[name]: f"{secret}-wrong"}
             async with made_by_name(name, **wrong) as remote:
                 await failing(remote.open(ry.SandboxSpec()))
     said = capsys.readouterr()
@@ -153,7 +149,7 @@ async def test_the_key_is_in_no_error_when_nobody_answers_or_the_answer_is_broke
     secret, texts = "canary-" + "c0ffee" * 6, []
     with Heard() as heard:
         for app in (rude(500), rude(503)):
-            async with at(name, app, secret) as options, made_by_name(name, **options) as remote:
+            async with answering(name, app, secret) as options, made_by_name(name, **options) as remote:
                 for call in (remote.open(ry.SandboxSpec(boot_s=5)), remote.list()):
                     with pytest.raises(Error) as caught:
                         await call
@@ -166,94 +162,6 @@ async def test_the_key_is_in_no_error_when_nobody_answers_or_the_answer_is_broke
     said = capsys.readouterr()
     for text in (*texts, heard.text, said.out, said.err):
         assert secret not in text
-
-
-class Losing:
-    """Lets one request through and loses its answer: a 504, or a connection that is cut."""
-
-    def __init__(self, app, matches, *, status=None):
-        self._app, self._matches, self._status = app, matches, status
-        self.lost = 0
-
-    async def __call__(self, scope, receive, send):
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        body = b""
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
-        sent = False
-
-        async def again():
-            nonlocal sent
-            if sent:
-                return await receive()
-            sent = True
-            return {"type": "http.request", "body": body}
-
-        if self.lost or not self._matches(scope, body):
-            await self._app(scope, again, send)
-            return
-        self.lost += 1
-
-        async def swallow(message):
-            return None
-
-        await self._app(scope, again, swallow)
-        if self._status is None:
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
-            await send({"type": "http.response.body", "body": b"{", "more_body": True})
-            raise ConnectionResetError("cut on purpose")
-        await send({"type": "http.response.start", "status": self._status, "headers": [(b"retry-after", b"0")]})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-
-@asynccontextmanager
-async def losing(name, backend, matches, **options):
-    """A backend whose server loses one answer."""
-    module = importlib.import_module(f"tests.sandbox.{name}_server")
-    kind = {"hf": "HFServer", "daytona": "DaytonaServer", "prime": "PrimeServer"}[name]
-    server = getattr(module, kind)(backend)
-    app = Losing(server.app, matches, **options)
-    try:
-        with getattr(module, "another_home", lambda: Path("/"))() if name == "prime" else sdks.contextlib.nullcontext():
-            async with at(name, app, server.key if name != "hf" else server.token) as given:
-                url = given.get("url", os.environ.get("HF_ENDPOINT", "")).removesuffix("/api")
-                server.url = url
-                async with made_by_name(name, **given) as remote:
-                    yield remote, app
-    finally:
-        for one in (server.jobs if name == "hf" else server.made).values():
-            one.watch.cancel()
-        await backend.reap(labels={}, older_than=0.0)
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("status", [504, 503])
-async def test_an_answer_lost_after_the_sandbox_was_made_makes_no_second_one(name, backend, status):
-    def create(scope, body):
-        return scope["method"] == "POST" and scope["path"] == CREATE[name]
-
-    async with losing(name, backend, create, status=status) as (remote, app):
-        async with remote.open(ry.SandboxSpec(boot_s=60)) as box:
-            assert app.lost == 1
-            assert (await box.exec("echo up", timeout=30)).stdout == b"up\n"
-            assert len(await backend.list()) == 1
-            assert [info.id for info in await remote.list()] == [box.id]
-
-
-@pytest.mark.anyio
-async def test_a_program_whose_answer_was_lost_runs_once_and_is_told(name, backend):
-    def run(scope, body):
-        return scope["path"].endswith(RUN[name]) and b"count-me" in body
-
-    async with losing(name, backend, run) as (remote, app):
-        async with remote.open(ry.SandboxSpec(boot_s=60)) as box:
-            done = await box.exec("echo count-me >> /tmp/count; cat /tmp/count", timeout=60)
-            assert (app.lost, done.exit_code, done.stdout) == (1, 0, b"count-me\n")
 
 
 @pytest.mark.anyio
@@ -290,34 +198,68 @@ async def test_what_the_provider_decides_is_refused_before_anything_is_made(name
 
 @pytest.mark.anyio
 async def test_hugging_face_jobs_have_the_internet_and_the_backend_says_so(backend):
-    with sdks.sdk("hf"):
-        async with served("hf", backend) as options:
-            async with made_by_name("hf", **{**options, "network": "host"}) as remote:
-                assert not remote.capabilities.network_none
-                with pytest.raises(Unsupported, match="network='host' and allow_unsafe=True"):
-                    remote.open(ry.SandboxSpec())
-                async with remote.open(ry.SandboxSpec(network="host", allow_unsafe=True)) as box:
-                    assert (await box.exec("true", timeout=30)).ok
+    async with serving("hf", backend) as server:
+        async with made_by_name("hf", **{**server.options, "network": "host"}) as remote:
+            assert not remote.capabilities.network_none
+            with pytest.raises(Unsupported, match="network='host' and allow_unsafe=True"):
+                remote.open(ry.SandboxSpec())
+            async with remote.open(ry.SandboxSpec(network="host", allow_unsafe=True)) as box:
+                assert (await box.exec("true", timeout=30)).ok
+
+
+KILLED = """
+import asyncio, json, sys
+import rollyard as ry
+async def main():
+    remote = await ry.sandbox.backend(sys.argv[1], **json.loads(sys.stdin.readline())).__aenter__()
+    for _ in range(2):
+        print((await remote.open(ry.SandboxSpec(labels={"rollyard.run": "run_1"}, boot_s=60))).id, flush=True)
+    await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+CLEAN = [
+    sys.executable,
+    "-c",
+    "from rollyard.cli.main import main; main()",
+    "clean",
+    "--json",
+    "--run",
+    "run_1",
+    "--backend",
+]
+
+
+def credentials(name, server):
+    """The environment by which the command line finds a provider."""
+    if name == "hf":
+        return {"HF_TOKEN": server.token, "HF_ENDPOINT": server.url}
+    named = {"daytona": ("DAYTONA_API_KEY", "DAYTONA_API_URL"), "prime": ("PRIME_API_KEY", "PRIME_API_BASE_URL")}[name]
+    return dict(zip(named, (server.options["key"], server.options["url"]), strict=True))
 
 
 @pytest.mark.anyio
-async def test_clean_finds_what_a_killed_host_left_by_label_and_nothing_else(name, backend):
-    async with through(name, backend) as remote:
-        kept = ry.SandboxSpec(labels={"rollyard.run": "run_other"}, lifetime="ttl")
-        left = ry.SandboxSpec(labels={"rollyard.run": "run_1"}, lifetime="ttl")
-        boxes = [await remote.open(spec) for spec in (kept, left, left)]
-        assert {info.id for info in await remote.list({"rollyard.run": "run_1"})} == {box.id for box in boxes[1:]}
-        assert set(await remote.reap({"rollyard.run": "run_1"})) == {box.id for box in boxes[1:]}
-        assert [info.id for info in await remote.list()] == [boxes[0].id]
-        for box in boxes[1:]:
-            with pytest.raises(SandboxGone):
-                await box.exec("true", timeout=5)
+async def test_clean_removes_what_a_killed_host_left_by_label_alone(name, backend):
+    pipe = asyncio.subprocess.PIPE
+    async with serving(name, backend) as server, made_by_name(name, **server.options) as remote:
+        other = await remote.open(ry.SandboxSpec(labels={"rollyard.run": "run_2"}))
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, name, stdin=pipe, stdout=pipe)
+        child.stdin.write(json.dumps(server.options).encode() + b"\n")
+        left = {(await asyncio.wait_for(child.stdout.readline(), 90)).decode().strip() for _ in range(2)}
+        child.kill()
+        await child.wait()
+        assert {info.id for info in await remote.list({"rollyard.run": "run_1"})} == left
+        env = {**os.environ, **credentials(name, server)}
+        clean = await asyncio.create_subprocess_exec(*CLEAN, name, env=env, stdout=pipe)
+        out, _ = await asyncio.wait_for(clean.communicate(), 90)
+        assert set(json.loads(out)["removed"]) == left
+        assert [info.id for info in await remote.list()] == [other.id]
+        assert len(await backend.list()) == 1
 
 
 def test_sandboxes_are_deleted_without_an_event_loop_and_those_that_stay_are_named(name, tmp_path):
     async def serve(stop, ready):
-        async with LocalBackend(root=tmp_path / "home") as local, served(name, local) as options:
-            ready.append((options, local))
+        async with LocalBackend(root=tmp_path / "home") as local, serving(name, local) as server:
+            ready.append((server.options, local))
             await stop.wait()
 
     async def opened(options):
@@ -372,11 +314,8 @@ def test_importing_the_backends_imports_no_sdk():
 @pytest.mark.anyio
 async def test_a_sandbox_that_was_to_have_no_network_and_has_one_is_ended(backend, tmp_path):
     """What the backend was told about its endpoint is looked at in each sandbox."""
-    from tests.sandbox.hf_server import serving
-
-    with sdks.sdk("hf"):
-        spec = ry.SandboxSpec(ttl_s=600, lifetime="ttl", network="host", allow_unsafe=True)
-        async with serving(backend, spec=spec) as options, made_by_name("hf", **options) as remote:
-            with pytest.raises(ConfigError, match="network"):
-                await remote.open(ry.SandboxSpec())
-            assert await backend.list() == []
+    spec = ry.SandboxSpec(ttl_s=600, lifetime="ttl", network="host", allow_unsafe=True)
+    async with serving("hf", backend, spec=spec) as server, made_by_name("hf", **server.options) as remote:
+        with pytest.raises(ConfigError, match="network"):
+            await remote.open(ry.SandboxSpec())
+        assert await backend.list() == []

@@ -1,7 +1,6 @@
 """The backends hf, daytona and prime, each through its real SDK and a server on the loopback written from that SDK's models,
 against the sandbox conformance suite. The outcomes are those the docs show; `ROLLYARD_WRITE_DOCS=1` records them anew."""
 
-import importlib
 import os
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from rollyard.testing.pytest_adapter import hold
 from rollyard.testing.sandbox import Ground, cases, missing, table
 from rollyard.testing.suite import run_case
 from tests.sandbox import sdks
+from tests.sandbox.remote_servers import serving
 
 pytestmark = pytest.mark.anyio
 PLACE = Path(__file__).parents[2] / "docs" / "sandboxes" / "conformance"
@@ -27,11 +27,9 @@ QUICK = {
 
 @asynccontextmanager
 async def ground(name, tmp_path):
-    server = importlib.import_module(f"tests.sandbox.{name}_server")
-    with sdks.sdk(name):
-        async with LocalBackend(root=tmp_path / "home") as local, server.serving(local) as options:
-            async with backend(name, **options) as made:
-                yield Ground(backend=made, name=name, options=options, parallel=4)
+    async with LocalBackend(root=tmp_path / "home") as local, serving(name, local) as server:
+        async with backend(name, **server.options) as made:
+            yield Ground(backend=made, name=name, options=server.options, parallel=4)
 
 
 def chosen():

@@ -55,9 +55,9 @@ class RemoteBackend:
     def __init__(
         self, provider: Provider, can: Capabilities, *, image: str, lease_s: float, limits: OpenLimits | None
     ) -> None:
-        if lease_s < 30:
+        if float(lease_s) < 30:
             raise ConfigError(f"lease_s must be at least 30, got {lease_s!r}")
-        self._provider, self._can, self._image, self._lease_s = provider, can, image, lease_s
+        self._provider, self._can, self._image, self._lease_s = provider, can, image, float(lease_s)
         self._limits = limits or OpenLimits(opening=8)
         self._throttle = Throttle(self._limits)
         self._boxes: dict[str, RemoteSandbox] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 import anyio
@@ -49,7 +49,7 @@ class RemoteSandbox(Files):
 
     async def plain(
         self,
-        cmd: list[str] | tuple[str, ...] | Command,
+        cmd: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,

@@ -158,6 +158,9 @@ _TRANSPORTS = (
 )  # fmt: skip
 
 
+_PLAIN = logging.Formatter()
+
+
 class Quiet(logging.Filter):
     """Takes secrets out of what an SDK and its transports log, while a backend is open. A server may say them aloud."""
 
@@ -169,7 +172,9 @@ class Quiet(logging.Filter):
         said = record.getMessage()
         if any(secret in said for secret in self._provider.secrets):
             record.msg, record.args = hidden(said, self._provider.secrets), ()
-        if record.exc_info:
+        if record.exc_info and any(
+            secret in _PLAIN.formatException(record.exc_info) for secret in self._provider.secrets
+        ):
             record.exc_info = record.exc_text = None
         return True
 
