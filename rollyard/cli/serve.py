@@ -189,6 +189,8 @@ def plane(
     burst: Annotated[int, typer.Option(help="creations at once that a rate allows", min=1)] = 20,
     sweep_s: Annotated[float, typer.Option(help="seconds between sweeps")] = 30.0,
     public_url: Annotated[str | None, typer.Option(help="where callers reach it, for signed URLs")] = None,
+    worlds: Annotated[Path | None, typer.Option(help="Fleet: a folder of folders with a world.toml")] = None,
+    fleet_tasks: Annotated[list[Path] | None, typer.Option(help="Fleet: a file of tasks; may be repeated")] = None,
     aenv: Annotated[str, typer.Option(help="the address of AEnvironment's ports 8080 and 8081; auto or off")] = "auto",
     aenv_keys: Annotated[bool, typer.Option("--aenv-keys", help="AEnvironment's clients need a key, too")] = False,
     admin_key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
@@ -197,6 +199,7 @@ def plane(
 ) -> None:
     """Serve the control plane: environments, instances, engines, the page."""
     from rollyard.plane.faces import FaceOptions
+    from rollyard.plane.fleet_face import FleetOptions
     from rollyard.plane.serve import PlaneOptions, Ready, serve_plane
 
     def say(ready: Ready) -> None:
@@ -216,7 +219,9 @@ def plane(
             burst=burst,
             sweep_s=sweep_s,
             public_url=public_url,
-            faces=FaceOptions(aenv=aenv, aenv_keys=aenv_keys),
+            faces=FaceOptions(
+                aenv=aenv, aenv_keys=aenv_keys, fleet=FleetOptions(worlds=worlds, tasks=tuple(fleet_tasks or ()))
+            ),
             admin_key_file=admin_key_file,
         ),
         say=say,

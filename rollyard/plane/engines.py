@@ -98,12 +98,12 @@ class BackendEngine:
 
     def __init__(self, backend: Backend) -> None:
         self.name = backend.name
-        self._backend = backend
+        self.backend = backend
         self._held: dict[str, Sandbox] = {}
 
     @property
     def abilities(self) -> Abilities:
-        can = self._backend.capabilities
+        can = self.backend.capabilities
         return Abilities(
             list=can.list,
             dial=can.dial,
@@ -123,7 +123,7 @@ class BackendEngine:
         )
 
     async def create(self, instance: Instance, plane: str) -> str:
-        plan, can = instance.plan, self._backend.capabilities
+        plan, can = instance.plan, self.backend.capabilities
         spec = SandboxSpec(
             image=plan.image,
             env=plan.env,
@@ -134,7 +134,7 @@ class BackendEngine:
             labels={PLANE_LABEL: plane, INSTANCE_LABEL: instance.id},
             lifetime="ttl" if can.lifetime_ttl else "owner",
         )
-        sandbox: Sandbox = await self._backend.open(spec)
+        sandbox: Sandbox = await self.backend.open(spec)
         self._held[sandbox.id] = sandbox
         if plan.start:
             try:
@@ -148,7 +148,7 @@ class BackendEngine:
         held = self._held.get(ref)
         if held is None:
             async with asyncio.timeout(_STEP_S):
-                held = self._held[ref] = await self._backend.attach(ref)
+                held = self._held[ref] = await self.backend.attach(ref)
         return held
 
     async def dial(self, ref: str, port: int) -> ByteStream:
@@ -176,18 +176,18 @@ class BackendEngine:
 
     async def list(self, plane: str) -> list[Made]:
         async with asyncio.timeout(_STEP_S):
-            found = await self._backend.list({PLANE_LABEL: plane})
+            found = await self.backend.list({PLANE_LABEL: plane})
         return [Made(ref=info.id, instance_id=info.labels.get(INSTANCE_LABEL, "")) for info in found]
 
     async def __aenter__(self) -> Self:
-        await self._backend.__aenter__()
+        await self.backend.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._held.clear()
-        await self._backend.__aexit__(kind, error, trace)
+        await self.backend.__aexit__(kind, error, trace)
 
 
 class NoopEngine:

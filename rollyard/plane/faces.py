@@ -1,8 +1,8 @@
 """The compatible faces of one plane put together, and who answers a request: by the socket it came in on, then by its path.
 
 E2B's client builds some URLs from the host alone, so its paths are at the root, beside the plane's own; `/health` is E2B's only
-where the request names a sandbox. AEnvironment's has an address of its own. Clients of other systems get one key that is no
-admin's; it follows from the admin's, so it is the same again after a restart.
+where the request names a sandbox. Fleet's is below `/fleet`, AEnvironment's has an address of its own. Clients of other systems
+get one key that is no admin's; it follows from the admin's, so it is the same again after a restart.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rollyard.plane.aenv.app import aenv_apps, aenv_sockets
 from rollyard.plane.aenv.callers import Callers
 from rollyard.plane.e2b.app import e2b_routes
 from rollyard.plane.e2b.instance_boxes import InstanceBoxes
+from rollyard.plane.fleet_face import FleetOptions, fleet_face
 from rollyard.plane.parts import PlaneParts
 
 _E2B = (
@@ -33,6 +34,7 @@ _E2B = (
     "/process.Process",
     "/filesystem.Filesystem",
 )
+_FLEET = "/fleet"
 _OF_A_SANDBOX = (b"e2b-sandbox-id", b"x-access-token")
 
 
@@ -41,6 +43,7 @@ class FaceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     aenv: str = "auto"
     aenv_keys: bool = False
+    fleet: FleetOptions = FleetOptions()
 
 
 class Footing(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,21 +64,27 @@ class Faces:
         plane: ASGIApp,
         *,
         e2b: ASGIApp,
+        fleet: ASGIApp | None = None,
         at: Mapping[socket.socket, ASGIApp] | None = None,
         named: Mapping[str, str] | None = None,
     ) -> None:
-        self._plane, self._e2b = plane, e2b
+        self._plane, self._e2b, self._fleet = plane, e2b, fleet
         self.sockets, self.named = list(at or ()), dict(named or {})
         self._at = {sock.getsockname()[:2]: app for sock, app in (at or {}).items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._chosen(scope)(scope, receive, send)
+        app = self._chosen(scope)
+        if app is self._fleet:
+            scope = {**scope, "root_path": scope.get("root_path", "") + _FLEET}
+        await app(scope, receive, send)
 
     def _chosen(self, scope: Scope) -> ASGIApp:
         own = self._at.get(tuple(scope.get("server") or ()))
         path: str = scope.get("path", "")
         if own is not None:
             return own
+        if self._fleet is not None and path.startswith(_FLEET + "/"):
+            return self._fleet
         if any(path == place or path.startswith(place + "/") for place in _E2B):
             return self._e2b
         if path == "/health" and any(name in _OF_A_SANDBOX for name, _ in scope["headers"]):
@@ -89,6 +98,15 @@ def open_faces(app: ASGIApp, footing: Footing, options: FaceOptions) -> Generato
     parts, url = footing.parts, footing.url
     boxes = InstanceBoxes(parts.instances, parts.access, secret=footing.secret.encode())
     named = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": footing.sdk_key}
+    fleet = fleet_face(
+        parts.instances,
+        parts.access,
+        secret=footing.secret,
+        options=options.fleet,
+        limit=parts.instances.settings.terms.quota,
+    )
+    if fleet is not None:
+        named |= {"FLEET_BASE_URL": f"{url}{_FLEET}", "FLEET_API_KEY": footing.sdk_key}
     at: dict[socket.socket, ASGIApp] = {}
     try:
         aenv = None if options.aenv == "off" else aenv_sockets(options.aenv)
@@ -99,7 +117,7 @@ def open_faces(app: ASGIApp, footing: Footing, options: FaceOptions) -> Generato
             apps = aenv_apps(parts.hub, parts.instances, parts.gateway, callers, public_url=url)
             at.update(zip(aenv, apps, strict=True))
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
-        yield Faces(app, e2b=Starlette(routes=e2b_routes(boxes)), at=at, named=named)
+        yield Faces(app, e2b=Starlette(routes=e2b_routes(boxes)), fleet=fleet, at=at, named=named)
     finally:
         for sock in at:
             sock.close()

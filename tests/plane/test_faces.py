@@ -14,6 +14,7 @@ from tests.plane.venvs import interpreter, told, unless_there
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parent
+WORLDS = HERE.parents[1] / "examples" / "worlds"
 E2B = ("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_API_KEY")
 
 
@@ -52,3 +53,34 @@ async def test_e2b_sandboxes_are_instances_with_the_planes_environments_quota_an
     assert seen["second"] != "Sandbox" and seen["full"][0] == "RateLimitException"
     assert seen["paused"][:2] == ["paused", False] and seen["resumed"] == "kept"
     assert seen["listed"]
+
+
+async def test_the_fleet_sdk_makes_instances_of_the_plane(tmp_path):
+    fleet = pytest.importorskip("fleet", reason="the extra `fleet` (fleet-python) is not installed")
+    async with serving(
+        tmp_path, "--worlds", str(WORLDS), "--fleet-tasks", str(WORLDS / "tickets" / "tasks.json")
+    ) as env:
+        sdk = fleet.AsyncFleet(api_key=env["FLEET_API_KEY"], base_url=env["FLEET_BASE_URL"])
+        async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
+            made = await sdk.make("tickets:1.0.0", ttl_seconds=600, run_id="r1")
+            (one,) = [one async for one in plane.instances.list()]
+            assert (one["owner"], one["state"], one["labels"]["rollyard.fleet"]) == (
+                "admin",
+                "running",
+                made.instance_id,
+            )
+            assert (await made.reset(seed=2)).success
+            await made.instance.load()
+            rows = (await made.db("current").query("SELECT title FROM tickets WHERE id = ?", [1])).rows
+            assert rows == [["Please order more coffee"]]
+            assert made.urls.root.startswith(env["FLEET_BASE_URL"] + "/i/")
+            async with ry.tools.RemoteTools(made.urls.root, env["FLEET_API_KEY"], timeout_s=30) as tools:
+                assert "get_ticket" in [tool.name for tool in await tools.list()]
+            (task, *_) = await sdk.load_tasks(env_key="tickets")
+            checked = await task.verify_detailed_async(made)
+            assert checked.success and checked.result is not None
+            assert (await sdk.account()).instance_count == 1
+            await made.close()
+            assert [one async for one in plane.instances.list()] == []
+            with pytest.raises(FleetAuthenticationError):
+                await fleet.AsyncFleet(api_key="wrong", base_url=env["FLEET_BASE_URL"]).make("tickets")
