@@ -57,6 +57,8 @@ async def test_e2b_sandboxes_are_instances_with_the_planes_environments_quota_an
 
 async def test_the_fleet_sdk_makes_instances_of_the_plane(tmp_path):
     fleet = pytest.importorskip("fleet", reason="the extra `fleet` (fleet-python) is not installed")
+    from fleet._async.exceptions import FleetAuthenticationError
+
     async with serving(
         tmp_path, "--worlds", str(WORLDS), "--fleet-tasks", str(WORLDS / "tickets" / "tasks.json")
     ) as env:
