@@ -106,7 +106,8 @@ def wrap(value: Any) -> Any:
         if not name.startswith("_") or name in {"__aenter__", "__anext__"}
         for member in (inspect.getattr_static(kind, name, None),)
     )
-    return Blocking(value) if has_async or hasattr(value, "__aenter__") else value
+    lively = has_async or hasattr(value, "__aenter__") or hasattr(value, "__anext__")
+    return Blocking(value) if lively else value
 
 
 class BlockingClass:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Self
 
@@ -18,18 +19,21 @@ import msgspec
 from rollyard.core.errors import (
     ConfigError,
     PlaneConflict,
+    PlaneDraining,
     PlaneError,
     PlaneForbidden,
     PlaneGone,
     PlaneInvalid,
     PlaneNotFound,
     PlaneQuota,
+    PlaneRateLimited,
     PlaneTooLarge,
     PlaneUnauthorized,
     PlaneUnavailable,
     PlaneUnsupported,
 )
 from rollyard.core.sandbox import Exit
+from rollyard.plane.client_data import InstanceClient, OpenedInstance
 
 _ERRORS: Mapping[int, type[PlaneError]] = {
     kind.status: kind
@@ -43,8 +47,10 @@ _ERRORS: Mapping[int, type[PlaneError]] = {
         PlaneTooLarge,
         PlaneQuota,
         PlaneUnsupported,
+        PlaneDraining,
     )
 }
+_CODES: Mapping[str, type[PlaneError]] = {kind.code: kind for kind in (*_ERRORS.values(), PlaneRateLimited)}
 _TIMEOUT_S = 60.0
 _CREATE_S = 330.0
 _PROBE_S = 10.0
@@ -53,10 +59,10 @@ _PROBE_S = 10.0
 class Plane:
     """One server and one key. Enter it, or close it with `aclose`."""
 
-    def __init__(self, url: str, key: str, *, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, url: str, key: str, *, data_plane: bool = True, timeout_s: float = _TIMEOUT_S) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is not the URL of a plane", hint="give http://host:port")
-        self._url, self._key, self._timeout_s = url.rstrip("/"), key, timeout_s
+        self.url, self.key, self.timeout_s, self.data_plane = url.rstrip("/"), key, timeout_s, data_plane
         self._session: aiohttp.ClientSession | None = None
         self.envs = Envs(self)
         self.instances = PlaneInstances(self)
@@ -79,6 +85,30 @@ class Plane:
     async def usage(self, owner: str | None = None) -> dict[str, Any]:
         return await self.json("GET", "/v1/usage", query={"owner": owner})
 
+    def at(self, instance_id: str) -> InstanceClient:
+        """One instance: its tools, functions, reward and health."""
+        return InstanceClient(self, instance_id)
+
+    def open(self, *, skip_health: bool = False, within_s: float = 45.0, **asked: Any) -> OpenedInstance:
+        """`async with plane.open(env="name@version") as one`: made, healthy, and deleted at the end. `skip_health` leaves
+        out the probe and nothing else; without the data plane there is none."""
+        return OpenedInstance(self, asked, skip_health=skip_health, within_s=within_s)
+
+    async def wait_for_health(self, instance_id: str, *, within_s: float = 45.0) -> None:
+        """Until the environment's own server answers its health with 2xx."""
+        headers = {"Authorization": f"Bearer {self.key}"}
+        url = f"{self.url}/v1/instances/{instance_id}/data/health"
+        await wait_until_ok(url, within_s=within_s, headers=headers)
+
+    async def trace(self, any_id: str) -> dict[str, Any]:
+        """Everything behind an instance's or a rollout's id."""
+        return await self.json("GET", f"/v1/trace/{any_id}")
+
+    async def ready(self) -> dict[str, Any]:
+        """Whether it takes creations, and the room of its engines; `ready` is False while it does not."""
+        _, raw = await self.ask("GET", "/ready")
+        return _object(raw, "GET /ready")
+
     async def create_key(self, role: str, owner: str, *, instance_id: str | None = None) -> dict[str, Any]:
         """`key` in the answer is shown this once."""
         return await self.json("POST", "/v1/keys", {"role": role, "owner": owner, "instance_id": instance_id})
@@ -95,10 +125,7 @@ class Plane:
     ) -> dict[str, Any]:
         data = None if body is None else msgspec.json.encode(body)
         raw = await self.bytes(method, path, data, query=query, headers=headers, timeout_s=timeout_s)
-        try:
-            return msgspec.json.decode(raw, type=dict[str, Any])
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise PlaneUnavailable(f"{self._url} did not answer {method} {path} with a JSON object") from error
+        return _object(raw, f"{method} {path}")
 
     async def bytes(
         self,
@@ -110,8 +137,25 @@ class Plane:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
+        status, raw = await self.ask(method, path, data, query=query, headers=headers, timeout_s=timeout_s)
+        if 200 <= status < 300:
+            return raw
+        raise self.refusal(status, raw, f"{method} {path}")
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[int, bytes]:
+        """Any answer at all, as its status and its body."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._key}"})
+            said = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+            self._session = aiohttp.ClientSession(headers=said)
         params = [
             (name, str(one))
             for name, value in (query or {}).items()
@@ -120,19 +164,20 @@ class Plane:
         ]
         try:
             async with (
-                asyncio.timeout(timeout_s or self._timeout_s),
+                asyncio.timeout(timeout_s or self.timeout_s),
                 self._session.request(
-                    method, self._url + path, data=data, params=params, headers=headers, allow_redirects=False
+                    method, self.url + path, data=data, params=params, headers=headers, allow_redirects=False
                 ) as response,
             ):
-                raw, status = await response.read(), response.status
+                return response.status, await response.read()
         except TimeoutError as error:
-            raise PlaneUnavailable(f"{self._url} did not answer {method} {path} in time") from error
-        except aiohttp.ClientError as error:
-            raise PlaneUnavailable(f"{method} {path} at {self._url} broke: {error}") from error
-        if 200 <= status < 300:
-            return raw
-        raise _refusal(status, raw, f"{method} {path}")
+            raise PlaneUnavailable(f"{self.url} did not answer {method} {path} in time") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise PlaneUnavailable(f"{method} {path} at {self.url} broke: {error}") from error
+
+    def refusal(self, status: int, raw: bytes, what: str) -> PlaneError:
+        """The error that an answer is."""
+        return refusal_of(status, raw, what)
 
 
 class Envs:
@@ -157,6 +202,29 @@ class Envs:
 
     async def delete(self, name: str, version: str) -> None:
         await self._plane.bytes("DELETE", f"/v1/envs/{name}/{version}")
+
+    async def upload(self, data: bytes) -> str:
+        """Keep a bundle at the plane; gives the sha256 that an environment's `artifacts` name it by."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        told = await self._plane.json("POST", "/v1/bundles", {"sha256": sha256, "size": len(data)})
+        if told.get("exists") is not True:
+            await self._signed("PUT", told.get("url"), data)
+        return sha256
+
+    async def download(self, sha256: str) -> bytes:
+        """A bundle's bytes, checked against their name."""
+        told = await self._plane.json("POST", f"/v1/bundles/{sha256}", {})
+        data = await self._signed("GET", told.get("url"))
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise PlaneUnavailable(f"what came for bundle {sha256} is something else")
+        return data
+
+    async def _signed(self, method: str, url: object, data: bytes | None = None) -> bytes:
+        """The key does not go to a signed URL."""
+        if not isinstance(url, str):
+            raise PlaneUnavailable("the plane gave no URL")
+        async with Plane(url, "") as other:
+            return await other.bytes(method, "", data, timeout_s=_CREATE_S)
 
     def list(self, *, search: str | None = None, status: str | None = None) -> AsyncGenerator[dict[str, Any]]:
         """All of them, a page at a time."""
@@ -224,18 +292,61 @@ class PlaneInstances:
     async def delete_many(self, **which: Any) -> dict[str, str]:
         """`ids`, `run_id` or `labels`; what became of each."""
         found = await self._plane.json("POST", "/v1/instances/delete", which, timeout_s=_CREATE_S)
-        return dict(found.get("outcomes") or {})
+        outcomes = found.get("outcomes")
+        if not isinstance(outcomes, dict):
+            raise PlaneUnavailable("the answer to a batch of deletions has no outcomes")
+        return {str(name): str(outcome) for name, outcome in outcomes.items()}
+
+    async def pause(self, instance_id: str) -> dict[str, Any]:
+        return await self._plane.json("POST", f"/v1/instances/{instance_id}/pause", timeout_s=_CREATE_S)
+
+    async def resume(self, instance_id: str) -> dict[str, Any]:
+        return await self._plane.json("POST", f"/v1/instances/{instance_id}/resume", timeout_s=_CREATE_S)
+
+    async def snapshot(self, instance_id: str) -> str:
+        """The name of an image to create others from."""
+        found = await self._plane.json("POST", f"/v1/instances/{instance_id}/snapshot", timeout_s=_CREATE_S)
+        if not isinstance(found.get("image"), str):
+            raise PlaneUnavailable("the answer to snapshot has no image")
+        return found["image"]
+
+    async def fork(self, instance_id: str, count: int = 1) -> list[dict[str, Any]]:
+        path = f"/v1/instances/{instance_id}/fork"
+        found = (await self._plane.json("POST", path, {"count": count}, timeout_s=_CREATE_S)).get("items")
+        if not isinstance(found, list):
+            raise PlaneUnavailable("the answer to fork has no instances")
+        return found
+
+    async def link(self, instance_id: str, rollout_id: str) -> dict[str, Any]:
+        """From here on the rollout's id leads to it."""
+        return await self._plane.json("POST", f"/v1/instances/{instance_id}/link", {"rollout_id": rollout_id})
+
+    async def logs(self, instance_id: str, *, stream: str = "stdout", tail: int = 65536) -> bytes:
+        """The end of what its own program printed."""
+        query = {"stream": stream, "tail": tail}
+        return await self._plane.bytes("GET", f"/v1/instances/{instance_id}/logs", query=query)
+
+    async def changes(self, cursor: str | None = None, *, wait_s: float = 0.0) -> tuple[list[dict[str, Any]], str]:
+        """What changed since the cursor, and the next one; without a cursor, where to begin."""
+        query = {"cursor": cursor, "wait_s": wait_s}
+        page = await self._plane.json("GET", "/v1/changes", query=query, timeout_s=wait_s + _TIMEOUT_S)
+        items, following = page.get("items"), page.get("next")
+        if not isinstance(items, list) or not isinstance(following, str):
+            raise PlaneUnavailable("the answer to changes is not one")
+        return items, following
 
     def list(self, *, labels: Mapping[str, str] | None = None, **query: Any) -> AsyncGenerator[dict[str, Any]]:
         """All of them, a page at a time; `env`, `run_id`, `live` ("true", "false", "any"), `owner` for admins."""
         return _paged(self._plane, "/v1/instances", {**query, "label": [f"{k}={v}" for k, v in (labels or {}).items()]})
 
 
-async def wait_until_ok(url: str, *, within_s: float = 45.0, every_s: float = 0.25) -> None:
+async def wait_until_ok(
+    url: str, *, within_s: float = 45.0, every_s: float = 0.25, headers: Mapping[str, str] | None = None
+) -> None:
     """Ask until the answer is 2xx. Raises `PlaneUnavailable` with the last answer when the time is over."""
     last = "nothing"
     try:
-        async with asyncio.timeout(within_s), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(within_s), aiohttp.ClientSession(headers=headers) as session:
             while True:
                 try:
                     async with asyncio.timeout(_PROBE_S), session.get(url, allow_redirects=False) as response:
@@ -249,20 +360,27 @@ async def wait_until_ok(url: str, *, within_s: float = 45.0, every_s: float = 0.
         raise PlaneUnavailable(f"no 2xx within {within_s:g} s; the last answer was {last}") from error
 
 
+def _object(raw: bytes, what: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(raw, type=dict[str, Any])
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise PlaneUnavailable(f"{what} was not answered with a JSON object") from error
+
+
 async def _paged(plane: Plane, path: str, query: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
     cursor: str | None = None
     while True:
         page = await plane.json("GET", path, query={**query, "cursor": cursor, "limit": 200})
         items, cursor = page.get("items"), page.get("next")
-        if not isinstance(items, list):
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise PlaneUnavailable(f"the answer to {path} is not a page")
         for item in items:
             yield item
-        if not cursor:
+        if not cursor or not items:
             return
 
 
-def _refusal(status: int, raw: bytes, what: str) -> PlaneError:
+def refusal_of(status: int, raw: bytes, what: str) -> PlaneError:
     told: Any = None
     try:
         told = msgspec.json.decode(raw)
@@ -272,5 +390,5 @@ def _refusal(status: int, raw: bytes, what: str) -> PlaneError:
     if not isinstance(inner, dict) or not isinstance(inner.get("message"), str):
         return PlaneUnavailable(f"{what} was answered with status {status} by something that is not a plane")
     hint = inner.get("hint")
-    kind = _ERRORS.get(status, PlaneUnavailable)
+    kind = _CODES.get(str(inner.get("code"))) or _ERRORS.get(status, PlaneUnavailable)
     return kind(inner["message"], hint=hint if isinstance(hint, str) else None)
