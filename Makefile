@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export ROLLYARD_CACHE ?= $(HOME)/.cache/rollyard
 
-.PHONY: help setup system demo test test-slow check format bench docker docker-stop train
+.PHONY: help setup system demo test test-slow check format drills bench docker docker-stop train
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -49,6 +49,9 @@ format: setup  ## rewrite files the way `check` wants them
 train: setup  ## GRPO on real rollouts; SEEDS=3 for three curves
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python examples/grpo/train.py --seeds $(or $(SEEDS),1) --out out/grpo
+
+drills: setup  ## a Ray cluster and two control planes, broken on purpose; SIZE=500 attempts a run, SEED=1
+	$(BIN)/python -m bench.drills --size $(or $(SIZE),500) --seed $(or $(SEED),1) --out docs/drills.md
 
 bench: setup  ## ratios measured in one run; see bench/
 	$(BIN)/python -m bench

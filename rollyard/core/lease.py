@@ -10,11 +10,12 @@ from typing import Literal
 
 import msgspec
 
-AttemptState = Literal["owed", "leased", "done", "failed"]
+AttemptState = Literal["owed", "leased", "done", "failed", "cancelled"]
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`tries` counts claims; `state` is `done` once a rollout was committed, `failed` when its retries are used up."""
+    """`tries` counts claims; `state` is `done` once a rollout was committed, `failed` when its retries are used up,
+    `cancelled` when whoever asked for it does not want it any more."""
 
     id: str
     run_id: str

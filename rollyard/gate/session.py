@@ -89,6 +89,12 @@ class Session:
         return len(self.turns.live)
 
     @property
+    def unanswered_s(self) -> float:
+        """How long the oldest call that nobody has answered yet has waited."""
+        waiting = [turn.call.received_at for turn in self.turns.live if turn.call is not None and turn.reply is None]
+        return max(0.0, time.time() - min(waiting)) if waiting else 0.0
+
+    @property
     def usage(self) -> Usage:
         return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens)
 

@@ -42,17 +42,17 @@ _TRIES = 5
 
 
 class Ray:
-    """`address` is `auto` (the cluster this machine belongs to), `host:port`, or `local` for a throw-away one here."""
+    """`address` is `auto` (the cluster this machine belongs to), `host:port`, or `local` for a throw-away one here.
+    Workers that are not `detached` end with the process that started them."""
 
     name = "ray"
 
-    def __init__(self, address: str = "auto", *, per_node: int = 1) -> None:
+    def __init__(self, address: str = "auto", *, per_node: int = 1, detached: bool = True) -> None:
         if find_spec("ray") is None:
             raise MissingExtra("ray", "ray", why="the executor 'ray'")
         if per_node < 1:
             raise ConfigError(f"per_node must be at least 1, got {per_node}")
-        self._address, self._per_node = address, per_node
-        self._ray: Any = None
+        self._address, self._per_node, self._detached = address, per_node, detached
 
     async def check(self, work: Work, given: Given) -> None:
         if not isinstance(given.sandbox, str):
@@ -73,19 +73,7 @@ class Ray:
             )
 
     async def _connect(self) -> Any:
-        if self._ray is None:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray: Any = import_module("ray")
-            if not ray.is_initialized():
-                try:
-                    await _off_loop(lambda: _join(ray, self._address))
-                except (OSError, RuntimeError, ValueError) as error:
-                    raise ConfigError(
-                        f"no Ray cluster answers at {self._address!r}: {str(error).splitlines()[0]}",
-                        hint="start one with `ray start --head`, or give --ray-address HOST:PORT",
-                    ) from error
-            self._ray = ray
-        return self._ray
+        return await _off_loop(lambda: connected(self._address))
 
     @asynccontextmanager
     async def open(self, work: Work, given: Given) -> AsyncGenerator[Crew]:
@@ -98,7 +86,7 @@ class Ray:
             parcels=await packed(work, given.store),
             secrets=_secrets(work.config.key_env),
         )
-        crew = _RayCrew(ray, posting, given, self._per_node)
+        crew = _RayCrew(ray, posting, given, self._per_node, self._detached)
         async with anyio.create_task_group() as group:
             group.start_soon(crew.supervise, group)
             try:
@@ -110,8 +98,9 @@ class Ray:
 
 
 class _RayCrew:
-    def __init__(self, ray: Any, posting: Posting, given: Given, per_node: int) -> None:
-        self._ray, self._posting, self._given, self._per_node = ray, posting, given, per_node
+    def __init__(self, ray: Any, posting: Posting, given: Given, per_node: int, detached: bool) -> None:
+        self._ray, self._posting, self._given = ray, posting, given
+        self._per_node, self._detached = per_node, detached
         self._run_id = posting.work.run_id
         self._actors: dict[str, Any] = {}  # by name, those that were alive when last seen
         self._finished: set[str] = set()
@@ -145,6 +134,8 @@ class _RayCrew:
                 await anyio.sleep(_POLL_S)
 
     async def _over(self) -> bool:
+        if self._posting.work.stays:
+            return False
         counts = await insist(lambda: self._given.store.progress(self._run_id))
         if not counts.get("owed", 0) and not counts.get("leased", 0):
             return True
@@ -175,7 +166,7 @@ class _RayCrew:
 
     async def _start(self, name: str, node: str, group: Any) -> None:
         try:
-            self._actors[name] = await _off_loop(lambda: _actor(self._ray, name, node, self._posting))
+            self._actors[name] = await _off_loop(lambda: _actor(self._ray, name, node, self._posting, self._detached))
         except (self._ray.exceptions.RayError, ValueError, TimeoutError) as error:  # the node went away meanwhile
             self._log.warning("worker.not_started", node=node, error=str(error))
             return
@@ -221,6 +212,23 @@ class _RayCrew:
             self._log.info("worker.gone", error=type(error).__name__)
 
 
+def connected(address: str) -> Any:
+    """Ray itself, this process being a driver of the cluster at `address`."""
+    if find_spec("ray") is None:
+        raise MissingExtra("ray", "ray", why="the executor 'ray'")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray: Any = import_module("ray")
+    if not ray.is_initialized():
+        try:
+            _join(ray, address)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"no Ray cluster answers at {address!r}: {str(error).splitlines()[0]}",
+                hint="start one with `ray start --head`, or give --ray-address HOST:PORT",
+            ) from error
+    return ray
+
+
 def _join(ray: Any, address: str) -> None:
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit():  # Ray itself would wait half a minute for nobody
@@ -238,14 +246,14 @@ def _live_nodes(ray: Any) -> list[str]:
     return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
-def _actor(ray: Any, name: str, node: str, posting: Posting) -> Any:
+def _actor(ray: Any, name: str, node: str, posting: Posting, detached: bool) -> Any:
     strategies: Any = import_module("ray.util.scheduling_strategies")
     return (
         ray.remote(NodeWorker)
         .options(
             name=name,
             namespace=NAMESPACE,
-            lifetime="detached",
+            lifetime="detached" if detached else None,
             get_if_exists=True,
             num_cpus=0,
             max_restarts=0,

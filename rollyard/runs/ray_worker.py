@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -80,10 +80,10 @@ class NodeWorker:
         return ended
 
 
-async def work_here(posting: Posting) -> None:
-    """Until the run owes nothing."""
+async def work_here(posting: Posting, clock: Callable[[], float] | None = None) -> None:
+    """Until the run owes nothing. `clock` is the store's."""
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(Store.open(posting.store))
+        store = await stack.enter_async_context(Store.open(posting.store, clock=clock))
         backend = await stack.enter_async_context(open_backend(posting.work.config.sandbox))
         provision = Provision.of(backend)
         work = await unpacked(posting.work, posting.parcels, store, provision.images)

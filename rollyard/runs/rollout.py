@@ -277,7 +277,7 @@ class _Rollout:
                 self._weigh(self.ending)
         except StageFailed as failed:
             self.ending = self.ending or Ending(how="exited", exit_code=None, events=tuple(watch.events), log=watch.log)
-            if isinstance(failed.error, AgentTimeout) and (broken := self._last_call_failed()) is not None:
+            if isinstance(failed.error, AgentTimeout) and (broken := self._model_was_away(limit_s)) is not None:
                 blame = PolicyError(f"the model's answers failed until the agent's time was over: {broken}")
                 raise StageFailed("wait", "policy", blame) from failed
             raise
@@ -326,6 +326,13 @@ class _Rollout:
             raise PolicyError(f"the model's answers failed and the agent gave up: {broken}")
         said = f": {done.text}" if done is not None and done.text else ""
         raise AgentError(f"agent {self.plan.agent.name} ended with exit code {ending.exit_code}{said}")
+
+    def _model_was_away(self, limit_s: float) -> str | None:
+        """An agent whose time ran out waiting for one answer, or for one that is no error, had no chance to be judged."""
+        waited = self.session.unanswered_s if self.session is not None else 0.0
+        if waited >= limit_s / 2:
+            return f"no answer to a call for {waited:.0f} s"
+        return self._last_call_failed()
 
     def _last_call_failed(self) -> str | None:
         records = self.session.trajectory.records if self.session is not None else ()

@@ -60,13 +60,11 @@ class Run:
     ) -> None:
         base = config or RunConfig()
         self.config = msgspec.structs.replace(base, **fields)
-        named = [agent] if isinstance(agent, str | Agent) else list(agent or self.config.agents)
-        found = (agent_registry.get(one) if isinstance(one, str) else one for one in named)
         self._work = Work(
             run_id=resume or new_id("run"),
             config=self.config,
             tasks={task.id: task for task in chosen(tasks, self.config)},
-            agents={one.name: one for one in found},
+            agents=agents_of([agent] if isinstance(agent, str | Agent) else agent or self.config.agents),
             policies=_named(policies, self.config, gate),
             verifier=verifier,
             hooks=hooks or Hooks(),
@@ -147,6 +145,12 @@ class Run:
         for lease in await self._store.leases(self.id):
             if owner_is_dead(lease.owner):
                 await self._store.expire(lease)
+
+
+def agents_of(named: Iterable[str | Agent]) -> dict[str, Agent]:
+    """Agents by name, from names or as they are."""
+    found = (agent_registry.get(one) if isinstance(one, str) else one for one in named)
+    return {one.name: one for one in found}
 
 
 def _known(config: RunConfig, policies: Mapping[str, Policy]) -> None:

@@ -18,7 +18,8 @@ from rollyard.runs.plan import Hooks
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as its workers see it. What is owed is in the store, under `run_id`; nothing of that is here."""
+    """A run as its workers see it. What is owed is in the store, under `run_id`; nothing of that is here. A task that is not
+    here either is a body in the store, under its attempt's `task_digest`."""
 
     run_id: str
     config: RunConfig
@@ -27,6 +28,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ("",)  # as attempts name them; "" is the only one of a run
     verifier: Verifier | None = None
     hooks: Hooks = Hooks()
+    stays: bool = False  # more attempts may come: workers wait for them until they are stopped
 
     @property
     def concurrency(self) -> Mapping[str, int]:

@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import anyio
+import msgspec
 import structlog
 from anyio.abc import TaskGroup
 
@@ -22,6 +23,7 @@ from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt, Lease
 from rollyard.core.protocols import Backend, EventSink, Policy
 from rollyard.core.rollout import Failure, Rollout
+from rollyard.core.task import Task
 from rollyard.gate import Budget, Gate
 from rollyard.runs.modes import Answering, choose
 from rollyard.runs.patience import insist
@@ -101,6 +103,8 @@ class Worker:
     async def _nothing_left(self) -> bool:
         if await self._over_budget():
             return not self._held
+        if self._work.stays:
+            return False
         counts = await insist(lambda: self._store.progress(self._work.run_id))
         return not counts.get("owed", 0) and not counts.get("leased", 0)
 
@@ -151,7 +155,7 @@ class Worker:
         attempt, config, means = lease.attempt, self._config, self._means
         if attempt.tries > 1 and means.backend.capabilities.list:  # what whoever had it before may have left
             await means.backend.reap({"rollyard.claim": attempt.id})
-        task, plan = self._work.tasks[attempt.task_id], self._plan(attempt)
+        task, plan = await self._task(attempt), self._plan(attempt)
 
         async def tell(event: Event) -> None:
             self._told.append((lease, event))
@@ -177,6 +181,12 @@ class Worker:
         except ConfigError as error:  # this agent and this task do not fit: one cell of the matrix, not the end of it
             return refused(task, plan, means.backend.name, error)
 
+    async def _task(self, attempt: Attempt) -> Task:
+        known = self._work.tasks.get(attempt.task_id)
+        if known is not None:
+            return known
+        return msgspec.msgpack.decode(await insist(lambda: self._store.get_blob(attempt.task_digest)), type=Task)
+
     def _plan(self, attempt: Attempt, answering: Answering | None = None) -> Plan:
         config = self._config
         asked: dict[str, Any] = {"mode": answering.mode, **answering.left_to_agent} if answering is not None else {}
@@ -187,7 +197,7 @@ class Worker:
             attempt=attempt.number,
             run_id=self._work.run_id,
             attempt_id=attempt.id,
-            group_id=f"{self._work.run_id}/{attempt.task_id}/{attempt.agent}/{attempt.policy}",
+            group_id=_group(attempt),
             seed=attempt.seed,
             labels={**config.labels, **({"policy": attempt.policy} if attempt.policy else {})},
             limits=config.limits,
@@ -285,3 +295,9 @@ class Worker:
                 self._told[:0] = told
                 if not isinstance(error, StoreError):
                     raise
+
+
+def _group(attempt: Attempt) -> str:
+    """The group that an attempt's id names (`GROUP:NUMBER`), or all attempts at the same cell of the run."""
+    group, colon, _ = attempt.id.rpartition(":")
+    return group if colon else f"{attempt.run_id}/{attempt.task_id}/{attempt.agent}/{attempt.policy}"

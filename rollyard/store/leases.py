@@ -118,6 +118,16 @@ def give_back(connection: Connection, lease: Lease, now: float | None, after_s: 
     return bool(changed.rowcount)
 
 
+def withdraw(connection: Connection, attempt_ids: Sequence[str]) -> list[str]:
+    """Nobody is to do these any more; gives those that were not done yet. Whoever holds one has lost it."""
+    gone: list[str] = []
+    for start in range(0, len(attempt_ids), _AT_ONCE):
+        which = and_(attempts.c.id.in_(attempt_ids[start : start + _AT_ONCE]), attempts.c.state.in_(("owed", "leased")))
+        query = update(attempts).where(which).values(state="cancelled", owner=None, expires_at=None)
+        gone += connection.execute(query.returning(attempts.c.id)).scalars()
+    return gone
+
+
 def settle(connection: Connection, lease: Lease, state: AttemptState, rollout_id: str) -> bool:
     """False when this very rollout was committed before: an answer that was lost on its way is asked for again."""
     values = {"state": state, "owner": None, "expires_at": None, "rollout_id": rollout_id}

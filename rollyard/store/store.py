@@ -194,6 +194,10 @@ class Store:
         """End the lease of an owner that is known to be dead, before its time is up."""
         return await self.release(lease)
 
+    async def withdraw(self, attempt_ids: Sequence[str]) -> list[str]:
+        """Attempts that nobody wants any more; gives those that were not done. One that is under way cannot be committed."""
+        return await self._database.write(partial(leases.withdraw, attempt_ids=attempt_ids))
+
     async def leases(self, run_id: str) -> list[Lease]:
         """Claims that are out, whether their time is up or not."""
         return await self._database.read(partial(leases.listed, run_id=run_id))

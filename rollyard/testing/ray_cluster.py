@@ -29,8 +29,11 @@ from typing import Any, Self
 from rollyard.core.errors import Error
 
 OBJECTS_BYTES = 80 << 20
-START_S = 90.0
+START_S = 300.0
 _MARK = "ROLLYARD_RAY_NODE"
+_LOOPBACK = (
+    "127.0.0.1"  # and a digit: every node has an address of its own; 127.0.0.1 itself Ray would take as "any of mine"
+)
 
 
 class RayNode:
@@ -45,7 +48,7 @@ class RayNode:
         command = [*inside, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
         command += [f"--node-ip-address={ip}", f"--object-store-memory={OBJECTS_BYTES}", "--num-cpus=1"]
         if head is None:
-            self.port = _free_port(ip) if not inside else 6379
+            self.port = _free_port(ip)
             command += ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={place}"]
         else:
             command += [f"--address={head}"]
@@ -56,7 +59,11 @@ class RayNode:
         }
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, env={**os.environ, **quiet, **env, _MARK: self.mark}, stdout=log, stderr=log, cwd=place
+                command,
+                env={**os.environ, **quiet, **env, _MARK: self.mark},
+                stdout=log,
+                stderr=log,
+                cwd=place,
             )
 
     def pids(self) -> list[int]:
@@ -81,16 +88,17 @@ class RayNode:
 class RayCluster:
     """`env` is given to every node; one of `{n}` in a value becomes the node's number."""
 
-    def __init__(self, nodes: int = 1, *, env: Mapping[str, str] | None = None) -> None:
-        self._count, self._env = nodes, dict(env or {})
+    def __init__(self, nodes: int = 1, *, env: Mapping[str, str] | None = None, ip: str | None = None) -> None:
+        self.count, self._env, self._ip = nodes, dict(env or {}), ip
+        self._made = 0
         self.nodes: list[RayNode] = []
 
     def __enter__(self) -> Self:
         self.place = Path(tempfile.mkdtemp(prefix="ry-ray-", dir="/tmp"))
         try:
-            for _ in range(self._count):
+            for number in range(self.count):  # one after the other: together they would starve each other of CPU
                 self.add()
-            self.wait(self._count)
+                self.wait(number + 1)
         except BaseException:
             self.close()
             raise
@@ -105,10 +113,16 @@ class RayCluster:
     def address(self) -> str:
         return f"{self.nodes[0].ip}:{self.nodes[0].port}"
 
-    def add(self, *, ip: str = "127.0.0.1", inside: Sequence[str] = ()) -> RayNode:
-        number = str(len(self.nodes))
+    def add(self, *, ip: str | None = None, inside: Sequence[str] = ()) -> RayNode:
+        number, self._made = str(self._made), self._made + 1
         env = {name: value.replace("{n}", number) for name, value in self._env.items()}
-        node = RayNode(self.place, ip=ip, head=self.address if self.nodes else None, inside=inside, env=env)
+        node = RayNode(
+            self.place,
+            ip=ip or self._ip or f"{_LOOPBACK}{number}",
+            head=self.address if self.nodes else None,
+            inside=inside,
+            env=env,
+        )
         self.nodes.append(node)
         if len(self.nodes) == 1:
             self._until(lambda: _answers(node.ip, node.port), "the head of the Ray cluster did not start")

@@ -1,8 +1,8 @@
 """`renderer(source)`: the renderer for a model, from the files that come with it.
 
-`source` is a folder with `tokenizer.json` (and its template), a GGUF file, the name of a model on the Hub, or `bytes`. The
-`renderers` package is used for a family it knows; the suffix bridge serves any template that keeps its prefix; what neither
-can prove is refused here, before a single call.
+`source` is a folder with `tokenizer.json` (and its template), a GGUF file, the name of a model on the Hub, `bytes`, or
+`package.module:function` for one of your own. The `renderers` package is used for a family it knows; the suffix bridge serves
+any template that keeps its prefix; what neither can prove is refused here, before a single call.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 from rollyard.core.call import ids as to_ids
 from rollyard.core.errors import ConfigError, MissingExtra, Unsupported
 from rollyard.core.message import Message, Text
+from rollyard.core.registry import load as load_named
 from rollyard.policy.parsers.families import parser_for, parser_named
 from rollyard.policy.renderers.bytelevel import ByteRenderer
 from rollyard.policy.renderers.chat_template import ChatTemplate
@@ -50,6 +51,8 @@ def renderer(
 ) -> Renderer:
     """`family` names one of the `renderers` package; `parser` and `template` override what the files say; `values` are
     template arguments such as `{"enable_thinking": False}`."""
+    if isinstance(source, str) and ":" in source and not Path(source).exists():
+        return load_named("rollyard.renderers", source)()
     if source == "bytes":
         return ByteRenderer(parser=parser_named(parser or "hermes"), tools="omit" if tools == "omit" else "json")
     if history not in ("keep", "template") or tools not in ("template", "omit"):

@@ -1,0 +1,276 @@
+"""Drills of a run on a Ray cluster of three nodes: one part is broken while it works, then the books are looked at.
+
+Every drill is one run of `size` attempts. The fault comes when a share of them is committed, chosen by the seed; a drill that
+heals its fault does so itself. The run must end by itself, with every attempt committed exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from bench.drills.ground import Driver, Leftovers, Postgres, Upstream, account, wait_for
+from rollyard.testing.ray_cluster import RayCluster
+
+LEASE_S = 6.0
+CONFIG = """
+tasks = "{tasks}"
+agents = ["shell-agent"]
+attempts = {attempts}
+parallel = {parallel}
+retries = 20
+lease_s = {lease}
+model = "drill"
+[policies]
+policy = "upstream:{url}"
+[limits]
+boot = 60.0
+agent = {agent}
+verify = 60.0
+"""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    faults: int
+    seconds: float
+    counts: dict[str, int]
+    left: dict[str, int]
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        wrong = ("lost", "twice", "reward_of_infra", "zombie_calls", "leases", "open_sessions")
+        return not self.problem and not any(self.counts.get(n) for n in wrong) and not any(self.left.values())
+
+
+class Ground:
+    """Everything one drill may break. Made once and mended between drills."""
+
+    def __init__(self, size: int, seed: int, fault_s: float, host: str = "127.0.0.1") -> None:
+        self.size, self.seed, self.fault_s, self.host = size, seed, fault_s, host
+        self.place = Path(tempfile.mkdtemp(prefix="ry-drill-"))
+        self.home = str(self.place / "home")
+        Path(self.home).mkdir()
+        self.postgres = Postgres(host, disk_mb=400 if os.geteuid() == 0 else None)
+        self.upstream = Upstream(host)
+        self.cluster = RayCluster(3, env={"ROLLYARD_HOME": self.home}, ip=None if host.startswith("127.") else host)
+        self.chance = random.Random(seed)
+
+    def config(self, agent_s: float) -> Path:
+        attempts = 10
+        rows = [
+            msgspec.json.encode({"id": f"t{n}", "instruction": "write hello", "verify": ["grep -q hello out.txt"]})
+            for n in range(max(1, self.size // attempts))
+        ]
+        tasks = self.place / "tasks.jsonl"
+        tasks.write_bytes(b"\n".join(rows) + b"\n")
+        config = self.place / "run.toml"
+        text = CONFIG.format(
+            tasks=tasks, attempts=attempts, parallel=12, lease=LEASE_S, url=self.upstream.url, agent=agent_s
+        )
+        config.write_text(text)
+        return config
+
+    def workers(self) -> list[int]:
+        """The workers' processes, on all nodes."""
+        found: list[int] = []
+        for node in self.cluster.nodes:
+            for pid in node.pids():
+                with contextlib.suppress(OSError):
+                    if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::NodeWorker"):
+                        found.append(pid)
+        return found
+
+    def mend(self) -> None:
+        """Three nodes, a running database, a healthy model server."""
+        self.upstream.fault("none")
+        if not self.postgres.running():
+            self.postgres.drain()
+            self.postgres.start()
+        alive = [node for node in self.cluster.nodes if node.process.poll() is None]
+        for _ in range(3 - len(alive)):
+            self.cluster.add()
+        self.cluster.nodes = [node for node in self.cluster.nodes if node.process.poll() is None]
+        self.cluster.wait(3)
+
+    def close(self) -> None:
+        self.cluster.close()
+        self.upstream.close()
+        self.postgres.close()
+        subprocess.run(["rm", "-rf", str(self.place)], check=False)
+
+
+Fault = Callable[[Ground, Driver], Awaitable[int]]
+
+
+async def worker(ground: Ground, driver: Driver) -> int:
+    """SIGKILL of one worker, three times."""
+    killed = 0
+    for _ in range(3):
+        if pids := ground.workers():
+            os.kill(ground.chance.choice(pids), signal.SIGKILL)
+            killed += 1
+        await asyncio.sleep(4)
+    return killed
+
+
+async def node(ground: Ground, driver: Driver) -> int:
+    """SIGKILL of every process of a node; a new node joins."""
+    ground.cluster.nodes[-1].kill()
+    ground.cluster.nodes.pop()
+    await asyncio.sleep(3)
+    ground.cluster.add()
+    return 1
+
+
+async def driver(ground: Ground, driver: Driver) -> int:
+    """SIGKILL of the driver, twice; it comes back with --resume."""
+    for _ in range(2):
+        driver.kill()
+        await asyncio.sleep(2)
+        driver.resume()
+    return 2
+
+
+async def gate(ground: Ground, driver: Driver) -> int:
+    """SIGKILL of a worker while its gate holds calls that the model has not answered."""
+    ground.upstream.fault("hang")
+    end = time.monotonic() + 30
+    while ground.upstream.ask("/state")["held"] < 2 and time.monotonic() < end:
+        await asyncio.sleep(0.1)
+    os.kill(ground.chance.choice(ground.workers()), signal.SIGKILL)
+    ground.upstream.fault("none")
+    return 1
+
+
+async def zygote(ground: Ground, driver: Driver) -> int:
+    """SIGKILL of the process that makes a worker's sandboxes, on every node."""
+    killed = 0
+    for pid in ground.workers():
+        for child in " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split():
+            with contextlib.suppress(OSError):
+                if b"inner.zygote" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    os.kill(int(child), signal.SIGKILL)
+                    killed += 1
+    return killed
+
+
+async def database_restart(ground: Ground, driver: Driver) -> int:
+    """The database stops at once, as in a crash, and comes back after three seconds."""
+    ground.postgres.stop("immediate")
+    await asyncio.sleep(3)
+    ground.postgres.start()
+    return 1
+
+
+async def database_pause(ground: Ground, driver: Driver) -> int:
+    """The database stands still for 20 s, longer than three leases."""
+    ground.postgres.freeze(signal.SIGSTOP)
+    await asyncio.sleep(20)
+    ground.postgres.freeze(signal.SIGCONT)
+    return 1
+
+
+async def disk_full(ground: Ground, driver: Driver) -> int:
+    """The database's disk is full for 10 s; an operator starts it again if it gave up."""
+    if not ground.postgres.mounted:
+        raise RuntimeError("filling a disk needs a small one, which only root can mount")
+    ground.postgres.fill()
+    await asyncio.sleep(10)
+    ground.postgres.drain()
+    if not ground.postgres.running():
+        ground.postgres.start()
+    return 1
+
+
+async def clock(ground: Ground, driver: Driver) -> int:
+    """A worker joins whose clock jumps an hour ahead: in its eyes every lease has run out."""
+    command = [sys.executable, "-m", "bench.drills.jumping_worker", ground.postgres.url, driver.run_id, "3600"]
+    env = {**os.environ, "ROLLYARD_HOME": ground.home}
+    process = subprocess.Popen(command, env=env)
+    try:
+        await asyncio.to_thread(process.wait, 600)
+    finally:
+        process.kill()
+    return 1
+
+
+async def upstream_503(ground: Ground, driver: Driver) -> int:
+    """The model server answers 503 for a while."""
+    ground.upstream.fault("503")
+    await asyncio.sleep(ground.fault_s)
+    ground.upstream.fault("none")
+    return 1
+
+
+async def upstream_hang(ground: Ground, driver: Driver) -> int:
+    """The model server takes calls and answers none, for longer than an agent may take."""
+    ground.upstream.fault("hang")
+    await asyncio.sleep(max(ground.fault_s, 25))
+    ground.upstream.fault("none")
+    return 1
+
+
+async def upstream_cut(ground: Ground, driver: Driver) -> int:
+    """The model server breaks off every answer in its middle."""
+    ground.upstream.fault("cut")
+    await asyncio.sleep(ground.fault_s)
+    ground.upstream.fault("none")
+    return 1
+
+
+DRILLS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        worker,
+        node,
+        driver,
+        gate,
+        zygote,
+        database_restart,
+        database_pause,
+        disk_full,
+        clock,
+        upstream_503,
+        upstream_hang,
+        upstream_cut,
+    )
+}
+
+
+async def drill(ground: Ground, name: str, fault: Fault, limit_s: float) -> Result:
+    await asyncio.to_thread(ground.mend)
+    left = Leftovers(ground.home)
+    began = time.monotonic()
+    agent_s = 20.0 if name == "upstream_hang" else 120.0
+    process = Driver(ground.postgres.url, ground.config(agent_s), ground.cluster.address, ground.home)
+    problem, injected = "", 0
+    try:
+        share = ground.chance.uniform(0.1, 0.3)
+        await wait_for(ground.postgres.url, process.run_id, int(ground.size * share))
+        injected = await fault(ground, process)
+        code = await asyncio.to_thread(process.wait, limit_s)
+        if code not in (0, 1):
+            problem = f"the driver ended with {code}: {process.lines[-1:]} {process.process.stdout.read()[-300:]}"
+    except (RuntimeError, TimeoutError, OSError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    finally:
+        if process.process.poll() is None:
+            process.kill()
+    counts = await account(ground.postgres.url, process.run_id)
+    remains = await left.after()
+    remains["workers"] = len(ground.workers())
+    seconds = time.monotonic() - began
+    return Result(name=name, faults=injected, seconds=seconds, counts=counts, left=remains, problem=problem)

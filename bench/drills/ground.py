@@ -1,0 +1,254 @@
+"""What drills stand on: a PostgreSQL server, a model server, a driver process; and the questions asked after each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import asyncpg
+
+from rollyard.sandbox import backend as open_backend
+from rollyard.sandbox.local import cgroups
+
+ROLLYARD = Path(sys.executable).with_name("rollyard")
+READY_S = 60.0
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+class Postgres:
+    """A server of its own. With `disk_mb` its data lies on a small file system that can be filled up."""
+
+    def __init__(self, host: str = "127.0.0.1", disk_mb: int | None = None) -> None:
+        self.bin = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))[-1]
+        self.home = Path(tempfile.mkdtemp(prefix="ry-drill-pg-"))
+        self.mounted = disk_mb is not None
+        if self.mounted:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m", "none", str(self.home)], check=True)
+        self.who = {} if os.geteuid() else {"user": "postgres", "group": "postgres", "extra_groups": []}
+        if self.who:
+            shutil.chown(self.home, "postgres")
+        self.host, self.port = host, free_port(host)
+        self.run("initdb", "-D", self.home / "data", "-A", "trust", "-U", "ry", "-N", "-E", "UTF8")
+        with (self.home / "data" / "pg_hba.conf").open("a") as rules:
+            rules.write(f"host all all {host}/24 trust\n")
+        self.start()
+        self.run("createdb", "-h", host, "-p", str(self.port), "-U", "ry", "drill")
+        self.url = f"postgresql://ry@{host}:{self.port}/drill"
+
+    def run(self, program, *args, check: bool = True) -> int:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/tmp", "timeout": 120, **self.who}
+        return subprocess.run([self.bin / program, *args], check=check, **quiet).returncode
+
+    def start(self) -> None:
+        options = f"-k {self.home} -p {self.port} -c listen_addresses={self.host} -c max_connections=100 "
+        options += "-c shared_buffers=32MB -c max_wal_size=64MB -c min_wal_size=32MB"
+        data = self.home / "data"
+        self.run("pg_ctl", "-D", data, "-w", "-t", "60", "-l", data / "server.log", "-o", options, "start")
+
+    def running(self) -> bool:
+        return self.run("pg_ctl", "-D", self.home / "data", "status", check=False) == 0
+
+    def stop(self, how: str = "immediate") -> None:
+        self.run("pg_ctl", "-D", self.home / "data", "-m", how, "stop", check=False)
+
+    def pids(self) -> list[int]:
+        first = int((self.home / "data" / "postmaster.pid").read_text().split("\n")[0])
+        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        return [first, *map(int, children)]
+
+    def freeze(self, number: int) -> None:
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def fill(self) -> None:
+        """Until nothing fits any more."""
+        with (self.home / "ballast").open("wb") as ballast, contextlib.suppress(OSError):
+            while True:
+                ballast.write(b"\0" * 65536)
+                ballast.flush()
+
+    def drain(self) -> None:
+        (self.home / "ballast").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.stop()
+        if self.mounted:
+            subprocess.run(["umount", str(self.home)], check=False)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+class Upstream:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.host, self.port = host, free_port(host)
+        command = [sys.executable, "-m", "bench.drills.upstream", str(self.port), host]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self.process.stdout.readline()
+        self.url = f"http://{host}:{self.port}/v1"
+
+    def ask(self, path: str) -> dict:
+        with urllib.request.urlopen(f"http://{self.host}:{self.port}{path}", timeout=10) as answer:
+            return json.load(answer)
+
+    def fault(self, kind: str) -> None:
+        self.ask(f"/fault?kind={kind}")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+
+class Driver:
+    """`rollyard run`, in a process that can be killed and started again with `--resume`."""
+
+    def __init__(self, store: str, config: Path, address: str | None, home: str) -> None:
+        self.store, self.config, self.address, self.home = store, config, address, home
+        self.run_id = ""
+        self.lines: list[str] = []
+        self.start([str(config)])
+
+    def start(self, what: list[str]) -> None:
+        command = [str(ROLLYARD), "run", *what, "--store", self.store, "--display", "plain"]
+        if self.address is not None:
+            command += ["--executor", "ray", "--ray-address", self.address]
+        env = {**os.environ, "ROLLYARD_HOME": self.home, "RAY_USAGE_STATS_ENABLED": "0"}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if line.startswith("run run_"):
+                self.run_id = line.split()[1].rstrip(":")
+                break
+        else:
+            raise RuntimeError(f"the driver ended at once: {''.join(self.lines[-5:])}{self.process.stdout.read()}")
+        os.set_blocking(self.process.stderr.fileno(), False)
+
+    def drain(self) -> None:
+        with contextlib.suppress(OSError, TypeError):
+            self.lines += (self.process.stderr.read() or "").splitlines()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+
+    def resume(self) -> None:
+        self.start(["--resume", self.run_id])
+
+    def wait(self, limit_s: float) -> int:
+        end = time.monotonic() + limit_s
+        while self.process.poll() is None:
+            self.drain()
+            if time.monotonic() > end:
+                self.process.send_signal(signal.SIGINT)
+                raise TimeoutError(f"the run did not end in {limit_s:.0f} s: {self.lines[-4:]}")
+            time.sleep(0.1)
+        return self.process.returncode
+
+
+async def committed(url: str, run_id: str) -> int:
+    """How many rollouts a run has, asked of the database itself."""
+    connection = await asyncpg.connect(url, timeout=10)
+    try:
+        return await connection.fetchval("SELECT count(*) FROM rollouts WHERE run_id = $1", run_id)
+    finally:
+        await connection.close(timeout=5)
+
+
+async def wait_for(url: str, run_id: str, count: int, limit_s: float = 180.0) -> None:
+    end = time.monotonic() + limit_s
+    while await committed(url, run_id) < count:
+        if time.monotonic() > end:
+            raise TimeoutError(f"fewer than {count} rollouts after {limit_s:.0f} s")
+        await asyncio.sleep(0.1)
+
+
+LOST = "SELECT count(*) FROM attempts a WHERE a.run_id = $1 AND (a.state NOT IN ('done', 'failed') OR NOT EXISTS "
+LOST += "(SELECT 1 FROM rollouts r WHERE r.id = a.rollout_id AND r.fence = a.fence))"
+TWICE = (
+    "SELECT count(*) FROM (SELECT task_id, attempt FROM rollouts WHERE run_id = $1 GROUP BY 1, 2 HAVING count(*) > 1) x"
+)
+STRANGE = "SELECT count(*) FROM rollouts WHERE run_id = $1 AND boundary <> 'agent' AND reward IS NOT NULL"
+LATE = "SELECT count(*) FROM calls c JOIN sessions s USING (rollout_id) JOIN attempts a ON a.id = s.attempt_id "
+LATE += "WHERE a.run_id = $1 AND s.fence < a.fence AND c.received_at > s.closed_at"
+OPEN = (
+    "SELECT count(*) FROM sessions s JOIN attempts a ON a.id = s.attempt_id WHERE a.run_id = $1 AND s.closed_at IS NULL"
+)
+COUNTS = {
+    "attempts": "SELECT count(*) FROM attempts WHERE run_id = $1",
+    "committed": "SELECT count(*) FROM rollouts WHERE run_id = $1",
+    "scored": "SELECT count(*) FROM rollouts WHERE run_id = $1 AND reward IS NOT NULL",
+    "claims": "SELECT coalesce(sum(tries), 0) FROM attempts WHERE run_id = $1",
+    "lost": LOST,
+    "twice": TWICE,
+    "reward_of_infra": STRANGE,
+    "zombie_calls": LATE,
+    "open_sessions": OPEN,
+    "leases": "SELECT count(*) FROM attempts WHERE run_id = $1 AND state = 'leased'",
+}
+
+
+async def account(url: str, run_id: str) -> dict[str, int]:
+    connection = await asyncpg.connect(url, timeout=30)
+    try:
+        return {name: int(await connection.fetchval(query, run_id)) for name, query in COUNTS.items()}
+    finally:
+        await connection.close(timeout=5)
+
+
+class Leftovers:
+    """What is on this machine that its owner should have removed. Groups that were orphans before are not counted."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+        self._before = self._groups()
+
+    async def after(self, limit_s: float = 30.0) -> dict[str, int]:
+        """Once the workers are gone; given a moment, since dying takes one."""
+        end = time.monotonic() + limit_s
+        while True:
+            found = await self._found()
+            if not any(found.values()) or time.monotonic() > end:
+                return found
+            await asyncio.sleep(0.5)
+
+    async def _found(self) -> dict[str, int]:
+        async with open_backend("local", root=self.home) as backend:
+            sandboxes = len(await backend.list())
+        boxes = Path(self.home) / "boxes"
+        mounts = sum(self.home in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
+        return {
+            "sandboxes": sandboxes + sum(1 for _ in boxes.iterdir()),
+            "processes": len(self._processes()),
+            "mounts": mounts,
+            "cgroups": len(self._groups() - self._before),
+        }
+
+    def _processes(self) -> list[int]:
+        """Those that live in a file system of this home."""
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if f"{self.home}/boxes" in (entry / "mountinfo").read_text():
+                        found.append(int(entry.name))
+        return found
+
+    def _groups(self) -> set[str]:
+        """Control groups whose maker is dead: they are named after its process id."""
+        groups = (path for h in cgroups.find().hierarchies for path in Path(h.root, "rollyard").glob("*-*"))
+        return {str(path) for path in groups if path.is_dir() and not Path("/proc", path.name.split("-")[0]).exists()}

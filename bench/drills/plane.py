@@ -1,0 +1,207 @@
+"""Drills of the control plane's two replicas on one PostgreSQL: creates and deletes go on while a replica or the database dies.
+
+Every create names an idempotency key and is sent again, to the other replica, until it is answered. Afterwards: one instance per
+key, the quota exactly the live instances, and after deleting all of them nothing left on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import asyncpg
+
+from bench.drills.cluster import Result
+from bench.drills.ground import ROLLYARD, Leftovers, Postgres, free_port
+from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneUnavailable
+from rollyard.plane.client import Plane
+
+GIVE_UP_S = 180.0
+SETTLE_S = 420.0
+
+
+class Replica:
+    def __init__(self, place: Path, url: str, engine: str, number: int) -> None:
+        self.port = free_port()
+        self.key_file = place / "key"
+        self.command = [str(ROLLYARD), "serve", "plane", "--engine", engine, "--store", url, "--port", str(self.port)]
+        self.command += ["--admin-key-file", str(self.key_file), "--quota", "10000"]
+        self.env = {**os.environ, "ROLLYARD_HOME": str(place / "home")}
+        self.log = place / f"replica{number}.log"
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, env=self.env, stdout=log, stderr=log)
+
+    async def ready(self) -> None:
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                writer.close()
+                return
+            except OSError:
+                await asyncio.sleep(0.2)
+        raise TimeoutError(f"a replica did not start: {self.log.read_text()[-500:]}")
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+
+
+class Ground:
+    def __init__(self, engine: str, seed: int) -> None:
+        self.place = Path(tempfile.mkdtemp(prefix="ry-drill-plane-"))
+        self.home = str(self.place / "home")
+        Path(self.home).mkdir()
+        self.postgres = Postgres()
+        self.chance = random.Random(seed)
+        self.engine = engine
+        self.replicas = [Replica(self.place, self.postgres.url, engine, 0)]
+
+    async def open(self) -> None:
+        await self.replicas[0].ready()
+        self.replicas.append(Replica(self.place, self.postgres.url, self.engine, 1))
+        await self.replicas[1].ready()
+        key = self.replicas[0].key_file.read_text().strip()
+        self.clients = [Plane(f"http://127.0.0.1:{r.port}", key, timeout_s=40) for r in self.replicas]
+
+    async def insist(self, work: Callable[[Plane], Awaitable[object]]) -> object:
+        """From one replica to the other until one answers."""
+        end, turn = time.monotonic() + GIVE_UP_S, self.chance.randrange(2)
+        while True:
+            try:
+                return await work(self.clients[turn % 2])
+            except (PlaneUnavailable, PlaneConflict):
+                if time.monotonic() > end:
+                    raise
+            turn += 1
+            await asyncio.sleep(0.3)
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.aclose()
+        for replica in self.replicas:
+            replica.kill()
+        self.postgres.close()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+
+async def replica(ground: Ground) -> int:
+    """SIGKILL of one replica, then of the other; each comes back after three seconds."""
+    for one in ground.replicas:
+        one.kill()
+        await asyncio.sleep(3)
+        one.start()
+        await one.ready()
+    return 2
+
+
+async def database_restart(ground: Ground) -> int:
+    ground.postgres.stop("immediate")
+    await asyncio.sleep(3)
+    ground.postgres.start()
+    return 1
+
+
+async def database_pause(ground: Ground) -> int:
+    ground.postgres.freeze(signal.SIGSTOP)
+    await asyncio.sleep(20)
+    ground.postgres.freeze(signal.SIGCONT)
+    return 1
+
+
+DRILLS = {
+    "plane_replica": ("local", 24, replica),
+    "plane_restart": ("noop", 200, database_restart),
+    "plane_pause": ("noop", 200, database_pause),
+}
+
+
+async def drill(name: str, options: argparse.Namespace) -> Result:
+    engine, size, fault = DRILLS[name]
+    ground = Ground(engine, options.seed)
+    left = Leftovers(ground.home)
+    began, problem, counts, injected = time.monotonic(), "", {}, 0
+    remains: dict[str, int] = {}
+    try:
+        await ground.open()
+        made: dict[str, str] = {}
+        slots = asyncio.Semaphore(6)
+
+        async def one(number: int) -> None:
+            async with slots:
+                key = f"drill-{number}"
+                asked = {"image": "host", "ttl_s": 600, "labels": {"drill": key}}
+                found = await ground.insist(lambda plane: plane.instances.create(idempotency_key=key, **asked))
+                made[key] = found["id"]
+                await asyncio.sleep(0.05)
+
+        work = asyncio.gather(*(one(number) for number in range(size)))
+        while len(made) < size * ground.chance.uniform(0.1, 0.3):
+            await asyncio.sleep(0.05)
+        injected = await fault(ground)
+        await asyncio.wait_for(work, GIVE_UP_S)
+        counts = await books(ground, made)
+        for key in made.values():
+            await ground.insist(lambda plane, key=key: gone(plane, key))
+        counts["leases"], remains = await settled(ground, left)
+    except (PlaneError, TimeoutError, OSError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    finally:
+        await ground.close()
+    seconds = time.monotonic() - began
+    return Result(name=name, faults=injected, seconds=seconds, counts=counts, left=remains, problem=problem)
+
+
+async def settled(ground: Ground, left: Leftovers) -> tuple[int, dict[str, int]]:
+    """What a killed replica was making is nobody's until its time to boot is over; the sweep ends it then."""
+    end = time.monotonic() + SETTLE_S
+    while True:
+        await ground.insist(lambda plane: plane.json("POST", "/v1/sweep"))
+        usage = await ground.insist(lambda plane: plane.usage())
+        remains = await left.after(1)
+        if (not usage["used"] and not any(remains.values())) or time.monotonic() > end:
+            return usage["used"], remains
+        await asyncio.sleep(3)
+
+
+async def gone(plane: Plane, instance_id: str) -> None:
+    try:
+        await plane.instances.delete(instance_id)
+    except PlaneNotFound:
+        return
+
+
+async def books(ground: Ground, made: dict[str, str]) -> dict[str, int]:
+    """Live instances against what the client was told; with the noop engine what died with a replica is not counted."""
+    connection = await asyncpg.connect(ground.postgres.url, timeout=30)
+    try:
+        live = {row["id"] for row in await connection.fetch("SELECT id FROM plane_instances WHERE live")}
+        rows = await connection.fetchval("SELECT count(*) FROM plane_instances WHERE state <> 'failed'")
+        used = await connection.fetchval("SELECT coalesce(sum(used), 0) FROM plane_owners")
+    finally:
+        await connection.close()
+    return {
+        "attempts": len(made),
+        "claims": rows,
+        "committed": len(live),
+        "lost": len(set(made.values()) - live),
+        "twice": len(live) - len(set(made.values()) & live),
+        "zombie_calls": abs(used - len(live)),
+    }
+
+
+if __name__ == "__main__":
+    print(asyncio.run(drill(sys.argv[1], argparse.Namespace(seed=1))))

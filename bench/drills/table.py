@@ -1,0 +1,66 @@
+"""The drills' summary, as lines on the terminal and as a page of the documentation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.drills.cluster import Result
+
+HEAD = (
+    "drill",
+    "faults",
+    "attempts",
+    "claims",
+    "committed",
+    "scored",
+    "lost",
+    "twice",
+    "zombie",
+    "infra reward",
+    "orphans",
+    "s",
+)
+ABOUT = """# Drills
+
+`make drills` breaks one part of a working system at a time and then looks at the books: a real Ray cluster of three nodes on
+one machine with a PostgreSQL server, and two replicas of the control plane. Every line is one run (or one plane) that had to
+end by itself.
+
+- *claims*: leases handed out; more than *attempts* means that attempts were done again elsewhere.
+- *lost*: attempts without exactly the rollout of their last claim. *twice*: attempts with two. Both must be 0.
+- *zombie*: calls recorded under a claim that somebody else had taken over. *infra reward*: rewards of rollouts that failed at
+  another boundary than the agent's. Both must be 0.
+- *orphans*: sandboxes, processes, mounts, control groups, leases, open sessions and workers left behind. Must be 0.
+
+This page is written by the command below; the seed chooses when and where each fault comes.
+"""
+
+
+def cells(result: Result) -> list[Any]:
+    counts = result.counts
+    orphans = sum(result.left.values()) + counts.get("leases", 0) + counts.get("open_sessions", 0)
+    names = ("attempts", "claims", "committed", "scored", "lost", "twice", "zombie_calls", "reward_of_infra")
+    return [result.name, result.faults, *(counts.get(name, "-") for name in names), orphans, f"{result.seconds:.0f}"]
+
+
+def row(result: Result) -> str:
+    line = "  ".join(f"{name} {value}" for name, value in zip(HEAD[1:], cells(result)[1:], strict=True))
+    wrong = "" if result.ok else f"  BROKEN {result.problem} {result.left}"
+    return f"{result.name:18} {line}{wrong}"
+
+
+def page(done: list[Result], options: Any) -> str:
+    lines = [ABOUT, "```"]
+    lines += [
+        f"python -m bench.drills --size {options.size} --seed {options.seed} --fault-s {options.fault_s:g}",
+        "```",
+        "",
+    ]
+    lines += ["| " + " | ".join(HEAD) + " | outcome |", "|" + "---|" * (len(HEAD) + 1)]
+    for result in done:
+        outcome = "held" if result.ok else f"**broken**: {result.problem}"
+        lines.append("| " + " | ".join(str(cell) for cell in cells(result)) + f" | {outcome} |")
+    total = [sum(result.counts.get(name, 0) for result in done) for name in ("attempts", "lost", "twice")]
+    faults = sum(result.faults for result in done)
+    lines += ["", f"{faults} faults, {total[0]} attempts, {total[2]} duplicates, {total[1]} lost.", ""]
+    return "\n".join(lines)

@@ -1,0 +1,324 @@
+"""`RayRollouts`: rollouts on a Ray cluster for a trainer that lives there too.
+
+    rollouts = ry.train.RayRollouts(store="postgresql://...", policy="tokens:URL#renderer=...", agent="pi", staleness=2)
+    rollouts.submit(task, size=8)
+    for scored in rollouts.take(max=32):  ...          # rows as they finish, in any order
+    rollouts.update(version=step)                      # what was begun too long ago is given up, and said so
+
+The trainer holds a handle; an actor keeps the books; workers on every node pull attempts from the store. **Every attempt that
+was submitted comes out exactly once**: with rows and a reward, or with the reason why it has none (failed, stale, cancelled). So
+a group that stays partial is reported, never dropped. Not a trainer: it computes no advantage and touches no weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Literal
+
+import msgspec
+
+from rollyard.core.errors import ConfigError, Error
+from rollyard.core.ids import new_id
+from rollyard.core.lease import Attempt
+from rollyard.core.protocols import Verifier
+from rollyard.core.rollout import Rollout
+from rollyard.core.samples import Sample, samples
+from rollyard.core.task import Task
+from rollyard.runs.config import POLICY, RunConfig
+from rollyard.runs.executor import Crew, Given
+from rollyard.runs.plan import Hooks
+from rollyard.runs.ray_executor import NAMESPACE, Ray, connected
+from rollyard.runs.run import agents_of
+from rollyard.runs.work import Work
+from rollyard.store import Store
+
+Why = Literal["failed", "stale", "cancelled"]
+_ANSWER_S = 120.0
+
+
+class Scored(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a group, as it ended. `rows` is empty and `why` says why where nothing can be trained on."""
+
+    group_id: str
+    task_id: str
+    number: int
+    size: int  # of the group
+    left: int  # attempts of the group that are still to come
+    version: int  # of the policy when the group was submitted
+    rows: tuple[Sample, ...] = ()
+    reward: float | None = None
+    rollout_id: str | None = None
+    why: Why | None = None
+    message: str = ""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the actor is made with. `staleness` None: nothing is ever too old."""
+
+    store: str
+    config: RunConfig
+    address: str
+    per_node: int
+    staleness: int | None
+    verifier: Verifier | None = None
+    hooks: Hooks = Hooks()
+
+
+class _Group(msgspec.Struct, kw_only=True):
+    id: str
+    task_id: str
+    first: int  # the number that its first attempt has in the run
+    size: int
+    version: int
+    to_come: set[int]  # places in the group
+
+    def attempt_id(self, place: int) -> str:
+        return f"{self.id}:{place}"
+
+
+class Rollouts:
+    """The actor's class: it keeps which attempt belongs to which group, and nothing that the store does not have."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._groups: dict[str, _Group] = {}
+        self._ready: deque[Scored] = deque()
+        self._more = asyncio.Condition()
+        self._counts: dict[str, int] = {}  # attempts at each task so far
+        self._version = 0
+        self._broken: str | None = None
+
+    async def start(self) -> str:
+        """The run's id, or what is in the way as a sentence with spaces: an error's class may not survive the way back."""
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._life = asyncio.get_running_loop().create_task(self._live(ready))
+        return await ready
+
+    async def _live(self, ready: asyncio.Future[str]) -> None:
+        """From the first worker to the last, in one task: whoever enters a crew must leave it."""
+        try:
+            async with AsyncExitStack() as stack:
+                crew = await self._open(stack)
+                ready.set_result(self._work.run_id)
+                async for rollout in crew:
+                    await self._ended(rollout)
+        except Exception as error:  # noqa: BLE001 - whatever ends the workers is told to the trainer, who waits
+            if not ready.done():
+                ready.set_result(f"no rollouts: {error}")
+            async with self._more:
+                self._broken = f"the rollouts ended: {error}"
+                self._more.notify_all()
+
+    async def _open(self, stack: AsyncExitStack) -> Crew:
+        order = self._order
+        self._store = await stack.enter_async_context(Store.open(order.store))
+        self._work = Work(
+            run_id=new_id("run"),
+            config=order.config,
+            tasks={},
+            agents=agents_of(order.config.agents),
+            verifier=order.verifier,
+            hooks=order.hooks,
+            stays=True,
+        )
+        executor = Ray(order.address, per_node=order.per_node, detached=False)
+        given = Given(self._store, order.config.sandbox)
+        await executor.check(self._work, given)
+        await self._store.create_run(msgspec.to_builtins(order.config), id=self._work.run_id)
+        return await stack.enter_async_context(executor.open(self._work, given))
+
+    async def submit(self, task: Task, size: int, seed: int | None) -> str:
+        first = self._counts.get(task.id, 0)
+        self._counts[task.id] = first + size
+        to_come = set(range(size))
+        group = _Group(
+            id=new_id("grp"), task_id=task.id, first=first, size=size, version=self._version, to_come=to_come
+        )
+        digest = await self._store.put_blob(msgspec.msgpack.encode(task))
+        attempts = [
+            Attempt(
+                id=group.attempt_id(place),
+                run_id=self._work.run_id,
+                task_id=task.id,
+                task_digest=digest,
+                agent=next(iter(self._work.agents)),
+                number=first + place,
+                seed=None if seed is None else seed + place,
+            )
+            for place in range(size)
+        ]
+        self._groups[group.id] = group
+        await self._store.add_attempts(self._work.run_id, attempts)
+        return group.id
+
+    async def take(self, most: int, wait_s: float) -> list[Scored] | str:
+        """Up to `most`, as soon as there is one; [] when none came in time; a text when none will ever come."""
+        async with self._more:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._more.wait_for(lambda: self._ready or self._broken)
+            except TimeoutError:
+                return []
+            if not self._ready and self._broken is not None:
+                return self._broken
+            return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
+
+    async def update(self, version: int) -> list[str]:
+        """The policy's version from now on; gives the groups that were given up because they are too old by it."""
+        self._version = max(self._version, version)
+        limit = self._order.staleness
+        if limit is None:
+            return []
+        old = [group.id for group in self._groups.values() if self._version - group.version > limit]
+        for group_id in old:
+            await self._give_up(group_id, "stale")
+        return old
+
+    async def cancel(self, group_id: str | None) -> int:
+        """Give up one group, or all; gives how many attempts were still to come."""
+        if group_id is not None and group_id not in self._groups:
+            return 0
+        wanted = [group_id] if group_id is not None else list(self._groups)
+        return sum([await self._give_up(one, "cancelled") for one in wanted])
+
+    async def waiting(self) -> dict[str, int]:
+        """Groups under way, with the attempts of each that are still to come."""
+        return {group.id: len(group.to_come) for group in self._groups.values()}
+
+    async def close(self) -> None:
+        await self.cancel(None)
+        self._life.cancel()
+        await asyncio.wait([self._life])
+
+    async def _give_up(self, group_id: str, why: Why) -> int:
+        """Those that a worker commits at this very moment still count; all others come out with the reason."""
+        group = self._groups[group_id]
+        withdrawn = await self._store.withdraw([group.attempt_id(place) for place in group.to_come])
+        for attempt_id in withdrawn:
+            await self._put(self._scored(group, int(attempt_id.rpartition(":")[2]), why=why))
+        return len(withdrawn)
+
+    async def _ended(self, rollout: Rollout) -> None:
+        group = self._groups.get(rollout.group_id or "")
+        place = rollout.attempt - group.first if group is not None else -1
+        if group is None or place not in group.to_come:
+            return
+        made = samples(rollout)
+        if rollout.reward is None or not made.rows:
+            reasons = "; ".join(dict.fromkeys(reason for one in made.refused for reason in one.reasons))
+            message = rollout.error or reasons or "nothing was captured"
+            scored = self._scored(group, place, why="failed", message=message, rollout=rollout)
+        else:
+            scored = self._scored(group, place, rows=made.rows, rollout=rollout)
+        await self._put(scored)
+
+    def _scored(
+        self,
+        group: _Group,
+        place: int,
+        *,
+        why: Why | None = None,
+        message: str = "",
+        rows: tuple[Sample, ...] = (),
+        rollout: Rollout | None = None,
+    ) -> Scored:
+        group.to_come.discard(place)
+        if not group.to_come:
+            self._groups.pop(group.id, None)
+        return Scored(
+            group_id=group.id,
+            task_id=group.task_id,
+            number=place,
+            size=group.size,
+            left=len(group.to_come),
+            version=group.version,
+            rows=rows,
+            reward=rollout.reward if rollout is not None else None,
+            rollout_id=rollout.id if rollout is not None else None,
+            why=why,
+            message=message,
+        )
+
+    async def _put(self, scored: Scored) -> None:
+        async with self._more:
+            self._ready.append(scored)
+            self._more.notify_all()
+
+
+class RayRollouts:
+    """The handle a trainer holds; its methods block, since trainers do. One may be used by several threads."""
+
+    def __init__(
+        self,
+        *,
+        store: str,
+        policy: str,
+        agent: str = "shell-agent",
+        model: str | None = None,
+        sandbox: str = "local",
+        parallel: int = 16,
+        staleness: int | None = None,
+        verifier: Verifier | None = None,
+        hooks: Hooks | None = None,
+        address: str = "auto",
+        per_node: int = 1,
+        name: str | None = None,
+        **fields: Any,
+    ) -> None:
+        """`store` is one that all nodes reach; `policy` is who answers, as on the command line. `staleness` is how many
+        versions old a group may be when its rows arrive. `fields` are a run's own (`limits`, `retries`, `lease_s` ...)."""
+        if staleness is not None and staleness < 0:
+            raise ConfigError(f"staleness must not be negative, got {staleness}")
+        config = RunConfig(
+            agents=(agent,), policies={POLICY: policy}, model=model, sandbox=sandbox, parallel=parallel, **fields
+        )
+        order = Order(
+            store=store, config=config, address=address, per_node=per_node, staleness=staleness, verifier=verifier,
+            hooks=hooks or Hooks(),
+        )  # fmt: skip
+        self._ray = connected(address)
+        actor = self._ray.remote(Rollouts).options(name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=64)
+        self._actor: Any = actor.remote(order)
+        self.run_id: str = self._get(self._actor.start.remote())
+        if " " in self.run_id:
+            self._ray.kill(self._actor)
+            raise ConfigError(self.run_id)
+
+    def submit(self, task: Task, *, size: int = 1, seed: int | None = None) -> str:
+        """`size` attempts at a task; gives the group's id. Attempt n has the seed `seed + n`."""
+        if size < 1:
+            raise ConfigError(f"a group has at least one attempt, got {size}")
+        return self._get(self._actor.submit.remote(task, size, seed))
+
+    def take(self, *, max: int = 64, timeout: float = 60.0) -> list[Scored]:
+        """What has finished, up to `max`, as soon as there is anything; [] when nothing came within `timeout`."""
+        found = self._get(self._actor.take.remote(max, timeout), timeout + _ANSWER_S)
+        if isinstance(found, str):
+            raise Error(found)
+        return found
+
+    def update(self, version: int) -> list[str]:
+        """The policy's version from now on. Groups that are too old by it are given up: their attempts come out of `take`
+        with `why="stale"`. Gives their ids."""
+        return self._get(self._actor.update.remote(version))
+
+    def cancel(self, group_id: str | None = None) -> int:
+        """Give up a group, or all of them; their attempts come out of `take` with `why="cancelled"`."""
+        return self._get(self._actor.cancel.remote(group_id))
+
+    def waiting(self) -> Mapping[str, int]:
+        """Groups under way, with how many attempts of each are still to come."""
+        return self._get(self._actor.waiting.remote())
+
+    def close(self) -> None:
+        """End the workers and the actor; what was not taken is in the store."""
+        try:
+            self._get(self._actor.close.remote())
+        finally:
+            self._ray.kill(self._actor)
+
+    def _get(self, ref: Any, timeout_s: float = _ANSWER_S) -> Any:
+        return self._ray.get(ref, timeout=timeout_s)
