@@ -53,6 +53,8 @@ class Endpoint:
             result = await self._asked(lambda client: client.call_tool(name, dict(arguments)))
         except ValidationError as error:
             return _not_valid(error)
+        except RuntimeError as error:  # the result does not keep to the tool's own output schema
+            return invalid([str(error)])
         return read(result.content, result.structured_content, is_error=bool(result.is_error))
 
     async def aclose(self) -> None:
@@ -72,8 +74,8 @@ class Endpoint:
                 return await ask(await self._client())
         except TimeoutError as error:
             raise EnvError(f"{self.url} did not answer within {self.timeout_s:g} s") from error
-        except ValidationError:
-            raise
+        except (ValidationError, RuntimeError):
+            raise  # an answer came, and asking again would run the tool again
         except MCPError as error:
             raise await self._broken(error) from error
         except Exception as error:  # what the SDK's transports raise has no common base

@@ -295,3 +295,43 @@ async def test_a_server_that_was_started_again_finds_its_instances():
             assert (await found.db("current").query("SELECT count(*) FROM tickets")).rows == [[5]]
             await found.close()
         assert (await client(server).instance(made.instance_id)).status == "stopped"
+
+
+@pytest.mark.adversarial
+async def test_no_body_makes_the_server_fail(server):
+    """Whatever is sent is refused with words; nothing is a 500, and the instance lives on."""
+    made = await client(server).make("tickets")
+    manager = made.urls.manager.api
+    headers = {"authorization": f"Bearer {KEY}", "x-runner-token": server.guard.runner_token("local")}
+    bodies = [
+        b"",
+        b"{",
+        b"[1]",
+        b"null",
+        b'"x"',
+        b"{}",
+        b'{"env_key": 7}',
+        b'{"query": "SELECT 1", "args": [{"a": []}]}',
+    ]
+    bodies += [
+        b'{"query": "SELECT \\u0000"}',
+        b'{"query": "SELECT ?", "args": [1e400]}',
+        b'{"path": "../../etc/none"}',
+        b"\xff",
+    ]
+    bodies += [b'{"seed": 99999999999999999999999}', b'{"function_code": "", "function_name": null}', b'{"sha256": 1}']
+    posts = [f"{server.url}/v1/env/instances", f"{server.url}/v1/verifiers/execute", f"{server.url}/v1/tasks"]
+    posts += [f"{manager}/{path}" for path in ("reset", "resources/sqlite/current/query", "fs/file", "fs/file/text")]
+    posts += [f"{manager}/resources/sqlite/no%2Fsuch/query", f"{server.url}/v1/env/instances/no/heartbeat"]
+    async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+        for url in posts:
+            for content in bodies:
+                answer = await http.post(url, content=content)
+                assert answer.status_code < 500 or answer.status_code in (501, 502), (url, content, answer.text)
+        assert (await http.get(f"{manager}/nothing")).status_code == 501
+        assert (await http.get(f"{server.url}/i/none/mcp")).status_code == 404
+        assert (await http.get(made.urls.app[0] + "health")).json() == {"status": "healthy"}
+        for hidden in ("mcp", "%6dcp", "x/../mcp", "/mcp", "api/v1/env/resources"):
+            assert (await http.get(made.urls.app[0] + hidden)).status_code == 404, hidden
+        assert (await http.get(made.urls.app[0].replace("/p/", "/p/0"))).status_code == 404
+    assert (await made.reset()).success

@@ -261,11 +261,13 @@ async def test_results_of_real_tools_are_read_for_what_they_mean():
         assert failed.is_error and failed.value == {"error": "no such row"} and failed.content == "no such row"
 
 
-def blunt(result):
+def blunt(result, *, schema=None, seen=None):
     """A server of the older protocol that answers every tool call with `result`, valid or not."""
 
     async def answer(request):
         asked = await request.json()
+        if seen is not None:
+            seen.append(asked["method"])
         if "id" not in asked:
             return Response(status_code=202)
         if asked["method"] == "initialize":
@@ -275,7 +277,10 @@ def blunt(result):
                 "serverInfo": {"name": "x", "version": "1"},
             }
         elif asked["method"] == "tools/list":
-            body = {"tools": [{"name": "look", "inputSchema": {"type": "object"}}]}
+            listed = {"name": "look", "inputSchema": {"type": "object"}}
+            if schema is not None:
+                listed["outputSchema"] = schema
+            body = {"tools": [listed]}
         elif asked["method"] == "tools/call":
             body = result
         else:
@@ -322,6 +327,16 @@ async def test_a_result_that_is_not_mcp_is_an_error_the_model_can_read():
     async with listening(blunt({"content": "just a string"})) as url, RemoteTools(url + "/mcp", **FAST) as tools:
         answer = await tools.ask("look", {})
         assert answer.is_error and "not valid" in answer.text
+
+
+async def test_a_result_that_breaks_the_tools_own_schema_is_an_error_and_the_tool_ran_once():
+    """E4"""
+    schema, seen = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}, []
+    broken = {"content": [{"type": "text", "text": "n is seven"}], "structuredContent": {"n": "seven"}}
+    async with listening(blunt(broken, schema=schema, seen=seen)) as url, RemoteTools(url + "/mcp", **FAST) as tools:
+        answer = await tools.ask("look", {})
+        assert answer.is_error and "not valid" in answer.text
+        assert seen.count("tools/call") == 1
 
 
 def test_text_beside_an_image_without_data_is_kept():

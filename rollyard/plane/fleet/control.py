@@ -34,10 +34,13 @@ def owned(guard: Guard, endpoint: Endpoint) -> Callable[[Request], Awaitable[Res
 
 
 async def body(request: Request, kind: type[T]) -> T:
-    if int(request.headers.get("content-length") or 0) > _MAX_BODY:
-        raise Refusal(413, f"a body is at most {_MAX_BODY} bytes")
+    data = b""
+    async for part in request.stream():
+        data += part
+        if len(data) > _MAX_BODY:
+            raise Refusal(413, f"a body is at most {_MAX_BODY} bytes")
     try:
-        return msgspec.json.decode(await request.body() or b"{}", type=kind)
+        return msgspec.json.decode(data or b"{}", type=kind)
     except msgspec.MsgspecError as error:
         raise Refusal(422, f"the body is not what this route takes: {error}") from error
 
