@@ -232,7 +232,10 @@ elif sys.argv[3] == "crash":
 """
 
 
-@pytest.mark.parametrize("ending", ["call", "exit", "crash", "interrupt", "twice"])
+@pytest.mark.parametrize(
+    "ending",
+    ["call", "twice", *(pytest.param(name, marks=pytest.mark.slow) for name in ("exit", "crash", "interrupt"))],
+)
 async def test_teardown_works_after_the_event_loop_is_gone(backend, ending):
     async with serving(backend, key=KEY) as url:
         child = await asyncio.create_subprocess_exec(
