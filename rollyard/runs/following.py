@@ -11,7 +11,7 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.runs.progress import Display, display
-from rollyard.runs.worker import COMMITTED
+from rollyard.runs.worker import COMMITTED, STARTED
 from rollyard.store import Store
 from rollyard.store.values import RunInfo
 
@@ -33,11 +33,15 @@ async def follow(where: str, run: str | None, style: str) -> None:
 
 
 class Flying(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that has begun and is not kept yet."""
+    """A rollout that has begun and is not kept yet. What it is of is unknown where that was told too long ago."""
 
     id: str
-    stage: str
-    since: float
+    stage: str = "starting"
+    since: float = 0.0
+    task: str = ""
+    attempt: int | None = None
+    agent: str = ""
+    policy: str = ""
 
 
 async def in_flight(store: Store, info: RunInfo) -> list[Flying]:
@@ -47,12 +51,15 @@ async def in_flight(store: Store, info: RunInfo) -> list[Flying]:
     kept: set[str] = set()
     for stored in await store.recent_events(info.id) if leased else ():
         event, rollout_id = stored.event, stored.event.rollout_id
-        if rollout_id is None or rollout_id in found:
+        if rollout_id is None or rollout_id in kept:
             continue
         if event.name == COMMITTED:
             kept.add(rollout_id)
-        elif event.name == "stage.started" and rollout_id not in kept:
+        elif event.name == "stage.started" and rollout_id not in found:
             found[rollout_id] = Flying(id=rollout_id, stage=str(event.fields.get("stage")), since=event.at)
+        elif event.name == STARTED:
+            known = found.get(rollout_id) or Flying(id=rollout_id, since=event.at)
+            found[rollout_id] = msgspec.structs.replace(known, **event.fields)
     return list(found.values())[:leased]
 
 

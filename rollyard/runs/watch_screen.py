@@ -156,7 +156,8 @@ class WatchApp(App[None]):
 
 
 def _begun(one: Flying) -> tuple[str, ...]:
-    return (one.id, "", "", "", one.stage, "", "", "", "", "")
+    number = "" if one.attempt is None else str(one.attempt)
+    return (one.task or one.id, number, one.agent, one.policy or "-", one.stage, "", "", "", "", "")
 
 
 def _cells(row: RolloutRow) -> tuple[str, ...]:

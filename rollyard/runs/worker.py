@@ -37,6 +37,7 @@ from rollyard.store import Store
 
 Finished = Callable[[Rollout], Awaitable[None]]
 
+STARTED = "rollout.started"
 COMMITTED = "rollout.committed"  # the event that is kept in the same transaction as its rollout
 FLUSH_S = 0.1  # events of this long become one write
 _IDLE_S, _LONGEST_IDLE_S = 0.1, 1.0
@@ -164,6 +165,7 @@ class Worker:
         try:
             answering = self._answering(attempt)
             plan = self._plan(attempt, answering)
+            await tell(self._begun(attempt, plan.rollout_id))
             return await rollout(
                 task,
                 plan,
@@ -268,6 +270,10 @@ class Worker:
         await insist(lambda: self._store.release(lease, after_s=after_s))
 
     # events
+
+    def _begun(self, attempt: Attempt, rollout_id: str) -> Event:
+        fields = {"task": attempt.task_id, "attempt": attempt.number, "agent": attempt.agent, "policy": attempt.policy}
+        return Event(at=time.time(), name=STARTED, run_id=self._work.run_id, rollout_id=rollout_id, fields=fields)
 
     def _event(self, name: str, done: Rollout, **fields: Any) -> Event:
         fields = {"task": done.task.id, "attempt": done.attempt, **fields}

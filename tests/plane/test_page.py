@@ -222,7 +222,10 @@ async def test_a_run_under_way_lists_what_is_in_flight_with_a_page_for_each(tmp_
             assert "In flight" in body
             flying = re.findall(r'data-href="(/rollouts/[^"]+)"', body)
             assert len(flying) == 2
-            assert (await get(url + flying[0]))[0] == 200
+            assert re.search(r'<a href="/rollouts/[^"]+">t[01]</a></td><td class="n">0</td><td>shell-agent</td>', body)
+            status, _, body, _ = await get(url + flying[0])
+            assert status == 200
+            assert re.search(r"<h1>t[01] ", body)
 
 
 async def test_live_news_are_numbered_and_say_when_a_run_is_over(tmp_path, backend):

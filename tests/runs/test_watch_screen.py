@@ -69,6 +69,7 @@ async def test_what_is_in_flight_stands_first_and_moves_down_when_it_ends(tmp_pa
                         while not app._flying:
                             await pilot.pause(0.1)
                     assert app.table.row_count == 1
+                    assert str(app.table.get_cell_at((0, 0))) == "t0"
                     await pilot.press("enter")
                     await pilot.pause()
                     assert "is under way" in app.screen._text

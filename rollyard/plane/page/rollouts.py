@@ -21,6 +21,7 @@ from rollyard.plane.page import steps as step_texts
 from rollyard.plane.page.drawing import branch_graph, timeline
 from rollyard.runs.report import run_prices
 from rollyard.runs.spending import cost
+from rollyard.runs.worker import STARTED
 from rollyard.store import Store
 from rollyard.store.values import StoredEvent, row_of
 
@@ -53,6 +54,8 @@ async def under_way(store: Store, rollout_id: str) -> dict[str, Any] | None:
         "graph": branch_graph(branches),
         "events": [_line(stored) for stored in events[-EVENTS:]],
         "stage": stages[-1] if stages else None,
+        "begun": next((s.event.fields for s in events if s.event.name == STARTED), {}),
+        "run_id": events[0].event.run_id,
         "command": _asked(events),
         **_window(branches, 0, newest),
     }

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+UNKNOWN = "\u2013"
+
 
 def when(at: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) if at else "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) if at else UNKNOWN
 
 
 def seconds(value: float | None) -> str:
     if value is None:
-        return "-"
+        return UNKNOWN
     if value < 1:
         return f"{value * 1000:.0f} ms"
     if value < 120:
@@ -31,14 +33,14 @@ def reward(value: float | None) -> str:
 def count(value: float | None) -> str:
     """Thousands apart; from a million on, in millions."""
     if value is None:
-        return "-"
+        return UNKNOWN
     return f"{value:,.0f}".replace(",", "\u202f") if value < 1_000_000 else f"{value / 1e6:.2f} M"
 
 
 def money(value: float | None) -> str:
     """Four digits that matter; no currency, since prices are the caller's."""
     if value is None:
-        return "-"
+        return UNKNOWN
     return f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
 
