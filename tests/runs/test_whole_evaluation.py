@@ -15,7 +15,6 @@ import rollyard as ry
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
-AGENTS = ("shell-agent", "oracle", "nop")
 WHOLE = 3 * 2 * 10 * 4
 CONFIG = """
 tasks = "{tasks}"
@@ -60,8 +59,10 @@ async def half_way(store, process):
     raise AssertionError((await process.stderr.read()).decode()[-3000:])
 
 
-async def test_three_agents_two_policies_ten_tasks_four_attempts_killed_and_resumed(tmp_path):
-    (tmp_path / "eval.toml").write_text(CONFIG.format(tasks=ROOT / "examples" / "tasks", agents=json.dumps(AGENTS)))
+@pytest.mark.parametrize("third", ["nop", pytest.param("pi", marks=pytest.mark.agent)])
+async def test_three_agents_two_policies_ten_tasks_four_attempts_killed_and_resumed(tmp_path, third):
+    agents = ("shell-agent", "oracle", third)
+    (tmp_path / "eval.toml").write_text(CONFIG.format(tasks=ROOT / "examples" / "tasks", agents=json.dumps(agents)))
     (tmp_path / "fixer.yaml").write_text(FIXER)
     (tmp_path / "idle.yaml").write_text(IDLE)
     first = await start(tmp_path)
@@ -87,13 +88,17 @@ async def test_three_agents_two_policies_ten_tasks_four_attempts_killed_and_resu
         assert (await store.get_run(run_id)).finished
     report = json.loads(said)
     by_name = {line["name"]: line for line in report["lines"]}
-    assert set(by_name) == {f"{agent} / {policy}" for agent in AGENTS for policy in ("fixer", "idle")}
+    assert set(by_name) == {f"{agent} / {policy}" for agent in agents for policy in ("fixer", "idle")}
     assert {line["attempts"] for line in by_name.values()} == {40}
     assert by_name["oracle / fixer"]["reward"]["value"] == 1.0
-    assert by_name["nop / idle"]["reward"]["value"] == 0.0
-    assert by_name["shell-agent / fixer"]["reward"]["value"] > by_name["shell-agent / idle"]["reward"]["value"]
-    assert by_name["shell-agent / fixer"]["cost"] > 0
-    assert report["failures"] == {"agent": {"Unsupported": 8}}  # shell-agent has no MCP client, and one task needs it
+    assert by_name[f"{third} / idle"]["reward"]["value"] == 0.0
+    for agent in {"shell-agent", third} - {"nop"}:
+        assert by_name[f"{agent} / fixer"]["reward"]["value"] > by_name[f"{agent} / idle"]["reward"]["value"]
+        assert by_name[f"{agent} / fixer"]["cost"] > 0
+    assert set(report["failures"]) == {"agent"}
+    assert set(report["failures"]["agent"]) == {
+        "Unsupported"
+    }  # one task needs an MCP client, which shell-agent has not
     assert by_name["shell-agent / idle"]["scored"] == 36
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
     async with ry.sandbox.backend("local") as backend:
