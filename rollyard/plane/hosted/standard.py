@@ -18,7 +18,7 @@ from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream, Sandbox
 from rollyard.plane.engines import INSTANCE_LABEL, PLANE_LABEL, Abilities, Made
 from rollyard.plane.hosted.envelope import Service, removed, text
-from rollyard.sandbox.local.streams import SocketStream
+from rollyard.sandbox.streams import SocketStream
 
 _INSTANCES = "/aenvironment/instance"
 _DIAL_S = 10.0

@@ -27,9 +27,9 @@ from rollyard.sandbox.docker import netns
 from rollyard.sandbox.docker.container import SOCKET_DIR
 from rollyard.sandbox.docker.engine import Stream
 from rollyard.sandbox.docker.programs import ROOT, Programs
-from rollyard.sandbox.local.streams import SocketListener, SocketStream
 from rollyard.sandbox.relay import Relay, program
 from rollyard.sandbox.relay.way import nothing_there
+from rollyard.sandbox.streams import SocketListener, SocketStream
 
 Route = Literal["netns", "socket", "exec"]
 ROUTES: tuple[Route, ...] = ("netns", "socket", "exec")

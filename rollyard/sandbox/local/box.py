@@ -23,7 +23,7 @@ from rollyard.sandbox.local.files import Files
 from rollyard.sandbox.local.inner import protocol
 from rollyard.sandbox.local.job import ANSWER_S, LocalJob
 from rollyard.sandbox.local.journal import Entry, Home
-from rollyard.sandbox.local.streams import SocketListener, SocketStream
+from rollyard.sandbox.streams import SocketListener, SocketStream
 
 _GRACE_S = 5.0
 _KILL_S = 10.0
