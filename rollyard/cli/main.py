@@ -32,6 +32,8 @@ VERBS: dict[str, str] = {
     "clean": "remove what dead sandboxes left, and end live ones by label or age",
     "init": "start a new task, taskset or agent from files that work",
     "check": "hold a sandbox backend (or another part) against its conformance list",
+    "push": "send a task folder or an aenv project to a control plane",
+    "store": "back a store up while it is in use, and restore it",
     "serve": "run a server: the gate that agents talk to, and others",
 }
 

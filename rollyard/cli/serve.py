@@ -178,7 +178,9 @@ def model(
 
 @app.command()
 def plane(
-    store: Annotated[str, typer.Option(help="a path, sqlite:///path, postgresql://... or redis://...")] = "rollyard.db",
+    store: Annotated[
+        str, typer.Option(envvar="ROLLYARD_STORE", help="a path, sqlite:///path, postgresql://... or redis://...")
+    ] = "rollyard.db",
     engine: Annotated[str, typer.Option(help="engines, the first is the default: local,docker,arca=URL")] = "local",
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 picks a free one")] = 8600,
@@ -189,6 +191,9 @@ def plane(
     burst: Annotated[int, typer.Option(help="creations at once that a rate allows", min=1)] = 20,
     sweep_s: Annotated[float, typer.Option(help="seconds between sweeps")] = 30.0,
     public_url: Annotated[str | None, typer.Option(help="where callers reach it, for signed URLs")] = None,
+    drain_s: Annotated[float, typer.Option(help="seconds of not being ready before a stop")] = 0.0,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error; JSON lines on stderr")] = "info",
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="one line for each request")] = False,
     worlds: Annotated[Path | None, typer.Option(help="Fleet: a folder of folders with a world.toml")] = None,
     fleet_tasks: Annotated[list[Path] | None, typer.Option(help="Fleet: a file of tasks; may be repeated")] = None,
     aenv: Annotated[str, typer.Option(help="the address of AEnvironment's ports 8080 and 8081; auto or off")] = "auto",
@@ -219,6 +224,9 @@ def plane(
             burst=burst,
             sweep_s=sweep_s,
             public_url=public_url,
+            drain_s=drain_s,
+            log_level=log_level,
+            log_requests=log_requests,
             faces=FaceOptions(
                 aenv=aenv, aenv_keys=aenv_keys, fleet=FleetOptions(worlds=worlds, tasks=tuple(fleet_tasks or ()))
             ),

@@ -1,6 +1,7 @@
 """`serve plane`: a store, engines, the native API, the sweep and the page put together, from options to a clean shutdown.
 
-Instances outlive the server: a stop ends the sweep and the API, and the next start goes on with the same rows. The admin key
+Instances outlive the server: a stop ends the sweep and the API once what is under way is finished, and the next start goes on
+with the same rows. The admin key
 is in a file that only its owner reads; `--print-env` says it for scripts that start the server themselves. The page asks for no
 key and shows the whole store, so it is there only where the server listens on loopback.
 """
@@ -11,7 +12,9 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 import uvicorn
@@ -20,16 +23,18 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.ids import secret
 from rollyard.core.plane import Terms
 from rollyard.plane.api import plane_app
+from rollyard.plane.duty import Duty
 from rollyard.plane.engines import Engine, engine
 from rollyard.plane.faces import FaceOptions, Footing, open_faces, sdk_key_of
 from rollyard.plane.listening import LOOPBACK, listening
+from rollyard.plane.logs import configure
 from rollyard.plane.page.app import page_app
 from rollyard.plane.page.planes import PlaneTables
 from rollyard.plane.parts import assemble
 from rollyard.plane.plans import Settings
 from rollyard.store.plane.opening import open_plane
 
-_STOP_S = 30.0
+_STOP_S = 30
 
 
 class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +48,9 @@ class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     burst: int = 20
     sweep_s: float = 30.0
     public_url: str | None = None
+    drain_s: float = 0.0
+    log_level: str = "info"
+    log_requests: bool = False
     faces: FaceOptions = FaceOptions()
 
 
@@ -72,6 +80,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 def serve_plane(options: PlaneOptions, *, say: Callable[[Ready], None]) -> None:
     """Blocks until SIGINT or SIGTERM."""
+    configure(options.log_level)
     asyncio.run(_serve(options, say))
 
 
@@ -94,7 +103,7 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         page = None
         if store is not None and options.host in LOOPBACK:
             page = page_app(store, plane=PlaneTables(store.plane, engines, parts.sweeper, options.quota))
-        app = plane_app(parts, page=page, public_url=options.public_url)
+        app = plane_app(parts, page=page, public_url=options.public_url, log_requests=options.log_requests)
         for work in (parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)):
             stack.push_async_callback(_stopped, asyncio.create_task(work))
         host = f"[{options.host}]" if ":" in options.host else options.host
@@ -107,8 +116,29 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         )
         faces = stack.enter_context(open_faces(app, footing, options.faces))
         say(Ready(url=url, engines=tuple(engines), admin_key_file=str(where), key=key, named=faces.named))
-        config = uvicorn.Config(faces, log_level="warning", lifespan="off", timeout_graceful_shutdown=30)
-        await uvicorn.Server(config).serve(sockets=[sock, *faces.sockets])
+        config = uvicorn.Config(
+            faces, log_config=None, lifespan="off", server_header=False, timeout_graceful_shutdown=_STOP_S
+        )
+        await _Server(config, parts.duty, options.drain_s).serve(sockets=[sock, *faces.sockets])
+
+
+class _Server(uvicorn.Server):
+    """Asked to stop, it says for `drain_s` seconds that it is not ready, then finishes what is under way. Asked twice, at
+    once."""
+
+    def __init__(self, config: uvicorn.Config, duty: Duty, drain_s: float) -> None:
+        super().__init__(config)
+        self._duty, self._drain_s = duty, drain_s
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        again = self._duty.over.is_set()
+        self._loop.call_soon_threadsafe(self._duty.over.set)
+        if self._drain_s > 0 and not again:
+            later = partial(super().handle_exit, sig, frame)
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._drain_s, later)
+        else:
+            super().handle_exit(sig, frame)
 
 
 async def _stopped(task: asyncio.Task[None]) -> None:
@@ -122,8 +152,8 @@ def _admin_key(path: Path | None, port: int) -> tuple[str, Path]:
         root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rollyard"
         path = root / f"plane-{port}.admin-key"
     if path.exists():
-        if path.stat().st_mode & 0o077:
-            raise ConfigError(f"others can read {path}", hint=f"chmod 600 {path}")
+        if path.stat().st_mode & 0o027:  # a group may read it: that is how mounted secrets come
+            raise ConfigError(f"others can read {path}, or its group can write it", hint=f"chmod 600 {path}")
         return path.read_text().strip(), path
     key = secret("ryk")
     path.parent.mkdir(parents=True, exist_ok=True)

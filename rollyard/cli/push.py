@@ -1,0 +1,40 @@
+"""`rollyard push`: a task folder or an aenv project, to a control plane's hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import typer
+
+from rollyard.cli.printing import print_json
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="a Harbor task folder or an aenv project")],
+    url: Annotated[str, typer.Option(envvar="ROLLYARD_URL", help="the plane")] = "http://127.0.0.1:8600",
+    key: Annotated[str, typer.Option(envvar="ROLLYARD_KEY", help="better given by the variable than here")] = "",
+    name: Annotated[str | None, typer.Option(help="instead of the folder's own")] = None,
+    version: Annotated[str | None, typer.Option(help="instead of the folder's own")] = None,
+    image: Annotated[str | None, typer.Option(help="the image on the plane's engines")] = None,
+    release: Annotated[bool, typer.Option(help="make the version immutable")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="the environment as JSON")] = False,
+) -> None:
+    """Send a folder as a bundle and describe it as an environment version."""
+    from rollyard.plane.client import Plane
+    from rollyard.plane.push import push as pushed
+
+    async def work() -> dict[str, Any]:
+        async with Plane(url, key) as plane:
+            return await pushed(plane, folder, name=name, version=version, image=image, release=release)
+
+    record = anyio.run(work)
+    if as_json:
+        print_json(record)
+        return
+    sha256 = record["spec"]["artifacts"]["bundle"]
+    typer.echo(f"{record['id']} revision {record['revision']} {record['status']}, bundle {sha256[:12]}")

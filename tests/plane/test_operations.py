@@ -1,0 +1,163 @@
+"""`serve plane` as operators see it: logs without secrets, a stop that drains, manifests that parse."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+
+from rollyard.plane.logs import redacted
+
+pytestmark = pytest.mark.anyio
+DEPLOY = Path(__file__).parents[2] / "deploy"
+MAIN = "from rollyard.cli.main import main; main()"
+
+
+@asynccontextmanager
+async def process(folder, *options, engine="noop"):
+    """A server, its URL and key; its log is in `folder/log`."""
+    where = ["--store", str(folder / "p.db"), "--admin-key-file", str(folder / "key"), "--port", "0", "--aenv", "off"]
+    with (folder / "log").open("wb") as log:
+        server = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", MAIN, "serve", "plane", *where, "--engine", engine, "--print-env", *options,
+            stdout=asyncio.subprocess.PIPE, stderr=log, env={**os.environ},
+        )  # fmt: skip
+    try:
+        env = {}
+        async with asyncio.timeout(60):
+            while not (line := (await server.stdout.readline()).decode()).startswith("rollyard plane ready"):
+                name, _, value = line.strip().partition("=")
+                env[name] = value
+        async with aiohttp.ClientSession(
+            env["ROLLYARD_URL"], headers={"Authorization": f"Bearer {env['ROLLYARD_KEY']}"}
+        ) as http:
+            yield server, http, env
+    finally:
+        if server.returncode is None:
+            server.send_signal(signal.SIGKILL)
+        await server.wait()
+
+
+@pytest.mark.adversarial
+async def test_no_key_token_or_signed_url_is_ever_logged(tmp_path):
+    async with process(tmp_path, "--log-requests", "--log-level", "debug", engine="local") as (server, http, env):
+        async with http.post("/v1/instances", json={"image": "host"}) as answer:
+            made = await answer.json()
+        async with http.post(f"/v1/instances/{made['id']}/presign", json={"port": 80}) as answer:
+            url = (await answer.json())["url"]
+        async with aiohttp.ClientSession() as nobody:
+            for path in (url, url + "x?y=z", env["ROLLYARD_URL"] + "/at/forged.80.1.sig/"):
+                async with nobody.get(path):
+                    pass
+            token = {"Authorization": f"Bearer {made['token']}"}
+            async with nobody.get(f"{env['ROLLYARD_URL']}/v1/instances/{made['id']}/data/", headers=token):
+                pass
+            async with nobody.get(
+                f"{env['ROLLYARD_URL']}/v1/keys", headers={"Authorization": "Bearer ryk-" + "w" * 30}
+            ):
+                pass
+        async with http.post("/v1/keys", json={"role": "agent", "owner": "ann"}) as answer:
+            key = (await answer.json())["key"]
+        async with http.delete(f"/v1/instances/{made['id']}"):
+            pass
+        server.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(server.wait(), 60)
+    text = (tmp_path / "log").read_text()
+    signed = url.rstrip("/").rsplit("/", 1)[1]
+    for secret in (env["ROLLYARD_KEY"], made["token"], key, signed, signed.rsplit(".", 1)[1], "ryk-" + "w" * 30):
+        assert secret not in text
+    lines = [json.loads(line) for line in text.splitlines()]
+    asked = [line for line in lines if line["event"] == "request"]
+    assert {"method", "route", "status", "ms", "timestamp", "level"} <= set(asked[0])
+    assert {line["route"] for line in asked} >= {"/v1/instances", "/v1/instances/{id}/presign"}
+
+
+def test_what_looks_like_a_secret_is_taken_out_of_every_value():
+    event = {
+        "event": "x",
+        "a": "key ryk-abcdefghijklmnopqrstuvwx!",
+        "b": {"url": "http://h/at/inst_1.80.5.sig/x", "c": ["Bearer abc", "http://h/bundles/a.b.c"]},
+    }
+    assert redacted(None, "info", event) == {
+        "event": "x",
+        "a": "key ***!",
+        "b": {"url": "http://h/at/***/x", "c": ["Bearer ***", "http://h/bundles/***"]},
+    }
+
+
+async def test_a_stop_first_says_not_ready_ends_streams_and_finishes_what_is_under_way(tmp_path):
+    async with process(tmp_path, "--drain-s", "1.5") as (server, http, _):
+        async with http.get("/ready") as answer:
+            assert answer.status == 200
+        stream = await http.get("/v1/watch")
+        assert (await stream.content.readuntil(b"\n\n")).startswith(b"event: current")
+        server.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            while True:
+                async with http.get("/ready") as answer:
+                    if answer.status == 503:
+                        break
+                await asyncio.sleep(0.01)
+        async with http.post("/v1/instances", json={"image": "host"}) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "draining")
+        async with http.get("/v1/usage") as answer:
+            assert answer.status == 200
+        await asyncio.wait_for(stream.content.read(), 30)
+        assert await asyncio.wait_for(server.wait(), 60) in (0, -signal.SIGTERM)
+
+
+def test_kubernetes_manifests_and_the_compose_file_parse_and_hang_together():
+    found = [
+        one for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")) for one in yaml.safe_load_all(path.read_text())
+    ]
+    kinds = {one["kind"]: one for one in found}
+    assert {"Deployment", "Service", "Secret", "PodDisruptionBudget", "NetworkPolicy"} <= set(kinds)
+    assert all(one["apiVersion"] and one["metadata"]["name"] for one in found)
+    template = kinds["Deployment"]["spec"]["template"]
+    labels = template["metadata"]["labels"]
+    for selecting in (
+        kinds["Deployment"]["spec"]["selector"]["matchLabels"],
+        kinds["Service"]["spec"]["selector"],
+        kinds["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+    ):
+        assert selecting.items() <= labels.items()
+    container = template["spec"]["containers"][0]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health"
+    drain = float(container["args"][container["args"].index("--drain-s") + 1])
+    assert template["spec"]["terminationGracePeriodSeconds"] > drain + 30
+    compose = yaml.safe_load((DEPLOY / "docker-compose.yaml").read_text())
+    assert set(compose["services"]["plane"]["depends_on"]) <= set(compose["services"])
+
+
+@pytest.mark.parametrize("where", ["kubernetes", "compose", "systemd"])
+def test_the_options_that_examples_use_exist(where):
+    """Each command line is parsed by the real parser."""
+    import shlex
+
+    import typer
+
+    from rollyard.cli.serve import app
+
+    if where == "kubernetes":
+        found = [one for path in (DEPLOY / "kubernetes").glob("*.yaml") for one in yaml.safe_load_all(path.read_text())]
+        (deployment,) = [one for one in found if one["kind"] == "Deployment"]
+        words = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    elif where == "compose":
+        words = yaml.safe_load((DEPLOY / "docker-compose.yaml").read_text())["services"]["plane"]["command"]
+    else:
+        unit = (DEPLOY / "rollyard-plane.service").read_text()
+        line = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
+        words = shlex.split(line.partition("=")[2])[1:]
+        assert "KillMode=mixed" in unit and "TimeoutStopSec=" in unit
+    assert words[:2] == ["serve", "plane"]
+    command = typer.main.get_command(app).commands["plane"]
+    context = command.make_context("plane", [str(word) for word in words[2:]])
+    assert context.params["store"]
