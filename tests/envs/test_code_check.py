@@ -277,7 +277,7 @@ async def test_describe_query_and_their_caps(shop):
     assert (await shop.query("current", "SELECT count(*) FROM orders")).rows == [[3]]
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     with pytest.raises(EnvError, match="interrupted"):
-        await SandboxDatabases(shop._sandbox, shop.paths, seconds=1.0).query("current", endless)
+        await SandboxDatabases(shop._program._sandbox, shop.paths, seconds=1.0).query("current", endless)
     written = await shop.query("current", "UPDATE orders SET item = 'can' WHERE id = 3", read_only=False)
     assert written.rows_affected == 1
     with pytest.raises(EnvError, match="no database 'other'; known: current, seed"):
@@ -294,3 +294,21 @@ async def test_snapshot_diff_and_restore(shop):
     assert (await shop.diff("seed", "current"))["orders"]["total_changes"] == 0
     shop.paths["kept"] = "/srv/kept.db"
     assert (await shop.query("kept", "SELECT count(*) FROM orders")).rows == [[3]]
+
+
+async def test_questions_are_answered_one_at_a_time_by_one_program_that_may_be_lost(shop):
+    """E13"""
+    counts = await asyncio.gather(*(shop.query("current", "SELECT ? + count(*) FROM orders", [n]) for n in range(20)))
+    assert [found.rows for found in counts] == [[[3 + n]] for n in range(20)]
+    job = shop._program._job
+    assert job is not None
+    await job.kill()
+    from rollyard.core.errors import Error
+
+    with pytest.raises(Error):
+        await shop.query("current", "SELECT 1")
+    assert (await shop.query("current", "SELECT 1")).rows == [[1]], "the next question has a new one"
+    asking = asyncio.create_task(shop.query("current", "SELECT 2"))
+    await asyncio.sleep(0)
+    asking.cancel()
+    assert (await shop.query("current", "SELECT 3")).rows == [[3]], "an answer nobody waited for is nobody else's"

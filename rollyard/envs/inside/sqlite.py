@@ -1,4 +1,4 @@
-"""One request about a SQLite file: JSON on stdin, JSON on stdout.
+"""Requests about SQLite files: a line of JSON on stdin each, a line of JSON on stdout for it, until stdin ends.
 
 Reading is the default and is enforced three times: the file is opened read-only, `query_only` is set, and nothing may be
 attached. Rows and time are capped. A file that an agent wrote may be hostile: that is why this runs in the agent's own sandbox.
@@ -11,6 +11,7 @@ import json
 import sqlite3
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -43,7 +44,11 @@ def opened(path: str, *, read_only: bool, seconds: float) -> sqlite3.Connection:
 
 
 def describe(asked: Answer) -> Answer:
-    made = opened(asked["path"], read_only=True, seconds=asked["seconds"])
+    with closing(opened(asked["path"], read_only=True, seconds=asked["seconds"])) as made:
+        return {"tables": _tables(made)}
+
+
+def _tables(made: sqlite3.Connection) -> list[Answer]:
     tables: list[Answer] = []
     listed = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
     for name, sql in made.execute(listed).fetchall():
@@ -52,12 +57,15 @@ def describe(asked: Answer) -> Answer:
             for row in made.execute(f"PRAGMA table_info({snapshots.quoted(name)})")
         ]
         tables.append({"name": name, "sql": sql or "", "columns": columns})
-    return {"tables": tables}
+    return tables
 
 
 def query(asked: Answer) -> Answer:
-    made = opened(asked["path"], read_only=asked["read_only"], seconds=asked["seconds"])
-    found = made.execute(asked["sql"], asked.get("args") or [])
+    with closing(opened(asked["path"], read_only=asked["read_only"], seconds=asked["seconds"])) as made:
+        return _rows(made.execute(asked["sql"], asked.get("args") or []), asked)
+
+
+def _rows(found: sqlite3.Cursor, asked: Answer) -> Answer:
     if found.description is None:
         return {"columns": [], "rows": [], "rows_affected": found.rowcount, "last_insert_id": found.lastrowid}
     most = asked["max_rows"]
@@ -76,6 +84,7 @@ def copy(asked: Answer) -> Answer:
     with target:
         source.backup(target)
     target.close()
+    source.close()
     return {"target": asked["target"]}
 
 
@@ -88,9 +97,11 @@ _KNOWN = {"describe": describe, "query": query, "copy": copy, "diff": diff}
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    try:
-        answer = {"ok": True, **_KNOWN[asked["op"]](asked)}
-    except (sqlite3.Error, sqlite3.Warning, OSError, ValueError, OverflowError) as error:
-        answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-    json.dump(answer, sys.stdout, default=plain)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            answer = {"ok": True, **_KNOWN[asked["op"]](asked)}
+        except (sqlite3.Error, sqlite3.Warning, OSError, ValueError, OverflowError) as error:
+            answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+        sys.stdout.write(json.dumps(answer, default=plain) + "\n")
+        sys.stdout.flush()
