@@ -161,16 +161,18 @@ async def test_a_world_that_does_not_start_is_an_error_with_its_last_words(serve
 
 async def test_heartbeats_keep_an_instance_and_their_absence_ends_it(server):
     sdk = client(server)
-    made = await sdk.make("tickets", heartbeat_interval=2)
-    for _ in range(3):
-        await asyncio.sleep(1)
-        beat = await made.heartbeat()
-        assert beat.interval_seconds == 2 and beat.deadline_timestamp
-    assert (await sdk.instance(made.instance_id)).status == "running"
+    patient, made = await asyncio.gather(
+        sdk.make("tickets", heartbeat_interval=600), sdk.make("tickets", heartbeat_interval=2)
+    )
+    first = await patient.heartbeat()
+    second = await patient.heartbeat()
+    assert first.success and first.interval_seconds == 600 and second.deadline_timestamp > first.deadline_timestamp
     async with asyncio.timeout(60):
         while (await sdk.instance(made.instance_id)).status == "running":
             await asyncio.sleep(0.2)
-    assert made.instance_id not in await server.left()
+    assert await server.left() == [patient.instance_id]
+    with pytest.raises(fleet._async.exceptions.FleetAPIError, match="stopped"):
+        await made.heartbeat()
 
 
 async def test_verifier_functions_run_on_the_instance(server):
