@@ -29,6 +29,7 @@ from rollyard.plane.faces import FaceOptions, Footing, open_faces, sdk_key_of
 from rollyard.plane.listening import LOOPBACK, listening
 from rollyard.plane.logs import configure
 from rollyard.plane.page.app import page_app
+from rollyard.plane.page.hosts import OnlyHosts
 from rollyard.plane.page.planes import PlaneTables
 from rollyard.plane.parts import assemble
 from rollyard.plane.plans import Settings
@@ -102,7 +103,8 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
         await parts.access.named(sdk_key, "trainer", "admin")
         page = None
         if store is not None and options.host in LOOPBACK:
-            page = page_app(store, plane=PlaneTables(store.plane, engines, parts.sweeper, options.quota))
+            shown = page_app(store, plane=PlaneTables(store.plane, engines, parts.sweeper, options.quota))
+            page = OnlyHosts(shown, LOOPBACK)
         app = plane_app(parts, page=page, public_url=options.public_url, log_requests=options.log_requests)
         for work in (parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)):
             stack.push_async_callback(_stopped, asyncio.create_task(work))

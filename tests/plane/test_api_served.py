@@ -65,6 +65,8 @@ async def test_refusals_come_back_as_typed_errors_and_the_page_is_there(tmp_path
             with pytest.raises(PlaneUnauthorized):
                 await nobody.engines()
         assert b"<html" in await plane.bytes("GET", "/page/")
+        assert b"noop" in await plane.bytes("GET", "/page/plane")
+        assert b"/page/plane/hub" in await plane.bytes("GET", "/page/plane/instances")
         assert set((await plane.instances.delete_many(run_id="r")).values()) == {"deleted"}
 
 

@@ -22,8 +22,10 @@ import rollyard as ry
 from bench.page import PRICES, fill
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.plane.listening import LOOPBACK
 from rollyard.plane.page.actions import LocalActions
 from rollyard.plane.page.app import page_app
+from rollyard.plane.page.hosts import OnlyHosts
 from rollyard.plane.page.words import money
 
 pytestmark = pytest.mark.anyio
@@ -117,6 +119,30 @@ async def test_what_is_not_there_is_a_404_and_nothing_can_be_changed_without_a_t
             assert (await get(f"{url}/static/..%2fapp.py"))[0] == 404
             assert (await get(f"{url}/start"))[0] == 403
             assert (await get(f"{url}/rollouts/{rollout.id}/rescore", {}))[0] == 403
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:1", 200),
+        ("localhost", 200),
+        ("[::1]:8700", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:80", 403),
+    ],
+)
+async def test_a_website_whose_name_was_pointed_at_loopback_reads_nothing(tmp_path, host, status):
+    async with ry.Store.open(tmp_path / "runs.db") as store, serving(OnlyHosts(page_app(store), LOOPBACK)) as url:
+
+        def ask():
+            request = urllib.request.Request(url, headers={"Host": host})
+            try:
+                return urllib.request.urlopen(request, timeout=30).status
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        assert await asyncio.to_thread(ask) == status
 
 
 async def test_a_rollout_started_on_the_page_runs_is_watched_and_can_be_cancelled(tmp_path):

@@ -9,11 +9,13 @@ from contextlib import AsyncExitStack
 import msgspec
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 
 from rollyard.core.ids import secret
 from rollyard.plane.listening import LOOPBACK, listening
 from rollyard.plane.page.actions import LocalActions
 from rollyard.plane.page.app import page_app
+from rollyard.plane.page.hosts import OnlyHosts
 from rollyard.plane.page.planes import PlaneTables
 from rollyard.store import Store
 
@@ -40,7 +42,9 @@ async def _serve(
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{sock.getsockname()[1]}/"
         plane = PlaneTables(kept.plane) if await kept.plane.in_use() else None
-        app = page_app(kept, plane=plane, actions=actions, token=token)
+        app: ASGIApp = page_app(kept, plane=plane, actions=actions, token=token)
+        if host in LOOPBACK:
+            app = OnlyHosts(app, LOOPBACK)
         config = uvicorn.Config(app, log_level="warning", lifespan="off")
         if as_json:
             say(msgspec.json.encode({"url": url, "token": token}).decode())
