@@ -1,32 +1,15 @@
 """The Fleet-shaped server with the worlds of `examples/worlds`, on a loopback port and over the local backend."""
 
-import asyncio
-import socket
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-import uvicorn
-
 from rollyard.plane.fleet import Tasks, fleet_app, load_worlds, one_key
 from rollyard.sandbox.local.backend import LocalBackend
+from tests.plane.e2b_server import listening
 
 WORLDS = Path(__file__).parents[1] / "examples" / "worlds"
 KEY = "flt-test-key"
-
-
-@asynccontextmanager
-async def listening(app, port=0):
-    """Any ASGI app at an address."""
-    with socket.create_server(("127.0.0.1", port)) as sock:
-        config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        running = asyncio.create_task(server.serve(sockets=[sock]))
-        try:
-            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await asyncio.wait_for(running, 30)
 
 
 class Seen:

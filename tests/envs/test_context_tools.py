@@ -6,7 +6,7 @@ import pytest
 
 from rollyard.envs.context_tools import Chat, ContextTools, text_of
 from rollyard.tools import RemoteTools, Toolset
-from tests.fleet_server import listening
+from tests.plane.e2b_server import listening
 
 pytestmark = pytest.mark.anyio
 

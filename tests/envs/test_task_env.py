@@ -6,12 +6,13 @@ import asyncio
 import inspect
 import json
 import logging
+import sys
 
 import pytest
 
 import rollyard as ry
 from rollyard import sync
-from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, UnknownName, Unsupported
+from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, MissingExtra, UnknownName, Unsupported
 from rollyard.envs.code_check import Checked
 from rollyard.envs.fleet import FleetProvider
 from rollyard.envs.provider import InstanceRequest, provision
@@ -180,6 +181,36 @@ async def test_the_blocking_facade_works_inside_a_running_loop(server):
 
     assert await asyncio.to_thread(used) == 1.0
     assert await server.left() == []
+
+
+async def test_a_remote_task_is_served_like_any_environment(server):
+    """A trainer elsewhere drives it over HTTP and WebSocket."""
+    from tests.envs.conftest import served
+
+    async with served(lambda: env_of(server)) as url:
+        async with ry.envs.connect(url) as remote:
+            first = await remote.reset(seed=2)
+            assert first.observation["prompt"].startswith("Close the ticket")
+            (printer,) = [
+                row["id"]
+                for row in (await remote.step({"tool": "list_tickets"})).info["tool_result"]
+                if "Printer" in row["title"]
+            ]
+            assert printer == 4, "the seed went all the way"
+            done = await remote.step(
+                {"tool": "set_state", "params": {"ticket_id": printer, "state": "closed"}, "done": True}
+            )
+            assert done.reward == 1.0 and done.terminated
+    assert await server.left() == [], "the session's end released it"
+
+
+async def test_without_the_sdk_the_error_says_what_to_install(monkeypatch):
+    """E2: pip extra"""
+    monkeypatch.setitem(sys.modules, "fleet", None)
+    env = ry.TaskEnv({"env_key": "tickets"}, api_key="k", base_url="http://127.0.0.1:9")
+    with pytest.raises(MissingExtra, match=r"pip install 'rollyard\[fleet\]'"):
+        await env.reset()
+    await env.close()
 
 
 # E6: the verifier
@@ -525,7 +556,7 @@ def standing_env(judge=None, **options):
     from contextlib import asynccontextmanager
 
     from rollyard.tools import Toolset, tool
-    from tests.fleet_server import listening
+    from tests.plane.e2b_server import listening
 
     @tool
     async def look() -> str:

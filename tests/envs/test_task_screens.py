@@ -22,7 +22,8 @@ from rollyard.envs.task_config import TaskConfig
 from rollyard.envs.task_env import TaskEnv
 from rollyard.plane.fleet import World, load_world
 from rollyard.tools import Toolset, tool
-from tests.fleet_server import KEY, WORLDS, listening, serving
+from tests.fleet_server import KEY, WORLDS, serving
+from tests.plane.e2b_server import listening
 
 pytest.importorskip("fleet", reason="the extra `fleet` (fleet-python) is not installed")
 pytestmark = pytest.mark.anyio

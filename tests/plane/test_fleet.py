@@ -284,7 +284,8 @@ async def test_an_agents_token_opens_the_tools_of_its_instance_and_nothing_else(
 
 async def test_a_server_that_was_started_again_finds_its_instances():
     from rollyard.plane.fleet import fleet_app, load_worlds, one_key
-    from tests.fleet_server import WORLDS, listening
+    from tests.fleet_server import WORLDS
+    from tests.plane.e2b_server import listening
 
     async with serving(secret="a secret that stays") as server:
         made = await client(server).make("tickets", run_id="kept")

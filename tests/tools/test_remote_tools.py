@@ -10,7 +10,6 @@ import socket
 from contextlib import asynccontextmanager
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
@@ -19,22 +18,10 @@ from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, UnknownT
 from rollyard.core.message import Image
 from rollyard.tools import RemoteTools, ToolError, Toolset, openai_tool, tool
 from rollyard.tools.answers import NO_IMAGE, read
+from tests.plane.e2b_server import listening
 
 pytestmark = pytest.mark.anyio
 FAST = {"pauses_s": (0.0,), "timeout_s": 20.0}
-
-
-@asynccontextmanager
-async def listening(app):
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        running = asyncio.create_task(server.serve(sockets=[sock]))
-        try:
-            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await asyncio.wait_for(running, 20)
 
 
 class Server:
