@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.drills.ground import Driver, Leftovers, Postgres, Upstream, account, wait_for
+from bench.drills.ground import Driver, Leftovers, Postgres, Upstream, account, causes, wait_for
 from rollyard.testing.ray_cluster import RayCluster
 
 LEASE_S = 6.0
@@ -48,11 +48,17 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     left: dict[str, int]
     problem: str = ""
+    causes: dict[str, int] = {}
 
     @property
     def ok(self) -> bool:
         wrong = ("lost", "twice", "reward_of_infra", "zombie_calls", "leases", "open_sessions")
-        return not self.problem and not any(self.counts.get(n) for n in wrong) and not any(self.left.values())
+        return (
+            self.faults > 0
+            and not self.problem
+            and not any(self.counts.get(n) for n in wrong)
+            and not any(self.left.values())
+        )
 
 
 class Ground:
@@ -157,14 +163,17 @@ async def gate(ground: Ground, driver: Driver) -> int:
 
 async def zygote(ground: Ground, driver: Driver) -> int:
     """SIGKILL of the process that makes a worker's sandboxes, on every node."""
-    killed = 0
-    for pid in ground.workers():
-        for child in " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split():
-            with contextlib.suppress(OSError):
-                if b"inner.zygote" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    os.kill(int(child), signal.SIGKILL)
-                    killed += 1
+    log, killed = f"{ground.home}/launcher.log", 0
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.readlink(entry / "fd/2") == log and "\nPPid:\t1\n" in status(entry):
+                os.kill(int(entry.name), signal.SIGKILL)
+                killed += 1
     return killed
+
+
+def status(process: Path) -> str:
+    return (process / "status").read_text()
 
 
 async def database_restart(ground: Ground, driver: Driver) -> int:
@@ -177,9 +186,9 @@ async def database_restart(ground: Ground, driver: Driver) -> int:
 
 async def database_pause(ground: Ground, driver: Driver) -> int:
     """The database stands still for 20 s, longer than three leases."""
-    ground.postgres.freeze(signal.SIGSTOP)
+    ground.postgres.signal(signal.SIGSTOP)
     await asyncio.sleep(20)
-    ground.postgres.freeze(signal.SIGCONT)
+    ground.postgres.signal(signal.SIGCONT)
     return 1
 
 
@@ -270,7 +279,8 @@ async def drill(ground: Ground, name: str, fault: Fault, limit_s: float) -> Resu
         if process.process.poll() is None:
             process.kill()
     counts = await account(ground.postgres.url, process.run_id)
+    why = await causes(ground.postgres.url, process.run_id)
     remains = await left.after()
     remains["workers"] = len(ground.workers())
     seconds = time.monotonic() - began
-    return Result(name=name, faults=injected, seconds=seconds, counts=counts, left=remains, problem=problem)
+    return Result(name=name, faults=injected, seconds=seconds, counts=counts, left=remains, problem=problem, causes=why)

@@ -6,12 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -20,78 +17,11 @@ import asyncpg
 
 from rollyard.sandbox import backend as open_backend
 from rollyard.sandbox.local import cgroups
+from rollyard.testing.postgres import Postgres as Postgres
+from rollyard.testing.postgres import free_port as free_port
 
 ROLLYARD = Path(sys.executable).with_name("rollyard")
 READY_S = 60.0
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
-
-
-class Postgres:
-    """A server of its own. With `disk_mb` its data lies on a small file system that can be filled up."""
-
-    def __init__(self, host: str = "127.0.0.1", disk_mb: int | None = None) -> None:
-        self.bin = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))[-1]
-        self.home = Path(tempfile.mkdtemp(prefix="ry-drill-pg-"))
-        self.mounted = disk_mb is not None
-        if self.mounted:
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m", "none", str(self.home)], check=True)
-        self.who = {} if os.geteuid() else {"user": "postgres", "group": "postgres", "extra_groups": []}
-        if self.who:
-            shutil.chown(self.home, "postgres")
-        self.host, self.port = host, free_port(host)
-        self.run("initdb", "-D", self.home / "data", "-A", "trust", "-U", "ry", "-N", "-E", "UTF8")
-        with (self.home / "data" / "pg_hba.conf").open("a") as rules:
-            rules.write(f"host all all {host}/24 trust\n")
-        self.start()
-        self.run("createdb", "-h", host, "-p", str(self.port), "-U", "ry", "drill")
-        self.url = f"postgresql://ry@{host}:{self.port}/drill"
-
-    def run(self, program, *args, check: bool = True) -> int:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/tmp", "timeout": 120, **self.who}
-        return subprocess.run([self.bin / program, *args], check=check, **quiet).returncode
-
-    def start(self) -> None:
-        options = f"-k {self.home} -p {self.port} -c listen_addresses={self.host} -c max_connections=100 "
-        options += "-c shared_buffers=32MB -c max_wal_size=64MB -c min_wal_size=32MB"
-        data = self.home / "data"
-        self.run("pg_ctl", "-D", data, "-w", "-t", "60", "-l", data / "server.log", "-o", options, "start")
-
-    def running(self) -> bool:
-        return self.run("pg_ctl", "-D", self.home / "data", "status", check=False) == 0
-
-    def stop(self, how: str = "immediate") -> None:
-        self.run("pg_ctl", "-D", self.home / "data", "-m", how, "stop", check=False)
-
-    def pids(self) -> list[int]:
-        first = int((self.home / "data" / "postmaster.pid").read_text().split("\n")[0])
-        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-        return [first, *map(int, children)]
-
-    def freeze(self, number: int) -> None:
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def fill(self) -> None:
-        """Until nothing fits any more."""
-        with (self.home / "ballast").open("wb") as ballast, contextlib.suppress(OSError):
-            while True:
-                ballast.write(b"\0" * 65536)
-                ballast.flush()
-
-    def drain(self) -> None:
-        (self.home / "ballast").unlink(missing_ok=True)
-
-    def close(self) -> None:
-        self.stop()
-        if self.mounted:
-            subprocess.run(["umount", str(self.home)], check=False)
-        shutil.rmtree(self.home, ignore_errors=True)
 
 
 class Upstream:
@@ -198,8 +128,21 @@ COUNTS = {
     "reward_of_infra": STRANGE,
     "zombie_calls": LATE,
     "open_sessions": OPEN,
+    "unscored": "SELECT count(*) FROM rollouts WHERE run_id = $1 AND reward IS NULL",
     "leases": "SELECT count(*) FROM attempts WHERE run_id = $1 AND state = 'leased'",
 }
+
+
+WHY = "SELECT boundary || ': ' || cause AS why, count(*) AS n FROM rollouts WHERE run_id = $1 AND reward IS NULL GROUP BY 1"
+
+
+async def causes(url: str, run_id: str) -> dict[str, int]:
+    """Why rollouts of a run have no reward."""
+    connection = await asyncpg.connect(url, timeout=30)
+    try:
+        return {str(row["why"]): row["n"] for row in await connection.fetch(WHY, run_id)}
+    finally:
+        await connection.close(timeout=5)
 
 
 async def account(url: str, run_id: str) -> dict[str, int]:

@@ -116,9 +116,9 @@ async def database_restart(ground: Ground) -> int:
 
 
 async def database_pause(ground: Ground) -> int:
-    ground.postgres.freeze(signal.SIGSTOP)
+    ground.postgres.signal(signal.SIGSTOP)
     await asyncio.sleep(20)
-    ground.postgres.freeze(signal.SIGCONT)
+    ground.postgres.signal(signal.SIGCONT)
     return 1
 
 

@@ -46,7 +46,8 @@ def cells(result: Result) -> list[Any]:
 def row(result: Result) -> str:
     line = "  ".join(f"{name} {value}" for name, value in zip(HEAD[1:], cells(result)[1:], strict=True))
     wrong = "" if result.ok else f"  BROKEN {result.problem} {result.left}"
-    return f"{result.name:18} {line}{wrong}"
+    unscored = f"  without a reward: {result.causes}" if result.causes else ""
+    return f"{result.name:18} {line}{unscored}{wrong}"
 
 
 def page(done: list[Result], options: Any) -> str:

@@ -39,7 +39,7 @@ Finished = Callable[[Rollout], Awaitable[None]]
 
 STARTED = "rollout.started"
 COMMITTED = "rollout.committed"  # the event that is kept in the same transaction as its rollout
-FLUSH_S = 0.1  # events of this long become one write
+FLUSH_S, SHARED_FLUSH_S = 0.1, 1.0  # events of this long become one write; on a shared store appends take turns
 _IDLE_S, _LONGEST_IDLE_S = 0.1, 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # for a policy whose server failed, doubled with every try
 _RELEASE_S = 5.0
@@ -287,8 +287,9 @@ class Worker:
             return own
 
     async def _tell_often(self) -> None:
+        every = SHARED_FLUSH_S if self._store.shared else FLUSH_S
         while True:
-            await anyio.sleep(FLUSH_S)
+            await anyio.sleep(every)
             if self._told:
                 await self._tell_now()
 

@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollyard.core.errors import Error
+from rollyard.testing.postgres import free_port
 
 OBJECTS_BYTES = 80 << 20
 START_S = 300.0
@@ -48,7 +49,7 @@ class RayNode:
         command = [*inside, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
         command += [f"--node-ip-address={ip}", f"--object-store-memory={OBJECTS_BYTES}", "--num-cpus=1"]
         if head is None:
-            self.port = _free_port(ip)
+            self.port = free_port(ip)
             command += ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={place}"]
         else:
             command += [f"--address={head}"]
@@ -175,12 +176,6 @@ def marked(mark: str) -> list[int]:
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
     return found
-
-
-def _free_port(ip: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((ip, 0))
-        return probe.getsockname()[1]
 
 
 def _answers(ip: str, port: int) -> bool:

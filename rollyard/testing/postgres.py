@@ -1,0 +1,96 @@
+"""A throw-away PostgreSQL server, for tests, drills and examples: stopped, frozen and filled up at will, and gone afterwards.
+
+It comes from the Debian packages and lies in a temporary directory. `disk_mb` puts its data on a small file system of its own
+(root only), which `fill` fills to the last block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rollyard.core.errors import ConfigError
+
+_STEP_S = 120.0
+
+
+class Postgres:
+    """`url` is an empty database named `drill` on it."""
+
+    def __init__(self, host: str = "127.0.0.1", disk_mb: int | None = None) -> None:
+        found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+        if not found:
+            raise ConfigError("no PostgreSQL server is installed", hint="apt-get install postgresql")
+        self._bin = found[-1]
+        self.home = Path(tempfile.mkdtemp(prefix="ry-pg-"))
+        self._data = self.home / "data"
+        self.mounted = disk_mb is not None
+        if self.mounted:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m", "none", str(self.home)], check=True)
+        self._who: dict[str, Any] = {}
+        if os.geteuid() == 0:  # the server refuses to run as root
+            self._who = {"user": "postgres", "group": "postgres", "extra_groups": []}
+            shutil.chown(self.home, "postgres")
+        self.host, self.port = host, free_port(host)
+        self._run("initdb", "-D", str(self._data), "-A", "trust", "-U", "ry", "-N", "-E", "UTF8")
+        with (self._data / "pg_hba.conf").open("a") as rules:
+            rules.write(f"host all all {host}/24 trust\n")
+        self.start()
+        self._run("createdb", "-h", host, "-p", str(self.port), "-U", "ry", "drill")
+        self.url = f"postgresql://ry@{host}:{self.port}/drill"
+
+    def start(self) -> None:
+        options = f"-k {self.home} -p {self.port} -c listen_addresses={self.host} -c max_connections=100 "
+        options += "-c shared_buffers=32MB -c max_wal_size=64MB -c min_wal_size=32MB"
+        log = str(self._data / "server.log")
+        self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "60", "-l", log, "-o", options, "start")
+
+    def stop(self, how: str = "immediate") -> None:
+        """`immediate` is as a crash: nothing is written that was not."""
+        self._run("pg_ctl", "-D", str(self._data), "-m", how, "stop", check=False)
+
+    def running(self) -> bool:
+        return self._run("pg_ctl", "-D", str(self._data), "status", check=False) == 0
+
+    def pids(self) -> list[int]:
+        """The server's first process, then the others."""
+        first = int((self._data / "postmaster.pid").read_text().split("\n")[0])
+        return [first, *map(int, Path(f"/proc/{first}/task/{first}/children").read_text().split())]
+
+    def signal(self, number: int) -> None:
+        """SIGSTOP makes it stand still, SIGCONT go on."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def fill(self) -> None:
+        """Until nothing fits on its disk any more."""
+        with (self.home / "ballast").open("wb") as ballast, contextlib.suppress(OSError):
+            while True:
+                ballast.write(b"\0" * 65536)
+                ballast.flush()
+
+    def drain(self) -> None:
+        (self.home / "ballast").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.stop()
+        if self.mounted:
+            subprocess.run(["umount", str(self.home)], check=False)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def _run(self, program: str, *args: str, check: bool = True) -> int:
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/", **self._who}
+        return subprocess.run([str(self._bin / program), *args], check=check, timeout=_STEP_S, **quiet).returncode
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
