@@ -63,3 +63,30 @@ async def test_the_example_says_which_variable_is_missing():
     """E2"""
     code, out, err = await ran(printed()[-1])
     assert code == 2 and "FLEET_API_KEY" in err and "Traceback" not in err
+
+
+@pytest.mark.slow
+async def test_the_example_runs_on_the_server_that_the_docs_start(tmp_path):
+    """E2: `serve plane` as printed, then the example with the variables that it printed"""
+    (line,) = re.search(r"```sh serve\n(.*?)```", DOC, re.DOTALL).group(1).splitlines()
+    words = shlex.split(line)
+    assert words[:3] == ["rollyard", "serve", "plane"]
+    words[words.index("plane.db")] = str(tmp_path / "plane.db")
+    more = ["--port", "0", "--admin-key-file", str(tmp_path / "key")]
+    serving = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *words, *more, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        env = {}
+        async with asyncio.timeout(120):
+            while not (said := (await serving.stdout.readline()).decode().strip()).startswith("rollyard plane ready"):
+                name, _, value = said.partition("=")
+                env[name] = value
+                assert said, "the server ended"
+        wanted = {name: env[name] for name in ("FLEET_BASE_URL", "FLEET_API_KEY")}
+        code, out, err = await ran(printed()[-1], **wanted)
+        assert code == 0, err
+        assert "of tickets has 4 tools" in out and out.endswith("released\n")
+    finally:
+        serving.terminate()
+        await asyncio.wait_for(serving.wait(), 60)
