@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from rollyard.core.errors import SandboxError, UnknownName, Unsupported
+from rollyard.core.errors import PathError, SandboxError, UnknownName, Unsupported
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
@@ -102,6 +102,9 @@ while [ $n -lt 100 ]; do
 done
 """
 )
+_KILL_ALL = f"""n=0; while [ $n -lt 100 ]; do
+pids=$(grep -l "{MARK}=" /proc/[0-9]*/environ 2>/dev/null | while IFS=/ read -r _ _ p _; do echo $p; done)
+[ -z "$pids" ] && exit 0; kill -9 $pids 2>/dev/null; n=$((n+1)); sleep 0.02; done"""
 _CPU = _FIND + 'for p in $(mine "${1##*/}"); do cat /proc/$p/stat 2>/dev/null; done\n'
 
 
@@ -266,7 +269,7 @@ async def launch(
 ) -> ShimJob:
     """Start a command under the shim. The same `job_id` again finds the job that is there."""
     name = job_id or new_id("job")
-    argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
+    argv = argv_of(cmd)
     job = ShimJob(run, name, root=root, exact=exact)
     done = await repeated(
         run,
@@ -283,8 +286,18 @@ async def launch(
 
 def attached(cmd: Command, job_id: str, *, root: str = ROOT) -> list[str]:
     """The argv of a program that is the job and keeps its own stdin; start it with `MARK` in its environment."""
-    argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
+    argv = argv_of(cmd)
     return ["/bin/sh", "-c", _ATTACHED, "rollyard", f"{root}/{job_id}", _WRAP, *argv]
+
+
+def argv_of(cmd: Command) -> list[str]:
+    """A string is `/bin/sh -c`; a sequence is executed as it is."""
+    argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else [str(part) for part in cmd]
+    if not argv or any("\0" in part for part in argv):
+        raise PathError(
+            argv[0] if argv else "", "EINVAL", hint="a command needs a program, and no NUL in its arguments"
+        )
+    return argv
 
 
 async def finish(
@@ -317,11 +330,11 @@ async def so_far(run: Runs, job_id: str, *, most: int, root: str = ROOT) -> tupl
 
 async def _asked(run: Runs, argv: Sequence[str], *, cwd: str, env: Mapping[str, str] | None = None) -> Exit:
     """Whoever ends every program in the sandbox ends the one that looks, too."""
-    done = await run(argv, env=env, cwd=cwd, timeout=STEP_S)
+    done = await repeated(run, argv, env=env, cwd=cwd, timeout=STEP_S)
     for _ in range(_KILLED_LOOKS):
         if done.exit_code not in (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM):
             break
-        done = await run(argv, env=env, cwd=cwd, timeout=STEP_S)
+        done = await repeated(run, argv, env=env, cwd=cwd, timeout=STEP_S)
     if not done.ok:
         raise SandboxError(
             f"a program could not be started: {done.text[-300:].strip() or f'exit code {done.exit_code}'}"
@@ -352,6 +365,11 @@ def _told(done: Exit, most: int, began: float) -> Exit | None:
 async def kill_tree(run: Runs, mark: str, *, user: str | None = None) -> None:
     """End every process that has `MARK=mark` in its environment, whatever started it."""
     await repeated(run, ["/bin/sh", "-c", _KILL, "rollyard", mark], user=user, timeout=STEP_S)
+
+
+async def kill_all(run: Runs) -> None:
+    """End every process that was started with a mark, and what they started."""
+    await repeated(run, ["/bin/sh", "-c", _KILL_ALL, "rollyard"], timeout=STEP_S)
 
 
 async def find(run: Runs, job_id: str, *, root: str = ROOT, exact: bool = True) -> ShimJob:

@@ -14,13 +14,14 @@ import asyncio
 import atexit
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import structlog
 
 from rollyard.core.errors import SandboxError
+from rollyard.core.sandbox import SandboxInfo
 
 T = TypeVar("T")
 BATCH = 100
@@ -46,6 +47,18 @@ async def delete_all(ids: Sequence[str], delete: Callable[[str], Awaitable[objec
             elif isinstance(result, BaseException):
                 raise result
     return left
+
+
+def described(listed: Iterable[SandboxInfo], labels: Mapping[str, str] | None, older_than: float | None) -> list[str]:
+    """Of sandboxes with these labels, the ids of those to reap: with labels or an age, all that they describe; else those
+    past their end."""
+    named, now = labels is not None or older_than is not None, time.time()
+    return [
+        info.id
+        for info in listed
+        if (named and now - info.created_at >= (older_than or 0.0))
+        or (info.expires_at is not None and info.expires_at < now)
+    ]
 
 
 def not_deleted(left: Mapping[str, Exception]) -> SandboxError:

@@ -25,12 +25,20 @@ from rollyard.sandbox.local.backend import LocalBackend
 from tests.sandbox import sdks
 from tests.sandbox.remote_servers import answering, serving
 
-NAMES = ["hf", *(pytest.param(name, marks=[] if sdks.ready(name) else [pytest.mark.slow]) for name in sdks.PINNED)]
+SLOW = {name: pytest.param(name, marks=pytest.mark.slow) for name in sdks.PINNED}
 SECRET = {"hf": "token", "daytona": "key", "prime": "key"}
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=["hf", *SLOW.values()])
 def name(request):
+    """hf always; the others with `make test-slow`."""
+    with sdks.sdk(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=["hf", *(name if sdks.ready(name) else slow for name, slow in SLOW.items())])
+def each(request):
+    """All of them, where their SDKs are at hand."""
     with sdks.sdk(request.param):
         yield request.param
 
@@ -105,7 +113,7 @@ def command_lines():
 
 @pytest.mark.anyio
 @pytest.mark.adversarial
-async def test_the_key_is_in_no_error_log_command_line_or_sandbox(name, backend, capsys):
+async def test_the_key_is_in_no_error_log_command_line_or_sandbox(each, backend, capsys):
     secret, texts = "canary-" + "c0ffee" * 6, []
 
     async def failing(call):
@@ -115,13 +123,13 @@ async def test_the_key_is_in_no_error_log_command_line_or_sandbox(name, backend,
 
     with Heard() as heard:
         for status in (400, 401):
-            async with answering(name, rude(status), secret) as options, made_by_name(name, **options) as remote:
+            async with answering(each, rude(status), secret) as options, made_by_name(each, **options) as remote:
                 await failing(remote.open(ry.SandboxSpec()))
                 await failing(remote.attach("sbx_none"))
                 await failing(remote.list())
                 await failing(remote.reap(labels={}))
-        async with serving(name, backend, key=secret) as server:
-            async with made_by_name(name, **server.options) as remote:
+        async with serving(each, backend, key=secret) as server:
+            async with made_by_name(each, **server.options) as remote:
                 async with remote.open(ry.SandboxSpec(labels={"a": "b"})) as box:
                     await failing(box.read("/no/such/file"))
                     await failing(box.exec("true", cwd="/no/such/place", timeout=30))
@@ -134,8 +142,8 @@ async def test_the_key_is_in_no_error_log_command_line_or_sandbox(name, backend,
                     await job.kill()
                 await failing(box.exec("true", timeout=5))
                 await failing(box.write("/tmp/x", b"x" * 100_000))
-            wrong = {**server.options, SECRET[name]: f"{secret}-wrong"}
-            async with made_by_name(name, **wrong) as remote:
+            wrong = {**server.options, SECRET[each]: f"{secret}-wrong"}
+            async with made_by_name(each, **wrong) as remote:
                 await failing(remote.open(ry.SandboxSpec()))
     said = capsys.readouterr()
     for text in (*texts, heard.text, said.out, said.err):
@@ -148,12 +156,11 @@ async def test_the_key_is_in_no_error_log_command_line_or_sandbox(name, backend,
 async def test_the_key_is_in_no_error_when_nobody_answers_or_the_answer_is_broken(name, capsys):
     secret, texts = "canary-" + "c0ffee" * 6, []
     with Heard() as heard:
-        for app in (rude(500), rude(503)):
-            async with answering(name, app, secret) as options, made_by_name(name, **options) as remote:
-                for call in (remote.open(ry.SandboxSpec(boot_s=5)), remote.list()):
-                    with pytest.raises(Error) as caught:
-                        await call
-                    texts.append("".join(traceback.format_exception(caught.value)) + repr(caught.value))
+        async with answering(name, rude(500), secret) as options, made_by_name(name, **options) as remote:
+            for call in (remote.open(ry.SandboxSpec(boot_s=5)), remote.list()):
+                with pytest.raises(Error) as caught:
+                    await call
+                texts.append("".join(traceback.format_exception(caught.value)) + repr(caught.value))
         async with made_by_name(name, **options) as remote:  # its server is gone
             with pytest.raises(Error) as caught:
                 await remote.open(ry.SandboxSpec(boot_s=5))
@@ -178,8 +185,8 @@ async def test_an_owned_sandbox_is_made_to_end_without_its_opener_and_is_used_wh
 
 
 @pytest.mark.anyio
-async def test_what_the_provider_decides_is_refused_before_anything_is_made(name, backend):
-    async with through(name, backend) as remote:
+async def test_what_the_provider_decides_is_refused_before_anything_is_made(each, backend):
+    async with through(each, backend) as remote:
         for spec in (
             ry.SandboxSpec(layers=("layer_x",)),
             ry.SandboxSpec(user="nobody"),
@@ -269,9 +276,9 @@ def test_sandboxes_are_deleted_without_an_event_loop_and_those_that_stay_are_nam
 
     with start_blocking_portal() as portal:
         stop, ready = portal.call(anyio.Event), []
-        serving = portal.start_task_soon(serve, stop, ready)
+        running = portal.start_task_soon(serve, stop, ready)
         while not ready:
-            assert not serving.done(), serving.result()
+            assert not running.done(), running.result()
             time.sleep(0.05)
         options, local = ready[0]
         remote, ids = asyncio.run(opened(options))
@@ -280,7 +287,7 @@ def test_sandboxes_are_deleted_without_an_event_loop_and_those_that_stay_are_nam
         assert portal.call(local.list) == []
         remote, ids = asyncio.run(opened(options))
         portal.call(stop.set)
-        serving.result(60)
+        running.result(60)
         assert sorted(remote.close_now()) == sorted(ids)
         for one in ids:
             remote._owned.discard(one)

@@ -23,7 +23,6 @@ from rollyard.sandbox.docker.faults import is_gone, speaking
 from rollyard.sandbox.docker.files import Files
 from rollyard.sandbox.docker.images import SNAPSHOTS
 from rollyard.sandbox.docker.job import DockerJob, check_id
-from rollyard.sandbox.docker.programs import argv_of
 from rollyard.sandbox.docker.routes import Way
 
 _COMMIT_S = 600.0
@@ -71,9 +70,9 @@ class DockerSandbox(Files):
         merged = {**self._env, **(env or {})}
         place, user = self._place(cwd), user or self._who.user
         if not stdin:
-            await shim.launch(self.plain, argv_of(cmd), job_id=name, env=merged, cwd=place, user=user)
+            await shim.launch(self.plain, shim.argv_of(cmd), job_id=name, env=merged, cwd=place, user=user)
             return DockerJob(self, name)
-        argv = shim.attached(argv_of(cmd), name)
+        argv = shim.attached(shim.argv_of(cmd), name)
         if not (await self.exists(place)):
             raise container.no_directory(place)
         entered = ["/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "rollyard", place, *argv]

@@ -38,16 +38,6 @@ _LATE_S = 10.0
 _CUT_OFF = 126
 
 
-def argv_of(cmd: Command) -> list[str]:
-    """A string is `/bin/sh -c`; a sequence is executed as it is."""
-    argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else [str(part) for part in cmd]
-    if not argv or any("\0" in part for part in argv):
-        raise PathError(
-            argv[0] if argv else "", "EINVAL", hint="a command needs a program, and no NUL in its arguments"
-        )
-    return argv
-
-
 class Output:
     """What a program says, up to a limit for each of its streams."""
 
@@ -95,7 +85,7 @@ class Programs:
         user = user or self._who.user
         merged = {**self._env, **(env or {}), shim.MARK: mark}
         place = self._place(cwd)
-        argv = ["/bin/sh", "-c", _ENTER, "rollyard", nonce, place, *argv_of(cmd)]
+        argv = ["/bin/sh", "-c", _ENTER, "rollyard", nonce, place, *shim.argv_of(cmd)]
         exec_id = await self._create(argv, merged, user, stdin=stdin is not None)
         try:
             async with asyncio.timeout(timeout):

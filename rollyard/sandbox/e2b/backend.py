@@ -22,10 +22,10 @@ from rollyard.sandbox import shim
 from rollyard.sandbox.e2b.box import E2BSandbox
 from rollyard.sandbox.e2b.faults import gone, sdk, speaking, translated
 from rollyard.sandbox.e2b.lease import Lease
-from rollyard.sandbox.e2b.programs import ROOT
 from rollyard.sandbox.opening import Opening
+from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retrying
-from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, one_by_one
+from rollyard.sandbox.teardown import Owned, delete_all, described, not_deleted, one_by_one
 
 MARK = "rollyard"
 _OWN = "rollyard."
@@ -316,13 +316,7 @@ class E2BBackend:
 
     async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
         """Delete sandboxes of this project; with labels or an age, those that they describe, else those past their end."""
-        named, now = labels is not None or older_than is not None, time.time()
-        old = [
-            info.id
-            for info in await self.list(labels)
-            if (named and now - info.created_at >= (older_than or 0.0))
-            or (info.expires_at is not None and info.expires_at < now)
-        ]
+        old = described(await self.list(labels), labels, older_than)
         if left := await delete_all(old, self._kill):
             raise not_deleted(left)
         return old

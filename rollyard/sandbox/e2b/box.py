@@ -22,16 +22,12 @@ from rollyard.sandbox import shim
 from rollyard.sandbox.e2b.faults import speaking
 from rollyard.sandbox.e2b.files import Files
 from rollyard.sandbox.e2b.lease import Lease
-from rollyard.sandbox.e2b.programs import argv_of
 from rollyard.sandbox.relay import Relay, RelayWay, program
 from rollyard.sandbox.retry import LOOKS, retrying
 from rollyard.sandbox.shim import ShimJob
 
 _SNAPSHOT_S = 600.0
 _END_S = 5.0
-_END_ALL = f"""n=0; while [ $n -lt 100 ]; do
-pids=$(grep -l "{shim.MARK}=" /proc/[0-9]*/environ 2>/dev/null | while IFS=/ read -r _ _ p _; do echo $p; done)
-[ -z "$pids" ] && exit 0; kill -9 $pids 2>/dev/null; n=$((n+1)); sleep 0.02; done"""
 
 
 class E2BJob(ShimJob):
@@ -91,12 +87,12 @@ class E2BSandbox(Files):
             raise PathError(name, "EINVAL", hint="a job id is a plain name")
         place = self._place(cwd)
         if not stdin:
-            await shim.launch(self.plain, argv_of(cmd), job_id=name, env=env, cwd=place, user=user)
+            await shim.launch(self.plain, shim.argv_of(cmd), job_id=name, env=env, cwd=place, user=user)
             return E2BJob(self, name)
         if not await self.exists(place):
             raise PathError(place, "ENOENT", hint="the working directory")
         entered = ["/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "rollyard", place]
-        argv = [*entered, *shim.attached(argv_of(cmd), name)]
+        argv = [*entered, *shim.attached(shim.argv_of(cmd), name)]
         handle = await self.start_line(argv, env={**(env or {}), shim.MARK: name}, user=user, stdin=True)
         job = E2BJob(self, name, handle=handle)
         await self.script('n=0; while [ ! -e "$1/pid" ] && [ $n -lt 200 ]; do n=$((n+1)); sleep 0.02; done',
@@ -112,7 +108,7 @@ class E2BSandbox(Files):
 
     async def kill_processes(self) -> None:
         """All that were started through this backend, and what they started; the relay is none of them."""
-        await self.script(_END_ALL)
+        await shim.kill_all(self.plain)
 
     async def listen(self, port: int = 0) -> Listener:
         return await self._way.listen(port)

@@ -29,9 +29,9 @@ from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox import shim
 from rollyard.sandbox.e2b.faults import speaking
+from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.retry import LOOKS, retrying
 
-ROOT = "/tmp/.rollyard"
 _CLEAN = (
     'for n in $(compgen -e); do unset "$n" 2>/dev/null; done; '
     'while IFS= read -r -d "" kv; do export "$kv" 2>/dev/null; done </proc/$$/environ; '
@@ -67,14 +67,6 @@ _GRACE_S = 10.0
 _LONGEST = 90_000  # of one word of a command line; longer ones go by a file
 
 
-def argv_of(cmd: Command) -> list[str]:
-    """A string is `/bin/sh -c`; a sequence is executed as it is."""
-    argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else [str(part) for part in cmd]
-    if not argv or any("\0" in part for part in argv):
-        raise PathError(argv[0] if argv else "", "EINVAL", hint="a command needs a program, and no NUL in it")
-    return argv
-
-
 class Programs:
     """`box` is the SDK's own object for the sandbox."""
 
@@ -98,7 +90,7 @@ class Programs:
         mark, began = new_id("exec"), time.monotonic()
         try:
             async with asyncio.timeout(timeout):
-                return await self._whatever_happens(argv_of(cmd), mark, env or {}, cwd, user, stdin, max_output)
+                return await self._whatever_happens(shim.argv_of(cmd), mark, env or {}, cwd, user, stdin, max_output)
         except TimeoutError:
             await shim.kill_tree(self.plain, mark, user=user)
             out, err = await self._partial(mark, max_output, user)

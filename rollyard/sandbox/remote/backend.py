@@ -28,11 +28,11 @@ from rollyard.core.errors import (
 )
 from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
 from rollyard.sandbox.opening import Opening
+from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.remote.box import RemoteSandbox
 from rollyard.sandbox.remote.link import Found, Link, Order, Provider, Quiet, gone, speaking
-from rollyard.sandbox.remote.programs import ROOT
 from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retrying
-from rollyard.sandbox.teardown import Owned, delete_all, not_deleted
+from rollyard.sandbox.teardown import Owned, delete_all, described, not_deleted
 
 MARK = "rollyard"
 _OWN = "rollyard."
@@ -43,6 +43,7 @@ _PREPARE = """mkdir -p "$1/x" "$1/jobs" && chmod 1777 "$1" "$1/x" "$1/jobs" || e
 for link in $(tail -n +3 /proc/net/dev | cut -d: -f1); do if [ $link != lo ]; then exit 9; fi; done; exit 0"""
 _CLEANUP_S = 20.0
 _CLOSE_S = 120.0
+_CALL_S = 60.0  # for one question about sandboxes, and for asking it again: SDKs have retries of their own
 
 
 class RemoteBackend:
@@ -70,7 +71,8 @@ class RemoteBackend:
         self._stack.enter_context(Quiet(self._provider, self.loggers))
         try:
             with speaking(self._provider):
-                await self._provider.enter()
+                async with asyncio.timeout(_CALL_S):
+                    await self._provider.enter()
         except BaseException:
             await self._stack.aclose()
             raise
@@ -201,7 +203,7 @@ class RemoteBackend:
         box = self._box(link, Found(id=link.id, image=image, labels=labels, created_at=now))
         look = spec.network if self.proves_network_none else ""
         try:
-            done = await box.script(_PREPARE, ROOT, spec.workdir or "", look, again=True)
+            done = await box.say(_PREPARE, ROOT, spec.workdir or "", look)
             if done.exit_code == 9:
                 raise ConfigError("the sandbox was to have no network and has one", hint="see this backend's page")
             if not done.ok:
@@ -264,7 +266,8 @@ class RemoteBackend:
     async def attach(self, sandbox_id: str) -> RemoteSandbox:
         """A sandbox that another process opened."""
         with speaking(self._provider, sandbox_id):
-            link, found = await self._provider.find(sandbox_id)
+            async with asyncio.timeout(_CALL_S):
+                link, found = await self._provider.find(sandbox_id)
         if MARK not in found.labels:
             raise gone(sandbox_id)
         return self._box(link, found)
@@ -275,20 +278,15 @@ class RemoteBackend:
     async def _listed(self, labels: Mapping[str, str]) -> list[Found]:
         async def look() -> list[Found]:
             with speaking(self._provider):
-                return list(await self._provider.list({**labels, MARK: "1"}))
+                async with asyncio.timeout(_CALL_S):
+                    return list(await self._provider.list({**labels, MARK: "1"}))
 
-        wanted = {**labels, MARK: "1"}.items()
-        return [one for one in await retrying(look, LOOKS, idempotent=True) if wanted <= one.labels.items()]
+        wanted, found = {**labels, MARK: "1"}.items(), await retrying(look, LOOKS, timeout=_CALL_S, idempotent=True)
+        return [one for one in found if wanted <= one.labels.items()]
 
     async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
         """Delete sandboxes of this project; with labels or an age, those that they describe, else those past their end."""
-        named, now = labels is not None or older_than is not None, time.time()
-        old = [
-            info.id
-            for info in await self.list(labels)
-            if (named and now - info.created_at >= (older_than or 0.0))
-            or (info.expires_at is not None and info.expires_at < now)
-        ]
+        old = described(await self.list(labels), labels, older_than)
         if left := await delete_all(old, self._delete):
             raise not_deleted(left)
         return old
@@ -296,9 +294,10 @@ class RemoteBackend:
     async def _delete(self, sandbox_id: str) -> None:
         async def end() -> None:
             with speaking(self._provider, sandbox_id):
-                await self._provider.delete(sandbox_id)
+                async with asyncio.timeout(_CALL_S):
+                    await self._provider.delete(sandbox_id)
 
-        await retrying(end, LOOKS, idempotent=True)
+        await retrying(end, LOOKS, timeout=_CALL_S, idempotent=True)
 
 
 def capabilities(isolation: Isolation, limits: OpenLimits | None, **more: Any) -> Capabilities:

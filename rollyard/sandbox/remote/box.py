@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -14,18 +15,17 @@ from rollyard.core.ids import new_id
 from rollyard.core.protocols import ByteStream, Command, Listener
 from rollyard.core.sandbox import Capabilities, Exit, SandboxInfo
 from rollyard.sandbox import shim
+from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.relay import Relay, RelayWay, program
 from rollyard.sandbox.relay.filepair import FilePair
 from rollyard.sandbox.remote.files import Files
 from rollyard.sandbox.remote.link import Link, Provider, gone, speaking
-from rollyard.sandbox.remote.programs import ROOT, argv_of, checked
+from rollyard.sandbox.remote.programs import checked
 from rollyard.sandbox.retry import LOOKS, retrying
 from rollyard.sandbox.shim import ShimJob
 
-_END_ALL = f"""n=0; while [ $n -lt 100 ]; do
-pids=$(grep -l "{shim.MARK}=" /proc/[0-9]*/environ 2>/dev/null | while IFS=/ read -r _ _ p _; do echo $p; done)
-[ -z "$pids" ] && exit 0; kill -9 $pids 2>/dev/null; n=$((n+1)); sleep 0.02; done"""
 _CLOSE_S = 10.0
+_CALL_S = 60.0
 
 
 class RemoteSandbox(Files):
@@ -77,7 +77,7 @@ class RemoteSandbox(Files):
         name = job_id or new_id("job")
         if "/" in name or name.startswith("."):
             raise PathError(name, "EINVAL", hint="a job id is a plain name")
-        return await shim.launch(self.plain, argv_of(cmd), job_id=name, env=checked(env), cwd=self._place(cwd))
+        return await shim.launch(self.plain, shim.argv_of(cmd), job_id=name, env=checked(env), cwd=self._place(cwd))
 
     async def job(self, job_id: str) -> ShimJob:
         if "/" in job_id or not job_id:
@@ -86,7 +86,7 @@ class RemoteSandbox(Files):
 
     async def kill_processes(self) -> None:
         """All that were started through this backend, and what they started; the relay is none of them."""
-        await self.script(_END_ALL, again=True)
+        await shim.kill_all(self.plain)
 
     async def listen(self, port: int = 0) -> Listener:
         return await self._way.listen(port)
@@ -95,14 +95,14 @@ class RemoteSandbox(Files):
         return await self._way.dial(port)
 
     async def _start_relay(self, stack: AsyncExitStack) -> Relay:
-        argv = program.command(await self.script(program.FIND, again=True))
-        pair = FilePair(self._say, self._put, f"{ROOT}/x/{new_id('relay')}")
+        argv = program.command(await self.say(program.FIND))
+        pair = FilePair(self.say, self._put_part, f"{ROOT}/x/{new_id('relay')}")
         stack.push_async_callback(self._end_relay, pair)
         await pair.start(argv)
         return Relay(pair.output(), pair.write, log=pair.log)
 
-    async def _say(self, script: str, *args: str, timeout: float) -> Exit:
-        return await self.script(script, *args, timeout=timeout, again=True)
+    async def _put_part(self, place: str, data: bytes) -> None:
+        await self._put(place, data, None)
 
     async def _end_relay(self, pair: FilePair) -> None:
         with anyio.move_on_after(_CLOSE_S, shield=True):
@@ -120,7 +120,8 @@ class RemoteSandbox(Files):
             raise Unsupported(f"the {self.info.backend} backend cannot extend a sandbox", hint="open it for longer")
         end = time.time() + ttl_s
         with speaking(self._provider, self.id):
-            await self._link.extend(end, self.info.created_at, self._own)
+            async with asyncio.timeout(_CALL_S):
+                await self._link.extend(end, self.info.created_at, self._own)
         self.info = msgspec.structs.replace(self.info, expires_at=end)
 
     async def pause(self) -> None:
@@ -131,14 +132,16 @@ class RemoteSandbox(Files):
 
     async def keep(self) -> None:
         with speaking(self._provider, self.id):
-            await self._link.keep()
+            async with asyncio.timeout(_CALL_S):
+                await self._link.keep()
 
     async def alive(self) -> bool:
         if self._dead:
             return False
         try:
             with speaking(self._provider, self.id):
-                return await self._link.alive()
+                async with asyncio.timeout(_CALL_S):
+                    return await self._link.alive()
         except Error:
             return False
 
@@ -150,10 +153,11 @@ class RemoteSandbox(Files):
 
         async def end() -> bool:
             with speaking(self._provider, self.id):
-                return await self._provider.delete(self.id)
+                async with asyncio.timeout(_CALL_S):
+                    return await self._provider.delete(self.id)
 
         try:
-            done = await retrying(end, LOOKS, idempotent=True)
+            done = await retrying(end, LOOKS, timeout=_CALL_S, idempotent=True)
         except BaseException:
             self._dead = False
             raise

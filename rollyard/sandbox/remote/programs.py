@@ -24,10 +24,10 @@ from rollyard.core.ids import new_id
 from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox import shim
+from rollyard.sandbox.paths import ROOT, TREE_S
 from rollyard.sandbox.remote.link import Link, Provider, left_alone, speaking
 from rollyard.sandbox.retry import LOOKS, retrying
 
-ROOT = "/tmp/.rollyard"
 # stdout goes through base64 as it comes; stderr, and after it the exit code, are kept in a variable and told at the end.
 _PLAIN = """n=$1; cwd=$2; shift 2; echo "$n"
 cd -- "$cwd" 2>/dev/null || { e=EACCES; [ -e "$cwd" ] || e=ENOENT; [ -e "$cwd" ] && [ ! -d "$cwd" ] && e=ENOTDIR
@@ -40,14 +40,6 @@ _GRACE_S = 10.0
 _SPARE_S = 10.0  # a provider's own deadline comes after ours
 _LONGEST = 60_000  # of a line; longer ones go by a file
 _SWEEP = 32
-
-
-def argv_of(cmd: Command) -> list[str]:
-    """A string is `/bin/sh -c`; a sequence is executed as it is."""
-    argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else [str(part) for part in cmd]
-    if not argv or any("\0" in part for part in argv):
-        raise PathError(argv[0] if argv else "", "EINVAL", hint="a command needs a program, and no NUL in it")
-    return argv
 
 
 class Programs:
@@ -69,24 +61,24 @@ class Programs:
     ) -> Exit:
         self._as_it_is(user)
         mark, began, place = new_id("exec"), time.monotonic(), self._place(cwd)
-        argv = argv_of(cmd)
+        argv = shim.argv_of(cmd)
         try:
             async with asyncio.timeout(timeout):
                 if stdin is not None:
-                    await self._put(f"{ROOT}/x/{mark}.in", stdin)
+                    await self._put(f"{ROOT}/x/{mark}.in", stdin, None)
                     argv = ["/bin/sh", "-c", 'exec "$@" <"$0"', f"{ROOT}/x/{mark}.in", *argv]
                 done = await shim.finish(
-                    self._again, argv, mark, env=checked(env), cwd=place, most=max_output, root=f"{ROOT}/x"
+                    self.plain, argv, mark, env=checked(env), cwd=place, most=max_output, root=f"{ROOT}/x"
                 )
         except TimeoutError:
-            await shim.kill_tree(self._again, mark)
-            out, err = await shim.so_far(self._again, mark, most=max_output, root=f"{ROOT}/x")
+            await shim.kill_tree(self.plain, mark)
+            out, err = await shim.so_far(self.plain, mark, most=max_output, root=f"{ROOT}/x")
             done = Exit(
                 exit_code=None, stdout=out, stderr=err, timed_out=True, signal=9, duration_s=time.monotonic() - began
             )
         except (asyncio.CancelledError, SandboxInterrupted):
             with anyio.move_on_after(_GRACE_S, shield=True), contextlib.suppress(Error):  # the first error is told
-                await shim.kill_tree(self._again, mark)
+                await shim.kill_tree(self.plain, mark)
             raise
         await self._not_needed(mark, f"{mark}.in")
         return done
@@ -106,7 +98,7 @@ class Programs:
         line = shlex.join(["/bin/sh", "-c", _PLAIN, "rollyard", nonce, place, *cmd])
         if len(line.encode()) > _LONGEST:
             path = f"{ROOT}/x/{new_id('line')}"
-            await self._put(path, line.encode())
+            await self._put(path, line.encode(), None)
             line = f". {path}; rm -f {path}"
         try:
             async with asyncio.timeout(timeout):
@@ -117,26 +109,20 @@ class Programs:
             raise SandboxInterrupted(f"sandbox {self.id} did not finish a step of its own in {timeout:g} s") from None
         return _parsed(said, nonce, place, time.monotonic() - began)
 
-    async def _again(
-        self,
-        cmd: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        timeout: float,
-    ) -> Exit:
-        """One that does no harm when it is run twice."""
-        return await retrying(lambda: self.plain(cmd, env=env, cwd=cwd, timeout=timeout), LOOKS, idempotent=True)
+    async def script(self, script: str, *args: str, user: str | None = None, timeout: float = shim.STEP_S) -> Exit:
+        return await self.plain(["/bin/sh", "-c", script, "rollyard", *args], cwd="/", user=user, timeout=timeout)
 
-    async def script(self, script: str, *args: str, timeout: float = shim.STEP_S, again: bool = False) -> Exit:
-        run = self._again if again else self.plain
-        return await run(["/bin/sh", "-c", script, "rollyard", *args], cwd="/", timeout=timeout)
+    async def say(self, script: str, *args: str, timeout: float = shim.STEP_S) -> Exit:
+        """A script that does no harm when it is run twice."""
+        return await retrying(lambda: self.script(script, *args, timeout=timeout), LOOKS, idempotent=True)
 
-    async def _put(self, path: str, data: bytes) -> None:
+    async def _put(self, place: str, data: bytes, user: str | None) -> None:
+        self._as_it_is(user)
+
         async def put() -> None:
             with speaking(self._provider, self.id):
-                await self._link.put(path, data)
+                async with asyncio.timeout(TREE_S):
+                    await self._link.put(place, data)
 
         await retrying(put, LOOKS, idempotent=True)
 
