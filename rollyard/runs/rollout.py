@@ -19,13 +19,13 @@ import msgspec
 
 from rollyard import agents
 from rollyard.core.agent import Launch
-from rollyard.core.errors import AgentError, AgentParked, AgentTimeout, Error, PolicyError, SandboxUnavailable
+from rollyard.core.errors import AgentTimeout, Error, PolicyError, SandboxUnavailable
 from rollyard.core.protocols import Backend, EventSink, Sandbox
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, Status, Verdict
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import McpServer, Step, Task
 from rollyard.gate import Gate, Session
-from rollyard.runs import collect, prepare
+from rollyard.runs import blame, collect, prepare
 from rollyard.runs.failures import classify
 from rollyard.runs.judge import Judge
 from rollyard.runs.opening import rollout_spec
@@ -274,12 +274,14 @@ class _Rollout:
         try:
             async with self.stages.stage("wait", limit_s=limit_s):
                 self.ending = await watch.wait()
-                self._weigh(self.ending)
+                spent = blame.weigh(self.ending, self.session, agent=agent.name, idle_s=self.limits.idle)
+                if spent is not None:
+                    self.status, self.stop_reason = "budget", spent
         except StageFailed as failed:
             self.ending = self.ending or Ending(how="exited", exit_code=None, events=tuple(watch.events), log=watch.log)
-            if isinstance(failed.error, AgentTimeout) and (broken := self._model_was_away(limit_s)) is not None:
-                blame = PolicyError(f"the model's answers failed until the agent's time was over: {broken}")
-                raise StageFailed("wait", "policy", blame) from failed
+            if isinstance(failed.error, AgentTimeout) and (broken := blame.model_was_away(self.session, limit_s)):
+                error = PolicyError(f"the model's answers failed until the agent's time was over: {broken}")
+                raise StageFailed("wait", "policy", error) from failed
             raise
         finally:
             self.log += watch.log
@@ -307,36 +309,6 @@ class _Rollout:
         if self.plan.direct is not None:
             return self.plan.direct[1]
         return (self.session.key or "") if self.session is not None else ""
-
-    def _weigh(self, ending: Ending) -> None:
-        """How the agent says it ended, and who is to blame when it did not end well."""
-        if ending.how == "parked":
-            raise AgentParked(
-                f"no call in flight, no CPU and no output for {self.limits.idle:g} s (limits.idle)",
-                hint="see the log tail; raise limits.idle if the agent was only waiting",
-            )
-        if self.session is not None and self.session.exhausted is not None:
-            self.status, self.stop_reason = "budget", self.session.exhausted
-            return
-        done = ending.done
-        bad_exit = ending.how == "exited" and ending.exit_code != 0
-        if not bad_exit and (done is None or done.ok is not False):
-            return
-        if (broken := self._last_call_failed()) is not None:
-            raise PolicyError(f"the model's answers failed and the agent gave up: {broken}")
-        said = f": {done.text}" if done is not None and done.text else ""
-        raise AgentError(f"agent {self.plan.agent.name} ended with exit code {ending.exit_code}{said}")
-
-    def _model_was_away(self, limit_s: float) -> str | None:
-        """An agent whose time ran out waiting for one answer, or for one that is no error, had no chance to be judged."""
-        waited = self.session.unanswered_s if self.session is not None else 0.0
-        if waited >= limit_s / 2:
-            return f"no answer to a call for {waited:.0f} s"
-        return self._last_call_failed()
-
-    def _last_call_failed(self) -> str | None:
-        records = self.session.trajectory.records if self.session is not None else ()
-        return records[-1].error if records else None
 
     # stop, collect, verify
 
