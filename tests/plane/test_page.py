@@ -172,6 +172,9 @@ async def test_a_rollout_started_on_the_page_runs_is_watched_and_can_be_cancelle
             with anyio.fail_after(30):
                 while actions.running:
                     await anyio.sleep(0.05)
+            status, _, body, _ = await get(f"{where}/cancel", {"token": "t" * 20})
+            assert status == 409
+            assert "was not started on this page" in body
 
 
 async def test_the_page_shows_the_command_that_does_the_same_and_asks_no_token_for_it(tmp_path):

@@ -33,6 +33,11 @@ _STATIC = Path(__file__).parent / "static"
 class Actions(Protocol):
     """What a person with the token may do. Starting returns the new rollout's id; `command` says the same for a terminal."""
 
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Rollouts that were started here and can be cancelled here."""
+        ...
+
     def choices(self) -> Mapping[str, Any]: ...
     def command(self, form: Mapping[str, str]) -> str: ...
     async def start(self, form: Mapping[str, str]) -> str: ...
@@ -133,7 +138,8 @@ class _Page:
             running = await rollouts.under_way(self._store, rollout_id)
             if running is None:
                 raise
-            return self.show(request, "live.html", **running)
+            ours = self._actions is not None and rollout_id in self._actions.running
+            return self.show(request, "live.html", cancellable=ours, **running)
         return self.show(request, "rollout.html", **shown)
 
     async def steps(self, request: Request) -> Response:
@@ -204,7 +210,11 @@ class _Page:
         return self.show(request, "start.html", status=400 if problem else 200, **actions.choices(), **fields)
 
     async def cancel(self, request: Request) -> Response:
-        return await self._act(request, self._writable().cancel)
+        async def end(rollout_id: str) -> None:
+            if not await self._writable().cancel(rollout_id):
+                raise HTTPException(409, "it has ended, or was not started on this page; end its run where it runs")
+
+        return await self._act(request, end)
 
     async def rescore(self, request: Request) -> Response:
         return await self._act(request, self._writable().rescore)
