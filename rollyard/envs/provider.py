@@ -19,6 +19,7 @@ from rollyard.envs.telemetry import Telemetry
 
 ATTEMPTS = 3
 PAUSES_S = (2.0, 4.0)
+_SETTLE_S = 30.0
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +80,7 @@ async def provision(
     with telemetry.span("env.provision"):
         for attempt in range(1, attempts + 1):
             try:
-                made = await provider.make(request)
+                made = await _made(provider, request)
             except EnvUnavailable as error:
                 if attempt == attempts:
                     _failed(telemetry, attempt, error)
@@ -102,6 +103,20 @@ async def provision(
                 telemetry.say("env.provisioning_completed", seconds=seconds, instance_id=made.id)
                 return made
     raise AssertionError("attempts is at least one")
+
+
+async def _made(provider: Provider, request: InstanceRequest) -> RemoteInstance:
+    """Who gives up waiting does not leave an instance behind: what is still being made is awaited, within bounds, and closed."""
+    making = asyncio.ensure_future(provider.make(request))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.wait([making], timeout=_SETTLE_S)
+        if making.done() and not making.cancelled() and making.exception() is None:
+            async with asyncio.timeout(_SETTLE_S):
+                await making.result().close()
+        making.cancel()
+        raise
 
 
 def _failed(telemetry: Telemetry, attempt: int, error: Error) -> None:

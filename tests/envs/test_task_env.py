@@ -480,6 +480,26 @@ async def test_provisioning_gives_up_after_three_and_says_so(caplog):
     assert last.startswith("event=env.provisioning_failed") and "env_key=tickets" in last and 'message="no 2"' in last
 
 
+async def test_an_instance_that_nobody_waits_for_any_more_is_given_back():
+    """E14: a reset that is cancelled while its instance is made leaves none"""
+    provider, begun, go_on = Standing(), asyncio.Event(), asyncio.Event()
+    make = provider.make
+
+    async def slowly(request):
+        begun.set()
+        await go_on.wait()
+        return await make(request)
+
+    provider.make = slowly
+    waiting = asyncio.create_task(provisioned(provider))
+    await begun.wait()
+    waiting.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert provider.made == ["standing-0"] and provider.closed == ["standing-0"]
+
+
 async def test_permanent_errors_raise_at_once(caplog):
     """E14"""
     caplog.set_level(logging.INFO, "rollyard.envs")
