@@ -196,6 +196,9 @@ def plane(
     log_requests: Annotated[bool, typer.Option("--log-requests", help="one line for each request")] = False,
     worlds: Annotated[Path | None, typer.Option(help="Fleet: a folder of folders with a world.toml")] = None,
     fleet_tasks: Annotated[list[Path] | None, typer.Option(help="Fleet: a file of tasks; may be repeated")] = None,
+    job_policy: Annotated[
+        str | None, typer.Option(help="Fleet: who answers the model calls of jobs, such as scripted:FILE")
+    ] = None,
     aenv: Annotated[str, typer.Option(help="the address of AEnvironment's ports 8080 and 8081; auto or off")] = "auto",
     aenv_keys: Annotated[bool, typer.Option("--aenv-keys", help="AEnvironment's clients need a key, too")] = False,
     admin_key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
@@ -228,7 +231,9 @@ def plane(
             log_level=log_level,
             log_requests=log_requests,
             faces=FaceOptions(
-                aenv=aenv, aenv_keys=aenv_keys, fleet=FleetOptions(worlds=worlds, tasks=tuple(fleet_tasks or ()))
+                aenv=aenv,
+                aenv_keys=aenv_keys,
+                fleet=FleetOptions(worlds=worlds, tasks=tuple(fleet_tasks or ()), job_policy=job_policy),
             ),
             admin_key_file=admin_key_file,
         ),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_address
 
 import msgspec
@@ -23,6 +23,7 @@ from rollyard.plane.e2b.app import e2b_routes
 from rollyard.plane.e2b.instance_boxes import InstanceBoxes
 from rollyard.plane.fleet_face import FleetOptions, fleet_face
 from rollyard.plane.parts import PlaneParts
+from rollyard.store import Store
 
 _E2B = (
     "/sandboxes",
@@ -47,12 +48,15 @@ class FaceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Footing(msgspec.Struct, frozen=True, kw_only=True):
-    """What the faces stand on. `secret` signs their tokens, `url` is where callers reach the plane."""
+    """What the faces stand on. `secret` signs their tokens, `url` is where callers reach the plane and `own_url` where the plane
+    reaches itself; rollouts of jobs go to `store`."""
 
     parts: PlaneParts
     secret: str
     url: str
+    own_url: str
     sdk_key: str
+    store: Store | None = None
 
 
 class Faces:
@@ -92,35 +96,37 @@ class Faces:
         return self._plane
 
 
-@contextmanager
-def open_faces(app: ASGIApp, footing: Footing, options: FaceOptions) -> Generator[Faces]:
+@asynccontextmanager
+async def open_faces(app: ASGIApp, footing: Footing, options: FaceOptions) -> AsyncGenerator[Faces]:
     """Listens where a face has an address of its own; what was opened is closed again."""
     parts, url = footing.parts, footing.url
     boxes = InstanceBoxes(parts.instances, parts.access, secret=footing.secret.encode())
     named = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": footing.sdk_key}
-    fleet = fleet_face(
-        parts.instances,
-        parts.access,
-        secret=footing.secret,
-        options=options.fleet,
-        limit=parts.instances.settings.terms.quota,
-    )
-    if fleet is not None:
-        named |= {"FLEET_BASE_URL": f"{url}{_FLEET}", "FLEET_API_KEY": footing.sdk_key}
-    at: dict[socket.socket, ASGIApp] = {}
-    try:
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(
+            fleet_face(
+                parts.instances,
+                parts.access,
+                secret=footing.secret,
+                url=f"{footing.own_url}{_FLEET}",
+                options=options.fleet,
+                store=footing.store,
+            )
+        )
+        if fleet is not None:
+            named |= {"FLEET_BASE_URL": f"{url}{_FLEET}", "FLEET_API_KEY": footing.sdk_key}
+        at: dict[socket.socket, ASGIApp] = {}
         aenv = None if options.aenv == "off" else aenv_sockets(options.aenv)
         if aenv is not None:
             address = aenv[0].getsockname()[0]
             anonymous = ip_address(address).is_loopback and not options.aenv_keys
             callers = Callers(parts.access, secret=footing.secret, anonymous=anonymous)
             apps = aenv_apps(parts.hub, parts.instances, parts.gateway, callers, public_url=url)
-            at.update(zip(aenv, apps, strict=True))
+            for sock, one in zip(aenv, apps, strict=True):
+                stack.callback(sock.close)
+                at[sock] = one
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
         yield Faces(app, e2b=Starlette(routes=e2b_routes(boxes)), fleet=fleet, at=at, named=named)
-    finally:
-        for sock in at:
-            sock.close()
 
 
 def sdk_key_of(admin_key: str) -> str:

@@ -2,41 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
 from starlette.applications import Starlette
 
+from rollyard import policy as policies
 from rollyard.core.errors import PlaneUnauthorized
 from rollyard.plane.access import Access
 from rollyard.plane.engines import BackendEngine
-from rollyard.plane.fleet import Refusal, Tasks, World, fleet_app, load_worlds
+from rollyard.plane.fleet import Refusal, Tasks, fleet_app, load_worlds
+from rollyard.plane.fleet.guard import Admit, Guard
+from rollyard.plane.fleet.jobs import Runner
 from rollyard.plane.fleet.places import RECORD, Record
+from rollyard.plane.fleet_rollouts import RolloutRunner
 from rollyard.plane.instance_backend import InstanceBackend
 from rollyard.plane.instances import Instances
+from rollyard.store import Store
 
 _NOBODY = "fleet"  # who owns the sandboxes that verifiers run in
 _LIMIT = 100
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`worlds` is a folder of folders with a `world.toml`; `tasks` are files that `/v1/tasks` begins with."""
+    """`worlds` is a folder of folders with a `world.toml`; `tasks` are files that `/v1/tasks` begins with; `job_policy` (such as
+    `scripted:FILE`) answers the model calls of jobs, which are refused without it."""
 
     worlds: Path | None = None
     tasks: tuple[Path, ...] = ()
+    job_policy: str | None = None
 
 
-def fleet_face(
-    instances: Instances, access: Access, *, secret: str, options: FleetOptions, limit: int | None = None
-) -> Starlette | None:
-    """None where no engine of the plane runs programs."""
+@asynccontextmanager
+async def fleet_face(
+    instances: Instances, access: Access, *, secret: str, url: str, options: FleetOptions, store: Store | None
+) -> AsyncGenerator[Starlette | None]:
+    """None where no engine of the plane runs programs. `url` is where the face will be; rollouts of jobs go to `store`."""
     engine = next((one for one in instances.engines.values() if isinstance(one, BackendEngine)), None)
     if engine is None:
-        return None
-    worlds: list[World] = [] if options.worlds is None else load_worlds(options.worlds)
+        yield None
+        return
     backend = InstanceBackend(instances, engine, owner=_owner)
+    async with AsyncExitStack() as stack:
+        runner: Callable[[Guard], Runner] | None = None
+        if options.job_policy is not None:
+            policy = policies.parse(options.job_policy)
+            stack.push_async_callback(policy.aclose)
 
+            def worked(guard: Guard) -> Runner:
+                token = guard.instance_token
+                return RolloutRunner(policy, backend=engine.backend, checks=backend, store=store, url=url, token=token)
+
+            runner = worked
+        app = fleet_app(
+            [] if options.worlds is None else load_worlds(options.worlds),
+            backend,
+            admit=_admission(access),
+            tasks=Tasks.from_files(*options.tasks),
+            limit=instances.settings.terms.quota or _LIMIT,
+            secret=secret,
+            runner=runner,
+        )
+        stack.push_async_callback(app.state.jobs.aclose)
+        yield app
+
+
+def _admission(access: Access) -> Admit:
     async def admit(header: str | None) -> str:
         try:
             caller = await access.caller(header)
@@ -46,8 +79,7 @@ def fleet_face(
             raise Refusal(403, "a key of role agent may not do this")
         return caller.owner
 
-    tasks = Tasks.from_files(*options.tasks)
-    return fleet_app(worlds, backend, admit=admit, tasks=tasks, limit=limit or _LIMIT, secret=secret)
+    return admit
 
 
 def _owner(labels: Mapping[str, str]) -> str:

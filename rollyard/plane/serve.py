@@ -114,9 +114,11 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
             parts=parts,
             secret=await kept.agreed("faces", secret("face")),
             url=options.public_url or url,
+            own_url=url,
             sdk_key=sdk_key,
+            store=store,
         )
-        faces = stack.enter_context(open_faces(app, footing, options.faces))
+        faces = await stack.enter_async_context(open_faces(app, footing, options.faces))
         say(Ready(url=url, engines=tuple(engines), admin_key_file=str(where), key=key, named=faces.named))
         config = uvicorn.Config(
             faces, log_config=None, lifespan="off", server_header=False, timeout_graceful_shutdown=_STOP_S

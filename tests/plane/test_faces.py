@@ -86,3 +86,77 @@ async def test_the_fleet_sdk_makes_instances_of_the_plane(tmp_path):
             assert [one async for one in plane.instances.list()] == []
             with pytest.raises(FleetAuthenticationError):
                 await fleet.AsyncFleet(api_key="wrong", base_url=env["FLEET_BASE_URL"]).make("tickets")
+
+
+SCRIPT = """
+cases:
+  - match: printer
+    steps:
+      - tool: list_tickets
+        args: {}
+      - tool: set_state
+        args: {ticket_id: 1, state: closed}
+      - text: done
+  - match: submit_final_answer
+    steps:
+      - tool: submit_final_answer
+        args: {answer: "no idea"}
+      - text: done
+"""
+
+
+async def test_a_fleet_job_runs_rollouts_and_its_sessions_tell_what_happened(tmp_path):
+    fleet = pytest.importorskip("fleet", reason="the extra `fleet` (fleet-python) is not installed")
+    (tmp_path / "script.yaml").write_text(SCRIPT)
+    tasks = ("--worlds", str(WORLDS), "--fleet-tasks", str(WORLDS / "tickets" / "tasks.json"))
+    async with serving(tmp_path, *tasks, "--job-policy", f"scripted:{tmp_path / 'script.yaml'}") as env:
+        sdk = fleet.Fleet(api_key=env["FLEET_API_KEY"], base_url=env["FLEET_BASE_URL"])
+        job = await asyncio.to_thread(
+            sdk.create_job, models=["local/scripted"], env_key="tickets", pass_k=2, max_steps=20
+        )
+        async with asyncio.timeout(240):
+            while (await asyncio.to_thread(sdk.get_job, job.job_id)).status != "completed":
+                await asyncio.sleep(0.5)
+        listed = await asyncio.to_thread(sdk.list_job_sessions, job.job_id)
+        groups = {group.task_id: group for group in listed.tasks}
+        assert listed.total_sessions == 4
+        closing, counting = groups["close-printer"], groups["count-open"]
+        assert [one.status for one in closing.sessions] == ["completed"] * 2
+        assert (closing.passed_sessions, closing.average_score) == (2, 1.0)
+        assert (counting.passed_sessions, counting.average_score) == (0, 0.0)
+        first = closing.sessions[0]
+        assert first.verifier_execution.success and first.step_count == 3
+        told = await asyncio.to_thread(sdk.get_session_transcript, first.session_id)
+        assert [line.role for line in told.transcript][-1] == "assistant"
+        assert any(line.role == "tool" and "printer" in str(line.content).lower() for line in told.transcript)
+        async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
+            assert [one async for one in plane.instances.list()] == []
+            page = await plane.bytes("GET", f"/page/rollouts/{first.session_id}")
+            assert b"close-printer" in page
+
+
+async def test_fleet_sessions_that_clients_write_are_kept_and_jobs_without_a_policy_are_refused(tmp_path):
+    fleet = pytest.importorskip("fleet", reason="the extra `fleet` (fleet-python) is not installed")
+    async with serving(tmp_path) as env:
+        sdk = fleet.Fleet(api_key=env["FLEET_API_KEY"], base_url=env["FLEET_BASE_URL"])
+
+        def logged():
+            session = sdk.start_session(model="local/x", job_id=sdk.trace_job("mine"))
+            history = [{"role": "user", "content": "go"}]
+            session.log(history, {"role": "assistant", "content": "going"})
+            session.log([*history, {"role": "assistant", "content": "going"}], {"role": "assistant", "content": "gone"})
+            session.complete()
+            return session.session_id
+
+        session_id = await asyncio.to_thread(logged)
+        told = await asyncio.to_thread(sdk.get_session_transcript, session_id)
+        assert [line.content for line in told.transcript] == ["go", "going", "gone"]
+        headers = {"Authorization": f"Bearer {env['FLEET_API_KEY']}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            body = {"models": ["local/x"], "task_keys": ["a"]}
+            async with session.post(f"{env['FLEET_BASE_URL']}/v1/jobs", json=body) as reply:
+                assert reply.status == 501 and "--job-policy" in (await reply.json())["detail"]
+            async with session.get(f"{env['FLEET_BASE_URL']}/v1/jobs") as reply:
+                assert (await reply.json()) == {"jobs": [], "total": 0}
+            async with session.get(f"{env['FLEET_BASE_URL']}/v1/sessions/ro_none/transcript") as reply:
+                assert reply.status == 404

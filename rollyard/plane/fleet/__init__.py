@@ -13,7 +13,7 @@ Point a client at it with `FLEET_BASE_URL` (its address) and `FLEET_API_KEY`. Se
 `X-Request-ID`, 409 with the first one's id), heartbeats, the manager of each instance (reset, resources, SQLite describe, query
 and difference, files, verifier functions), its MCP endpoint and pages under `urls.root`, verifiers by sha256, tasks, account and
 runs.
-Pickled arguments are opened in a sandbox and nowhere else. Not served here: jobs, sessions, judges, CDP.
+Pickled arguments are opened in a sandbox and nowhere else. Jobs are served where a `runner` is given. Not served: judges, CDP.
 """
 
 from __future__ import annotations

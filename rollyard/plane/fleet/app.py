@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.applications import Starlette
 
@@ -10,6 +10,8 @@ from rollyard.core.ids import secret as new_secret
 from rollyard.core.protocols import Backend
 from rollyard.plane.fleet.control import Control
 from rollyard.plane.fleet.guard import Admit, Guard, anybody
+from rollyard.plane.fleet.job_routes import JobRoutes
+from rollyard.plane.fleet.jobs import Jobs, Runner
 from rollyard.plane.fleet.manager import Manager
 from rollyard.plane.fleet.places import Places
 from rollyard.plane.fleet.tasks import TaskRoutes, Tasks
@@ -25,18 +27,22 @@ def fleet_app(
     tasks: Tasks | None = None,
     limit: int = 100,
     secret: str | None = None,
+    runner: Callable[[Guard], Runner] | None = None,
 ) -> Starlette:
-    """`app.state.places` are its instances: `await app.state.places.aclose()` ends them all."""
+    """`app.state.places` are its instances: `await app.state.places.aclose()` ends them all. `runner` makes what works on the
+    sessions of jobs; without it jobs are refused. `app.state.jobs` are those."""
     guard = Guard(admit, secret or new_secret("ryf"))
     places = Places(backend, Catalog(worlds), guard.name, limit=limit)
-    shelf = Shelf()
+    shelf, tasks = Shelf(), tasks or Tasks()
+    jobs = Jobs(places, tasks, runner(guard) if runner is not None else None)
     app = Starlette(
         routes=[
             *Control(places, guard).routes(),
             *Verifiers(places, guard, shelf).routes(),
-            *TaskRoutes(tasks or Tasks(), shelf, guard).routes(),
+            *TaskRoutes(tasks, shelf, guard).routes(),
+            *JobRoutes(jobs, guard).routes(),
             *Manager(places, guard).routes(),
         ]
     )
-    app.state.places, app.state.guard = places, guard
+    app.state.places, app.state.guard, app.state.jobs = places, guard, jobs
     return app
