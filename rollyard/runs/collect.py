@@ -11,7 +11,6 @@ import fnmatch
 import io
 import os
 import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import msgspec
 
 from rollyard.core.errors import PathError, SandboxError
 from rollyard.core.protocols import Sandbox
+from rollyard.core.scratch import scratch
 
 MAX_DIFF = 2 * 2**20
 MAX_FILE = 16 * 2**20
@@ -38,12 +38,12 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def copy_out(sandbox: Sandbox, path: str) -> Copy:
-    with tempfile.TemporaryDirectory(prefix="rollyard-copy-") as scratch:
+    with scratch("copy") as folder:
         try:
-            await sandbox.download_dir(path, scratch, max_bytes=MAX_WORKDIR)
+            await sandbox.download_dir(path, str(folder), max_bytes=MAX_WORKDIR)
         except SandboxError as error:
             return Copy(why=f"the working directory was not copied: {error}")
-        return await anyio.to_thread.run_sync(_read, Path(scratch))
+        return await anyio.to_thread.run_sync(_read, folder)
 
 
 def _read(root: Path) -> Copy:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollyard import policy as policies
@@ -18,6 +16,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Backend, Policy, Verifier
 from rollyard.core.rollout import Rollout
+from rollyard.core.scratch import scratch
 from rollyard.core.task import Task
 from rollyard.gate import Gate
 from rollyard.runs.config import RunConfig, load
@@ -78,8 +77,8 @@ async def evaluate_task(
         raise ConfigError("a local evaluation needs policies by name", hint='{"name": ry.policy.upstream(URL, MODEL)}')
     async with AsyncExitStack() as stack:
         if store is None:
-            scratch = stack.enter_context(TemporaryDirectory(prefix="rollyard-eval-"))
-            store = await stack.enter_async_context(Store.open(Path(scratch) / "runs.db"))
+            folder = stack.enter_context(scratch("eval"))
+            store = await stack.enter_async_context(Store.open(folder / "runs.db"))
         named: dict[str, Policy] = {}
         for name, answers in models.items():
             named[name] = policies.parse(answers) if isinstance(answers, str) else answers

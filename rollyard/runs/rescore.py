@@ -5,10 +5,8 @@ The earlier verdict stays listed; the new one counts from now on. The agent does
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 
 import anyio.to_thread
 import msgspec
@@ -18,6 +16,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Deadline, Limits
 from rollyard.core.protocols import Backend, Policy, Verifier
 from rollyard.core.rollout import Rollout, Verdict
+from rollyard.core.scratch import scratch
 from rollyard.core.task import Task
 from rollyard.runs.collect import unpack
 from rollyard.runs.judge import Judge
@@ -98,9 +97,9 @@ async def _judge(kept: Rollout, tar: bytes, backend: Backend, provision: Provisi
     async with backend.open(place) as box:
         where = await look_around(box, place, deadline)
         await put_files(box, task.files, where.workdir, task.user)
-        with tempfile.TemporaryDirectory(prefix="rollyard-rescore-") as scratch:
-            await anyio.to_thread.run_sync(unpack, tar, Path(scratch))
-            await box.upload_dir(scratch, where.workdir, user=task.user)
+        with scratch("rescore") as folder:
+            await anyio.to_thread.run_sync(unpack, tar, folder)
+            await box.upload_dir(str(folder), where.workdir, user=task.user)
         judged = msgspec.structs.replace(kept, failure=None)
         return await judge(
             spec, judged, box, place=place, workdir=where.workdir, collected=(), step=None, deadline=deadline

@@ -21,6 +21,7 @@ import msgspec
 from rollyard.core.agent import LayerSpec
 from rollyard.core.errors import CommandFailed, ConfigError, UnknownName
 from rollyard.core.ids import new_id
+from rollyard.core.scratch import scratch
 from rollyard.sandbox.home import private_dir
 from rollyard.sandbox.interpreters import Toolchain, node_toolchain, npm_command, pip_command, python_toolchain
 from rollyard.sandbox.packages import Locked, npm_install, pip_install
@@ -136,8 +137,8 @@ class Layers:
             prefix = place / "building"
             (prefix / "bin").mkdir(parents=True)
             (prefix / "lib").mkdir()
-            with tempfile.TemporaryDirectory(prefix="rollyard-layer-") as scratch:
-                toolchains, npm, pip = await self._install(spec, prefix, Path(scratch), timeout)
+            with scratch("layer") as folder:
+                toolchains, npm, pip = await self._install(spec, prefix, folder, timeout)
             entries = await anyio.to_thread.run_sync(_settle, work / "root", prefix)
             digest = tree_digest(entries)
             layer_id, final = f"ly_{digest[:24]}", place / digest[:12]

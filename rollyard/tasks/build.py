@@ -9,7 +9,6 @@ other, and its failure is shown.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -22,6 +21,7 @@ from rollyard.core.errors import CommandFailed, ConfigError, SandboxError, Unkno
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, Sandbox
 from rollyard.core.sandbox import SandboxSpec
+from rollyard.core.scratch import scratch
 from rollyard.tasks import dockerfile, dockerwords
 from rollyard.tasks.built import BuildCache, BuildOptions, Built, Images
 from rollyard.tasks.context import Context
@@ -258,7 +258,7 @@ class _StageRun:
 
     async def _copy_or_add(self, item: Instruction) -> None:
         origin = item.flag("from")
-        with tempfile.TemporaryDirectory(prefix="rollyard-copy-") as scratch:
+        with scratch("copy") as folder:
             request = Copy(
                 item=item,
                 words=tuple(self._words(item)),
@@ -268,10 +268,10 @@ class _StageRun:
                 expand=self._expand,
             )
             if origin is None:
-                tree = await anyio.to_thread.run_sync(assemble, request, self.builder.context, Path(scratch))
+                tree = await anyio.to_thread.run_sync(assemble, request, self.builder.context, folder)
             else:
                 async with self.builder.backend.open(await self._other(self._expand(origin), item.line)) as other:
-                    tree = await fetch(request, other, Path(scratch))
+                    tree = await fetch(request, other, folder)
             identity = ("copy", tree.digest, tree.target, str(tree.into), request.chown or "", request.chmod or "")
 
             async def copy(sandbox: Sandbox) -> None:

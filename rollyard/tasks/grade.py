@@ -12,10 +12,8 @@ never a reward. A verifier that cannot run gives reward None.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import anyio
 import msgspec
@@ -24,6 +22,7 @@ from rollyard.core.errors import CommandFailed, PathError, SandboxError, Verifie
 from rollyard.core.protocols import Backend, Sandbox, Verifier
 from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import Network, SandboxSpec
+from rollyard.core.scratch import scratch
 from rollyard.core.task import Artifact, VerifierSpec
 from rollyard.tasks import carry
 from rollyard.tasks.stand import HOME, LOGS, TESTS, Stand, clean_env
@@ -144,8 +143,8 @@ async def _sealed(case: Case, sandbox: Sandbox, backend: Backend, stack: AsyncEx
         )
     place = case.site or case.place
     workdir = case.workdir if case.spec.carry_workdir else None
-    with tempfile.TemporaryDirectory(prefix="rollyard-judge-") as scratch:
-        load = await carry.take(sandbox, carry.wanted(workdir, case.artifacts, case.workdir), Path(scratch))
+    with scratch("judge") as folder:
+        load = await carry.take(sandbox, carry.wanted(workdir, case.artifacts, case.workdir), folder)
         fresh = await stack.enter_async_context(backend.open(_opening(case, place, place.image, place.layers)))
         await carry.put(load, fresh, user=case.agent_user)
     stand = _stand(case, fresh, place)

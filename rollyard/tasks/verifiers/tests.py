@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import anyio.to_thread
 
 from rollyard.core.errors import VerifierError
 from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import Rollout
+from rollyard.core.scratch import scratch
 from rollyard.core.task import VerifierSpec
 from rollyard.tasks.files import stage
 from rollyard.tasks.stand import TESTS
@@ -18,12 +16,11 @@ from rollyard.tasks.stand import TESTS
 async def upload_tests(spec: VerifierSpec, sandbox: Sandbox, rollout: Rollout) -> None:
     if spec.bundled:
         return
-    with tempfile.TemporaryDirectory(prefix="rollyard-tests-") as scratch:
-        root = Path(scratch)
+    with scratch("tests") as root:
         await anyio.to_thread.run_sync(lambda: stage(spec.tests, root, source=rollout.task.source))
         script = root / "test.sh"
         if script.is_file():
             script.chmod(0o755)
         if not any(root.iterdir()):
             raise VerifierError("the task has no tests to run", hint="put them into tests/")
-        await sandbox.upload_dir(scratch, TESTS)
+        await sandbox.upload_dir(str(root), TESTS)

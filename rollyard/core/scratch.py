@@ -1,0 +1,68 @@
+"""Scratch directories that do not outlive their process by long.
+
+`tempfile` removes a directory when its block ends; a process that was killed never gets there, and what it copied out of
+sandboxes would lie about for good. Each directory here names its process by id and start time, and whoever makes the next one
+removes those whose process is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def scratch(purpose: str) -> Generator[Path]:
+    """A private, empty directory until the block ends."""
+    home = _home()
+    _sweep(home)
+    pid = os.getpid()
+    name = f"{pid}-{_started(pid)}-{purpose}-"
+    with tempfile.TemporaryDirectory(prefix=name, dir=home, ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+def _home() -> Path:
+    """This user's place below the system's temporary directory. Somebody else's directory of that name is not used."""
+    home = Path(tempfile.gettempdir(), f"rollyard-{os.geteuid()}")
+    with suppress(FileExistsError):
+        home.mkdir(mode=0o700)
+    found = home.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        return Path(tempfile.gettempdir())
+    return home
+
+
+def _sweep(home: Path) -> None:
+    for left in os.listdir(home):
+        pid, _, rest = left.partition("-")
+        started = rest.partition("-")[0]
+        if pid.isdigit() and started.isdigit() and _started(int(pid)) != int(started):
+            shutil.rmtree(home / left, onerror=_open_and_remove)
+
+
+def _open_and_remove(function: Any, path: str, error: Any) -> None:
+    """What came out of a sandbox may be closed even to its owner. Links are never followed."""
+    left = Path(path)
+    with suppress(OSError):
+        left.parent.chmod(0o700)
+        if left.is_symlink() or not left.is_dir():
+            left.unlink()
+        else:
+            left.chmod(0o700)
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _started(pid: int) -> int:
+    """When a process began, in clock ticks since boot; 0 when there is none. A number is not enough: numbers come again."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[19])

@@ -1,0 +1,42 @@
+"""Scratch directories end with their block, and those of a killed process with the next one's."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from rollyard.core.scratch import scratch
+
+CHILD = """
+import os, sys, time
+from rollyard.core.scratch import scratch
+with scratch("drill") as place:
+    (place / "closed").mkdir()
+    (place / "closed" / "file").write_text("x")
+    (place / "closed").chmod(0)
+    print(place, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_directory_is_private_empty_and_gone_after_its_block():
+    with scratch("drill") as place:
+        assert os.listdir(place) == []
+        assert place.stat().st_mode & 0o077 == 0
+        (place / "inner").mkdir()
+    assert not place.exists()
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_uses_stays():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    killed, living = (subprocess.Popen([sys.executable, "-c", CHILD], **pipes) for _ in range(2))
+    left, used = (child.stdout.readline().strip() for child in (killed, living))
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert os.path.isdir(left)
+    with scratch("next"):
+        assert not os.path.exists(left)
+        assert os.path.isdir(used)
+    living.communicate()
+    assert living.returncode == 0
+    assert not os.path.exists(used)
