@@ -54,14 +54,17 @@ def invalid(problems: Iterable[str]) -> Answer:
 
 def _meant(texts: Sequence[str], structured: Any) -> Any:
     if structured is not None:
+        # Some servers wrap what is not an object as {"result": value}; a tool's own such object has itself as its text, too.
         wrapped = isinstance(structured, Mapping) and set(cast("Mapping[str, Any]", structured)) == {"result"}
-        return structured["result"] if wrapped and texts else structured
-    if len(texts) != 1:
-        return "\n".join(texts)
+        return structured["result"] if wrapped and [_parsed(text) for text in texts] != [structured] else structured
+    return _parsed(texts[0]) if len(texts) == 1 else "\n".join(texts)
+
+
+def _parsed(text: str) -> Any:
     try:
-        return msgspec.json.decode(texts[0])
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        return texts[0]
+        return text
 
 
 def _fields(block: Any) -> dict[str, Any]:

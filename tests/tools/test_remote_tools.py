@@ -293,6 +293,12 @@ def blunt(result, *, schema=None, seen=None):
         ({"content": [{"type": "image", "data": "", "mimeType": "image/png"}]}, {"error": NO_IMAGE}, True),
         ({"content": [], "structuredContent": {"rows": 3}}, {"rows": 3}, False),
         ({"content": [{"type": "text", "text": "5"}], "structuredContent": {"result": 5}}, 5, False),
+        ({"content": [], "structuredContent": {"result": None}}, None, False),
+        (
+            {"content": [{"type": "text", "text": '{"result": 5}'}], "structuredContent": {"result": 5}},
+            {"result": 5},
+            False,
+        ),
         ({"content": [{"type": "audio", "data": "aGk=", "mimeType": "audio/wav"}]}, "[audio audio/wav]", False),
         (
             {"content": [{"type": "resource", "resource": {"uri": "file:///a", "text": "inside"}}]},
