@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.drills.ground import Driver, Leftovers, Postgres, Upstream, account, causes, wait_for
+from bench.drills.ground import Driver, Leftovers, Postgres, Upstream, account, causes, doing, wait_for
 from rollyard.testing.ray_cluster import RayCluster
 
 LEASE_S = 6.0
@@ -274,7 +274,7 @@ async def drill(ground: Ground, name: str, fault: Fault, limit_s: float) -> Resu
         if code not in (0, 1):
             problem = f"the driver ended with {code}: {process.lines[-1:]} {process.process.stdout.read()[-300:]}"
     except (RuntimeError, TimeoutError, OSError) as error:
-        problem = f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__}: {error}; {await doing(ground.postgres.url, process.run_id)}"
     finally:
         if process.process.poll() is None:
             process.kill()

@@ -145,6 +145,19 @@ async def causes(url: str, run_id: str) -> dict[str, int]:
         await connection.close(timeout=5)
 
 
+DOING = "SELECT name || ' ' || coalesce(fields::json ->> 'stage', '') AS what, count(*) AS n FROM events "
+DOING += "WHERE run_id = $1 GROUP BY 1 ORDER BY 2 DESC LIMIT 12"
+
+
+async def doing(url: str, run_id: str) -> dict[str, int]:
+    """What the rollouts of a run told: where one that does not end is stuck."""
+    connection = await asyncpg.connect(url, timeout=30)
+    try:
+        return {str(row["what"]): row["n"] for row in await connection.fetch(DOING, run_id)}
+    finally:
+        await connection.close(timeout=5)
+
+
 async def account(url: str, run_id: str) -> dict[str, int]:
     connection = await asyncpg.connect(url, timeout=30)
     try:

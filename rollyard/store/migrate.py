@@ -19,7 +19,7 @@ _LOCK = 7_031_115_901  # any number that is ours: PostgreSQL's advisory lock whi
 
 
 async def prepare(database: Database) -> None:
-    await database.write(_prepare)
+    await database.prepare(_prepare)
 
 
 def _prepare(connection: Connection) -> None:

@@ -1,24 +1,29 @@
 """PostgreSQL through asyncpg: each write is a transaction of its own, in a pool; the server groups their commits.
 
 A server that restarts, stands still or is out of disk for a while is waited for, within one deadline. A transaction whose
-commit got no answer is never guessed about: its number was asked for before, and the server says what became of it, so that
-no write is lost and none happens twice.
+commit got no answer is never guessed about: each writes a token into a row that only it may use (a seat), and afterwards the row
+says what became of it, so that no write is lost and none happens twice. The number of a transaction would not do: after a crash
+the server hands out numbers again that it never wrote down.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from rollyard.core.errors import MissingExtra, StoreError, Unsupported
-from rollyard.store.database import Work
+from rollyard.store.database import Put, Work
+from rollyard.store.schema import seats
 
 T = TypeVar("T")
 
@@ -28,6 +33,8 @@ CONNECTIONS = 16
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
 REPEATABLE = ("40001", "40P01")  # serialization failure, deadlock
 AWAY = ("08", "53", "57P")  # connection lost; no disk, memory or connections left; shut down, crashed or starting up
+_CLOSE_S = 5.0
+_put_seats = Put(seats, ("id", "token"), there="keep")
 
 
 class _Again(Exception):
@@ -48,39 +55,45 @@ class Postgres:
             pool_timeout=DEADLINE_S,
             connect_args={"timeout": CONNECT_S},
         )
+        self._name = secrets.token_hex(8)
+        self._room = asyncio.Semaphore(CONNECTIONS)
+        self._free: list[str] = []
+        self._seats: list[str] = []
 
     async def write(self, work: Work[T]) -> T:
-        return await _patiently(lambda: self._transaction(work), "write")
+        async with self._seat() as seat:
+            return await _patiently(lambda: self._transaction(work, seat), "write")
 
     async def read(self, work: Work[T]) -> T:
         """All queries of one read see the same state."""
         return await _patiently(lambda: self._snapshot(work), "read")
 
-    async def _transaction(self, work: Work[T]) -> T:
-        done: list[tuple[T, str]] = []  # the result, and the number of the transaction that made it
+    async def prepare(self, work: Work[T]) -> T:
+        """A write before there are any tables, and so no seats; it must be one that may happen twice."""
+        return await _patiently(lambda: self._begin(work), "write")
 
-        def numbered(connection: Connection) -> None:
+    async def _transaction(self, work: Work[T], seat: str) -> T:
+        token, done = os.urandom(12), list[T]()
+
+        def witnessed(connection: Connection) -> None:
             result = work(connection)
-            done.append((result, connection.exec_driver_sql("SELECT pg_current_xact_id()::text").scalar_one()))
+            connection.execute(update(seats).where(seats.c.id == seat).values(token=token))
+            done.append(result)
 
         try:
-            async with self._engine.begin() as connection:
-                await connection.run_sync(numbered)
-        except (SQLAlchemyError, OSError) as error:
-            again = _may_repeat(error)
-            if done and isinstance(again, _Again):
-                result, number = done[0]
-                if await _patiently(lambda: self._has_committed(number), "answer"):
-                    return result
-            raise again from error
-        return done[0][0]
+            await self._begin(witnessed)
+        except _Again:
+            if done and await _patiently(lambda: self._begin(lambda c: _token(c, seat)), "answer") == token:
+                return done[0]
+            raise
+        return done[0]
 
-    async def _has_committed(self, number: str) -> bool:
-        query = f"SELECT pg_xact_status('{int(number)}'::xid8)"
-        status = await self._snapshot(lambda connection: connection.exec_driver_sql(query).scalar())
-        if status == "in progress":  # the server has not noticed yet that its client is gone
-            raise _Again
-        return status == "committed"
+    async def _begin(self, work: Work[T]) -> T:
+        try:
+            async with self._engine.begin() as connection:
+                return await connection.run_sync(work)
+        except (SQLAlchemyError, OSError) as error:
+            raise _may_repeat(error) from error
 
     async def _snapshot(self, work: Work[T]) -> T:
         reading = self._engine.execution_options(isolation_level="REPEATABLE READ")
@@ -90,11 +103,36 @@ class Postgres:
         except (SQLAlchemyError, OSError) as error:
             raise _may_repeat(error) from error
 
+    @asynccontextmanager
+    async def _seat(self) -> AsyncGenerator[str]:
+        """A row that no other transaction uses meanwhile; it is there before the first one that does."""
+        async with self._room:
+            if not self._free:
+                new = f"{self._name}/{len(self._seats)}"
+                self._seats.append(new)
+                await self.prepare(lambda connection: _put_seats.rows(connection, [(new, b"")]))
+                self._free.append(new)
+            seat = self._free.pop()
+            try:
+                yield seat
+            finally:
+                self._free.append(seat)
+
     async def backup(self, target: Path) -> None:
         raise Unsupported("backup copies a SQLite store", hint=f"use pg_dump --file {target} for this one")
 
     async def aclose(self) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._begin(lambda c: c.execute(delete(seats).where(seats.c.id.in_(self._seats))))
+        except (_Again, StoreError, TimeoutError):
+            pass  # a few rows stay behind; they bother nobody
         await self._engine.dispose()
+
+
+def _token(connection: Connection, seat: str) -> bytes | None:
+    """What the seat's last transaction wrote; one that is still under way is waited for."""
+    return connection.execute(select(seats.c.token).where(seats.c.id == seat).with_for_update()).scalar()
 
 
 async def _patiently(once: Callable[[], Awaitable[T]], what: str) -> T:

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0005"  # the newest migration
+HEAD = "0006"  # the newest migration
 
 metadata = MetaData()
 
@@ -116,6 +116,13 @@ attempts = Table(
     Column("rollout_id", String),
     UniqueConstraint("run_id", "task_id", "agent", "policy", "number", name="attempts_once"),
     Index("attempts_claim", "run_id", "state", "position"),
+)
+
+seats = Table(
+    "seats",  # what the last transaction of one writer left, so that it can be asked about (PostgreSQL)
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("token", LargeBinary, nullable=False),
 )
 
 pauses = Table(

@@ -89,6 +89,9 @@ class SQLite:
         batch.works.append(_Waiting(work, future))
         return await future
 
+    async def prepare(self, work: Work[T]) -> T:
+        return await self.write(work)
+
     def _hand_in(self, batch: _Batch) -> None:
         if self._gathering.get(batch.loop) is batch:
             del self._gathering[batch.loop]

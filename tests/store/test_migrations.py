@@ -28,11 +28,11 @@ def described(connection):
 async def test_a_migrated_database_is_a_new_one(store_url):
     database = _database(store_url, "normal")
     try:
-        await database.write(lambda connection: upgrade(connection, None))
+        await database.prepare(lambda connection: upgrade(connection, None))
         migrated = await database.read(described)
         version = await database.read(lambda c: c.execute(text("SELECT version_num FROM alembic_version")).scalar())
         assert version == HEAD
-        await database.write(
+        await database.prepare(
             lambda c: [c.execute(text(f"DROP TABLE {t}")) for t in [*metadata.tables, "alembic_version"]]
         )
     finally:
@@ -70,7 +70,7 @@ async def test_rollouts_of_an_older_database_are_listed_with_what_their_bodies_s
         usage={"prompt_tokens": 7, "completion_tokens": 3},
     )  # fmt: skip
     undo = ["DROP INDEX IF EXISTS rollouts_lines", "UPDATE alembic_version SET version_num = '0002'"]
-    undo += ["DROP INDEX sessions_of_attempt", "DROP TABLE pauses"]
+    undo += ["DROP INDEX sessions_of_attempt", "DROP TABLE pauses", "DROP TABLE seats"]
     undo += [f"ALTER TABLE sessions DROP COLUMN {name}" for name in ("attempt_id", "fence")]
     undo += [
         f"ALTER TABLE rollouts DROP COLUMN {name}" for name in ("policy", "cause", "prompt_tokens", "completion_tokens")
@@ -81,7 +81,7 @@ async def test_rollouts_of_an_older_database_are_listed_with_what_their_bodies_s
     undo += ["ALTER TABLE plane_instances DROP COLUMN rollout_id"]
     async with Store.open(store_url) as store:
         await store.commit_rollout(old)
-        await store._database.write(lambda c: [c.execute(text(statement)) for statement in undo])
+        await store._database.prepare(lambda c: [c.execute(text(statement)) for statement in undo])
     async with Store.open(store_url) as store:
         (line,) = await store.lines("r")
     assert (line.policy, line.cause, line.prompt_tokens, line.completion_tokens) == ("small", "AgentGone", 7, 3)
