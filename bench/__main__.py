@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHES = ("sandbox", "relay", "wire", "tokens", "store", "gate", "envs", "rollouts", "page")
+BENCHES = ("sandbox", "relay", "wire", "tokens", "store", "gate", "envs", "rollouts", "page", "plane")
 
 
 def main() -> int:

@@ -89,20 +89,26 @@ class Gateway:
         ]
 
     async def forward(
-        self, scope: Scope, receive: Receive, send: Send, instance_id: str, target: Target | None = None
+        self, scope: Scope, receive: Receive, send: Send, instance: str | Instance, target: Target | None = None
     ) -> None:
         """Pass one request or WebSocket on, for a caller that may. Without a target: the environment's own port, with
-        the path as it came."""
-        instance = (await self._instances.running(instance_id))[0]
+        the path as it came. An instance is given by its id, or as the record that was just read."""
+        if isinstance(instance, str):
+            instance = await self._instances.record(instance)
         target = target or Target(port=instance.plan.port, path=raw_path(scope, 0))
-        async with self.dialled(instance_id, target.port) as stream, self._noticed(instance):
+        async with self._dialled(instance, target.port) as stream, self._noticed(instance):
             passing = forward_http if scope["type"] == "http" else forward_ws
             await passing(scope, receive, send, stream, target, self.limits)
 
     @asynccontextmanager
     async def dialled(self, instance_id: str, port: int) -> AsyncGenerator[ByteStream]:
         """A connection to a port inside a running instance."""
-        instance, engine = await self._instances.running(instance_id)
+        async with self._dialled(await self._instances.record(instance_id), port) as stream:
+            yield stream
+
+    @asynccontextmanager
+    async def _dialled(self, found: Instance, port: int) -> AsyncGenerator[ByteStream]:
+        instance, engine = self._instances.running_now(found)
         assert instance.ref is not None
         if not engine.abilities.dial:
             error = refuse(engine, self._instances.engines, "dial", "carry traffic to its instances")
@@ -111,7 +117,7 @@ class Gateway:
         try:
             stream = await engine.dial(instance.ref, port)
         except (OSError, TimeoutError) as error:
-            raise PlaneUnavailable(f"port {port} of {instance_id} cannot be reached") from error
+            raise PlaneUnavailable(f"port {port} of {instance.id} cannot be reached") from error
         try:
             yield stream
         finally:
@@ -141,13 +147,13 @@ class Gateway:
     async def _data(self, scope: Scope, receive: Receive, send: Send) -> None:
         instance = await self._admitted(scope)
         target = Target(port=instance.plan.port, path=raw_path(scope, 4), prefix=raw_prefix(scope, 4))
-        await self.forward(scope, receive, send, instance.id, target)
+        await self.forward(scope, receive, send, instance, target)
 
     async def _mcp(self, scope: Scope, receive: Receive, send: Send) -> None:
         instance = await self._admitted(scope)
         rest = raw_path(scope, 4)
         path = b"/mcp" + (rest[1:] if rest.startswith(b"/?") or rest == b"/" else rest)
-        await self.forward(scope, receive, send, instance.id, Target(port=instance.plan.port, path=path))
+        await self.forward(scope, receive, send, instance, Target(port=instance.plan.port, path=path))
 
     async def _any_port(self, scope: Scope, receive: Receive, send: Send) -> None:
         instance = await self._admitted(scope)
@@ -155,7 +161,7 @@ class Gateway:
         port = int(text) if text.isdigit() and len(text) <= 5 else 0
         _checked(port, 1.0)
         target = Target(port=port, path=raw_path(scope, 5), prefix=raw_prefix(scope, 5))
-        await self.forward(scope, receive, send, instance.id, target)
+        await self.forward(scope, receive, send, instance, target)
 
     async def _signed(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = self._signer.read("port", scope["path_params"]["signed"], 3)

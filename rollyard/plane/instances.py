@@ -209,14 +209,19 @@ class Instances:
         return found
 
     async def running(self, instance_id: str) -> tuple[Instance, Engine]:
-        found, engine = await self.standing(instance_id)
-        if found.state != "running":
+        return self.running_now(await self._store.get_instance(instance_id))
+
+    def running_now(self, found: Instance) -> tuple[Instance, Engine]:
+        if found.state == "paused":
             raise self._not_running(found)
-        return found, engine
+        return self.standing_now(found)
 
     async def standing(self, instance_id: str) -> tuple[Instance, Engine]:
         """One that runs or is paused."""
-        found = await self._store.get_instance(instance_id)
+        return self.standing_now(await self._store.get_instance(instance_id))
+
+    def standing_now(self, found: Instance) -> tuple[Instance, Engine]:
+        """The same of a record that was just read."""
         if found.state not in ("running", "paused") or found.ref is None:
             raise self._not_running(found)
         if found.engine not in self.engines:

@@ -18,6 +18,7 @@ from types import FrameType
 
 import msgspec
 import uvicorn
+import uvloop
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import secret
@@ -47,6 +48,7 @@ class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     quota: int | None = None
     rate: float | None = None
     burst: int = 20
+    boot_s: float = 300.0
     sweep_s: float = 30.0
     public_url: str | None = None
     drain_s: float = 0.0
@@ -82,7 +84,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 def serve_plane(options: PlaneOptions, *, say: Callable[[Ready], None]) -> None:
     """Blocks until SIGINT or SIGTERM."""
     configure(options.log_level)
-    asyncio.run(_serve(options, say))
+    uvloop.run(_serve(options, say))
 
 
 async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
@@ -95,7 +97,7 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
             made = await stack.enter_async_context(engine(text))
             engines[made.name] = made
         terms = Terms(quota=options.quota, rate=options.rate, burst=options.burst)
-        parts = await assemble(kept, engines, settings=Settings(terms=terms), runs=store)
+        parts = await assemble(kept, engines, settings=Settings(terms=terms, boot_s=options.boot_s), runs=store)
         port = sock.getsockname()[1]
         key, where = _admin_key(options.admin_key_file, port)
         await parts.access.admin(key)
