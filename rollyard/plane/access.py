@@ -17,6 +17,9 @@ from rollyard.core.ids import new_id, secret
 from rollyard.core.plane import ROLES, ApiKey, Instance, Role
 from rollyard.plane.storage import PlaneStore
 
+KNOWN_S = 1.0
+_MOST_KNOWN = 10_000
+
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: Role
@@ -27,6 +30,7 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Access:
     def __init__(self, store: PlaneStore, *, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
+        self._known: dict[bytes, tuple[float, ApiKey]] = {}  # found a moment ago
 
     async def issue(self, new: NewKey, *, text: str | None = None) -> tuple[ApiKey, str]:
         """The key as it is kept, and the text that is shown this once."""
@@ -57,12 +61,22 @@ class Access:
         )
 
     async def revoke(self, key_id: str) -> None:
+        """At once here; another replica may let it in for `KNOWN_S` more."""
         await self._store.revoke_key(key_id, at=self._clock())
+        self._known.clear()
 
     async def caller(self, header: str | None) -> ApiKey:
-        found = await self._store.find_key(_digest(bearer(header)))
+        digest, now = _digest(bearer(header)), time.monotonic()
+        at, known = self._known.get(digest, (-KNOWN_S, None))
+        if known is not None and now - at < KNOWN_S:
+            return known
+        found = await self._store.find_key(digest)
         if found is None:
+            self._known.pop(digest, None)
             raise PlaneUnauthorized("this API key is unknown or revoked")
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[digest] = (now, found)
         return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, case, func, insert, or_, select, update
+from sqlalchemy import Connection, Float, Integer, Update, bindparam, case, func, insert, or_, select, update
 
 from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneQuota, PlaneRateLimited
 from rollyard.core.plane import Happening, Instance, InstancePlan, InstanceState, Terms, Usage
@@ -29,6 +29,21 @@ _COLUMNS = (
 )
 
 
+def _charge() -> Update:
+    """One more for an owner, where quota and rate allow it. Built once: it runs for every creation."""
+    limit = func.coalesce(owners.c.quota, bindparam("default_quota", type_=Integer))
+    rate = func.coalesce(owners.c.rate, bindparam("default_rate", type_=Float))
+    gap = 1.0 / func.nullif(rate, 0.0)  # NULL: no rate
+    now, early = bindparam("now", type_=Float), bindparam("early", type_=Float)
+    on_time = or_(gap.is_(None), owners.c.next_at <= now + gap * early)
+    later = func.coalesce(case((owners.c.next_at > now, owners.c.next_at), else_=now) + gap, owners.c.next_at)
+    mine = (owners.c.owner == bindparam("who"), owners.c.used < limit, on_time)
+    return update(owners).where(*mine).values(used=owners.c.used + 1, next_at=later)
+
+
+_CHARGE = _charge()
+
+
 def begin(
     connection: Connection, new: Instance, terms: Terms, request: tuple[str, str, bytes] | None
 ) -> tuple[Instance, bool]:
@@ -42,7 +57,7 @@ def begin(
     values = {name: getattr(new, name) for name in _COLUMNS}
     values["plan"] = msgspec.json.encode(new.plan).decode()
     values["labels"] = msgspec.json.encode(new.labels).decode()
-    connection.execute(insert(instances).values(**values))
+    connection.execute(insert(instances), values)
     if new.labels:
         rows = [{"instance_id": new.id, "name": name, "value": value} for name, value in new.labels.items()]
         connection.execute(insert(labels), rows)
@@ -53,17 +68,17 @@ def begin(
 def admit(connection: Connection, owner: str, terms: Terms, now: float) -> None:
     """One more instance for this owner: the quota and the rate are checked and charged by one statement. The rate is kept
     as the time from which the next creation is on time; a burst may come before it."""
-    insert_new(connection, owners, {"owner": owner, "used": 0, "next_at": 0.0})
-    limit = func.coalesce(owners.c.quota, _UNLIMITED if terms.quota is None else terms.quota)
-    gap = 1.0 / func.nullif(func.coalesce(owners.c.rate, terms.rate or 0.0), 0.0)  # NULL: no rate
-    on_time = or_(gap.is_(None), owners.c.next_at <= now + gap * (max(terms.burst, 1) - 1))
-    later = func.coalesce(case((owners.c.next_at > now, owners.c.next_at), else_=now) + gap, owners.c.next_at)
-    charged = connection.execute(
-        update(owners)
-        .where(owners.c.owner == owner, owners.c.used < limit, on_time)
-        .values(used=owners.c.used + 1, next_at=later)
-    )
-    if not charged.rowcount:
+    said = {
+        "who": owner,
+        "default_quota": _UNLIMITED if terms.quota is None else terms.quota,
+        "default_rate": terms.rate or 0.0,
+        "early": max(terms.burst, 1) - 1,
+        "now": now,
+    }
+    if connection.execute(_CHARGE, said).rowcount:
+        return
+    insert_new(connection, owners, {"owner": owner, "used": 0, "next_at": 0.0})  # or wait for whoever is inserting it
+    if not connection.execute(_CHARGE, said).rowcount:
         row = connection.execute(select(owners).where(owners.c.owner == owner)).mappings().one()
         used = Usage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
         raise refused(used, terms, row["next_at"], now)
