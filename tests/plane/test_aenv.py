@@ -213,6 +213,29 @@ async def test_a_program_that_ended_is_told_at_once_and_an_engine_without_ports_
                 assert reply.status == 501
 
 
+@pytest.mark.adversarial
+async def test_a_web_page_is_not_somebody_on_this_machine(tmp_path):
+    async with serving(tmp_path) as env, aiohttp.ClientSession() as session:
+        control = f"{env['AENV_SYSTEM_URL']}:8080"
+        project = {"name": "evil", "version": "1", "deployConfig": {"start": ["sh", "-c", "true"]}}
+        for headers in (
+            {"Origin": "https://evil.example"},
+            {"Origin": "null"},
+            {"Sec-Fetch-Site": "same-origin"},
+            {"Host": "rebound.evil.example:8080"},
+            {"Host": "127.0.0.2.evil.example"},
+        ):
+            async with session.post(f"{control}/env", json=project, headers=headers) as reply:
+                assert reply.status == 403, headers
+            async with session.get(f"{control}/env-instance/*/list", headers=headers) as reply:
+                assert reply.status == 403, headers
+        async with session.get(f"{control}/env") as reply:
+            assert (await reply.json())["data"] == []
+        for headers in ({"Authorization": "Bearer wrong"}, {"Authorization": "Basic x"}, {"Authorization": ""}):
+            async with session.get(f"{control}/env", headers=headers) as reply:
+                assert reply.status == 401, headers
+
+
 async def test_keys_decide_whose_instances_are_seen(tmp_path):
     async with serving(tmp_path, "--aenv-keys") as env, aiohttp.ClientSession() as session:
         control = f"{env['AENV_SYSTEM_URL']}:8080"

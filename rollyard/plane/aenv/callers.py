@@ -2,13 +2,15 @@
 
 Its package sends a key only if it was given one, and none at all on the data port. So without a key everybody on this machine is
 the owner `aenv` (unless keys are asked for), and on the data port the instance's own token decides. The package repeats the `ip`
-of an instance as the host of a URL in a header: the token travels there. Nothing is ever sent to that URL.
+of an instance as the host of a URL in a header: the token travels there. Nothing is ever sent to that URL. A page that somebody
+on this machine looks at is not somebody on this machine: what a browser sends for it is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -28,7 +30,11 @@ class Callers:
 
     async def caller(self, request: Request, *roles: Role) -> ApiKey:
         header = request.headers.get("authorization")
-        found = ANYBODY if header is None and self._anonymous else await self._access.caller(header)
+        if header is None and self._anonymous:
+            _no_page(request)
+            found = ANYBODY
+        else:
+            found = await self._access.caller(header)
         if found.role not in roles:
             raise PlaneForbidden(f"a key of role {found.role} may not do this", hint=f"needs {', '.join(roles)}")
         return found
@@ -41,3 +47,14 @@ class Callers:
         said = urlsplit(url).hostname or ""
         if not hmac.compare_digest(said.encode(), self.host(instance_id).encode()):
             raise PlaneUnauthorized("this request does not bear the instance's token")
+
+
+def _no_page(request: Request) -> None:
+    """A browser says where a page comes from, or asks for a name that the page's own server made point here."""
+    name = (urlsplit(f"//{request.headers.get('host', '')}").hostname or "").rstrip(".")
+    try:
+        ours = name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        ours = False
+    if not ours or "origin" in request.headers or "sec-fetch-site" in request.headers:
+        raise PlaneForbidden("requests of web pages need a key")
