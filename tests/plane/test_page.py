@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 import rollyard as ry
 from bench.page import PRICES, fill
@@ -255,6 +257,17 @@ async def test_a_run_under_way_lists_what_is_in_flight_with_a_page_for_each(tmp_
             status, _, body, _ = await get(url + flying[0])
             assert status == 200
             assert re.search(r"<h1>t[01] ", body)
+
+
+async def test_mounted_under_another_path_every_link_stays_under_it(tmp_path):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        run_id, rollout_id = await fill(store, 60, 3)
+        async with serving(Starlette(routes=[Mount("/page", page_app(store))])) as url:
+            for path in ("/", f"/runs/{run_id}", f"/runs/{run_id}/tasks", f"/rollouts/{rollout_id}", "/static/page.js"):
+                status, _, body, _ = await get(f"{url}/page{path}")
+                assert status == 200
+                links = re.findall(r'(?:href|src|action|data-href|data-live)="(/[^"]*)"', body)
+                assert [link for link in links if not link.startswith("/page/")] == []
 
 
 async def test_live_news_are_numbered_and_say_when_a_run_is_over(tmp_path, backend):
