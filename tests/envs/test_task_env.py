@@ -301,13 +301,13 @@ async def test_without_an_instance_there_is_no_verdict(server):
 
 async def test_partial_reward_is_off_by_default_and_for_failed_runs_only(server):
     """E7"""
-    for partial_reward, closed, reward in ((False, False, 0.0), (True, False, 0.5), (True, True, 1.0)):
-        env = env_of(server, partial_reward=partial_reward)
-        await env.reset()
-        if closed:
-            await env.step({"tool": "set_state", "params": {"ticket_id": 1, "state": "closed"}})
-        assert (await env.step({"done": True})).reward == reward
-        await env.close()
+    async with env_of(server) as env:
+        for partial_reward, closed, reward in ((False, False, 0.0), (True, False, 0.5), (True, True, 1.0)):
+            env.partial_reward = partial_reward
+            await env.reset()
+            if closed:
+                await env.step({"tool": "set_state", "params": {"ticket_id": 1, "state": "closed"}})
+            assert (await env.step({"done": True})).reward == reward
     assert inspect.signature(ry.TaskEnv).parameters["partial_reward"].default is False
 
 

@@ -133,9 +133,9 @@ async def test_a_tool_runs_only_inside_its_own_rollout():
             (f"{gate.url}/mcp", None),
         ):
             with pytest.raises(EnvError):
-                async with RemoteTools(url, key, timeout_s=5) as tools:
+                async with RemoteTools(url, key, timeout_s=5, pauses_s=()) as tools:
                     await tools.list()
         await one.close()
         with pytest.raises(EnvError):
-            async with RemoteTools(f"{gate.url}/mcp", one.key, timeout_s=5) as tools:
+            async with RemoteTools(f"{gate.url}/mcp", one.key, timeout_s=5, pauses_s=()) as tools:
                 await tools.list()
