@@ -54,7 +54,12 @@ def running(**options):
     ready, end, urls = threading.Event(), threading.Event(), []
 
     async def serve():
-        async with served(Steady, splits={"train": [{"id": 1}, {"id": 2}]}, name="steady", **options) as url:
+        async with served(
+            Steady,
+            splits={"train": [{"id": 1}, {"id": 2}]},
+            name="steady",
+            **{"capacity": 100_000, "lease_s": 0.5, "max_lease_s": 2.0, "max_queue_s": 0.1} | options,
+        ) as url:
             urls.append(url)
             ready.set()
             await asyncio.to_thread(end.wait)
