@@ -113,6 +113,7 @@ class Pair:
         self.wall: list[float] = []
         self.client_ms: list[float] = []
         self.server_ms: list[float] = []
+        self.rss = 0.0
         command = [python, "-c", code, url, str(asked.sessions), str(asked.steps), str(asked.rounds)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None and self.process.stdin is not None
@@ -120,6 +121,7 @@ class Pair:
 
     def window(self) -> None:
         before = cpu_of(self.server)
+        self.rss = rss_mb(self.process.pid)
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
         wall, client = json.loads(self.process.stdout.readline())
@@ -132,7 +134,6 @@ class Pair:
         return statistics.median(c + s for c, s in zip(self.client_ms, self.server_ms, strict=True))
 
     def end(self) -> None:
-        self.rss = rss_mb(self.process.pid)
         self.process.stdin.close()
         self.process.wait(60)
 

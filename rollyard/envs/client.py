@@ -15,22 +15,19 @@ import itertools
 import random
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, EpisodeLost
 from rollyard.core.ids import new_id
+from rollyard.envs.client_socket import Lost, Socket
+from rollyard.envs.client_socket import dial as open_socket
 from rollyard.envs.env import StepResult
-
-if TYPE_CHECKING:
-    from websockets.asyncio.client import ClientConnection
 
 SUBPROTOCOL = "rollyard.v1"
 _TRY_LATER = frozenset(("CAPACITY_REACHED", "FACTORY_ERROR"))
-_MAX_FRAME = 100 * 2**20
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,143 +144,155 @@ class RemoteEnv:
 
 
 class OwnWire:
-    def __init__(self, url: str, options: Options, socket: ClientConnection) -> None:
+    def __init__(self, url: str, options: Options, socket: Socket) -> None:
         self._url = url
         self._options = options
         self._socket = socket
-        self._waiting: dict[str, tuple[str, asyncio.Future[Any], Progress | None]] = {}
+        self._waiting: dict[str, Waiting] = {}
         self._session: dict[str, Any] = {}
+        self._seen: list[str] = []  # answers that arrived since the last request said so
         self._name = new_id("c")
         self._count = itertools.count()
-        self._reader = asyncio.get_running_loop().create_task(self._read())
+        self._lost: EpisodeLost | None = None
+        self._reattaching: asyncio.Task[None] | None = None
+        socket.listen(self._take, self._cut)
 
     async def open(self) -> str | None:
         options = self._options
         given = {"lease_s": options.lease_s, "deadline_s": options.timeout_s, "queue_s": options.queue_s}
         try:
             self._session = await self._sent("open", given, options.queue_s + options.connect_s)
-        except BaseException:  # cancelled too: a socket without a session is of no use
+        except BaseException:  # cancelled too: nobody else holds the socket
             await self._end()
             raise
         return self._session.get("agent_key")
 
     @property
     def lost(self) -> bool:
-        return self._reader.done()
+        return self._lost is not None
 
     async def ask(self, move: str, given: Mapping[str, Any], progress: Progress | None = None) -> Any:
         return await self._sent(move, given, self._options.timeout_s + self._options.connect_s, progress)
 
     async def aclose(self) -> None:
         try:
-            await self._sent("close", {}, self._options.connect_s)
+            if self._reattaching is None:
+                await self._sent("close", {}, self._options.connect_s)
         except EnvError:
             pass  # gone already: its lease ends it
         await self._end()
 
     async def _end(self) -> None:
-        self._reader.cancel()
+        self._lost = self._lost or EpisodeLost("the environment is closed")
+        if self._reattaching is not None:
+            self._reattaching.cancel()
         await self._socket.close()
 
     async def _sent(
         self, move: str, given: Mapping[str, Any], within_s: float, progress: Progress | None = None
     ) -> Any:
-        if self._reader.done():
-            raise EpisodeLost("the connection to the environment is gone")
+        if self._lost is not None:
+            raise self._lost
         name = f"{self._name}.{next(self._count)}"
-        text = msgspec.json.encode({"id": name, "do": move, "with": given}).decode()
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[name] = (text, answer, progress)
+        text = msgspec.json.encode({"id": name, "do": move, "with": given, "seen": self._seen})
+        self._seen.clear()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._waiting[name] = Waiting(text, answer, progress)
+        late = loop.call_later(within_s, _late, answer, move, within_s)
         try:
-            async with asyncio.timeout(within_s):
-                await _put(self._socket, text)
-                return await answer
-        except TimeoutError as error:
-            kind = EnvError if move == "step" else EnvUnavailable  # a step may have run: doing it again is another step
-            raise kind(f"{move}: no answer in {within_s:g} s") from error
+            self._socket.send(text)  # a socket that is gone takes it: it is sent again after the reattach
+            return await answer
         finally:
+            late.cancel()
             del self._waiting[name]
 
-    async def _read(self) -> None:
-        """Until the session cannot be had back; whoever waits then learns it."""
-        from websockets.exceptions import ConnectionClosed
-
-        try:
-            while True:
-                try:
-                    self._take(msgspec.json.decode(await self._socket.recv()))
-                except ConnectionClosed:
-                    await self._reattach()
-        except Exception as error:  # noqa: BLE001 - whatever ended the reader is what every waiting request gets
-            lost = EpisodeLost(f"the session is lost: {error}")
-            for _, answer, _ in self._waiting.values():
-                if not answer.done():
-                    answer.set_exception(lost)
-
-    def _take(self, frame: Mapping[str, Any]) -> None:
-        _, answer, progress = self._waiting.get(str(frame.get("id")), ("", None, None))
-        if answer is None or answer.done():
-            return  # a heartbeat, or the answer to a request that was given up
-        if "event" in frame:
-            _tell(progress, frame, answer)
-        elif "error" in frame:
-            answer.set_exception(refusal(frame["error"]))
+    def _take(self, text: bytes) -> None:
+        frame = msgspec.json.decode(text, type=Answered)
+        if frame.id is None:
+            return  # a heartbeat
+        if frame.event is None:
+            self._seen.append(frame.id)
+        waiting = self._waiting.get(frame.id)
+        if waiting is None or waiting.answer.done():
+            return  # the answer to a request that was given up
+        if frame.event is not None:
+            _tell(waiting, frame)
+        elif frame.error is not None:
+            waiting.answer.set_exception(refusal(frame.error))
         else:
-            answer.set_result(frame.get("ok"))
+            waiting.answer.set_result(frame.ok)
+
+    def _cut(self) -> None:
+        """The socket is gone. Until the session cannot be had back, requests wait; then whoever waits learns it."""
+        if self._lost is None:
+            self._reattaching = asyncio.get_running_loop().create_task(self._reattach())
 
     async def _reattach(self) -> None:
-        from websockets.exceptions import ConnectionClosed
-
-        if not self._session:
-            raise EpisodeLost("the connection was lost before there was a session")
         try:
+            if not self._session:
+                raise EpisodeLost("the connection was lost before there was a session")
             async with asyncio.timeout(self._session["lease_s"]):
                 for attempt in itertools.count():
                     try:
-                        await self._open_again()
+                        self._socket = await self._opened_again()
                         break
-                    except (EnvUnavailable, ConnectionClosed):
+                    except (EnvUnavailable, Lost):
                         await asyncio.sleep(backoff(attempt))
-        except TimeoutError as error:
-            raise EpisodeLost(f"nobody answered within its lease of {self._session['lease_s']:g} s") from error
+            self._reattaching = None
+            self._socket.listen(self._take, self._cut)
+            for waiting in list(self._waiting.values()):
+                if not waiting.answer.done():
+                    self._socket.send(waiting.text)
+        except TimeoutError:
+            self._give_up(EpisodeLost(f"nobody answered within its lease of {self._session['lease_s']:g} s"))
+        except Exception as error:  # noqa: BLE001 - whatever ended the session is what every waiting request gets
+            self._give_up(EpisodeLost(f"the session is lost: {error}"))
 
-    async def _open_again(self) -> None:
+    async def _opened_again(self) -> Socket:
         given = {"session": self._session["session"], "lease": self._session["lease"]}
-        self._socket = await dial(self._url, self._options)
-        await self._socket.send(msgspec.json.encode({"id": "open", "do": "open", "with": given}).decode())
-        while (frame := msgspec.json.decode(await self._socket.recv())).get("id") != "open":
-            self._take(frame)
-        if "error" in frame:
-            await self._socket.close()
-            raise refusal(frame["error"])
-        for text, answer, _ in list(self._waiting.values()):
-            if not answer.done():
-                await self._socket.send(text)
+        socket = await dial(self._url, self._options)
+        socket.send(msgspec.json.encode({"id": "open", "do": "open", "with": given}))
+        while (frame := msgspec.json.decode(await socket.recv(), type=Answered)).id != "open":
+            continue  # a heartbeat
+        if frame.error is not None:
+            await socket.close()
+            raise refusal(frame.error)
+        return socket
+
+    def _give_up(self, lost: EpisodeLost) -> None:
+        self._lost = lost
+        for waiting in self._waiting.values():
+            if not waiting.answer.done():
+                waiting.answer.set_exception(lost)
 
 
-async def dial(url: str, options: Options) -> ClientConnection:
-    from websockets.asyncio.client import connect as open_socket
-    from websockets.exceptions import InvalidHandshake, InvalidStatus
-    from websockets.typing import Subprotocol
+class Waiting(NamedTuple):
+    text: bytes
+    answer: asyncio.Future[Any]
+    progress: Progress | None
 
-    try:
-        return await open_socket(
-            url,
-            subprotocols=[Subprotocol(SUBPROTOCOL)],
-            additional_headers=dict(options.headers),
-            open_timeout=options.connect_s,
-            ping_interval=options.ping_s,
-            ping_timeout=options.ping_s,
-            max_size=_MAX_FRAME,
-            compression=None,
-            proxy=None if urlsplit(url).hostname in _LOOPBACK else True,
-        )
-    except InvalidStatus as error:
-        if error.response.status_code in (401, 403):
-            raise EnvError(f"{url} refuses this key", hint="connect(url, key=...)") from error
-        raise EnvUnavailable(f"{url} answered {error.response.status_code}") from error
-    except (OSError, TimeoutError, InvalidHandshake) as error:
-        raise EnvUnavailable(f"no environment can be reached at {url}: {type(error).__name__}") from error
+
+class Answered(msgspec.Struct, frozen=True):
+    """A frame of the server's."""
+
+    id: str | None = None
+    ok: Any = None
+    error: dict[str, Any] | None = None
+    event: str | None = None
+    done: float = 0.0
+    total: float | None = None
+    message: str | None = None
+
+
+async def dial(url: str, options: Options) -> Socket:
+    return await open_socket(
+        url,
+        subprotocol=SUBPROTOCOL,
+        headers=options.headers,
+        connect_s=options.connect_s,
+        ping_s=options.ping_s,
+    )
 
 
 def refusal(told: Mapping[str, Any]) -> EnvError:
@@ -296,23 +305,20 @@ def backoff(attempt: int) -> float:
     return min(5.0, 0.1 * 2**attempt) * (0.5 + random.random() / 2)
 
 
-async def _put(socket: ClientConnection, text: str) -> None:
-    from websockets.exceptions import ConnectionClosed
-
-    try:
-        await socket.send(text)
-    except ConnectionClosed:
-        return  # the reader reattaches and sends it again
-
-
 def _result(value: Mapping[str, Any]) -> StepResult:
     return msgspec.convert(value, StepResult)
 
 
-def _tell(progress: Progress | None, frame: Mapping[str, Any], answer: asyncio.Future[Any]) -> None:
-    if progress is None:
+def _tell(waiting: Waiting, frame: Answered) -> None:
+    if waiting.progress is None:
         return
     try:
-        progress(frame["done"], frame.get("total"), frame.get("message"))
+        waiting.progress(frame.done, frame.total, frame.message)
     except Exception as error:  # noqa: BLE001 - the listener's own bug: it is raised where the move was asked for
-        answer.set_exception(error)
+        waiting.answer.set_exception(error)
+
+
+def _late(answer: asyncio.Future[Any], move: str, within_s: float) -> None:
+    if not answer.done():
+        kind = EnvError if move == "step" else EnvUnavailable  # a step may have run: doing it again is another step
+        answer.set_exception(kind(f"{move}: no answer in {within_s:g} s"))

@@ -10,22 +10,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from rollyard.core.errors import EnvError, EnvUnavailable, EpisodeLost, Unsupported
 from rollyard.envs.client import Options, Progress, backoff, dial, refusal
-
-if TYPE_CHECKING:
-    from websockets.asyncio.client import ClientConnection
+from rollyard.envs.client_socket import Lost, Socket
 
 
 class OpenEnvWire:
-    def __init__(self, url: str, options: Options, socket: ClientConnection) -> None:
+    def __init__(self, url: str, options: Options, socket: Socket) -> None:
         self._url = url
         self._options = options
-        self._socket: ClientConnection | None = socket
+        self._socket: Socket | None = socket
         self._begun = False
         self._turn = asyncio.Lock()
 
@@ -50,15 +48,10 @@ class OpenEnvWire:
         raise Unsupported(f"OpenEnv's wire has no {move}")
 
     async def aclose(self) -> None:
-        from websockets.exceptions import ConnectionClosed
-
         socket, self._socket = self._socket, None
         if socket is None:
             return
-        try:
-            await socket.send('{"type":"close"}')
-        except ConnectionClosed:
-            pass
+        socket.send(b'{"type":"close"}')
         await socket.close()
 
     async def _rpc(self, method: str, params: Mapping[str, Any]) -> Any:
@@ -70,7 +63,7 @@ class OpenEnvWire:
 
     async def _ask(self, kind: str, data: Any, expects: str) -> Any:
         frame = {"type": kind} if data is None else {"type": kind, "data": data}
-        text = msgspec.json.encode(frame).decode()
+        text = msgspec.json.encode(frame)
         async with self._turn:
             until = time.monotonic() + self._options.queue_s
             attempt = 0
@@ -88,22 +81,20 @@ class OpenEnvWire:
                 await asyncio.sleep(backoff(attempt))
                 self._socket = await dial(self._url, self._options)
 
-    async def _once(self, text: str, expects: str) -> Any:
-        from websockets.exceptions import ConnectionClosed
-
+    async def _once(self, text: bytes, expects: str) -> Any:
         socket = self._socket
         if socket is None:
             raise EpisodeLost("the connection to the environment is gone")
         answered = False
         try:
             async with asyncio.timeout(self._options.timeout_s):
-                await self._drain(socket)
-                await socket.send(text)
+                self._drain(socket)
+                socket.send(text)
                 frame = await _awaited(socket, expects)
             answered = True
         except TimeoutError as error:
             raise EpisodeLost(f"no answer in {self._options.timeout_s:g} s") from error
-        except ConnectionClosed as error:
+        except Lost as error:
             kind = EpisodeLost if self._begun else EnvUnavailable
             raise kind("the environment's server closed the connection") from error
         finally:
@@ -114,19 +105,15 @@ class OpenEnvWire:
             raise refusal(frame.get("data") or {})
         return frame.get("data") or {}
 
-    async def _drain(self, socket: ClientConnection) -> None:
+    def _drain(self, socket: Socket) -> None:
         """Frames that came unasked. Before the first request, one of them may say that there is no place."""
-        while True:
-            try:
-                async with asyncio.timeout(0.001):
-                    frame = msgspec.json.decode(await socket.recv())
-            except TimeoutError:
-                return
+        while (text := socket.pending()) is not None:
+            frame = msgspec.json.decode(text)
             if not self._begun and isinstance(frame, dict) and frame.get("type") == "error":
                 raise refusal(frame.get("data") or {})
 
 
-async def _awaited(socket: ClientConnection, expects: str) -> dict[str, Any]:
+async def _awaited(socket: Socket, expects: str) -> dict[str, Any]:
     while True:
         frame = msgspec.json.decode(await socket.recv())
         if isinstance(frame, dict) and frame.get("type") in (expects, "error"):

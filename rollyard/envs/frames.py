@@ -7,7 +7,8 @@
             {"event": "progress", "id": "2", "done", "total", "message"} before the answer of a move that takes long
             {"event": "heartbeat", "waiting": n} every few seconds, also while a client waits in line
 
-A socket that is lost leaves the session for its lease; sending a request again under its id never runs it twice.
+A socket that is lost leaves the session for its lease; sending a request again under its id never runs it twice. Any request may
+carry `"seen": [ids]`, the answers that have arrived: those need not be remembered any longer.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     do: str
     given: dict[str, Any] = msgspec.field(default_factory=dict[str, Any], name="with")
+    seen: tuple[str, ...] = ()
 
 
 class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,13 +101,15 @@ class Connection:
             self._let_go(session)
             self._spawn(frame.id, self._close(session))
         else:
-            answer = session.begin(frame.do, frame.given, frame.id)
+            if frame.seen:
+                session.forget(frame.seen)
+            name = frame.id
+            session.begin(frame.do, frame.given, name, lambda answer: self._done(name, answer))
             self._in_flight += 1
-            answer.add_done_callback(lambda done, name=frame.id: self._done(name, done))
 
-    def _done(self, name: str, done: asyncio.Future[Answer]) -> None:
+    def _done(self, name: str, answer: Answer) -> None:
         self._in_flight -= 1
-        self._answer(name, done.result())
+        self._answer(name, answer)
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(self._answered(name, work))

@@ -34,8 +34,9 @@ from rollyard.envs.metrics import exposition
 from rollyard.envs.openapi import STATE, document
 from rollyard.envs.session import Session
 from rollyard.envs.sessions import EnvLimits, Sessions
-from rollyard.envs.sockets import AsgiPeer
+from rollyard.envs.sockets import AsgiPeer, Peer
 from rollyard.envs.task_api import Splits, TaskApi
+from rollyard.envs.ws_server import EXTENSION
 
 _TASK_VERBS = ("tasks", "num_tasks", "task", "task_range")
 
@@ -133,7 +134,7 @@ class EnvServer:
             yield
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        peer = AsgiPeer(scope, receive, send)
+        peer: Peer = scope.get("extensions", {}).get(EXTENSION) or AsgiPeer(scope, receive, send)
         path = _path(scope)
         if path == "/mcp":
             await openenv.serve_rpc_socket(peer, self._sessions)

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hmac import compare_digest
 from typing import Any
 
@@ -97,18 +97,26 @@ class Session:
     def holds(self, lease: str) -> bool:
         return compare_digest(self.lease_hash, digest(lease))
 
-    def begin(self, move: str, given: Mapping[str, Any], request_id: str | None = None) -> asyncio.Future[Answer]:
-        """Start a move (reset, step, state, tools, call); one that was begun under this id is not run again."""
+    def begin(
+        self,
+        move: str,
+        given: Mapping[str, Any],
+        request_id: str | None = None,
+        deliver: Callable[[Answer], None] | None = None,
+    ) -> asyncio.Future[Answer]:
+        """Start a move (reset, step, state, tools, call); one that was begun under this id is not run again. `deliver` gets
+        the answer as soon as there is one."""
         self.used_at = time.monotonic()
         if self.closed:
             raise Refused("SESSION_ERROR", "the session is closed")
         if move not in MOVES or (move in GYM and not self._gym):
             raise Refused("UNKNOWN_TYPE", f"{move[:40]!r} is not offered")
-        if request_id is not None and request_id in self._answered:
-            return self._answered[request_id]
-        task = asyncio.get_running_loop().create_task(self._move(move, given, request_id))
+        if request_id is not None and (begun := self._answered.get(request_id)) is not None:
+            if deliver is not None:
+                begun.add_done_callback(lambda done: deliver(done.result()))
+            return begun
+        task = asyncio.get_running_loop().create_task(self._moved(move, given, request_id, deliver))
         self._moves.add(task)
-        task.add_done_callback(self._moved)
         if request_id is not None:
             self._answered[request_id] = task
             while len(self._answered) > _REMEMBERED:
@@ -119,10 +127,18 @@ class Session:
         """The move's answer as plain JSON values, or `Refused`. Whoever stops waiting does not stop the move."""
         return (await asyncio.shield(self.begin(move, given, request_id))).get()
 
+    def forget(self, seen: Iterable[str]) -> None:
+        """Answers that have arrived: these requests are not sent again."""
+        for request_id in seen:
+            answer = self._answered.get(request_id)
+            if answer is not None and answer.done():
+                del self._answered[request_id]
+
     def cancel(self) -> bool:
         """Cut the running move; it answers CANCELLED."""
+        loop = asyncio.get_running_loop()
         for task in self._moves:
-            task.cancel()
+            loop.call_soon(task.cancel)  # one that was begun in this very moment starts first, so that it can answer
         return bool(self._moves)
 
     async def restore(self, saved: Any) -> None:
@@ -146,9 +162,21 @@ class Session:
             self._watch.telemetry.fail("env.session.closed", error, session=self.id)
         await self.toolset.aclose()
 
-    def _moved(self, task: asyncio.Task[Answer]) -> None:
-        self._moves.discard(task)
-        self.used_at = time.monotonic()
+    async def _moved(
+        self,
+        move: str,
+        given: Mapping[str, Any],
+        request_id: str | None,
+        deliver: Callable[[Answer], None] | None,
+    ) -> Answer:
+        try:
+            answer = await self._move(move, given, request_id)
+        finally:
+            self._moves.discard(asyncio.current_task())  # pyright: ignore[reportArgumentType] - this is that task
+            self.used_at = time.monotonic()
+        if deliver is not None:
+            deliver(answer)
+        return answer
 
     async def _move(self, move: str, given: Mapping[str, Any], request_id: str | None) -> Answer:
         watch = self._watch

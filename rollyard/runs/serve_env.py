@@ -17,7 +17,6 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.ids import secret
 from rollyard.envs.env import Env
 from rollyard.envs.sessions import EnvLimits
-from rollyard.runs.coding_env import coding_env, splits_of, tasks_of
 from rollyard.runs.coding_request import CodingOptions
 
 if TYPE_CHECKING:
@@ -69,6 +68,8 @@ def server_of(options: EnvOptions) -> EnvServer:
 
     splits: Mapping[str, Sequence[Any]] | None = None
     if options.target == "coding":
+        from rollyard.runs.coding_env import coding_env, splits_of, tasks_of
+
         tasks = tasks_of(options.tasks)
         make, splits = coding_env(_with_key(options), tasks, step=options.step), splits_of(tasks)
     else:
@@ -105,6 +106,8 @@ async def listening(app: Any, host: str, port: int) -> AsyncGenerator[tuple[str,
     """The address, and what serves on it until a signal: connections wait in the socket's queue until then."""
     import uvicorn
 
+    from rollyard.envs.ws_server import SocketProtocol
+
     try:
         sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -114,10 +117,10 @@ async def listening(app: Any, host: str, port: int) -> AsyncGenerator[tuple[str,
         log_level="warning",
         access_log=False,
         lifespan="on",
+        ws=SocketProtocol,
         ws_max_size=100 * 2**20,
         ws_ping_interval=20.0,
         ws_ping_timeout=60.0,
-        ws_per_message_deflate=False,
         timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)

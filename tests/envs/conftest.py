@@ -11,6 +11,7 @@ import uvicorn
 import rollyard as ry
 from rollyard.envs.server import EnvServer
 from rollyard.envs.sessions import EnvLimits
+from rollyard.envs.ws_server import SocketProtocol
 from rollyard.tools import ToolContext
 
 
@@ -81,7 +82,7 @@ class Counter(ry.Env):
 async def served(make=Counter, *, key=None, production=False, port=0, name=None, splits=None, **limits):
     app = EnvServer(make, name=name, key=key, production=production, splits=splits, limits=EnvLimits(**limits))
     with socket.create_server(("127.0.0.1", port)) as sock:
-        config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(app, log_level="warning", lifespan="on", ws=SocketProtocol, timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[sock]))
         try:

@@ -89,7 +89,7 @@ async def test_a_lost_socket_is_reattached_and_no_step_runs_twice():
         await env.reset()
         step = asyncio.create_task(env.step({"add": 5, "sleep": 0.5}))
         await asyncio.sleep(0.1)
-        env._wire._socket.transport.abort()
+        env._wire._socket.abort()
         assert (await step).info == {"n": 1}
         assert (await env.step({"add": 5})).observation == {"total": 10}
 
@@ -99,7 +99,7 @@ async def test_several_steps_in_flight_when_the_socket_dies_each_run_once():
         await env.reset()
         steps = [asyncio.create_task(env.step({"add": 1, "sleep": 0.2})) for _ in range(3)]
         await asyncio.sleep(0.1)
-        env._wire._socket.transport.abort()
+        env._wire._socket.abort()
         await asyncio.gather(*steps)
         assert (await env.step({"add": 1})).observation == {"total": 4}
 
@@ -145,6 +145,19 @@ async def test_a_running_step_can_be_cancelled():
         assert await env.cancel()
         with pytest.raises(EnvError, match="cancelled"):
             await step
+
+
+async def test_a_move_that_is_cancelled_before_it_began_is_answered_too():
+    told_of = []
+    watch = Watch(counters=Counters(), telemetry=Telemetry())
+    session = Session(Counter(), Terms(lease_s=1, deadline_s=60), watch)
+    session.begin("step", {"action": {"sleep": 60}}, "1", told_of.append)
+    assert session.cancel()
+    with pytest.raises(EnvError, match="cancelled"):
+        await session.do("step", {}, request_id="1")
+    assert [answer.code for answer in told_of] == ["CANCELLED"]
+    assert not session.live
+    await session.aclose()
 
 
 async def test_http_sessions_hold_state_and_plain_requests_are_alone():

@@ -14,6 +14,7 @@ import pytest
 
 from rollyard.core.errors import EpisodeLost
 from rollyard.envs import connect
+from rollyard.envs.client import Waiting
 
 pytestmark = pytest.mark.anyio
 TARGET = f"{Path(__file__).with_name('conftest.py')}:Counter"
@@ -90,12 +91,12 @@ async def test_an_answer_that_was_made_before_the_kill_is_given_and_not_made_aga
             await env.reset()
             wire = env._wire
             first = await wire._sent("step", {"action": {"add": 1}}, 30)
-            sent = f"{wire._name}.{int(str(wire._count)[6:-1]) - 1}"
+            sent = wire._seen.pop()
             await server.kill()
             await server.start()
             answer = asyncio.get_running_loop().create_future()
-            text = json.dumps({"id": sent, "do": "step", "with": {"action": {"add": 1}}})
-            wire._waiting[sent] = (text, answer, None)  # as if its answer had been on the way
+            text = json.dumps({"id": sent, "do": "step", "with": {"action": {"add": 1}}}).encode()
+            wire._waiting[sent] = Waiting(text, answer, None)  # as if its answer had been on the way
             assert await asyncio.wait_for(answer, 60) == first
             del wire._waiting[sent]
             assert (await env.step({"add": 1})).observation == {"total": 2}
