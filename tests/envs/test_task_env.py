@@ -568,6 +568,48 @@ async def test_a_transient_error_of_the_real_server_is_survived(server, caplog):
     assert any("provisioning_retry" in line and "delay_s=2.0" in line for line in lines(caplog))
 
 
+SPANS = """
+import asyncio, json, sys
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+kept, provider = InMemorySpanExporter(), TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(kept))
+trace.set_tracer_provider(provider)
+import rollyard as ry
+from rollyard import sync
+async def asynchronous():
+    async with ry.TaskEnv.from_json_file(sys.argv[1], "count-open") as env:
+        await env.reset()
+def told():
+    ours = [s for s in kept.get_finished_spans() if s.name.startswith("env.")]  # the mcp package makes its own
+    spans = [[s.name, dict(s.attributes), [e.name for e in s.events]] for s in ours]
+    kept.clear()
+    return spans
+asyncio.run(asynchronous())
+first = told()
+with sync.TaskEnv.from_json_file(sys.argv[1], "count-open") as env:
+    env.reset()
+print(json.dumps([first, told()]))
+"""
+
+
+async def test_spans_tell_the_same_story_async_and_blocking(server, tmp_path):
+    """E14: one event vocabulary, structlog and OpenTelemetry, same on both paths"""
+    from tests.plane.venvs import told
+
+    pytest.importorskip("opentelemetry.sdk", reason="the extra `otel` is not installed")
+    (tmp_path / "spans.py").write_text(SPANS)
+    env = {"FLEET_API_KEY": KEY, "FLEET_BASE_URL": server.url, "PYTHONPATH": str(WORLDS.parents[1])}
+    spans, blocking = await told(sys.executable, tmp_path / "spans.py", str(TASKS), env=env, timeout=240)
+    assert [name for name, _, _ in spans] == ["env.provision", "env.reset", "env.verify"]
+    assert [(name, events) for name, _, events in spans] == [(name, events) for name, _, events in blocking]
+    assert spans[0][2] == ["env.provisioning_completed"]
+    assert all(attributes["env.env_key"] == "tickets" for _, attributes, _ in spans)
+    assert spans[2][1]["env.reward"] == 0.0 and len(spans[2][1]["env.sha256"]) == 64
+
+
 # E15: reset
 
 
@@ -672,3 +714,22 @@ async def test_a_seed_is_forwarded_or_refused(server):
             await env.reset(seed=2)
         assert await other.left() == []
         await env.close()
+
+
+@pytest.mark.slow
+async def test_many_episodes_at_once_each_have_their_own_world(server):
+    """Two dozen at a time: every reward is its own, and nothing is left."""
+    provider = FleetProvider(KEY, server.url)
+
+    async def episode(n):
+        async with env_of(server, provider=provider) as env:
+            await env.reset(seed=n)
+            rows = (await env.step({"tool": "list_tickets"})).info["tool_result"]
+            printer = next(row["id"] for row in rows if "Printer" in row["title"])
+            state = "closed" if n % 2 else "waiting"
+            await env.step({"tool": "set_state", "params": {"ticket_id": printer, "state": state}})
+        return env.final_reward
+
+    assert await asyncio.gather(*map(episode, range(24))) == [0.0, 1.0] * 12
+    assert await server.left() == []
+    await provider.aclose()
