@@ -7,7 +7,8 @@ too late changes nothing and says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -142,17 +143,27 @@ def step(
 
 def end(connection: Connection, instance_id: str, state: InstanceState, at: float, reason: str | None) -> bool:
     """It is gone: its place in the quota comes back exactly once, whoever says it first."""
+    return end_many(connection, [instance_id], state, at, reason) == 1
+
+
+def end_many(
+    connection: Connection, instance_ids: Sequence[str], state: InstanceState, at: float, reason: str | None
+) -> int:
+    """Those of them that were live; the others are nobody's business any more."""
     ended = connection.execute(
         update(instances)
-        .where(instances.c.id == instance_id, instances.c.live.is_(True))
+        .where(instances.c.id.in_(instance_ids), instances.c.live.is_(True))
         .values(state=state, live=False, ended_at=at, updated_at=at, reason=reason)
-        .returning(instances.c.owner)
-    ).first()
-    if ended is None:
-        return False
-    connection.execute(update(owners).where(owners.c.owner == ended[0]).values(used=owners.c.used - 1))
-    happened(connection, [(instance_id, at, state, reason)])
-    return True
+        .returning(instances.c.id, instances.c.owner)
+    ).all()
+    given_back = Counter(owner for _, owner in ended)
+    for owner, count in sorted(
+        given_back.items()
+    ):  # in one order everywhere, so that two sweeps cannot lock each other out
+        connection.execute(update(owners).where(owners.c.owner == owner).values(used=owners.c.used - count))
+    if ended:
+        happened(connection, [(instance_id, at, state, reason) for instance_id, _ in ended])
+    return len(ended)
 
 
 def touch(connection: Connection, instance_id: str, at: float, expires_at: float | None) -> Instance | None:
