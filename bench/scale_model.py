@@ -26,7 +26,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     store_call: float  # and per call
     store_txn_s: float  # the database server's CPU per transaction
     append_s: float  # how long an append of events keeps the others waiting
-    flush_s: float = 1.0  # between a worker's batches of events
+    flush_s: float = 2.0  # between a worker's batches of events
     lease_s: float = 60.0
 
 
@@ -35,7 +35,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     node_cores: int = 32
     rollouts_per_node: int = 256
-    workers_per_node: int = 4
+    workers_per_node: int = 1
     store_cores: int = 16
     model_calls: int = 1_000_000
     turns: int = 20

@@ -39,7 +39,8 @@ Finished = Callable[[Rollout], Awaitable[None]]
 
 STARTED = "rollout.started"
 COMMITTED = "rollout.committed"  # the event that is kept in the same transaction as its rollout
-FLUSH_S, SHARED_FLUSH_S = 0.1, 1.0  # events of this long become one write; on a shared store appends take turns
+FLUSH_S, SHARED_FLUSH_S = 0.1, 2.0  # events of this long become one write; on a shared store appends take turns
+LONGEST_FLUSH_S = 30.0  # and the longer one had to wait, the rarer they become: many workers do not block each other
 _IDLE_S, _LONGEST_IDLE_S = 0.1, 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # for a policy whose server failed, doubled with every try
 _RELEASE_S = 5.0
@@ -287,11 +288,13 @@ class Worker:
             return own
 
     async def _tell_often(self) -> None:
-        every = SHARED_FLUSH_S if self._store.shared else FLUSH_S
+        usual = every = SHARED_FLUSH_S if self._store.shared else FLUSH_S
         while True:
             await anyio.sleep(every)
             if self._told:
+                began = time.monotonic()
                 await self._tell_now()
+                every = max(usual, min(LONGEST_FLUSH_S, 10 * (time.monotonic() - began)))
 
     async def _tell_now(self) -> None:
         async with self._telling:
