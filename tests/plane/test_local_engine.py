@@ -1,20 +1,22 @@
-"""Instances on the local engine over HTTP: pause, snapshot, fork, logs, what callers may not name, and the example as printed."""
+"""Instances on the local engine over HTTP: pause, snapshot, fork, logs and what callers may not name."""
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import rollyard as ry
-from rollyard.core.errors import PlaneConflict, PlaneInvalid, PlaneNotFound, PlaneUnavailable, PlaneUnsupported
+from rollyard.core.errors import (
+    PlaneConflict,
+    PlaneError,
+    PlaneInvalid,
+    PlaneNotFound,
+    PlaneUnavailable,
+    PlaneUnsupported,
+)
 from tests.plane.test_operations import process
 
 pytestmark = pytest.mark.anyio
-EXAMPLE = Path(__file__).parents[2] / "examples" / "plane" / "presign.py"
 
 
 async def test_pause_snapshot_fork_and_logs(tmp_path):
@@ -85,31 +87,16 @@ async def test_paths_of_the_server_are_not_images_nor_files_nor_mounts(tmp_path)
                 f"/../../..{tmp_path}/key",
                 f"/tmp/../..{tmp_path}/key",
             ):
-                with pytest.raises((PlaneUnavailable, PlaneNotFound, PlaneInvalid)):
+                try:
                     data = await plane.instances.read(one, path)
-                    assert env["ROLLYARD_KEY"].encode() not in data
-                    raise PlaneNotFound("it was something of the sandbox's own")
+                except PlaneError:
+                    continue
+                assert env["ROLLYARD_KEY"].encode() not in data
             async with http.get("/v1/envs/..%2f..%2fetc/passwd") as answer:
                 assert answer.status == 404
             with pytest.raises(PlaneInvalid):
                 await plane.envs.create("../x", "1")
             await plane.instances.delete(one)
-
-
-async def test_the_example_runs_as_printed(tmp_path):
-    async with process(tmp_path, engine="local") as (_, _, env):
-        run = asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, str(EXAMPLE)],
-            env={**os.environ, **{name: env[name] for name in ("ROLLYARD_URL", "ROLLYARD_KEY")}},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        done = await run
-        assert done.stdout.splitlines() == ["hello from inside", "deleted"], done.stderr
-        async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
-            assert (await plane.usage())["used"] == 0
 
 
 async def test_a_server_on_redis_serves_the_same_and_says_that_runs_are_elsewhere(tmp_path, redis_server):
