@@ -105,7 +105,7 @@ async def test_only_a_score_is_a_score(backend, gives, score):
     done = await scored(backend, f"def check(env):\n    return {gives}\n")
     assert done.score == score
     if score is None:
-        assert "no score" in done.error and "task-7" in done.error
+        assert done.cause["type"] == "NoScore" and "task-7" in done.error
 
 
 async def test_an_exception_gives_none_and_the_failure_says_where(backend):
