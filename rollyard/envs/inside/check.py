@@ -149,7 +149,7 @@ def main() -> None:
 
 def _plain(value: Any) -> Any:
     try:
-        return json.loads(json.dumps(value))
+        return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError):
         return None
 
