@@ -25,6 +25,8 @@ from rollyard.runs.worker import Means, Worker
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 
+LINGER_S = 15.0
+
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is sent. `secrets` are variables that the policies read their keys from; they are kept nowhere."""
@@ -77,6 +79,8 @@ class NodeWorker:
                 first = first.exceptions[0]
             assert isinstance(first, Error)
             ended = Ended(error=first.message, hint=first.hint, boundary=first.boundary)
+        # The driver ends this process once it has read how the run ended. Where no driver is left, nobody would.
+        asyncio.get_running_loop().call_later(LINGER_S, os._exit, 0)
         return ended
 
 

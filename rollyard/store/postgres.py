@@ -76,9 +76,8 @@ class Postgres:
         token, done = os.urandom(12), list[T]()
 
         def witnessed(connection: Connection) -> None:
-            result = work(connection)
             connection.execute(update(seats).where(seats.c.id == seat).values(token=token))
-            done.append(result)
+            done.append(work(connection))  # last: what it locks for others it holds only until the commit
 
         try:
             await self._begin(witnessed)

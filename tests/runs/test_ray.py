@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,25 @@ def test_a_cluster_that_is_not_there_is_named(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "no Ray cluster answers at '127.0.0.1:1'" in done.stderr
+
+
+@pytest.mark.slow
+async def test_without_its_driver_a_run_goes_on_to_its_end_and_leaves_no_worker(tmp_path, cluster):
+    rows = [{"id": f"t{n}", "instruction": "x", "verify": ["grep -q hello out.txt"]} for n in range(4)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (tmp_path / "script.yaml").write_text("steps:\n  - shell: sleep 1; echo hello > out.txt\n  - text: done\n")
+    command = [str(Path(sys.executable).with_name("rollyard")), "run", "tasks.jsonl", "--agent", "shell-agent"]
+    command += ["--policy", "scripted:script.yaml", "--executor", "ray", "--ray-address", cluster.address]
+    command += ["--store", "runs.db", "--attempts", "3", "--parallel", "2", "--display", "plain"]
+    driver = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    run_id = next(line.split()[1].rstrip(":") for line in driver.stderr if line.startswith("run run_"))
+    next(line for line in driver.stderr if "reward 1" in line)
+    driver.kill()
+    driver.communicate()
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        with anyio.fail_after(120):
+            while await store.progress(run_id) != {"done": 12}:
+                await anyio.sleep(0.5)
+            while cluster.actors():
+                await anyio.sleep(0.5)
+        assert {r.reward async for r in store.rollouts(run_id)} == {1.0}
