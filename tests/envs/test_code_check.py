@@ -269,6 +269,7 @@ async def test_describe_query_and_their_caps(shop):
     found = await shop.query("current", "SELECT id, note FROM orders WHERE id > ?", [2])
     assert found.columns == ["id", "note"] and found.rows == [[3, "AP8="]] and not found.truncated
     assert (await shop.query("current", "SELECT id FROM orders", max_rows=2)).truncated
+    assert (await shop.query("current", "SELECT 9e999, -9e999, 0.5")).rows == [["inf", "-inf", 0.5]]
     from rollyard.core.errors import EnvError
 
     for sql in ("DELETE FROM orders", "ATTACH '/srv/seed.db' AS s", "PRAGMA query_only = OFF; DELETE FROM orders"):

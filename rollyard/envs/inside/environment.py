@@ -24,7 +24,7 @@ class Wire:
         self._out, self._answers = out, answers
 
     def tell(self, message: dict[str, Any]) -> None:
-        self._out.write(json.dumps(message) + "\n")
+        self._out.write(json.dumps(message, allow_nan=False) + "\n")
         self._out.flush()
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:

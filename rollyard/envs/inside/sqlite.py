@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import sqlite3
 import sys
 import time
@@ -22,7 +23,10 @@ Answer = dict[str, Any]
 
 
 def plain(value: Any) -> Any:
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+    """As JSON has it: bytes in base64, and an infinity as a word."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def opened(path: str, *, read_only: bool, seconds: float) -> sqlite3.Connection:
@@ -100,8 +104,8 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         try:
-            answer = {"ok": True, **_KNOWN[asked["op"]](asked)}
+            answer = json.dumps({"ok": True, **_KNOWN[asked["op"]](asked)}, default=plain, allow_nan=False)
         except (sqlite3.Error, sqlite3.Warning, OSError, ValueError, OverflowError) as error:
-            answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-        sys.stdout.write(json.dumps(answer, default=plain) + "\n")
+            answer = json.dumps({"ok": False, "error": f"{type(error).__name__}: {error}"})
+        sys.stdout.write(answer + "\n")
         sys.stdout.flush()
