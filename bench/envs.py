@@ -1,9 +1,10 @@
 """An echo environment beside OpenEnv's own, in one run: `python -m bench.envs [--steps 400] [--sessions 8] [--rounds 5]`.
 
 Two servers (ours and OpenEnv's, the latter from PyPI in a venv of its own under $ROLLYARD_CACHE) serve the same environment: it
-says back what it is told. Two clients (ours and theirs) drive each of them over WebSocket, several sessions at once, each
-waiting for its answer before the next step. CPU is that of the server's and of the client's process per step. Windows are
-interleaved and repeated, and the ratios are of medians in this run: figures of different runs do not compare.
+says back what it is told, as a step and as a tool. Two clients (ours and theirs) drive each of them over WebSocket, several
+sessions at once, each waiting for its answer before the next step. CPU is that of the server's and of the client's process
+per step. `bare TCP` sends the same bytes back and forth between two processes that read nothing: no step can cost less. Windows
+are interleaved and repeated, and the ratios are of medians in this run: figures of different runs do not compare.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from bench import peers
@@ -23,19 +25,39 @@ from bench.load import rss_mb
 ECHO = Path(__file__).parents[1] / "examples" / "envs" / "echo.py"
 BUDGETS = (
     ("CPU ms per step, theirs / ours", 5.0, ">="),
+    ("CPU ms per tool call, theirs / ours", 5.0, ">="),
     ("import CPU of the client, theirs / ours", 10.0, ">="),
     ("import CPU of the client / asyncio and json", 4.0, "<="),
     ("RSS of a client MB", 40.0, "<="),
 )
 THEIR_SERVER = """
 import sys, uvicorn
+from fastmcp import FastMCP
 from openenv.core.env_server import create_app
 from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, Observation, State
 class Say(Action):
     message: str
 class Heard(Observation):
     message: str = ""
+class Tools(MCPEnvironment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    def __init__(self):
+        server = FastMCP("echo")
+        @server.tool
+        def echo(message: str) -> str:
+            return message
+        super().__init__(server)
+        self._state = State(episode_id=None, step_count=0)
+    def reset(self, seed=None, episode_id=None, **kw):
+        return Observation()
+    def _step_impl(self, action, timeout_s=None, **kw):
+        return Observation()
+    @property
+    def state(self):
+        return self._state
 class Echo(Environment):
     SUPPORTS_CONCURRENT_SESSIONS = True
     def __init__(self):
@@ -50,7 +72,8 @@ class Echo(Environment):
     @property
     def state(self):
         return self._state
-app = create_app(Echo, Say, Heard, env_name="echo", max_concurrent_envs=512)
+kinds = {"step": (Echo, Say, Heard), "tool": (Tools, CallToolAction, CallToolObservation)}
+app = create_app(*kinds[sys.argv[2]], env_name="echo", max_concurrent_envs=512)
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error", access_log=False)
 """
 CLIENT = """
@@ -63,13 +86,13 @@ def cpu():
 async def one(ready, go, done, steps):
     async with {connect} as env:
         await env.reset()
-        await env.step({{"message": "hello"}})
+        await {step}
         ready.release()
         for n in steps:
             await go[n].wait()
             for _ in range(int(sys.argv[3])):
-                result = await env.step({{"message": "hello"}})
-                assert result.reward == 5.0, result
+                result = await {step}
+                assert {good}, result
             done[n].release()
 async def main():
     rounds = int(sys.argv[4])
@@ -90,12 +113,51 @@ async def main():
     await asyncio.gather(*tasks)
 asyncio.run(main())
 """
-OURS = CLIENT.format(imports="from rollyard.envs import connect", connect="connect(url)")
-THEIRS = CLIENT.format(imports="from openenv.core import GenericEnvClient", connect="GenericEnvClient(base_url=url)")
+OURS = {"imports": "from rollyard.envs import connect", "connect": "connect(url)"}
+THEIRS = {"imports": "from openenv.core import GenericEnvClient", "connect": "GenericEnvClient(base_url=url)"}
+STEP = {"step": 'env.step({"message": "hello"})', "good": "result.reward == 5.0"}
+OUR_TOOL = {"step": 'env.call("echo", {"message": "hello"})', "good": 'result == "hello"'}
+THEIR_TOOL = {
+    "step": 'env.step({"type": "call_tool", "tool_name": "echo", "arguments": {"message": "hello"}})',
+    "good": 'result.observation["result"]["data"] == "hello"',
+}
+BARE_SERVER = """
+import asyncio, sys, uvloop
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+    def data_received(self, data):
+        self.transport.write(data)
+async def main():
+    server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", int(sys.argv[1]))
+    await server.serve_forever()
+uvloop.run(main())
+"""
+BARE = {
+    "imports": """
+class Bare(asyncio.Protocol):
+    async def __aenter__(self):
+        loop = asyncio.get_running_loop()
+        self.transport, _ = await loop.create_connection(lambda: self, "127.0.0.1", int(url.rpartition(":")[2]))
+        return self
+    async def __aexit__(self, *error):
+        self.transport.close()
+    def data_received(self, data):
+        self.answer.set_result(data)
+    async def reset(self):
+        pass
+    async def step(self):
+        self.answer = asyncio.get_running_loop().create_future()
+        self.transport.write(b"x" * 90)
+        return await self.answer
+""",
+    "connect": "Bare()",
+    "step": "env.step()",
+    "good": "len(result) == 90",
+}
 IMPORTS = {
     "asyncio and json": "import asyncio, json",
     "ours": "import rollyard.envs.client",
-    "ours, with its socket library": "import rollyard.envs.client, websockets.asyncio.client",
     "theirs": "from openenv.core import GenericEnvClient",
 }
 
@@ -165,26 +227,38 @@ def serve(command: list[str], port: int) -> subprocess.Popen[bytes]:
 
 def measure(asked: argparse.Namespace) -> list[Pair]:
     their_python = str(peers.venv("openenv"))
-    ours, theirs = free_port(), free_port()
+    ours, theirs, tools, bare = (free_port() for _ in range(4))
     tool = str(Path(sys.executable).with_name("rollyard"))
     servers = [
         serve([tool, "serve", "env", f"{ECHO}:EchoEnv", "--port", str(ours), "--capacity", "512"], ours),
-        serve([their_python, "-c", THEIR_SERVER, str(theirs)], theirs),
+        serve([their_python, "-c", THEIR_SERVER, str(theirs), "step"], theirs),
+        serve([their_python, "-c", THEIR_SERVER, str(tools), "tool"], tools),
+        subprocess.Popen([sys.executable, "-c", BARE_SERVER, str(bare)]),
     ]
+    time.sleep(2)
+
+    def pair(name: str, python: str, client: dict[str, str], port: int, number: int, steps: int) -> Pair:
+        asked_here = argparse.Namespace(sessions=asked.sessions, steps=steps, rounds=asked.rounds)
+        url = f"http://127.0.0.1:{port}"
+        return Pair(name, python, CLIENT.format(**client), url, servers[number].pid, asked_here)
+
     try:
-        urls = [f"http://127.0.0.1:{port}" for port in (ours, theirs)]
+        few = max(20, asked.steps // 8)  # theirs is slow at it
         pairs = [
-            Pair("our client, our server", sys.executable, OURS, urls[0], servers[0].pid, asked),
-            Pair("their client, their server", their_python, THEIRS, urls[1], servers[1].pid, asked),
-            Pair("their client, our server", their_python, THEIRS, urls[0], servers[0].pid, asked),
-            Pair("our client, their server", sys.executable, OURS, urls[1], servers[1].pid, asked),
+            pair("our client, our server", sys.executable, OURS | STEP, ours, 0, asked.steps),
+            pair("their client, their server", their_python, THEIRS | STEP, theirs, 1, asked.steps),
+            pair("their client, our server", their_python, THEIRS | STEP, ours, 0, asked.steps),
+            pair("our client, their server", sys.executable, OURS | STEP, theirs, 1, asked.steps),
+            pair("a tool: ours, ours", sys.executable, OURS | OUR_TOOL, ours, 0, asked.steps),
+            pair("a tool: theirs, theirs", their_python, THEIRS | THEIR_TOOL, tools, 2, few),
+            pair("bare TCP", sys.executable, BARE, bare, 3, asked.steps),
         ]
         for _ in range(asked.rounds):
-            for pair in pairs:
-                pair.window()
+            for one in pairs:
+                one.window()
         print(f"server RSS: ours {rss_mb(servers[0].pid):.0f} MB, theirs {rss_mb(servers[1].pid):.0f} MB")
-        for pair in pairs:
-            pair.end()
+        for one in pairs:
+            one.end()
         return pairs
     finally:
         for server in servers:
@@ -201,12 +275,15 @@ def report(pairs: list[Pair], imports: dict[str, tuple[float, float, int]]) -> d
     print(f"\n{'import of':32} {'CPU s':>8} {'RSS MB':>8} {'modules':>8}")
     for name, (cpu, rss, modules) in imports.items():
         print(f"{name:32} {cpu:8.3f} {rss:8.1f} {modules:8}")
-    ours = imports["ours, with its socket library"]
+    floor = pairs[6].cpu_ms
+    above = (pairs[1].cpu_ms - floor) / (pairs[0].cpu_ms - floor)
+    print(f"\nabove bare TCP, theirs / ours: {above:.1f}")
     return {
         BUDGETS[0][0]: pairs[1].cpu_ms / pairs[0].cpu_ms,
-        BUDGETS[1][0]: imports["theirs"][0] / ours[0],
-        BUDGETS[2][0]: imports["ours"][0] / imports["asyncio and json"][0],
-        BUDGETS[3][0]: pairs[0].rss,
+        BUDGETS[1][0]: pairs[5].cpu_ms / pairs[4].cpu_ms,
+        BUDGETS[2][0]: imports["theirs"][0] / imports["ours"][0],
+        BUDGETS[3][0]: imports["ours"][0] / imports["asyncio and json"][0],
+        BUDGETS[4][0]: pairs[0].rss,
     }
 
 
