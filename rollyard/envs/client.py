@@ -151,7 +151,7 @@ class OwnWire:
         self._waiting: dict[str, Waiting] = {}
         self._session: dict[str, Any] = {}
         self._seen: list[str] = []  # answers that arrived since the last request said so
-        self._name = new_id("c")
+        self._name = new_id("c")[-4:]  # only this client speaks to its session: short is enough
         self._count = itertools.count()
         self._lost: EpisodeLost | None = None
         self._reattaching: asyncio.Task[None] | None = None

@@ -72,6 +72,7 @@ class Session:
         self._episode_id = None if left is None else left.episode_id
         self._steps = 0 if left is None else left.steps
         self._broken = False
+        self._late = False
         self._turn = asyncio.Lock()
         self._running_id: str | None = None
         self._moves: set[asyncio.Task[Answer]] = set()
@@ -198,12 +199,18 @@ class Session:
         return answer
 
     async def _outcome(self, move: str, given: Mapping[str, Any]) -> Answer:
+        """Moves are one at a time and many: the deadline is a timer of this session's own, at half the cost of a scope."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._late = False
+        timer = asyncio.get_running_loop().call_later(self.deadline_s, self._past_deadline, task)
         try:
             if self._broken and move != "reset":
                 raise Refused("SESSION_ERROR", "the episode was cut short: reset")
-            async with asyncio.timeout(self.deadline_s):
-                return Answer.of(await self._run(move, given))
-        except TimeoutError:
+            return Answer.of(await self._run(move, given))
+        except asyncio.CancelledError:
+            if not self._late or task.uncancel() > 0:
+                raise  # somebody else's cancellation
             self._broken = True
             return Answer(error=Refused("DEADLINE", f"{move} took longer than {self.deadline_s:g} s"))
         except Refused as error:
@@ -214,6 +221,12 @@ class Session:
             incident = new_id("err")
             self._watch.telemetry.fail(f"env.{move}", error, session=self.id, incident=incident)
             return Answer(error=Refused("EXECUTION_ERROR", f"{move} failed ({incident})"))
+        finally:
+            timer.cancel()
+
+    def _past_deadline(self, task: asyncio.Task[Any]) -> None:
+        self._late = True
+        task.cancel()
 
     async def _run(self, move: str, given: Mapping[str, Any]) -> Any:
         if move == "step":

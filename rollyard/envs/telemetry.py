@@ -69,7 +69,7 @@ class Telemetry:
         tracer = _tracer()
         log = self._log if self._plain.isEnabledFor(logging.DEBUG) else None
         if tracer is None and log is None:
-            return Span(event, None, None)
+            return _SILENT
         attributes = _attributes(self.fields | fields)
         traced = None if tracer is None else tracer.start_as_current_span(event, attributes=attributes)
         return Span(event, traced, None if log is None else log.bind(**fields))
@@ -100,6 +100,9 @@ class Span:
             self._traced.__exit__(kind, error, trace)
         if self._log is not None:
             self._log.debug(self._event)
+
+
+_SILENT = Span("", None, None)  # it keeps nothing, so all may share it
 
 
 def _tracer() -> Any:

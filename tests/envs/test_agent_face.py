@@ -28,9 +28,20 @@ INFRASTRUCTURE = [
     ("GET", "/schema"),
     ("GET", "/health"),
     ("GET", "/list_environments"),
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/Counter/splits"),
+    ("POST", "/Counter/tasks"),
+    ("POST", "/Counter/num_tasks"),
+    ("POST", "/Counter/task"),
+    ("POST", "/Counter/task_range"),
     ("POST", "/mcp/../reset"),
     ("POST", "/mcp/"),
 ]
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"}
 
 
 async def test_a_real_mcp_client_calls_the_tools_of_its_own_session():
@@ -57,9 +68,9 @@ async def test_an_agents_key_is_refused_on_every_infrastructure_route():
                 answer = await http.post(url + "/mcp", json=body, headers=accept)
                 assert "session_id" not in await answer.text()
                 assert answer.status >= 400 or "error" in await answer.json()
-        for subprotocols in (None, ["rollyard.v1"]):
+        for path, subprotocols in (("/ws", None), ("/ws", ["rollyard.v1"]), ("/mcp", None), ("/ws?session_id=x", None)):
             with pytest.raises(InvalidStatus, match="403"):
-                await websocket(url.replace("http", "ws") + "/ws", additional_headers=agent, subprotocols=subprotocols)
+                await websocket(url.replace("http", "ws") + path, additional_headers=agent, subprotocols=subprotocols)
         with pytest.raises(EnvError, match="refuses this key"):
             async with connect(url, key=env.agent_key):
                 pass
@@ -69,9 +80,34 @@ async def test_an_agents_key_is_refused_on_every_infrastructure_route():
 async def test_without_the_key_nothing_but_health_answers():
     async with served(key="boss") as url, aiohttp.ClientSession() as http:
         assert (await http.get(url + "/health")).status == 200
-        for method, path in [*INFRASTRUCTURE[:9], ("POST", "/mcp")]:
+        for method, path in [p for p in INFRASTRUCTURE if p[1] != "/health"] + [("POST", "/mcp"), ("GET", "/mcp")]:
             answer = await http.request(method, url + path, headers={"authorization": "Bearer wrong"})
             assert answer.status == 401, (method, path)
+
+
+@pytest.mark.adversarial
+async def test_one_agents_key_does_not_reach_anothers_mcp_session():
+    async with served(key="boss") as url, connect(url, key="boss") as one, connect(url, key="boss") as two:
+        hello = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "initialize",
+            "params": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {},
+                "clientInfo": {"name": "x", "version": "1"},
+            },
+        }
+        accept = {"accept": "application/json, text/event-stream"}
+        async with aiohttp.ClientSession() as http:
+            begun = await http.post(url + "/mcp", json=hello, headers=accept | bearer(one.agent_key))
+            session = {"mcp-session-id": begun.headers["mcp-session-id"]}
+            listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
+            own = await http.post(url + "/mcp", json=listing, headers=accept | session | bearer(one.agent_key))
+            assert own.status == 200
+            for key in (two.agent_key, "boss"):
+                other = await http.post(url + "/mcp", json=listing, headers=accept | session | bearer(key))
+                assert other.status == 404
 
 
 @pytest.mark.adversarial
