@@ -1,8 +1,8 @@
 """The compatible faces of one plane put together, and who answers a request: by the socket it came in on, then by its path.
 
 E2B's client builds some URLs from the host alone, so its paths are at the root, beside the plane's own; `/health` is E2B's only
-where the request names a sandbox. Fleet's is below `/fleet`, AEnvironment's has an address of its own. Clients of other systems
-get one key that is no admin's; it follows from the admin's, so it is the same again after a restart.
+where the request names a sandbox. Fleet's is below `/fleet`, ROCK's below `/rock/KEY`, AEnvironment's has an address of its own.
+Clients of other systems get one key that is no admin's; it follows from the admin's, so it is the same again after a restart.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rollyard.plane.e2b.app import e2b_routes
 from rollyard.plane.e2b.instance_boxes import InstanceBoxes
 from rollyard.plane.fleet_face import FleetOptions, fleet_face
 from rollyard.plane.parts import PlaneParts
+from rollyard.plane.rock.app import rock_app
 from rollyard.store import Store
 
 _E2B = (
@@ -35,7 +36,7 @@ _E2B = (
     "/process.Process",
     "/filesystem.Filesystem",
 )
-_FLEET = "/fleet"
+_FLEET, _ROCK = "/fleet", "/rock"
 _OF_A_SANDBOX = (b"e2b-sandbox-id", b"x-access-token")
 
 
@@ -69,10 +70,11 @@ class Faces:
         *,
         e2b: ASGIApp,
         fleet: ASGIApp | None = None,
+        rock: ASGIApp | None = None,
         at: Mapping[socket.socket, ASGIApp] | None = None,
         named: Mapping[str, str] | None = None,
     ) -> None:
-        self._plane, self._e2b, self._fleet = plane, e2b, fleet
+        self._plane, self._e2b, self._fleet, self._rock = plane, e2b, fleet, rock
         self.sockets, self.named = list(at or ()), dict(named or {})
         self._at = {sock.getsockname()[:2]: app for sock, app in (at or {}).items()}
 
@@ -89,6 +91,8 @@ class Faces:
             return own
         if self._fleet is not None and path.startswith(_FLEET + "/"):
             return self._fleet
+        if self._rock is not None and path.startswith(_ROCK + "/"):
+            return self._rock
         if any(path == place or path.startswith(place + "/") for place in _E2B):
             return self._e2b
         if path == "/health" and any(name in _OF_A_SANDBOX for name, _ in scope["headers"]):
@@ -126,7 +130,9 @@ async def open_faces(app: ASGIApp, footing: Footing, options: FaceOptions) -> As
                 stack.callback(sock.close)
                 at[sock] = one
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
-        yield Faces(app, e2b=Starlette(routes=e2b_routes(boxes)), fleet=fleet, at=at, named=named)
+        named["ROCK_BASE_URL"] = f"{url}{_ROCK}/{footing.sdk_key}"
+        e2b, rock = Starlette(routes=e2b_routes(boxes)), rock_app(_ROCK, parts.instances, parts.gateway, parts.access)
+        yield Faces(app, e2b=e2b, fleet=fleet, rock=rock, at=at, named=named)
 
 
 def sdk_key_of(admin_key: str) -> str:

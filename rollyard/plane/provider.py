@@ -8,6 +8,7 @@ that an instance cannot do: a region, another kind of image or a seed without `r
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -71,7 +72,7 @@ class PlaneProvider:
         try:
             await self._plane.wait_for_health(instance.id, within_s=self._ready_s)
         except BaseException:  # whatever it was, nobody will use it
-            await instance.close()
+            await asyncio.shield(asyncio.ensure_future(instance.close()))
             raise
 
     async def _record(self, request: InstanceRequest) -> dict[str, Any]:
@@ -100,16 +101,22 @@ class PlaneInstance:
         return None
 
     async def reset(self, *, seed: int | None, timeout_s: float) -> None:
-        one = self._plane.at(self.id)
         try:
-            if "reset" in await one.list_functions():
-                await one.call_function("reset", {} if seed is None else {"seed": seed})
-            elif seed is not None:
-                raise Unsupported("this environment takes no seed: its server has no function named reset")
+            async with asyncio.timeout(timeout_s):
+                await self._reset(seed)
+        except TimeoutError as error:
+            raise EnvError(f"instance {self.id} was not reset within {timeout_s:g} s") from error
         except (PlaneGone, PlaneNotFound) as error:
             raise EpisodeLost(error.message) from error
         except PlaneError as error:
             raise _meant(error) from error
+
+    async def _reset(self, seed: int | None) -> None:
+        one = self._plane.at(self.id)
+        if "reset" in await one.list_functions():
+            await one.call_function("reset", {} if seed is None else {"seed": seed})
+        elif seed is not None:
+            raise Unsupported("this environment takes no seed: its server has no function named reset")
 
     async def close(self) -> None:
         try:

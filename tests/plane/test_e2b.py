@@ -122,6 +122,9 @@ async def test_sandboxes_of_others_are_neither_shown_nor_ended(backend):
 
 async def test_what_is_not_served_is_refused_by_name(backend):
     async with serving(backend) as url, aiohttp.ClientSession(url) as client:
+        for query in ("limit=many", "nextToken=abc"):
+            async with client.get(f"/v2/sandboxes?{query}") as reply:
+                assert reply.status == 400
         async with client.post("/sandboxes/x/fork", json={"count": 2}) as reply:
             assert reply.status == 501 and "fork" in (await reply.json())["message"]
         async with client.post("/sandboxes", json={"templateID": "base", "mcp": {"a": 1}}) as reply:

@@ -17,7 +17,15 @@ from tests.plane.venvs import interpreter, there
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
 BLOCKS = dict(re.findall(r"```(?:sh|python) (\w+)\n(.*?)```", (ROOT / "docs" / "faces.md").read_text(), re.DOTALL))
-NAMES = ["E2B_API_URL", "E2B_SANDBOX_URL", "E2B_API_KEY", "FLEET_BASE_URL", "FLEET_API_KEY", "AENV_SYSTEM_URL"]
+NAMES = [
+    "E2B_API_URL",
+    "E2B_SANDBOX_URL",
+    "E2B_API_KEY",
+    "FLEET_BASE_URL",
+    "FLEET_API_KEY",
+    "AENV_SYSTEM_URL",
+    "ROCK_BASE_URL",
+]
 quick = () if there("e2b", E2B) and there("aenvironment", AENV) else pytest.mark.slow
 
 

@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from rollyard.core.errors import Error, PlaneInvalid, PlaneUnavailable
 from rollyard.plane.aenv.callers import INSTANCE_HEADER, URL_HEADER, Callers
 from rollyard.plane.aenv.words import failed
+from rollyard.plane.asking import ask
 from rollyard.plane.engines import START_JOB
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.instances import Instances
@@ -102,30 +103,8 @@ class DataPort:
         return last
 
     async def _probed(self, instance_id: str) -> Response:
-        head: list[Message] = []
-        parts: list[bytes] = []
-
-        asked = iter([{"type": "http.request", "body": b"", "more_body": False}])
-
-        async def receive() -> Message:
-            return next(asked, None) or await asyncio.Future()  # nobody hangs up
-
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                head.append(message)
-            else:
-                parts.append(message.get("body", b""))
-
-        scope: Scope = {
-            "type": "http",
-            "method": "GET",
-            "path": "/health",
-            "raw_path": b"/health",
-            "query_string": b"",
-            "headers": [(b"accept", b"application/json")],
-        }
-        await self._gateway.forward(scope, receive, send, instance_id)
-        return Response(b"".join(parts), head[0]["status"], media_type="application/json")
+        said = await ask(self._gateway, instance_id, "GET", "/health")
+        return Response(said.body, said.status, media_type="application/json")
 
     async def _ending(self, instance_id: str) -> str | None:
         """How the environment's own program ended, after which nothing comes up any more; None while it runs."""

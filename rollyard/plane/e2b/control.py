@@ -92,7 +92,10 @@ class Control:
             found.reverse()
         after = _cursor(query.get("nextToken"))
         start = next((at + 1 for at, one in enumerate(found) if one["sandboxID"] == after), 0) if after else 0
-        limit = max(1, min(_PAGE, int(query.get("limit") or _PAGE)))
+        asked = query.get("limit") or str(_PAGE)
+        if not asked.isdigit() or len(asked) > 9:
+            raise Refusal("invalid_argument", "limit is not a number")
+        limit = max(1, min(_PAGE, int(asked)))
         page = found[start : start + limit]
         headers: dict[str, str] = {}
         if start + limit < len(found):
