@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 from bench.drills import cluster, cut_off, plane
 from bench.drills.cluster import Result
 from bench.drills.table import page, row
@@ -36,6 +38,15 @@ async def run(options: argparse.Namespace) -> list[Result]:
     return done
 
 
+def merged(done: list[Result], kept: Path) -> list[Result]:
+    """With the results of earlier commands for drills that were not run now, in the order of the drills."""
+    found = {r.name: r for r in msgspec.json.decode(kept.read_bytes(), type=list[Result])} if kept.exists() else {}
+    found |= {result.name: result for result in done}
+    ordered = [found[name] for name in (*cluster.DRILLS, cut_off.NAME, *plane.DRILLS) if name in found]
+    kept.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+    return ordered
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.drills", description=__doc__)
     parser.add_argument("--size", type=int, default=500, help="attempts of each run")
@@ -48,7 +59,8 @@ def main() -> int:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     done = asyncio.run(run(options))
     if options.out:
-        options.out.write_text(page(done, options))
+        everything = merged(done, options.out.with_suffix(".json"))
+        options.out.write_text(page(everything))
     broken = [result.name for result in done if not result.ok]
     print(
         f"{len(done) - len(broken)} of {len(done)} drills passed" + (f"; broken: {', '.join(broken)}" if broken else "")

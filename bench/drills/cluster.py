@@ -49,6 +49,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     left: dict[str, int]
     problem: str = ""
     causes: dict[str, int] = {}
+    size: int = 0
+    seed: int = 0
 
     @property
     def ok(self) -> bool:
@@ -283,4 +285,14 @@ async def drill(ground: Ground, name: str, fault: Fault, limit_s: float) -> Resu
     remains = await left.after()
     remains["workers"] = len(ground.workers())
     seconds = time.monotonic() - began
-    return Result(name=name, faults=injected, seconds=seconds, counts=counts, left=remains, problem=problem, causes=why)
+    return Result(
+        name=name,
+        faults=injected,
+        seconds=seconds,
+        counts=counts,
+        left=remains,
+        problem=problem,
+        causes=why,
+        size=ground.size,
+        seed=ground.seed,
+    )

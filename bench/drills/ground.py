@@ -113,8 +113,9 @@ TWICE = (
     "SELECT count(*) FROM (SELECT task_id, attempt FROM rollouts WHERE run_id = $1 GROUP BY 1, 2 HAVING count(*) > 1) x"
 )
 STRANGE = "SELECT count(*) FROM rollouts WHERE run_id = $1 AND boundary <> 'agent' AND reward IS NOT NULL"
+# a takeover notes the time before it waits for a call that is being kept at that moment: hence the second
 LATE = "SELECT count(*) FROM calls c JOIN sessions s USING (rollout_id) JOIN attempts a ON a.id = s.attempt_id "
-LATE += "WHERE a.run_id = $1 AND s.fence < a.fence AND c.received_at > s.closed_at"
+LATE += "WHERE a.run_id = $1 AND s.fence < a.fence AND c.received_at > s.closed_at + 1"
 OPEN = (
     "SELECT count(*) FROM sessions s JOIN attempts a ON a.id = s.attempt_id WHERE a.run_id = $1 AND s.closed_at IS NULL"
 )

@@ -162,7 +162,16 @@ async def drill(name: str, options: argparse.Namespace) -> Result:
     finally:
         await ground.close()
     seconds = time.monotonic() - began
-    return Result(name=name, faults=injected, seconds=seconds, counts=counts, left=remains, problem=problem)
+    return Result(
+        name=name,
+        faults=injected,
+        seconds=seconds,
+        counts=counts,
+        left=remains,
+        problem=problem,
+        size=size,
+        seed=options.seed,
+    )
 
 
 async def settled(ground: Ground, left: Leftovers) -> tuple[int, dict[str, int]]:

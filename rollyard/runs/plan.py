@@ -13,7 +13,7 @@ import msgspec
 from rollyard import agents
 from rollyard.core.agent import Agent
 from rollyard.core.call import Dialect
-from rollyard.core.errors import ConfigError, Unsupported
+from rollyard.core.errors import ConfigError, Error, Unsupported
 from rollyard.core.limits import Limits
 from rollyard.core.protocols import Backend, Sandbox, Verifier
 from rollyard.core.rollout import MODES, Mode, Rollout
@@ -104,8 +104,8 @@ def check(plan: Plan, task: Task, backend: Backend) -> None:
     )
 
 
-def refused(task: Task, plan: Plan, backend: str, error: ConfigError) -> Rollout:
-    """An attempt that nothing was opened for, because this agent, task and backend do not fit: unscored, and never retried."""
+def refused(task: Task, plan: Plan, backend: str, error: Error) -> Rollout:
+    """An attempt that nothing is opened for: this agent, task and backend do not fit, or it was given up. It has no score."""
     status, failure = classify(error, stage="provision", boundary="agent")
     return Rollout(
         id=plan.rollout_id,

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 from anyio.abc import TaskGroup
 
-from rollyard.core.errors import ConfigError, LeaseLost, StoreError
+from rollyard.core.errors import ConfigError, LeaseLost, SandboxError, SandboxUnavailable, StoreError
 from rollyard.core.events import Event
 from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt, Lease
@@ -41,6 +41,7 @@ STARTED = "rollout.started"
 COMMITTED = "rollout.committed"  # the event that is kept in the same transaction as its rollout
 FLUSH_S, SHARED_FLUSH_S = 0.1, 2.0  # events of this long become one write; on a shared store appends take turns
 LONGEST_FLUSH_S = 30.0  # and the longer one had to wait, the rarer they become: many workers do not block each other
+LOST_CLAIMS = 10  # how often an attempt may take its worker with it before it is given up
 _IDLE_S, _LONGEST_IDLE_S = 0.1, 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # for a policy whose server failed, doubled with every try
 _RELEASE_S = 5.0
@@ -155,9 +156,12 @@ class Worker:
 
     async def _rollout(self, lease: Lease) -> Rollout:
         attempt, config, means = lease.attempt, self._config, self._means
-        if attempt.tries > 1 and means.backend.capabilities.list:  # what whoever had it before may have left
-            await means.backend.reap({"rollyard.claim": attempt.id})
         task, plan = await self._task(attempt), self._plan(attempt)
+        if attempt.tries > config.retries + 1 + LOST_CLAIMS:
+            message = f"given up after {attempt.tries - 1} claims: whoever did it died, or lost it"
+            hint = "does it use up a node's memory?"
+            return refused(task, plan, means.backend.name, SandboxUnavailable(message, hint=hint))
+        await self._clear(attempt)
 
         async def tell(event: Event) -> None:
             self._told.append((lease, event))
@@ -183,6 +187,15 @@ class Worker:
             )
         except ConfigError as error:  # this agent and this task do not fit: one cell of the matrix, not the end of it
             return refused(task, plan, means.backend.name, error)
+
+    async def _clear(self, attempt: Attempt) -> None:
+        """Remove what whoever had the attempt before may have left here."""
+        if attempt.tries == 1 or not self._means.backend.capabilities.list:
+            return
+        try:
+            await self._means.backend.reap({"rollyard.claim": attempt.id})
+        except SandboxError as error:  # what cannot be removed now ends with its own time
+            self._log.warning("sandbox.not_reaped", attempt=attempt.id, error=str(error))
 
     async def _task(self, attempt: Attempt) -> Task:
         known = self._work.tasks.get(attempt.task_id)

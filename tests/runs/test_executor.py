@@ -10,6 +10,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, UnknownName, Unsupported
+from rollyard.core.lease import Attempt
 from rollyard.runs.executor import executor
 from tests.runs import executor_law as law
 
@@ -65,6 +66,24 @@ async def test_a_policys_bound_holds_however_many_slots_there_are(tmp_path, back
         async with ry.Run(law.tasks(6), config=config, store=store, **options) as run:
             assert len([rollout async for rollout in run]) == 6
     assert most["seen"] == 2
+
+
+async def test_an_attempt_that_takes_every_worker_with_it_is_given_up_and_the_run_ends(tmp_path, backend):
+    hello = ry.policy.scripted({"steps": [{"shell": "echo hello > out.txt"}, {"text": "done"}]})
+    async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(hello, log=store) as gate:
+        await store.create_run({}, id="run1")
+        owed = [Attempt(id=f"a{n}", run_id="run1", task_id=f"t{n}", agent="shell-agent") for n in range(2)]
+        await store.add_attempts("run1", owed)
+        for _ in range(12):  # as if twelve workers had died of it
+            await store.expire(await store.claim("run1", owner="dead", ttl_s=1))
+        options = {"gate": gate, "sandbox": backend, "resume": "run1"}
+        async with ry.Run(law.tasks(2), agent="shell-agent", store=store, **options) as run:
+            done = {rollout.task.id: rollout async for rollout in run}
+        assert (done["t1"].status, done["t1"].reward) == ("completed", 1.0)
+        poison = done["t0"]
+        assert (poison.status, poison.reward, poison.failure.boundary) == ("infra_error", None, "sandbox")
+        assert "given up after 12 claims" in poison.failure.message
+        assert await store.progress("run1") == {"done": 1, "failed": 1}
 
 
 async def test_an_executor_nobody_knows_and_one_without_its_gate_are_refused(tmp_path):
