@@ -65,6 +65,7 @@ def document(*, name: str, version: str, production: bool, keyed: bool) -> dict[
         "/list_environments": _path("get", {"type": "array", "items": {"type": "string"}}),
         "/sessions": _path("get", SESSIONS) | _path("post", OPENED, body=OPENING),
         "/sessions/{id}": _path("delete", ANY, named=["id"]),
+        "/sessions/{id}/cancel": _path("post", {"type": "object", "required": ["cancelled"]}, named=["id"]),
         "/mcp": _path("post", ANY, body=_rpc()),
         "/{env}/splits": _path("get", {"type": "array"}, named=["env"]),
         "/{env}/tasks": _tasks({"split": SPLIT}),

@@ -123,6 +123,7 @@ class EnvServer:
             Route("/sessions", _plainly(self._listed), methods=["GET"]),
             Route("/sessions", _plainly(self._opened), methods=["POST"]),
             Route("/sessions/{id}", _plainly(self._ended), methods=["DELETE"]),
+            Route("/sessions/{id}/cancel", _plainly(self._cancelled), methods=["POST"]),
             *([] if self._production else gym),
             Route("/{env}/splits", _plainly(self._splits), methods=["GET"]),
             *(Route(f"/{{env}}/{verb}", _plainly(self._task_verb), methods=["POST"]) for verb in _TASK_VERBS),
@@ -197,6 +198,9 @@ class EnvServer:
     async def _ended(self, request: Request) -> Any:
         await self._sessions.close(await self._sessions.find(request.path_params["id"]))
         return {}
+
+    async def _cancelled(self, request: Request) -> Any:
+        return {"cancelled": (await self._sessions.find(request.path_params["id"])).cancel()}
 
     async def _reset(self, request: Request) -> Any:
         body = await _body(request)

@@ -24,6 +24,7 @@ INFRASTRUCTURE = [
     ("GET", "/sessions"),
     ("POST", "/sessions"),
     ("DELETE", "/sessions/es_1"),
+    ("POST", "/sessions/es_1/cancel"),
     ("GET", "/metadata"),
     ("GET", "/schema"),
     ("GET", "/health"),

@@ -179,6 +179,88 @@ async def test_http_sessions_hold_state_and_plain_requests_are_alone():
         assert (await http.get("/state", headers=mine)).status == 404
 
 
+async def test_a_step_over_http_is_cancelled_by_another_request():
+    async with served() as url, aiohttp.ClientSession(url) as http:
+        session = (await (await http.post("/sessions", json={})).json())["session"]
+        mine = {"x-session-id": session}
+        await http.post("/reset", json={}, headers=mine)
+        step = asyncio.create_task(http.post("/step", json={"action": {"sleep": 60}}, headers=mine))
+        async with asyncio.timeout(30):
+            while not (await (await http.post(f"/sessions/{session}/cancel")).json())["cancelled"]:
+                await asyncio.sleep(0.05)
+        answer = await step
+        assert (answer.status, (await answer.json())["code"]) == (409, "CANCELLED")
+
+
+async def test_times_are_negotiated_and_the_server_has_the_last_word():
+    async with served(max_deadline_s=30.0, max_lease_s=20.0) as url:
+        async with websocket(ws(url), subprotocols=["rollyard.v1"]) as socket:
+            asked = {"lease_s": 5, "deadline_s": 7}
+            small = (await told(socket, {"id": "1", "do": "open", "with": asked}))["ok"]
+            assert (small["lease_s"], small["deadline_s"]) == (5, 7)
+            again = await told(socket, {"id": "2", "do": "open"})
+            assert again["error"]["code"] == "SESSION_ERROR"
+        async with websocket(ws(url), subprotocols=["rollyard.v1"]) as socket:
+            large = (await told(socket, {"id": "1", "do": "open", "with": {"lease_s": 1e9, "deadline_s": 1e9}}))["ok"]
+            assert (large["lease_s"], large["deadline_s"]) == (20, 30)
+            wrong = await told(socket, {"id": "2", "do": "open", "with": {"lease_s": -1}})
+            assert wrong["error"]["code"] == "VALIDATION_ERROR"
+
+
+async def test_a_client_in_line_hears_that_the_server_lives():
+    async with served(capacity=1, heartbeat_s=0.1) as url, connect(url) as first:
+        await first.reset()
+        async with websocket(ws(url), subprotocols=["rollyard.v1"]) as second:
+            await second.send(json.dumps({"id": "1", "do": "open", "with": {"queue_s": 60}}))
+            assert json.loads(await asyncio.wait_for(second.recv(), 10)) == {"event": "heartbeat", "waiting": 1}
+
+
+async def test_tasks_are_looked_through_and_bad_questions_have_their_status():
+    tasks = [{"id": n} for n in range(3)]
+    async with served(name="Things", splits={"train": tasks, "odd": tasks[1:2]}) as url:
+        async with aiohttp.ClientSession(url) as http:
+
+            async def ask(path, **body):
+                answer = await http.post(path, json=body)
+                return answer.status, await answer.json()
+
+            splits = await (await http.get("/things/splits")).json()  # names are compared without case, as theirs are
+            assert splits == [{"name": "train", "type": "train"}, {"name": "odd", "type": "validation"}]
+            assert await ask("/Things/tasks", split="odd") == (200, {"tasks": [{"id": 1}], "env_name": "Things"})
+            assert await ask("/Things/num_tasks", split="train") == (200, {"num_tasks": 3})
+            assert await ask("/Things/task", split="train", index=2) == (200, {"task": {"id": 2}})
+            ranged = await ask("/Things/task_range", split="train", start=1)
+            assert ranged == (200, {"tasks": [{"id": 1}, {"id": 2}]})
+            for status, path, body in [
+                (400, "/Things/task", {"split": "train", "index": 3}),
+                (400, "/Things/task", {"split": "train", "index": -1}),
+                (400, "/Things/num_tasks", {"split": "none"}),
+                (422, "/Things/task", {"split": "train"}),
+                (422, "/Things/tasks", {}),
+                (422, "/Things/tasks", {"split": "train", "colour": 1}),
+                (404, "/Others/tasks", {"split": "train"}),
+            ]:
+                assert (await ask(path, **body))[0] == status, (path, body)
+    async with served(name="Bare") as url, aiohttp.ClientSession(url) as http:
+        assert (await http.get("/Bare/splits")).status == 501
+
+
+async def test_mcp_over_a_socket_has_an_environment_of_its_own():
+    Counter.closed.clear()
+    async with served() as url, websocket(url.replace("http", "ws") + "/mcp") as socket:
+        called = await told(
+            socket,
+            {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "double", "arguments": {"x": 4}}},
+        )
+        assert (called["id"], called["result"]["data"]) == (7, 8)
+        assert (await told(socket, "{"))["error"]["code"] == -32700
+        assert (await told(socket, {"jsonrpc": "2.0", "id": 8, "method": "reset"}))["error"]["code"] == -32601
+        await socket.close()
+        async with asyncio.timeout(10):
+            while Counter.closed != ["closed"]:
+                await asyncio.sleep(0.02)
+
+
 async def test_openenv_frames_have_exactly_their_shape():
     async with served() as url, websocket(ws(url)) as socket:
         assert await told(socket, {"type": "reset", "data": {"seed": 7, "episode_id": "ep-1", "split": "a"}}) == {
@@ -239,7 +321,16 @@ async def test_a_tool_cannot_take_a_verb_of_the_environment():
 
 
 def test_the_client_imports_no_server():
-    heavy = ("starlette", "mcp", "pydantic", "aiohttp", "rollyard.tools", "rollyard.envs.server")
+    heavy = (
+        "starlette",
+        "websockets",
+        "structlog",
+        "mcp",
+        "pydantic",
+        "aiohttp",
+        "rollyard.tools",
+        "rollyard.envs.server",
+    )
     code = f"import sys, rollyard.envs.client; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert out.stdout.strip() == "[]"

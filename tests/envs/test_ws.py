@@ -22,6 +22,7 @@ from rollyard.envs.client_proxied import dial_through
 from rollyard.envs.client_socket import Lost, dial
 from rollyard.envs.server import EnvServer
 from rollyard.envs.ws import BINARY, PING, TEXT, Broken, Masks, Reader, frame
+from rollyard.envs.ws_server import SocketProtocol
 from tests.envs.conftest import Counter, served
 
 LIMIT = 10 * 2**20
@@ -154,3 +155,29 @@ async def test_a_server_that_is_no_websocket_is_unavailable_and_a_header_cannot_
         with pytest.raises(EnvError, match="line break"):
             async with connect(url, headers={"x": "a\r\nb: c"}):
                 pass
+
+
+@pytest.mark.anyio
+async def test_a_peer_that_vanished_without_a_word_is_let_go():
+    """A half-open connection would hold a place for ever: it does not answer pings."""
+    app = EnvServer(Counter)
+    with sockets.create_server(("127.0.0.1", 0)) as sock:
+        config = uvicorn.Config(
+            app, log_level="warning", lifespan="on", ws=SocketProtocol, ws_ping_interval=0.2, ws_ping_timeout=0.4
+        )
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve(sockets=[sock]))
+        reader, writer = await asyncio.open_connection(*sock.getsockname())
+        writer.write(
+            b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert b"101" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        assert await asyncio.wait_for(reader.read(), 30)  # pings, then the end
+        writer.close()
+        async with connect(f"http://127.0.0.1:{sock.getsockname()[1]}", ping_s=0.2) as env:
+            await env.reset()
+            await asyncio.sleep(1.5)  # one that answers stays
+            assert (await env.step({"add": 1})).observation == {"total": 1}
+        server.should_exit = True
+        await task
