@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Literal, TypeVar
 
-from rollyard.core.errors import ConfigError, Error, MissingExtra, SandboxError, SandboxInterrupted
+from rollyard.core.errors import ConfigError, Error, MissingExtra, SandboxError, SandboxInterrupted, Unsupported
 from rollyard.core.sandbox import Isolation, SandboxSpec
 from rollyard.sandbox.remote.backend import RemoteBackend, capabilities
 from rollyard.sandbox.remote.link import Found, Order, by_status, gone, sdk
@@ -201,7 +201,7 @@ class Box:
         await self._call(self._made.processes)
 
     async def extend(self, end: float, created_at: float, labels: Mapping[str, str]) -> None:
-        raise AssertionError("not among its capabilities")
+        raise Unsupported("the hf backend cannot extend a sandbox", hint="open it for longer")
 
 
 def status_of(error: Exception) -> int | None:

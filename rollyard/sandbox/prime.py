@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxInterrupted, SandboxUnavailable
+from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxInterrupted, SandboxUnavailable, Unsupported
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Isolation, SandboxSpec
 from rollyard.sandbox.remote.backend import RemoteBackend, capabilities
@@ -198,7 +198,7 @@ class Box:
         await self._client.execute_command(self.id, "true", timeout=30)
 
     async def extend(self, end: float, created_at: float, labels: Mapping[str, str]) -> None:
-        raise AssertionError("not among its capabilities")
+        raise Unsupported("the prime backend cannot extend a sandbox", hint="open it for longer")
 
 
 def _minutes(seconds: float) -> int:

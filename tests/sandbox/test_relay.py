@@ -271,6 +271,26 @@ async def test_what_is_appended_lands_once_although_its_answer_was_lost(tmp_path
     assert count > 3
 
 
+async def test_a_program_that_was_killed_with_what_watched_it_is_found_out(tmp_path):
+    """Nothing is left to ring: the next look finds that nobody is there."""
+
+    async def patient(script, *args, timeout):
+        while True:
+            try:
+                return await shell(script, *args, timeout=timeout)
+            except TimeoutError:
+                continue
+
+    pair = FilePair(patient, put, f"{tmp_path}/r", poll_s=1.0)
+    await pair.start(PROGRAMS["python"])
+    async with Relay(pair.output(), pair.write, log=pair.log) as relay:
+        listener = await relay.listen()
+        os.killpg(int(Path(tmp_path, "r/pid").read_text()), signal.SIGKILL)
+        with pytest.raises(SandboxGone):
+            await asyncio.wait_for(listener.accept(), 30)
+    await pair.aclose()
+
+
 async def test_a_way_that_breaks_is_told_to_the_writer(tmp_path):
     async def broken(script, *args, timeout):
         if "base64 -d" in script:

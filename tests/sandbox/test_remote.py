@@ -171,17 +171,43 @@ async def test_the_key_is_in_no_error_when_nobody_answers_or_the_answer_is_broke
         assert secret not in text
 
 
+LEASE = {
+    "hf": lambda asked: float(asked["environment"]["SBX_IDLE_TIMEOUT"]),
+    "daytona": lambda asked: 60.0 * asked["autoStopInterval"],
+    "prime": lambda asked: 60.0 * asked["idle_timeout_minutes"],
+}
+
+
 @pytest.mark.anyio
-async def test_an_owned_sandbox_is_made_to_end_without_its_opener_and_is_used_while_it_lives(name, backend):
-    async with through(name, backend, lease_s=30) as remote:
-        box = await remote.open(ry.SandboxSpec(ttl_s=600))
-        (info,) = await remote.list()
-        assert info.expires_at is not None
-        assert 600 <= info.expires_at - time.time() <= 700
-        assert await box.alive()
-    with pytest.raises(SandboxGone):
-        await box.exec("true", timeout=5)
-    assert await backend.list() == []
+@pytest.mark.slow
+async def test_an_owned_sandbox_ends_soon_without_its_opener_and_is_used_while_that_lives(name, backend):
+    async with serving(name, backend) as server:
+        async with made_by_name(name, **server.options, lease_s=30) as remote:
+            box = await remote.open(ry.SandboxSpec(ttl_s=600))
+            (made,) = server.live
+            assert 30 <= LEASE[name](made.asked) <= 60
+            (info,) = await remote.list()
+            assert 600 <= info.expires_at - time.time() <= 700
+            used = made.used
+            with anyio.fail_after(30):
+                while made.used == used:
+                    await anyio.sleep(0.2)
+        with pytest.raises(SandboxGone):
+            await box.exec("true", timeout=5)
+        assert await backend.list() == []
+
+
+@pytest.mark.anyio
+async def test_what_outlives_its_opener_is_kept_by_its_provider_for_its_ttl(name, backend):
+    async with serving(name, backend) as server:
+        async with made_by_name(name, **server.options, lease_s=30) as remote:
+            box = await remote.open(ry.SandboxSpec(ttl_s=600, lifetime="ttl"))
+        (made,) = server.live
+        assert 600 <= LEASE[name](made.asked) <= 660
+        async with made_by_name(name, **server.options) as remote:
+            again = await remote.attach(box.id)
+            assert (await again.exec("echo on", timeout=30)).stdout == b"on\n"
+            assert await again.kill()
 
 
 @pytest.mark.anyio
@@ -261,6 +287,17 @@ async def test_clean_removes_what_a_killed_host_left_by_label_alone(name, backen
         assert set(json.loads(out)["removed"]) == left
         assert [info.id for info in await remote.list()] == [other.id]
         assert len(await backend.list()) == 1
+
+
+@pytest.mark.anyio
+async def test_the_suite_runs_on_it_by_the_command_line(name, backend):
+    async with serving(name, backend) as server:
+        options = [f"--option={key}={value}" for key, value in server.options.items()]
+        argv = [*CLEAN[:3], "check", "sandbox", name, *options, "--option=lease_s=60", "--only=E1", "--json"]
+        check = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+        out, _ = await asyncio.wait_for(check.communicate(), 120)
+    assert check.returncode == 0
+    assert [json.loads(out)[key] for key in ("backend", "passed", "failed")] == [name, 1, 0]
 
 
 def test_sandboxes_are_deleted_without_an_event_loop_and_those_that_stay_are_named(name, tmp_path):

@@ -40,18 +40,25 @@ async def faulty(name, backend):
             yield server.faults, remote
 
 
+def faults_of(*quick, slow=()):
+    """A few always; the rest with `make test-slow`."""
+    some = [(fault, []) for fault in quick] + [(fault, [pytest.mark.slow]) for fault in slow]
+    return [pytest.param(fault, id=" ".join(map(str, fault.values())), marks=marks) for fault, marks in some]
+
+
 @pytest.mark.parametrize(
     "fault",
-    [
+    faults_of(
         {"kind": "refuse", "status": 429, "retry_after": "0"},
-        {"kind": "refuse", "status": 503},
-        {"kind": "lose", "status": 503},
         {"kind": "lose", "status": 504},
         {"kind": "reset"},
-        {"kind": "cut", "after": 20},
-        {"kind": "slow", "piece": 7},
-    ],
-    ids=lambda fault: " ".join(str(value) for value in fault.values()),
+        slow=[
+            {"kind": "refuse", "status": 503},
+            {"kind": "lose", "status": 503},
+            {"kind": "cut", "after": 20},
+            {"kind": "slow", "piece": 7},
+        ],
+    ),
 )
 async def test_a_create_that_fails_once_makes_one_sandbox(name, backend, fault):
     async with faulty(name, backend) as (faults, remote):
@@ -67,11 +74,10 @@ async def test_a_create_that_fails_once_makes_one_sandbox(name, backend, fault):
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        ({"kind": "refuse", "status": 503, "json": True}, SandboxUnavailable),
-        ({"kind": "lose", "status": 504}, SandboxInterrupted),
-        ({"kind": "reset"}, SandboxInterrupted),
+        pytest.param({"kind": "refuse", "status": 503, "json": True}, SandboxUnavailable, id="503"),
+        pytest.param({"kind": "lose", "status": 504}, SandboxInterrupted, id="504", marks=pytest.mark.slow),
+        pytest.param({"kind": "reset"}, SandboxInterrupted, id="reset", marks=pytest.mark.slow),
     ],
-    ids=["503", "504", "reset"],
 )
 async def test_a_create_that_never_succeeds_is_told_by_its_class_and_leaves_nothing(name, backend, fault, error):
     async with faulty(name, backend) as (faults, remote):
@@ -85,8 +91,10 @@ async def test_a_create_that_never_succeeds_is_told_by_its_class_and_leaves_noth
 
 @pytest.mark.parametrize(
     "fault",
-    [{"kind": "lose", "status": 502}, {"kind": "reset"}, {"kind": "cut", "after": 30}, {"kind": "slow", "piece": 64}],
-    ids=lambda fault: str(fault["kind"]),
+    faults_of(
+        {"kind": "reset"},
+        slow=[{"kind": "lose", "status": 502}, {"kind": "cut", "after": 30}, {"kind": "slow", "piece": 64}],
+    ),
 )
 async def test_a_program_runs_once_whatever_becomes_of_its_answer(name, backend, fault):
     async with faulty(name, backend) as (faults, remote), remote.open(SPEC) as box:

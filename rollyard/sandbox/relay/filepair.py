@@ -21,12 +21,13 @@ from rollyard.core.sandbox import Exit
 _START = """d=$1; shift; mkdir -p -m 700 "$d" || exit 73
 [ -p "$d/bell" ] || mkfifo "$d/bell" "$d/call" || exit 73
 echo >"$d/alive"; [ -f "$d/out" ] && exit 0; : >"$d/in"; : >"$d/out"
-end='"$@" </dev/null >/dev/null 2>"$0/log"; echo "ended with $?" >>"$0/log"; : >"$0/over"; echo 1<>"$0/bell"'
+end='echo $$ >"$0/pid"; "$@" </dev/null >/dev/null 2>"$0/log"; echo "ended with $?" >>"$0/log"; : >"$0/over"; echo 1<>"$0/bell"'
 if command -v setsid >/dev/null 2>&1; then setsid sh -c "$end" "$d" "$@" </dev/null >/dev/null 2>&1 &
 else sh -c "$end" "$d" "$@" </dev/null >/dev/null 2>&1 & fi
 """
 # The first line says whether it is over and how much lies there; then what lies there.
 _POLL = """d=$1; echo >"$d/alive" || exit 74; exec 4<>"$d/bell"
+[ -f "$d/pid" ] && read -r p <"$d/pid" && { kill -0 "$p" 2>/dev/null || : >"$d/over"; }
 [ $(($(wc -c <"$d/out"))) -gt $2 ] || [ -f "$d/over" ] || read -r _ <&4
 o=live; [ -f "$d/over" ] && o=over; echo $o; tail -c +$(($2+1)) "$d/out" | head -c $3
 """
@@ -38,7 +39,7 @@ _CLOSE = 'rm -f "$1/in" && echo 1<>"$1/call"; : >"$1/over"; echo 1<>"$1/bell"; s
 CHUNK = 2**20
 INLINE = 24_000
 HELD = 2**20  # what is written and not yet taken, before a writer has to wait
-POLL_S = 30.0
+POLL_S = 12.0  # the program rings every five seconds: one that does not is looked at again, and may be gone
 _QUICK_S = 30.0
 
 
@@ -51,8 +52,10 @@ class Says(Protocol):
 class FilePair:
     """`place` is a directory for it in the sandbox, `put` makes a file there."""
 
-    def __init__(self, say: Says, put: Callable[[str, bytes], Awaitable[None]], place: str) -> None:
-        self._say, self._put, self._place = say, put, place
+    def __init__(
+        self, say: Says, put: Callable[[str, bytes], Awaitable[None]], place: str, *, poll_s: float = POLL_S
+    ) -> None:
+        self._say, self._put, self._place, self._poll_s = say, put, place, poll_s
         self._buffer = bytearray()
         self._sent = 0
         self._filled, self._drained = asyncio.Event(), asyncio.Event()
@@ -71,7 +74,7 @@ class FilePair:
         """What the program says, until it is over and all of it was read."""
         offset = 0
         while True:
-            done = await self._say(_POLL, self._place, str(offset), str(CHUNK), timeout=POLL_S)
+            done = await self._say(_POLL, self._place, str(offset), str(CHUNK), timeout=self._poll_s)
             if not done.ok:
                 raise SandboxGone(f"the relay's files are gone: {done.text[-200:].strip()}")
             state, _, data = done.stdout.partition(b"\n")
