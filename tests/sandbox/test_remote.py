@@ -198,6 +198,18 @@ async def test_an_owned_sandbox_ends_soon_without_its_opener_and_is_used_while_t
 
 
 @pytest.mark.anyio
+async def test_two_kills_at_once_are_one_and_both_wait_for_it(name, backend):
+    async with through(name, backend) as remote:
+        box = await remote.open(ry.SandboxSpec())
+
+        async def killed():
+            done = await box.kill()
+            return done, len(await backend.list())
+
+        assert sorted(await asyncio.gather(killed(), killed())) == [(False, 0), (True, 0)]
+
+
+@pytest.mark.anyio
 async def test_what_outlives_its_opener_is_kept_by_its_provider_for_its_ttl(name, backend):
     async with serving(name, backend) as server:
         async with made_by_name(name, **server.options, lease_s=30) as remote:

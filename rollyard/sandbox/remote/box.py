@@ -45,6 +45,7 @@ class RemoteSandbox(Files):
         super().__init__(link, provider, workdir=workdir)
         self.info, self.capabilities = info, capabilities
         self._own, self._forget, self._dead = own, forget, False
+        self._killing = asyncio.Lock()
         self._way = RelayWay(self._start_relay, self.id)
 
     async def plain(
@@ -146,21 +147,18 @@ class RemoteSandbox(Files):
             return False
 
     async def kill(self) -> bool:
-        """True when this call did it, False when it was dead already."""
-        if self._dead:
-            return False
-        self._dead = True
+        """True when this call did it, False when it was dead already. A kill that is under way is waited for."""
 
         async def end() -> bool:
             with speaking(self._provider, self.id):
                 async with asyncio.timeout(_CALL_S):
                     return await self._provider.delete(self.id)
 
-        try:
+        async with self._killing:
+            if self._dead:
+                return False
             done = await retrying(end, LOOKS, timeout=_CALL_S, idempotent=True)
-        except BaseException:
-            self._dead = False
-            raise
-        self._forget(self.id)
+            self._dead = True
+            self._forget(self.id)
         await self._way.aclose()
         return done
