@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import rollyard as ry
-from rollyard.core.errors import ConfigError
+from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.runs.executor import executor
 from tests.runs import executor_law as law
 
@@ -91,3 +91,20 @@ async def test_without_its_driver_a_run_goes_on_to_its_end_and_leaves_no_worker(
             while cluster.actors():
                 await anyio.sleep(0.5)
         assert {r.reward async for r in store.rollouts(run_id)} == {1.0}
+
+
+@pytest.mark.slow
+async def test_a_sqlite_store_is_refused_when_there_is_more_than_one_node(tmp_path, cluster):
+    second = cluster.add()
+    try:
+        cluster.wait(2)
+        async with ry.Store.open(tmp_path / "runs.db") as store:
+            config = ry.RunConfig(**scripted(tmp_path, law.HELLO))
+            options = {"config": config, "executor": executor("ray", address=cluster.address)}
+            with pytest.raises(Unsupported, match="this Ray cluster has 2 nodes"):
+                async with ry.Run(law.tasks(1), agent="shell-agent", store=store, **options):
+                    pass
+            assert await store.list_runs() == []
+    finally:
+        second.kill()
+        cluster.nodes.remove(second)
