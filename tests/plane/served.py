@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 
 @asynccontextmanager
-async def serving(folder, *options, engine="local,noop"):
+async def serving(folder, *options, engine="local,noop", environ=None):
     """Gives the printed variables, and the ready line under `ready`."""
     command = ["-c", "from rollyard.cli.main import main; main()", "serve", "plane", "--engine", engine]
     command += ["--store", str(folder / "p.db"), "--port", "0", "--print-env", "--admin-key-file", str(folder / "key")]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, *options, stdout=asyncio.subprocess.PIPE, env={**os.environ}
+        sys.executable, *command, *options, stdout=asyncio.subprocess.PIPE, env={**os.environ, **(environ or {})}
     )
     try:
         env = {}

@@ -13,6 +13,8 @@ import rollyard as ry
 from rollyard.core.errors import PlaneInvalid
 from rollyard.plane.aenv.words import cores, duration, megabytes, seconds
 from rollyard.sandbox.images import ImageStore
+from tests.plane.arca_server import KEY, ArcaStandIn
+from tests.plane.e2b_server import listening
 from tests.plane.images import PLAIN_START, image_of, plain_image
 from tests.plane.served import serving
 from tests.plane.venvs import interpreter, place, there, told, unless_there
@@ -91,6 +93,60 @@ async def test_the_same_environment_answers_through_the_planes_gateway(tmp_path)
             async with aiohttp.ClientSession(headers=bears) as session:
                 async with session.post(f"{place}/data/task/reward", json={"answer": "20"}) as reply:
                     assert (await reply.json())["data"]["score"] == 1.0
+
+
+ARCA = """
+import asyncio, json, urllib.request
+from aenv import Environment
+
+async def main():
+    mounts = [{"id": "OSS_x", "remote_dir": "/data", "local_dir": "/workspace"}]
+    env = Environment("boxed@1", ttl="90s", enable_data_plane=False, mount_points=mounts, owner="ann", max_retries=0)
+    async with env:
+        url = await env.presign_url(18080, expiration_time_in_minutes=0.5)
+        said = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=20).read().decode())
+        try:
+            await env.list_tools()
+        except Exception as error:
+            refused = str(error)
+    print(json.dumps({"said": said, "refused": refused}))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("version", [pytest.param(VERSION, marks=sdk)])
+async def test_an_arca_sandbox_is_used_by_signed_urls_with_the_data_plane_off(tmp_path, version):
+    """P5, P6, P8: the client does not know the engine, and nothing but the control port is touched."""
+    python = await asyncio.to_thread(interpreter, "aenvironment", version)
+    (tmp_path / "client.py").write_text(ARCA)
+    arca = ArcaStandIn()
+    async with listening(arca.app()) as url, aiohttp.ClientSession() as session:
+        async with serving(tmp_path, engine=f"local,arca={url}", environ={"ARCA_API_KEY": KEY}) as env:
+            control, data = f"{env['AENV_SYSTEM_URL']}:8080", f"{env['AENV_SYSTEM_URL']}:8081"
+            project = {"name": "boxed", "version": "1", "deployConfig": {"arcaTemplateId": "tpl-7", "cpu": "2"}}
+            async with session.post(f"{control}/env", json=project) as reply:
+                assert (await reply.json())["success"]
+            where = {"AENV_SYSTEM_URL": env["AENV_SYSTEM_URL"]}
+            seen = await told(python, tmp_path / "client.py", env=where)
+            assert seen["said"] == "port 18080 of sb-1" and "enable_data_plane=False" in seen["refused"]
+            (asked,) = arca.asked
+            assert (asked["template_id"], asked["ttl_in_minutes"]) == ("tpl-7", 2)
+            assert asked["mount_points"] == [{"id": "OSS_x", "remote_dir": "/data", "local_dir": "/workspace"}]
+            assert not arca.sandboxes
+            async with session.post(f"{control}/env-instance", json={"envName": "boxed@1"}) as reply:
+                made = (await reply.json())["data"]
+            bears = {"AEnvCore-EnvInstance-ID": made["id"], "AEnvCore-MCPProxy-URL": f"http://{made['ip']}:8081"}
+            for path in ("/health", "/mcp", "/functions/list"):
+                async with session.get(data + path, headers=bears) as reply:
+                    assert reply.status == 501 and "presign" in (await reply.json())["message"]
+            async with session.get(f"{env['ROLLYARD_URL']}/v1/engines", headers=bearer(env["ROLLYARD_KEY"])) as reply:
+                can = (await reply.json())["arca"]
+                assert (can["list"], can["presign"], can["exec"], can["dial"]) == (False, True, False, False)
+
+
+def bearer(key):
+    return {"Authorization": f"Bearer {key}"}
 
 
 @pytest.mark.slow
@@ -243,9 +299,6 @@ async def test_keys_decide_whose_instances_are_seen(tmp_path):
             await plane.envs.create("n", "1", engine="noop")
             keys = {who: (await plane.create_key("trainer", who))["key"] for who in ("ann", "bob")}
             agent = (await plane.create_key("agent", "ann"))["key"]
-
-        def bearer(key):
-            return {"Authorization": f"Bearer {key}"}
 
         async with session.post(f"{control}/env-instance", json={"envName": "n@1"}) as reply:
             assert reply.status == 401
