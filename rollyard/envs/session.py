@@ -73,6 +73,7 @@ class Session:
         self._steps = 0 if left is None else left.steps
         self._broken = False
         self._late = False
+        self._leaving = False
         self._turn = asyncio.Lock()
         self._running_id: str | None = None
         self._moves: set[asyncio.Task[Answer]] = set()
@@ -146,13 +147,14 @@ class Session:
         async with asyncio.timeout(self.deadline_s):
             await self._env.restore(saved)
 
-    async def aclose(self) -> None:
-        """Safe to call twice; the environment's own close has ten seconds."""
+    async def aclose(self, *, leave: bool = False) -> None:
+        """Safe to call twice; the environment's own close has ten seconds. `leave` what is kept of it for the next server."""
         if self.closed:
             return
         self.closed = True
+        self._leaving = leave
         self.cancel()
-        if self._watch.journal is not None:
+        if self._watch.journal is not None and not leave:
             self._watch.journal.drop(self.id)
         try:
             async with asyncio.timeout(_CLOSE_S):
@@ -279,6 +281,8 @@ class Session:
 
     def _keep(self, journal: Journal, request_id: str | None, answer: Answer) -> None:
         """A session that cannot be put back is not kept: then it is lost with its server, and its client is told so."""
+        if self._leaving:
+            return  # what is kept stands: a move that the shutdown cut off is sent again
         try:
             saved = None if self._broken or self.closed else self._env.save()
             if saved is None:

@@ -74,7 +74,7 @@ class Sessions:
     ) -> None:
         if self._reaper is not None:
             self._reaper.cancel()
-        await asyncio.gather(*(self.close(s) for s in list(self._by_id.values())))
+        await asyncio.gather(*(self.close(s, leave=True) for s in list(self._by_id.values())))
 
     @property
     def active(self) -> list[Session]:
@@ -113,12 +113,13 @@ class Sessions:
                     return await self.find(record.session)
         return self._by_agent.get(hashed)
 
-    async def close(self, session: Session, *, change: str = "closed") -> None:
+    async def close(self, session: Session, *, change: str = "closed", leave: bool = False) -> None:
+        """`leave` what is kept of it, for a server that comes after this one."""
         if self._by_id.pop(session.id, None) is None:
             return
         self._by_agent.pop(session.agent_hash, None)
         try:
-            await session.aclose()
+            await session.aclose(leave=leave)
         finally:
             self._slots.release()
             self._changed(change, session)

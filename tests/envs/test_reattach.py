@@ -40,8 +40,8 @@ class Program:
         self.port = int(ready["url"].rpartition(":")[2])
         return ready["url"]
 
-    async def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
+    async def kill(self, how=signal.SIGKILL) -> None:
+        self.process.send_signal(how)
         await self.process.wait()
 
 
@@ -55,13 +55,14 @@ async def program(*more):
             await running.kill()
 
 
-async def test_a_kept_session_goes_on_after_the_server_was_killed(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_kept_session_goes_on_after_the_server_was_killed(tmp_path, how):
     async with program("--keep", str(tmp_path)) as server:
         url = await server.start()
         async with connect(url) as env:
             await env.reset(seed=3, episode_id="ep-1")
             assert (await env.step({"add": 4})).observation == {"total": 7}
-            await server.kill()
+            await server.kill(how)
             await server.start()
             after = await env.step({"add": 5})
             assert (after.observation, after.info) == ({"total": 12}, {"n": 2})
@@ -70,7 +71,8 @@ async def test_a_kept_session_goes_on_after_the_server_was_killed(tmp_path):
         assert list(tmp_path.iterdir()) == []  # closed: nothing is left of it
 
 
-async def test_a_step_that_the_kill_cut_off_has_its_effect_once(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_step_that_the_kill_cut_off_has_its_effect_once(tmp_path, how):
     async with program("--keep", str(tmp_path)) as server:
         url = await server.start()
         async with connect(url) as env:
@@ -78,7 +80,7 @@ async def test_a_step_that_the_kill_cut_off_has_its_effect_once(tmp_path):
             await env.step({"add": 1})
             step = asyncio.create_task(env.step({"add": 10, "sleep": 1.0}))
             await asyncio.sleep(0.3)
-            await server.kill()
+            await server.kill(how)
             await server.start()
             assert (await step).observation == {"total": 11}
             assert (await env.step({"add": 100})).observation == {"total": 111}

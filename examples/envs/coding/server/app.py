@@ -49,8 +49,11 @@ app = make()
 def main() -> None:
     import uvicorn
 
-    port = int(os.environ.get("PORT", "8000"))
-    uvicorn.run(app, host="0.0.0.0", port=port, ws_per_message_deflate=False, ws_max_size=100 * 2**20)
+    from rollyard.envs.ws_server import SocketProtocol
+
+    uvicorn.run(
+        app, host="0.0.0.0", port=int(os.environ.get("PORT", "8000")), ws=SocketProtocol, ws_max_size=100 * 2**20
+    )
 
 
 if __name__ == "__main__":
