@@ -122,3 +122,17 @@ async def test_the_openapi_document_has_every_route(served):
     assert {(m.upper(), p) for p, ms in found["paths"].items() for m in ms} == {(e.method, e.path) for e in ROUTES}
     refs = set(re.findall(r'"#/components/schemas/(\w+)"', (await served.get("/openapi.json")).text))
     assert refs <= set(found["components"]["schemas"])
+
+
+@pytest.mark.parametrize("plane_url", ["sqlite"], indirect=True)
+async def test_an_owners_rate_is_429_with_the_time_to_wait_and_another_code_than_the_quota(plane, served):
+    ann, admin = await bearer(plane, "owner"), await bearer(plane, "admin", "root")
+    terms = await served.put("/v1/owners/ann", headers=admin, json={"rate": 0.5})
+    assert (terms.json()["rate"], terms.json()["quota"]) == (0.5, None)
+    assert (await served.post("/v1/instances", headers=ann, json={"image": "host"})).status_code == 201
+    refused = await served.post("/v1/instances", headers=ann, json={"image": "host"})
+    assert told(refused) == (429, "rate_limited") and refused.headers["retry-after"] == "2"
+    plane.clock.now += 2
+    assert (await served.post("/v1/instances", headers=ann, json={"image": "host"})).status_code == 201
+    for body in ({}, {"rate": -1}, {"quota": -1}, {"rate": "fast"}):
+        assert (await served.put("/v1/owners/ann", headers=admin, json=body)).status_code == 400
