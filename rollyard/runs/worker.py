@@ -194,7 +194,7 @@ class Worker:
             return
         try:
             await self._means.backend.reap({"rollyard.claim": attempt.id})
-        except SandboxError as error:  # what cannot be removed now ends with its own time
+        except (SandboxError, OSError) as error:  # what cannot be removed now ends with its own time
             self._log.warning("sandbox.not_reaped", attempt=attempt.id, error=str(error))
 
     async def _task(self, attempt: Attempt) -> Task:

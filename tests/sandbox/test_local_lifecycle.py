@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -15,6 +16,7 @@ import rollyard as ry
 from rollyard.core.errors import (
     ConfigError,
     IsolationTooWeak,
+    SandboxError,
     SandboxGone,
     SandboxUnavailable,
     UnknownName,
@@ -305,3 +307,27 @@ async def test_a_new_end_and_a_pause_are_seen_by_everybody(backend, tmp_path):
             assert [info.state for info in await backend.list()] == ["paused"]
             await box.resume()
         assert [(info.state, info.pid) for info in await other.list()] == [("running", box.info.pid)]
+
+
+async def test_reaping_what_is_still_being_made_breaks_nobody(backend):
+    """Whoever takes over an attempt reaps while its former owner may be in the middle of opening."""
+    spec = ry.SandboxSpec(labels={"reaped": "yes"})
+    over = False
+
+    async def opening():
+        for _ in range(6):
+            with contextlib.suppress(SandboxError):  # it was reaped under our hands
+                async with backend.open(spec):
+                    await asyncio.sleep(0.01)
+
+    async def reaping():
+        while not over:
+            await backend.reap({"reaped": "yes"})
+            await asyncio.sleep(0)
+
+    reaper = asyncio.create_task(reaping())
+    async with asyncio.timeout(120):
+        await asyncio.gather(*(opening() for _ in range(3)))
+    over = True
+    await reaper
+    assert await backend.list({"reaped": "yes"}) == []

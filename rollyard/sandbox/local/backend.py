@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgspec
 import structlog
 
-from rollyard.core.errors import ConfigError, IsolationTooWeak, SandboxError, SandboxUnavailable
+from rollyard.core.errors import ConfigError, IsolationTooWeak, SandboxError, SandboxGone, SandboxUnavailable
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
 from rollyard.sandbox.home import data_home, private_dir
@@ -257,9 +257,12 @@ class LocalBackend:
         try:
             entry = home.read()
             pidfd = os.pidfd_open(entry.info.pid or 0)
-        except (OSError, SandboxError):
+        except SandboxError:
             sock.close()
             raise
+        except OSError as error:  # it has just died, or is still being made and has no process yet
+            sock.close()
+            raise SandboxGone(f"sandbox {sandbox_id} cannot be attached to: {error.strerror}") from error
         return LocalSandbox(home, entry, Channel(sock, name=f"sandbox {sandbox_id}"), pidfd, self)
 
     async def list(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
