@@ -60,7 +60,7 @@ def start(kind: str, place: Path) -> str:
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
             _command(kind, place), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            env=_env(place),
+            env=_env(place), cwd=place,  # a monitor notes an out-of-memory kill in its working directory
         )  # fmt: skip
     (place / "pid").write_text(str(process.pid))
     try:
