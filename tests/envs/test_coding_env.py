@@ -106,29 +106,32 @@ async def test_a_rollout_that_is_cancelled_over_mcp_is_over(sandboxes):
     async def progress(done, total, message):
         heard.append(message)
 
-    async with served(coding(script=SLOW), key="boss") as url, connect(url, key="boss") as env:
+    async with (
+        served(coding(script=SLOW, sandbox=sandboxes.backend), key="boss") as url,
+        connect(url, key="boss") as env,
+    ):
         async with client_2(url, env.agent_key) as client:
             call = asyncio.create_task(
                 client.call_tool("run_rollout", {"instruction": "wait"}, progress_callback=progress)
             )
             await until(lambda: "agent.tool_call shell" in heard)
-            assert await sandboxes() == 1
+            assert await sandboxes.count() == 1
             call.cancel()
             async with asyncio.timeout(60):
-                while await sandboxes():
+                while await sandboxes.count():
                     await asyncio.sleep(0.1)
 
 
 async def test_a_step_that_is_cancelled_leaves_no_sandbox(sandboxes):
     heard = []
-    async with served(coding(script=SLOW)) as url, connect(url) as env:
+    async with served(coding(script=SLOW, sandbox=sandboxes.backend)) as url, connect(url) as env:
         await env.reset()
         step = asyncio.create_task(env.step({}, progress=lambda n, total, message: heard.append(message)))
         await until(lambda: "agent.tool_call shell" in heard)
         assert await env.cancel()
         with pytest.raises(EnvError, match="cancelled"):
             await step
-        assert await sandboxes() == 0
+        assert await sandboxes.count() == 0
         assert (await env.reset()).observation["task_id"] == "hello"
 
 
@@ -170,26 +173,30 @@ async def test_a_bad_answer_is_refused_and_a_better_one_taken():
 
 
 async def test_an_agent_whose_trainer_leaves_is_ended(sandboxes):
-    async with served(coding("call")) as url:
+    async with served(coding("call", sandbox=sandboxes.backend)) as url:
         async with connect(url) as env:
             await env.reset(options={"instruction": "x"})
-            assert await sandboxes() == 1
+            assert await sandboxes.count() == 1
         async with asyncio.timeout(60):
-            while await sandboxes():
+            while await sandboxes.count():
                 await asyncio.sleep(0.1)
         async with connect(url) as env:
             await env.reset(options={"instruction": "x"})
             await env.reset(options={"instruction": "y"})  # another episode ends the first one
-            assert await sandboxes() == 1
+            assert await sandboxes.count() == 1
+
+
+class Boxes:
+    """A backend of this test's own, and how many sandboxes it has open."""
+
+    def __init__(self, backend):
+        self.backend = backend
+
+    async def count(self):
+        return len(await self.backend.list())
 
 
 @pytest.fixture
-async def sandboxes():
-    """How many sandboxes this test has open."""
-    async with ry.sandbox.backend("local") as backend:
-        before = {box.id for box in await backend.list()}
-
-        async def count():
-            return len({box.id for box in await backend.list()} - before)
-
-        yield count
+async def sandboxes(tmp_path):
+    async with ry.sandbox.backend("local", root=tmp_path / "boxes") as backend:
+        yield Boxes(backend)
