@@ -87,6 +87,7 @@ class Ray:
             secrets=_secrets(work.config.key_env),
         )
         crew = _RayCrew(ray, posting, given, self._per_node, self._detached)
+        await crew.listen()
         async with anyio.create_task_group() as group:
             group.start_soon(crew.supervise, group)
             try:
@@ -107,18 +108,22 @@ class _RayCrew:
         self._failed: dict[str, int] = {}  # how often in a row a worker ended at once
         self._broken: Error | None = None
         self._cancelled = False
+        self._after = 0  # the last event that is not news
         self._log: Any = structlog.get_logger("rollyard.runs.ray")
 
     # what the caller sees
 
+    async def listen(self) -> None:
+        """What happens from now on is news; what an earlier driver has shown is not."""
+        self._after = await insist(self._given.store.latest_event)
+
     async def __aiter__(self) -> AsyncIterator[Rollout]:
         store, sink = self._given.store, self._given.sink
-        after = await insist(store.latest_event) if not self._actors else 0
         last = False
         while not self._cancelled:
-            found = await insist(lambda after=after: store.events(run_id=self._run_id, after=after))
+            found = await insist(lambda: store.events(run_id=self._run_id, after=self._after))
             for stored in found:
-                after = stored.seq
+                self._after = stored.seq
                 await sink(stored.event)
                 if stored.event.name == COMMITTED and stored.event.rollout_id is not None:
                     rollout_id = stored.event.rollout_id

@@ -46,6 +46,9 @@ async def test_a_run_on_ray_keeps_the_law_and_is_finished_by_either_executor(tmp
             options = {"gate": gate, "sandbox": backend, "store": store, "resume": newest.id}
             async with ry.Run(law.tasks(3), agent="shell-agent", **options) as run:
                 assert [r.reward async for r in run] == [1.0] * 3
+        again = ry.Run(law.tasks(3), agent="shell-agent", config=slow, store=store, resume=newest.id, executor=on_ray)
+        async with again:  # a driver that comes back shows what is new, and here nothing is
+            assert (again.owed, again.done, [r async for r in again]) == (0, 3, [])
         owners = {e.event.fields.get("sandbox_id") for e in await store.events(run_id=newest.id)}
         assert len(owners) > 3
     assert cluster.actors() == []
