@@ -38,13 +38,13 @@ end by itself.
 This page and `drills.json` beside it are written by
 
 ```sh
-make drills SIZE=60 SEED=2                       # 500 attempts a run unless said otherwise; needs root and PostgreSQL
+make drills                                      # all, 500 attempts a run; SIZE= and SEED= change that; root, PostgreSQL
 python -m bench.drills --only clock --size 60 --seed 2 --out docs/drills.md    # one of them again
 ```
 
-on one machine whose two cores other work kept at a load of about 20. The seed chooses when and where each fault comes; what the
-scheduler does in between is not repeatable. What each fault is, is said in
-`bench/drills/cluster.py`, `cut_off.py` and `plane.py`.
+A line's *attempts* and *seed* say what it was run with; it stays until its drill is run again. These ran on one machine whose
+two cores other work kept at a load of about 20. The seed chooses when and where each fault comes; what the scheduler does in
+between is not repeatable. What each fault is, is said in `bench/drills/cluster.py`, `cut_off.py` and `plane.py`.
 """
 
 
