@@ -65,10 +65,12 @@ class RayNode:
                 stdout=log,
                 stderr=log,
                 cwd=place,
+                start_new_session=True,
             )
 
     def pids(self) -> list[int]:
-        return marked(self.mark)
+        """By its mark, and by its session: a process that renames itself may overwrite its own environment."""
+        return sorted({*marked(self.mark), *_of_session(self.process.pid)})
 
     def kill(self) -> None:
         """As when the machine loses power: every process of the node at once."""
@@ -174,6 +176,16 @@ def marked(mark: str) -> list[int]:
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def _of_session(leader: int) -> list[int]:
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == leader:
                     found.append(int(entry.name))
     return found
 
