@@ -15,7 +15,14 @@ from typing import Any, Self
 import msgspec
 import structlog
 
-from rollyard.core.errors import ConfigError, IsolationTooWeak, SandboxError, SandboxGone, SandboxUnavailable
+from rollyard.core.errors import (
+    ConfigError,
+    IsolationTooWeak,
+    SandboxError,
+    SandboxGone,
+    SandboxInterrupted,
+    SandboxUnavailable,
+)
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
 from rollyard.sandbox.home import data_home, private_dir
@@ -27,6 +34,7 @@ from rollyard.sandbox.local.channel import Channel, Refused
 from rollyard.sandbox.local.checks import check
 from rollyard.sandbox.local.disk import DiskWatch
 from rollyard.sandbox.local.inner import remains
+from rollyard.sandbox.local.job import ANSWER_S
 from rollyard.sandbox.local.journal import Entry, Home, Journal
 from rollyard.sandbox.local.launcher import Launcher
 from rollyard.sandbox.local.pool import Pool
@@ -37,6 +45,7 @@ from rollyard.sandbox.rootfs import Rootfs
 
 DEFAULT_DISK_MB = 4096
 _ROOTFS_S = 2.0
+_AGAIN_S = 0.02
 
 
 class LocalBackend:
@@ -253,7 +262,7 @@ class LocalBackend:
 
     async def attach(self, sandbox_id: str) -> LocalSandbox:
         home = self._journal.home(sandbox_id)
-        sock = home.connect()
+        sock = await _connected(home)
         try:
             entry = home.read()
             pidfd = os.pidfd_open(entry.info.pid or 0)
@@ -289,6 +298,17 @@ class LocalBackend:
                 gone.append(info.id)
         await asyncio.to_thread(self._sweep)
         return gone
+
+
+async def _connected(home: Home) -> socket.socket:
+    for _ in range(round(ANSWER_S / _AGAIN_S)):
+        try:
+            return home.connect()
+        except BlockingIOError:
+            await asyncio.sleep(_AGAIN_S)
+    raise SandboxInterrupted(
+        f"sandbox {home.path.name} answers nobody", hint="try again; `Backend.list` shows its state"
+    )
 
 
 def _discard(home: Home) -> None:

@@ -117,13 +117,19 @@ class Home:
         return sock
 
     def connect(self) -> socket.socket:
+        """A connection, at once or not at all: BlockingIOError says that it has more callers than it has answered. To wait
+        here could be to wait for oneself, when the same loop is still making the sandbox."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.setblocking(False)
         try:
             directory = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 sock.connect(f"/proc/self/fd/{directory}/sock")
             finally:
                 os.close(directory)
+        except BlockingIOError:
+            sock.close()
+            raise
         except OSError as error:
             sock.close()
             raise SandboxGone(
