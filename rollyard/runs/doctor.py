@@ -51,6 +51,8 @@ SDKS = {
     "hf": "huggingface_hub",
     "daytona": "daytona",
     "prime": "prime_sandboxes",
+    "fleet": "fleet",
+    "ray": "ray",
     "postgres": "asyncpg",
     "redis": "redis",
     "parquet": "pyarrow",
