@@ -150,6 +150,13 @@ class RayCluster:
         util: Any = import_module("ray.util")
         return sorted(entry["name"] for entry in util.list_named_actors(all_namespaces=True))
 
+    def left(self, within_s: float = 30.0) -> list[str]:
+        """Names of the actors that are still there after a while: Ray forgets one that was killed a moment later."""
+        deadline = time.monotonic() + within_s
+        while (names := self.actors()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return names
+
     def close(self) -> None:
         ray: Any = sys.modules.get("ray")
         if ray is not None and ray.is_initialized():
