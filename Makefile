@@ -30,7 +30,7 @@ demo: setup  ## the shortest look at what it does
 	$(BIN)/python examples/demo.py
 
 test: setup  ## the ordinary suite: minutes on two cores
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadgroup --timeout 300
+	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadgroup --timeout 300 --hypothesis-profile ci
 
 test-slow: setup  ## soaks, churn, long waits, engines, foreign venvs, training
 	-@bash .ci/engine-packages docker && bash .ci/engine-packages podman

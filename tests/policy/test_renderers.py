@@ -194,6 +194,8 @@ def test_a_family_closes_a_cut_turn_with_inserted_tokens(tmp_path):
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="<>|"), max_size=16)
+# the template ends a prompt in a line break, with which white space at the start of an answer would become one token
+canonical = texts.filter(lambda text: not text[:1].isspace())
 turns = st.lists(
     st.tuples(
         texts, st.lists(texts.filter(bool), max_size=3), texts, st.booleans(), st.lists(st.integers(0, 699), max_size=6)
@@ -225,7 +227,7 @@ def test_no_sampled_token_is_ever_changed_on_a_trained_vocabulary(tool_renderer,
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4))
+@given(st.lists(st.tuples(canonical, texts), min_size=1, max_size=4))
 def test_bridge_equals_render_for_canonical_text_on_smollm(smollm, conversation):
     rollout = Rollout(smollm, check="always")
     messages = [user("go")]
