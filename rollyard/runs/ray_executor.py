@@ -88,14 +88,16 @@ class Ray:
         )
         crew = _RayCrew(ray, posting, given, self._per_node, self._detached)
         await crew.listen()
-        async with anyio.create_task_group() as group:
-            group.start_soon(crew.supervise, group)
-            try:
-                yield crew
-            finally:
-                group.cancel_scope.cancel()
-                with anyio.CancelScope(shield=True):
-                    await crew.dismiss()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(crew.supervise, group)
+                try:
+                    yield crew
+                finally:
+                    group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):  # after the group: a worker may have been starting until then
+                await crew.dismiss()
 
 
 class _RayCrew:
@@ -171,7 +173,10 @@ class _RayCrew:
 
     async def _start(self, name: str, node: str, group: Any) -> None:
         try:
-            self._actors[name] = await _off_loop(lambda: _actor(self._ray, name, node, self._posting, self._detached))
+            with anyio.CancelScope(shield=True):  # one that starts while the run ends must be known, to be dismissed
+                self._actors[name] = await _off_loop(
+                    lambda: _actor(self._ray, name, node, self._posting, self._detached)
+                )
         except (self._ray.exceptions.RayError, ValueError, TimeoutError) as error:  # the node went away meanwhile
             self._log.warning("worker.not_started", node=node, error=str(error))
             return
@@ -190,8 +195,9 @@ class _RayCrew:
             kind = StoreError if ended.boundary == "store" else ConfigError
             self._broken = kind(f"a worker gave up: {ended.error}", hint=ended.hint)
         self._finished.add(name)
+        with anyio.CancelScope(shield=True):  # the run may end at this moment, and then nobody else would
+            await _off_loop(lambda: self._ray.kill(actor))
         self._actors.pop(name, None)
-        await _off_loop(lambda: self._ray.kill(actor))
 
     def _lost(self, name: str, lived_s: float, error: Exception) -> None:
         """A worker or its node died: its leases run out and its attempts are done elsewhere."""
