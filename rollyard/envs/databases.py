@@ -113,7 +113,7 @@ class _Program:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     answer = await self._asked(request)
-            except BaseException as error:
+            except BaseException as error:  # cancelled too: its next answer would be this one's
                 await self._ended()
                 if isinstance(error, TimeoutError):
                     raise EnvError(f"no answer from the database within {self._timeout_s:g} s") from error

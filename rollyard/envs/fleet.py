@@ -167,7 +167,7 @@ async def _asked(asking: Awaitable[T], what: str, *, timeout_s: float = _CALL_S)
         raise EnvUnavailable(f"{what}: no answer within {timeout_s:g} s") from error
     except (ConfigError, EnvError):
         raise
-    except Exception as error:
+    except Exception as error:  # the SDK and its transport raise many kinds; each becomes one of ours
         raise _ours(error, what) from error
 
 

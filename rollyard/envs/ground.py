@@ -112,7 +112,7 @@ async def opened(
     ground = Ground(config, await provision(provider, request, telemetry), leases=leases)
     try:
         await ground.equip(provider, request_s=request_s)
-    except BaseException:
+    except BaseException:  # cancelled too: an instance nobody was given is released
         await asyncio.shield(asyncio.ensure_future(ground.release()))
         raise
     return ground

@@ -148,7 +148,7 @@ class TaskEnv(Env):
         self._episode, self.conversation = None, None
         try:
             observation = await self._begun(seed)
-        except BaseException:
+        except BaseException:  # cancelled too: half an episode holds an instance
             await self._release()
             raise
         self._episode = Episode()

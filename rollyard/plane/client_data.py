@@ -125,7 +125,7 @@ class OpenedInstance:
         if self._plane.data_plane and not self._skip:
             try:
                 await self._plane.wait_for_health(client.id, within_s=self._within_s)
-            except BaseException:
+            except BaseException:  # cancelled too: an instance nobody was given is deleted
                 await self.__aexit__(None, None, None)
                 raise
         return client

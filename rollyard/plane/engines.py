@@ -139,8 +139,8 @@ class BackendEngine:
         if plan.start:
             try:
                 await sandbox.start([*plan.start, *plan.arguments], job_id=START_JOB)
-            except Exception:
-                await self.delete(sandbox.id)
+            except BaseException:  # cancelled too: nobody was told its name, so nobody else would delete it
+                await asyncio.shield(asyncio.ensure_future(self.delete(sandbox.id)))
                 raise
         return sandbox.id
 

@@ -132,7 +132,7 @@ class HuggingFace:
             if job.status.stage in _OVER:
                 return False
             self._api.cancel_job(job_id=sandbox_id, namespace=self._namespace)
-        except Exception as error:
+        except Exception as error:  # the SDK's errors have no common base; what is not 'gone' is raised
             if status_of(error) in (404, 410):
                 return False
             raise
@@ -173,7 +173,7 @@ class Box:
     async def _call(self, work: Callable[[], T]) -> T:
         try:
             return await self._provider.call(work)
-        except Exception as error:
+        except Exception as error:  # the SDK's errors have no common base; what is not 'gone' is raised
             if status_of(error) in (404, 410, 502, 503, None) and not await self.alive():
                 raise gone(self.id) from None
             raise
@@ -192,7 +192,7 @@ class Box:
     async def alive(self) -> bool:
         try:
             return (await self._provider.job(self.id)).status.stage not in _OVER
-        except Exception as error:
+        except Exception as error:  # the SDK's errors have no common base; what is not 'gone' is raised
             if status_of(error) in (404, 410):
                 return False
             raise

@@ -189,7 +189,7 @@ class Box:
     async def alive(self) -> bool:
         try:
             return (await self._client.get(self.id)).status not in _OVER
-        except Exception as error:
+        except Exception as error:  # the SDK's errors have no common base; what is not 'gone' is raised
             if _status(error) in (404, 410):
                 return False
             raise

@@ -102,7 +102,7 @@ class RayCluster:
             for number in range(self.count):  # one after the other: together they would starve each other of CPU
                 self.add()
                 self.wait(number + 1)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: nodes that were started are stopped
             self.close()
             raise
         return self

@@ -46,7 +46,7 @@ async def main():
                 async def endless():
                     try:
                         await session.call_tool("count", {"to": -1}, progress_callback=started)
-                    except Exception as error:
+                    except Exception as error:  # whatever it is called there, it is what the client was told
                         told["cancelled"] = str(error)
                 group.start_soon(endless)
                 await begun.wait()

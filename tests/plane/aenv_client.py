@@ -12,7 +12,7 @@ from aenv.client.scheduler_client import AEnvSchedulerClient
 async def raised(call):
     try:
         await call
-    except Exception as error:
+    except Exception as error:  # the words are what the test asks for
         return str(error)
     return None
 

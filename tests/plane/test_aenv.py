@@ -107,7 +107,7 @@ async def main():
         said = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=20).read().decode())
         try:
             await env.list_tools()
-        except Exception as error:
+        except Exception as error:  # the words are what the test asks for
             refused = str(error)
     print(json.dumps({"said": said, "refused": refused}))
 

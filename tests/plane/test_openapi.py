@@ -51,7 +51,7 @@ def generated(url, key):
                         suppress_health_check=list(HealthCheck),
                     )(given(case=strategy)(check))
                     test()
-                except Exception as error:
+                except Exception as error:  # two kinds without a public name; the rest is raised
                     if type(error).__name__ not in ("Unsatisfiable", "SkipTest"):
                         raise
     return seen

@@ -42,7 +42,7 @@ async def booted(
         await sandbox.write(f"{_LIB}/plain_mcp.py", lone)
         job = await sandbox.start(world.command, cwd=HOME, env=_environ(world))
         await _answering(sandbox, job, world)
-    except BaseException:
+    except BaseException:  # cancelled too: a world that did not come up is removed
         await asyncio.shield(sandbox.kill())
         raise
     return sandbox

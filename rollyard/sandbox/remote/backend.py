@@ -73,7 +73,7 @@ class RemoteBackend:
             with speaking(self._provider):
                 async with asyncio.timeout(_CALL_S):
                     await self._provider.enter()
-        except BaseException:
+        except BaseException:  # cancelled too: what was entered is left
             await self._stack.aclose()
             raise
         return self
@@ -208,7 +208,7 @@ class RemoteBackend:
                 raise ConfigError("the sandbox was to have no network and has one", hint="see this backend's page")
             if not done.ok:
                 raise SandboxInterrupted(f"sandbox {box.id} could not be prepared: {done.text[-300:].strip()}")
-        except BaseException:
+        except BaseException:  # cancelled too: an unprepared sandbox is nobody's
             with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):  # the first error is told
                 await self._delete(box.id)
             raise
