@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from rollyard.runs.drive import drive
 from rollyard.runs.executor import Executor, executor
 from rollyard.runs.once import run_rollout
 from rollyard.runs.progress import display, one_line, summary
+from rollyard.runs.report import Report, text
 from rollyard.store import Store
+
+STORE = "runs.db"  # where verbs look unless they are told
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 1
     parallel: int = 4
     sandbox: str = "local"
-    store: str = "runs.db"
+    store: str = STORE
     resume: str | None = None
     retries: int = 1
     limit: int | None = None
@@ -121,7 +125,23 @@ async def _many(request: Request) -> Outcome:
     failed = any(status != "completed" for status in report.statuses)
     if request.as_json:
         return Outcome(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed)
-    return Outcome(f"{report}kept in {request.store}; look closer with: rollyard show {report.run_id}\n", failed)
+    return Outcome(closing_words(report, request.store), failed)
+
+
+def closing_words(report: Report, store: str) -> str:
+    """What a finished run leaves on the terminal: its report, and the command that looks closer."""
+    command = f"rollyard show {report.run_id}{store_option(store)}"
+    return f"{text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
+
+
+def store_option(store: str) -> str:
+    """What a command needs to find that store."""
+    return "" if store == STORE else f" --store {shlex.quote(store)}"
+
+
+def terminal_width() -> int:
+    """Of standard output; where that is no terminal, lines are as long as they are."""
+    return os.get_terminal_size(1).columns if os.isatty(1) else 240
 
 
 def _config(request: Request, tasks: str) -> RunConfig:
