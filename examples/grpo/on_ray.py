@@ -27,11 +27,11 @@ from examples.grpo.learn import Learner, warm_up
 from examples.grpo.world import SYSTEM, answered, renderer, task
 from rollyard import train as ry_train
 from rollyard.core.limits import Limits
+from rollyard.core.listening import listen
 from rollyard.core.samples import Sample
 from rollyard.testing.postgres import Postgres
 from rollyard.testing.ray_cluster import RayCluster
 from rollyard.train.sampler import Sampler
-from rollyard.train.serve_model import bound
 from rollyard.train.server import ModelServer
 from rollyard.train.tiny import TinyConfig, TinyModel
 
@@ -64,7 +64,7 @@ async def train(asked: argparse.Namespace, stack: AsyncExitStack) -> dict:
     loss = warm_up(model, steps=asked.warm, seed=asked.seed)
     print(f"warm-up: {asked.warm} steps, loss {loss:.3f}", flush=True)
     sampler = await stack.enter_async_context(Sampler(TinyModel(model.config)))
-    sock = bound("127.0.0.1", 0)
+    sock = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     server = uvicorn.Server(uvicorn.Config(ModelServer(sampler, renderer()).app, log_level="warning", lifespan="off"))
     serving = asyncio.create_task(server.serve(sockets=[sock]))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rollyard.cli.options import Port
+
 app = typer.Typer(help="run a server", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -23,7 +25,7 @@ def gate(
     mode: Annotated[str | None, typer.Option(help="transparent_proxy, interception_gate or black_box")] = None,
     policy: Annotated[str | None, typer.Option(help="any other policy, such as scripted:FILE")] = None,
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one")] = 0,
+    port: Port = 0,
     unix: Annotated[str | None, typer.Option(help="also listen on this unix socket")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM private key")] = None,
@@ -73,7 +75,7 @@ def env(
         bool, typer.Option(help="coding: clients may name model server, mode, sandbox and image")
     ] = False,
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one")] = 0,
+    port: Port = 0,
     capacity: Annotated[int, typer.Option(help="environments at once", min=1)] = 64,
     lease_s: Annotated[float, typer.Option(help="how long a session lives with nobody connected")] = 60.0,
     deadline_s: Annotated[float, typer.Option(help="the time of one reset or step")] = 600.0,
@@ -116,7 +118,7 @@ def env(
 @app.command()
 def browser(
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one")] = 0,
+    port: Port = 0,
     sandbox: Annotated[str, typer.Option(help="the backend that browsers run in")] = "local",
     image: Annotated[str, typer.Option(help="an image with Chromium in it")] = "host",
     capacity: Annotated[int, typer.Option(help="browsers at once", min=1)] = 8,
@@ -148,7 +150,7 @@ def model(
         str, typer.Option(help="template, or omit to leave tool descriptions out of prompts")
     ] = "template",
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one")] = 0,
+    port: Port = 0,
     version: Annotated[int, typer.Option(help="the version of the weights it starts with")] = 0,
     max_batch: Annotated[int, typer.Option(help="requests sampled at once")] = 64,
     gather_ms: Annotated[float, typer.Option(help="how long a batch waits for more requests")] = 5.0,
@@ -183,7 +185,7 @@ def plane(
     ] = "rollyard.db",
     engine: Annotated[str, typer.Option(help="engines, the first is the default: local,docker,arca=URL")] = "local",
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one")] = 8600,
+    port: Port = 8600,
     quota: Annotated[
         int | None, typer.Option(help="instances per owner, where an owner has no quota of its own")
     ] = None,

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rollyard.cli.options import Port
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -13,7 +15,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def view(
     store: Annotated[str, typer.Argument(help="a store: a file, or postgresql://...")] = "runs.db",
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one")] = 8700,
+    port: Port = 8700,
     write: Annotated[bool, typer.Option(help="allow starting, cancelling and rescoring with a token")] = False,
     tasks: Annotated[str | None, typer.Option(help="with --write: tasks that can be chosen on the page")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,

@@ -6,6 +6,7 @@
     │   ├── MissingExtra           an optional package is not installed; carries the pip command
     │   ├── Unsupported            a capability or option this part does not have
     │   └── IsolationTooWeak       the sandbox cannot give the isolation that was asked for
+    ├── CannotListen               the address of a server is taken, or is not this machine's
     ├── SandboxError               boundary: sandbox
     │   ├── SandboxUnavailable     it was never made, or may be asked again (rate limit, capacity, refused)
     │   ├── SandboxInterrupted     a call broke after it was sent: repeat only what is idempotent
@@ -45,6 +46,7 @@ text), and what the user can do next (`hint`). Values that could hold a secret a
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar, Literal
 
 Boundary = Literal["sandbox", "agent", "gate", "policy", "verifier", "env", "store"]
@@ -95,6 +97,16 @@ class Unsupported(ConfigError):
 
 class IsolationTooWeak(ConfigError):
     boundary: ClassVar[Boundary | None] = "sandbox"
+
+
+class CannotListen(Error):
+    retry: ClassVar[Retry] = "safe"
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        taken = error.errno == errno.EADDRINUSE
+        why = "another program listens there" if taken else error.strerror or str(error)
+        hint = "choose another port, or end that program" if taken else None
+        super().__init__(f"cannot listen on {host}:{port}: {why}", hint=hint)
 
 
 class SandboxError(Error):

@@ -19,9 +19,10 @@ from typing import Any, Self
 
 import msgspec
 
-from rollyard.core.errors import ConfigError, GateUnreachable
+from rollyard.core.errors import CannotListen, ConfigError, GateUnreachable
 from rollyard.core.ids import secret
 from rollyard.core.lease import Lease
+from rollyard.core.listening import LOOPBACK
 from rollyard.core.protocols import CallLog, Listener, Policy, SessionRecord
 from rollyard.core.trajectory import Trajectory
 from rollyard.gate.asgi import App, Mounted
@@ -33,7 +34,6 @@ from rollyard.gate.metrics import Counters
 from rollyard.gate.session import Session
 
 _log = logging.getLogger("rollyard.gate")
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Gate:
@@ -127,12 +127,15 @@ class Gate:
     # -- listeners
 
     async def _listen(self, host: str) -> None:
-        if host not in _LOOPBACK:
+        if host not in LOOPBACK:
             _log.warning("the gate listens beyond loopback: %s, %s TLS", host, "with" if self._tls else "without")
         doorway = Doorway(self, operator=True)
-        server = await asyncio.get_running_loop().create_server(
-            doorway.connection, host, self._port, ssl=_context(self._tls), backlog=1024, reuse_address=True
-        )
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                doorway.connection, host, self._port, ssl=_context(self._tls), backlog=1024, reuse_address=True
+            )
+        except OSError as error:
+            raise CannotListen(host, self._port, error) from error
         self._open(doorway, server)
         port = server.sockets[0].getsockname()[1]
         shown = f"[{host}]" if ":" in host else host

@@ -22,12 +22,12 @@ import uvloop
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import secret
+from rollyard.core.listening import LOOPBACK, listen
 from rollyard.core.plane import Terms
 from rollyard.plane.api import plane_app
 from rollyard.plane.duty import Duty
 from rollyard.plane.engines import Engine, engine
 from rollyard.plane.faces import FaceOptions, Footing, open_faces, sdk_key_of
-from rollyard.plane.listening import LOOPBACK, listening
 from rollyard.plane.logs import configure
 from rollyard.plane.page.app import page_app
 from rollyard.plane.page.hosts import OnlyHosts
@@ -88,7 +88,7 @@ def serve_plane(options: PlaneOptions, *, say: Callable[[Ready], None]) -> None:
 
 
 async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
-    sock = listening(options.host, options.port)
+    sock = listen(options.host, options.port)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
         kept, store = await stack.enter_async_context(open_plane(options.store))

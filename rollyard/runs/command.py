@@ -18,7 +18,8 @@ from rollyard.runs.drive import drive
 from rollyard.runs.executor import Executor, executor
 from rollyard.runs.once import run_rollout
 from rollyard.runs.progress import display, one_line, summary
-from rollyard.runs.report import Report, text
+from rollyard.runs.report import Report
+from rollyard.runs.report import text as report_text
 from rollyard.store import Store
 
 STORE = "runs.db"  # where verbs look unless they are told
@@ -131,7 +132,7 @@ async def _many(request: Request) -> Outcome:
 def closing_words(report: Report, store: str) -> str:
     """What a finished run leaves on the terminal: its report, and the command that looks closer."""
     command = f"rollyard show {report.run_id}{store_option(store)}"
-    return f"{text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
+    return f"{report_text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
 
 
 def store_option(store: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,14 +14,13 @@ import uvloop
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import secret
+from rollyard.core.listening import LOOPBACK, listen
 from rollyard.envs.env import Env
 from rollyard.envs.sessions import EnvLimits
 from rollyard.runs.coding_request import CodingOptions
 
 if TYPE_CHECKING:
     from rollyard.envs.server import EnvServer
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class EnvOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +106,7 @@ async def listening(app: Any, host: str, port: int) -> AsyncGenerator[tuple[str,
 
     from rollyard.envs.ws_server import SocketProtocol
 
-    try:
-        sock = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    sock = listen(host, port)
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,8 +10,7 @@ import msgspec
 import uvloop
 
 from rollyard.core.errors import ConfigError, MissingExtra
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+from rollyard.core.listening import LOOPBACK, listen
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +59,7 @@ async def run_model(options: ModelOptions, say: Callable[[Ready], None]) -> None
     key = key_of(options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    sock = bound(options.host, options.port)
+    sock = listen(options.host, options.port)  # before the model is loaded: a taken port is an error at once
     rendering = renderer(options.renderer, tools=options.tools)
     sampler = Sampler(
         load_model(options.model),
@@ -87,11 +85,3 @@ def key_of(options: ModelOptions) -> str | None:
     if options.host not in LOOPBACK:
         raise ConfigError(f"{options.host} is not loopback: others could load weights", hint="pass --key-file")
     return None
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """Bound before the model is loaded, so that a taken port is an error at once; connections wait in its queue."""
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error

@@ -24,7 +24,7 @@ import rollyard as ry
 from bench.page import PRICES, fill
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Task, VerifierSpec
-from rollyard.plane.listening import LOOPBACK
+from rollyard.core.listening import LOOPBACK
 from rollyard.plane.page.actions import LocalActions
 from rollyard.plane.page.app import page_app
 from rollyard.plane.page.hosts import OnlyHosts

@@ -18,11 +18,12 @@ import rollyard as ry  # noqa: E402
 from rollyard.core.call import Call, Sampling, ids  # noqa: E402
 from rollyard.core.errors import ConfigError  # noqa: E402
 from rollyard.core.ids import new_id  # noqa: E402
+from rollyard.core.listening import listen  # noqa: E402
 from rollyard.core.message import Message, Text, tools_digest  # noqa: E402
 from rollyard.core.trajectory import Trajectory  # noqa: E402
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer  # noqa: E402
 from rollyard.train.sampler import Request, Sampler, padded  # noqa: E402
-from rollyard.train.serve_model import ModelOptions, bound, key_of  # noqa: E402
+from rollyard.train.serve_model import ModelOptions, key_of  # noqa: E402
 from rollyard.train.server import ModelServer  # noqa: E402
 from rollyard.train.tiny import TinyConfig, TinyModel, load_model, save_model  # noqa: E402
 
@@ -42,7 +43,7 @@ def folder(tmp_path_factory):
 @contextlib.asynccontextmanager
 async def serving(folder, *, key=None, version=0):
     """The server on a real socket, in this process."""
-    sock = bound("127.0.0.1", 0)
+    sock = listen("127.0.0.1", 0)
     async with Sampler(load_model(folder), version=version) as sampler:
         app = ModelServer(sampler, ByteRenderer(), name="small", key=key).app
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rollyard.core.errors import ConfigError
+from rollyard.core.errors import CannotListen
+from rollyard.core.listening import listen
 from rollyard.plane.aenv.callers import Callers
 from rollyard.plane.aenv.control import Control
 from rollyard.plane.aenv.data import DataPort
@@ -18,7 +19,6 @@ from rollyard.plane.aenv.hub import HubFace
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.hub import Hub
 from rollyard.plane.instances import Instances
-from rollyard.plane.listening import listening
 from rollyard.plane.wire import answer
 
 CONTROL_PORT, DATA_PORT = 8080, 8081
@@ -45,15 +45,15 @@ def aenv_sockets(address: str) -> tuple[socket.socket, socket.socket] | None:
     for spare in _SPARE:
         try:
             return _both(spare)
-        except ConfigError:
+        except CannotListen:
             continue
     return None
 
 
 def _both(address: str) -> tuple[socket.socket, socket.socket]:
-    control = listening(address, CONTROL_PORT)
+    control = listen(address, CONTROL_PORT)
     try:
-        return control, listening(address, DATA_PORT)
-    except ConfigError:
+        return control, listen(address, DATA_PORT)
+    except CannotListen:
         control.close()
         raise

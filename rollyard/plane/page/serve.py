@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rollyard.core.ids import secret
-from rollyard.plane.listening import LOOPBACK, listening
+from rollyard.core.listening import LOOPBACK, listen
 from rollyard.plane.page.actions import LocalActions
 from rollyard.plane.page.app import page_app
 from rollyard.plane.page.hosts import OnlyHosts
@@ -37,7 +37,7 @@ async def _serve(
         kept = await stack.enter_async_context(Store.open(store))
         token = secret("page") if write else None
         actions = await stack.enter_async_context(LocalActions(kept, tasks, where=store)) if write else None
-        sock = listening(host, port)
+        sock = listen(host, port)
         stack.callback(sock.close)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{sock.getsockname()[1]}/"

@@ -1,15 +1,17 @@
-"""A listening socket for a server of this room: open before the ready line, so that nobody who read it is refused."""
+"""A listening socket: open before a server says that it is ready, so that no client that read the line is refused."""
 
 from __future__ import annotations
 
 import socket
 
-from rollyard.core.errors import ConfigError
+from rollyard.core.errors import CannotListen, ConfigError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def listening(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"{port} is not a port", hint="0 to 65535; 0 picks a free one")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named: asyncio sends small parts at once (TCP_NODELAY) only on sockets that say they are TCP.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -19,5 +21,5 @@ def listening(host: str, port: int) -> socket.socket:
         sock.listen(1024)
     except OSError as error:
         sock.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another --port") from error
+        raise CannotListen(host, port, error) from error
     return sock

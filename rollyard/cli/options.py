@@ -1,0 +1,16 @@
+"""Options that several verbs have, each described once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def _port(value: int) -> int:
+    if not 0 <= value <= 65535:
+        raise typer.BadParameter(f"{value} is not a port (0 to 65535)")
+    return value
+
+
+Port = Annotated[int, typer.Option(help="0 picks a free one", callback=_port)]
