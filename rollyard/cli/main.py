@@ -5,7 +5,9 @@ A file `cli/<verb>.py` holds a Typer `app`. Exit codes: 0 ok, 1 rollouts failed,
 
 from __future__ import annotations
 
+import os
 import sys
+import textwrap
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -87,10 +89,18 @@ def rollyard(
         typer.echo(ctx.get_help())
 
 
+def fit_terminal(text: str) -> str:
+    """One line; on a terminal, broken between words at its width. A command or an address is never broken."""
+    if not sys.stderr.isatty():
+        return text
+    columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    return textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
+
+
 def main() -> None:
     """Errors of ours become one line on stderr and the right exit code; anything else is a bug and shows its trace."""
     try:
         app(prog_name="rollyard")
     except Error as error:
-        typer.echo(f"rollyard: {error}", err=True)
+        typer.echo(fit_terminal(f"rollyard: {error}"), err=True)
         sys.exit(USAGE if isinstance(error, ConfigError) else INFRASTRUCTURE)

@@ -94,8 +94,8 @@ class Mcp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`wires` is what each dialect it can speak adds, the default one first; `options` what each option it honours adds.
-    An option that is not a key there is refused by name before anything opens."""
+    """`wires` is what each dialect it can speak adds, the default one first; an agent without any calls no model. `options` is
+    what each option it honours adds. An option that is not a key there is refused by name before anything opens."""
 
     name: str
     version: str | None = None
@@ -126,6 +126,11 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     def dialect(self) -> Dialect | None:
         """The one it speaks unless told otherwise; None when it calls no model."""
         return next(iter(self.wires), None)
+
+    @property
+    def calls_model(self) -> bool:
+        """An agent that declares no `wires` has nothing to ask a policy."""
+        return bool(self.wires)
 
     @property
     def switches(self) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 from starlette.applications import Starlette
 
-from rollyard import policy as policies
 from rollyard.core.errors import PlaneUnauthorized
 from rollyard.plane.access import Access
 from rollyard.plane.engines import BackendEngine
@@ -20,6 +19,7 @@ from rollyard.plane.fleet.places import RECORD, Record
 from rollyard.plane.fleet_rollouts import RolloutRunner
 from rollyard.plane.instance_backend import InstanceBackend
 from rollyard.plane.instances import Instances
+from rollyard.runs.policies import open_policy
 from rollyard.store import Store
 
 _NOBODY = "fleet"  # who owns the sandboxes that verifiers run in
@@ -48,7 +48,7 @@ async def fleet_face(
     async with AsyncExitStack() as stack:
         runner: Callable[[Guard], Runner] | None = None
         if options.job_policy is not None:
-            policy = policies.parse(options.job_policy)
+            policy = await open_policy(options.job_policy, store=store)
             stack.push_async_callback(policy.aclose)
 
             def worked(guard: Guard) -> Runner:

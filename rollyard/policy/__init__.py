@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollyard.policy.connection import Timeouts as Timeouts
     from rollyard.policy.held import HeldCall as HeldCall
+    from rollyard.policy.named import PolicyText as PolicyText
     from rollyard.policy.named import parse as parse
     from rollyard.policy.passthrough_policy import passthrough as passthrough
     from rollyard.policy.queue import Queue as Queue
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # public name -> module that holds it
 _NAMES = {
     "HeldCall": "held",
+    "PolicyText": "named",
     "Queue": "queue",
     "QueueSession": "queue",
     "Timeouts": "connection",

@@ -14,7 +14,7 @@ import hashlib
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -158,8 +158,12 @@ def lines_of(messages: Sequence[Message]) -> list[str]:
     return lines
 
 
-def replay_by_id(rollout_id: str, *, load: Callable[[str], Recorded] | None = None, strict: bool = True) -> Replay:
-    """`replay:ID` of the command line; `load` reads the trajectory from the store at hand."""
-    if load is None:
-        raise ConfigError("replay:ID needs a store to read the recording from")
-    return replay(load(rollout_id), strict=strict)
+def replay_by_id(
+    rollout_id: str, *, store: str | None = None, strict: bool = True, recorded: Recorded | None = None
+) -> Replay:
+    """`replay:ID#store=FILE&strict=false` of the command line. A run reads `recorded` out of that store, or of its own."""
+    if recorded is None:
+        raise ConfigError(
+            f"the recording of {rollout_id!r} is in a store", hint="a run reads it; in Python, use replay()"
+        )
+    return replay(recorded, strict=strict)

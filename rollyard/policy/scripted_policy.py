@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollyard.core.call import Call, Reply, Usage, floats
-from rollyard.core.errors import PolicyError, UpstreamError
+from rollyard.core.errors import PolicyError, Unsupported, UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
 from rollyard.core.trajectory import Trajectory
 from rollyard.policy.evidence import examined
 from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.bytelevel import ByteRenderer
+from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
 from rollyard.policy.script import DONE, Action, Script, Turn, load_script, turns_of
 from rollyard.policy.toolbox import named, shell_call, write_call
@@ -51,15 +52,23 @@ class Speaker(Renderer, Protocol):
 def scripted(
     source: str | Path | Mapping[str, Any] | Sequence[Any] | Answering,
     *,
-    renderer: Speaker | None = None,
+    renderer: Speaker | str | None = None,
     check: Check = "never",
 ) -> Scripted:
     """From a YAML or JSON file, its value, or a function of the call that returns a step, text or a `Reply`. With a
-    `renderer` it speaks in that model's tokens; `check` is that of `Prompts`."""
+    `renderer` (or its name) it speaks in that model's tokens; `check` is that of `Prompts`."""
+    speaker = speaker_named(renderer) if isinstance(renderer, str) else renderer
     if callable(source):
-        return Scripted(source, renderer, check)
+        return Scripted(source, speaker, check)
     script = load_script(source)
-    return Scripted(lambda call: turn_for(script, call), renderer, check)
+    return Scripted(lambda call: turn_for(script, call), speaker, check)
+
+
+def speaker_named(name: str) -> Speaker:
+    found: Any = load_renderer(name)
+    if not hasattr(found, "completion_of"):
+        raise Unsupported(f"a script cannot speak in the tokens of the renderer {name!r}: it only reads them")
+    return found
 
 
 class Scripted:

@@ -13,7 +13,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import File
-from rollyard.runs.config import POLICY, RunConfig, load
+from rollyard.runs.config import POLICY, RunConfig, anchor, load
 from rollyard.runs.drive import drive
 from rollyard.runs.executor import Executor, executor
 from rollyard.runs.once import run_rollout
@@ -146,8 +146,8 @@ def terminal_width() -> int:
 
 
 def _config(request: Request, tasks: str) -> RunConfig:
-    if not request.policies and request.base_url is None:
-        raise ConfigError("nobody answers the model calls", hint="--policy scripted:FILE, or --base-url URL --model M")
+    if request.policies and request.base_url is not None:
+        raise ConfigError("--policy and --base-url both say who answers", hint="give one of them")
     return RunConfig(
         tasks=str(Path(tasks).resolve()) if Path(tasks).exists() else tasks,
         agents=request.agents,
@@ -174,21 +174,17 @@ def _named(policies: tuple[str, ...]) -> Mapping[str, str]:
     named: dict[str, str] = {}
     for number, text in enumerate(policies):
         name, separator, rest = text.partition("=")
-        if not separator or ":" in name:
+        if not separator or ":" in name or "#" in name:  # the = of an option
             name, rest = (POLICY if number == 0 else f"{POLICY}{number + 1}"), text
         if name in named:
             raise ConfigError(f"two policies are named {name!r}")
-        named[name] = _from_anywhere(rest)
+        named[name] = anchor(rest, Path.cwd())
     return named
 
 
-def _from_anywhere(policy: str) -> str:
-    """A script's file is found again by a resumed run, whatever directory that is started in."""
-    kind, _, where = policy.partition(":")
-    return f"{kind}:{Path(where).resolve()}" if kind == "scripted" and Path(where).exists() else policy
-
-
 def _server(request: Request) -> Mapping[str, str]:
+    if request.base_url is None:
+        return {}
     kind = "passthrough" if request.mode == "black_box" else "upstream"
     return {POLICY: f"{kind}:{request.base_url}"}
 

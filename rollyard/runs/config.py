@@ -89,10 +89,24 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     if "tasks" in values and (file.parent / values["tasks"]).exists():
         values["tasks"] = str((file.parent / values["tasks"]).resolve())
     for name, text in values.get("policies", {}).items():
-        kind, colon, where = str(text).partition(":")
-        if kind == "scripted" and colon and (file.parent / where).exists():
-            values["policies"][name] = f"scripted:{(file.parent / where).resolve()}"
+        values["policies"][name] = anchor(str(text), file.parent)
     return values
+
+
+def anchor(policy: str, folder: Path) -> str:
+    """A script, and the store of a recording, are found again by a run that is resumed elsewhere."""
+    kind, colon, rest = policy.partition(":")
+    where, mark, options = rest.partition("#")
+    if kind == "scripted" and colon and (folder / where).exists():
+        where = str((folder / where).resolve())
+    if kind == "replay":
+        options = "&".join(_anchor_store(option, folder) for option in options.split("&"))
+    return f"{kind}{colon}{where}{mark}{options}"
+
+
+def _anchor_store(option: str, folder: Path) -> str:
+    name, _, path = option.partition("=")
+    return f"store={(folder / path).resolve()}" if name == "store" and (folder / path).exists() else option
 
 
 def convert(values: Mapping[str, Any], source: str) -> RunConfig:

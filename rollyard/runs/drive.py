@@ -12,12 +12,11 @@ from typing import Any
 
 import anyio
 
-from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Backend, Policy
 from rollyard.gate import Gate
 from rollyard.runs.config import RunConfig, convert
 from rollyard.runs.executor import Executor, Local
-from rollyard.runs.policies import open_policies
+from rollyard.runs.policies import check_policies, open_policies
 from rollyard.runs.progress import Display
 from rollyard.runs.report import Report, report
 from rollyard.runs.run import Run
@@ -35,13 +34,12 @@ async def drive(
     executor: Executor | None = None,
 ) -> Report:
     """Run `config` (or what is left of the run `resume`) to its end and report. Ctrl-C cancels cleanly; attempts stay owed."""
+    if config is not None:
+        check_policies(config)
     async with Store.open(store) as kept:
         if resume is not None:
             config = convert((await kept.get_run(resume)).config, f"run {resume}")
-        if config is None or not config.policies:
-            raise ConfigError(
-                "nobody answers the model calls", hint="--policy scripted:FILE, or --base-url URL --model M"
-            )
+        assert config is not None  # one of the two is given
         with display:
             return await carry_out(config, store=kept, display=display, resume=resume, executor=executor)
 
@@ -85,6 +83,6 @@ async def _in_this_process(
     stack: AsyncExitStack, config: RunConfig, store: Store, answering: Mapping[str, Policy] | None
 ) -> dict[str, Any]:
     """The policies and the gate that a local run is given; workers elsewhere open their own."""
-    named = answering or open_policies(stack, config)
+    named = answering or await open_policies(stack, config, store)
     gate = await stack.enter_async_context(Gate(next(iter(named.values())), log=store))
     return {"gate": gate, "policies": named if len(named) > 1 else None}

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from rollyard import policy as policies
 from rollyard.core.agent import Agent
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
@@ -22,6 +21,7 @@ from rollyard.gate import Gate
 from rollyard.runs.config import RunConfig, load
 from rollyard.runs.drive import carry_out
 from rollyard.runs.fleet_job import FleetJob, evaluate_remotely
+from rollyard.runs.policies import open_policy
 from rollyard.runs.progress import Display
 from rollyard.runs.quality import ModelScores, TaskQuality, judge_task
 from rollyard.runs.report import Report
@@ -81,7 +81,7 @@ async def evaluate_task(
             store = await stack.enter_async_context(Store.open(folder / "runs.db"))
         named: dict[str, Policy] = {}
         for name, answers in models.items():
-            named[name] = policies.parse(answers) if isinstance(answers, str) else answers
+            named[name] = await open_policy(answers, store=store) if isinstance(answers, str) else answers
             if isinstance(answers, str):
                 stack.push_async_callback(named[name].aclose)
         gate = await stack.enter_async_context(Gate(next(iter(named.values())), log=store))

@@ -17,6 +17,7 @@ from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.protocols import Passthrough, Policy
 from rollyard.core.rollout import Mode
 from rollyard.runs.plan import check_mode
+from rollyard.runs.policies import silent
 
 # what each mode can do to a model call; anything else asked for is refused by name
 HONOURED: dict[Mode, frozenset[str]] = {
@@ -43,7 +44,7 @@ class Answering(msgspec.Struct, frozen=True, kw_only=True):
 def choose(
     mode: str | None,
     *,
-    policy: Policy | str | None = None,
+    policy: Policy | None = None,
     base_url: str | None = None,
     model: str | None = None,
     key: str | None = None,
@@ -66,7 +67,7 @@ def choose(
 
 def _choose(
     chosen: Mode,
-    policy: Policy | str | None,
+    policy: Policy | None,
     base_url: str | None,
     model: str | None,
     key: str | None,
@@ -76,15 +77,14 @@ def _choose(
     if policy is not None:
         if base_url is not None:
             raise ConfigError("policy and base_url both say who answers", hint="give one of them")
-        made = policies.parse(policy, model=model, key=key) if isinstance(policy, str) else policy
-        _fits(chosen, made)
-        return Answering(mode=chosen, policy=made, settings=asked, owned=isinstance(policy, str))
+        _fits(chosen, policy)
+        return Answering(mode=chosen, policy=policy, settings=asked)
     if chosen == "interception_gate":
         raise ConfigError(
             "mode 'interception_gate' needs a policy that holds calls", hint="pass policy=ry.policy.Queue()"
         )
     if calls_nobody:
-        return Answering(mode=chosen, policy=policies.scripted({"steps": []}), owned=True)
+        return Answering(mode=chosen, policy=silent(), owned=True)
     if base_url is None:
         raise ConfigError(f"mode {chosen!r} needs base_url or policy", hint="name the model server that answers")
     if chosen == "black_box":
@@ -92,8 +92,8 @@ def _choose(
     return Answering(mode=chosen, policy=policies.upstream(base_url, model=model, key=key), settings=asked, owned=True)
 
 
-def _mode_of(policy: Policy | str | None) -> Mode:
-    if isinstance(policy, policies.Queue) or policy == "queue":
+def _mode_of(policy: Policy | None) -> Mode:
+    if isinstance(policy, policies.Queue):
         return "interception_gate"
     return "black_box" if isinstance(policy, Passthrough) else "transparent_proxy"
 

@@ -22,6 +22,7 @@ from rollyard.core.task import File, McpServer, Task, VerifierSpec
 from rollyard.gate import Budget, Gate
 from rollyard.runs.modes import choose
 from rollyard.runs.plan import Hooks, Plan
+from rollyard.runs.policies import open_policy
 from rollyard.runs.provision import Provision
 from rollyard.runs.rollout import rollout
 from rollyard.runs.stages import nowhere
@@ -82,13 +83,15 @@ async def run_rollout(
     chosen = agents.get(agent) if isinstance(agent, str) else agent
     if direct and (mode != "black_box" or base_url is None or key is None):
         raise ConfigError("direct=True is for mode='black_box' with base_url and key given explicitly")
+    opened = await open_policy(policy, store=store, model=model, key=key) if isinstance(policy, str) else None
+    given = opened if isinstance(policy, str) else policy
     answering = choose(
         mode,
-        policy=policy if policy is not None or gate is None or base_url is not None else gate.policy,
+        policy=given if given is not None or gate is None or base_url is not None else gate.policy,
         base_url=base_url,
         model=model,
         key=key,
-        calls_nobody=chosen.dialect is None,
+        calls_nobody=not chosen.calls_model,
         switches=chosen.switches,
         disable_thinking=disable_thinking,
         max_tokens_cap=max_tokens_cap,
@@ -119,7 +122,7 @@ async def run_rollout(
         direct=(base_url, key) if direct and base_url is not None and key is not None else None,
     )
     async with AsyncExitStack() as stack:
-        if answering.owned:
+        if answering.owned or opened is not None:
             stack.push_async_callback(answering.policy.aclose)
         offered = Toolset(tools) if tools else None
         if offered is not None:

@@ -91,7 +91,7 @@ async def work_here(posting: Posting, clock: Callable[[], float] | None = None) 
         backend = await stack.enter_async_context(open_backend(posting.work.config.sandbox))
         provision = Provision.of(backend)
         work = await unpacked(posting.work, posting.parcels, store, provision.images)
-        answering = open_policies(stack, work.config)
+        answering = await open_policies(stack, work.config, store)
         gate = await stack.enter_async_context(Gate(next(iter(answering.values())), log=store))
         named = answering if work.policies != ("",) else {}
         await Worker(work, Means(store, gate, backend, named, provision)).run(posting.slots, _kept)

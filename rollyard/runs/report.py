@@ -198,7 +198,12 @@ def text(report: Report, width: int = 240) -> str:
         f"run {report.run_id}: {report.tasks} tasks, {report.attempts} attempts, {report.scored} scored, "
         f"{report.attempts - report.scored} without a reward" + (f", {report.owed} still owed" if report.owed else "")
     )
-    _print_columns(console, _columns(report.lines))
+    names, scores, spent = _columns(report.lines)
+    if sum(map(_room, (names, *scores, *spent))) <= width:
+        _print_columns(console, names, [*scores, *spent])
+    else:
+        _print_columns(console, names, scores)
+        _print_columns(console, names, spent)
     if report.stages:
         parts = ", ".join(f"{name} {mid:.2f}" for name, (mid, _) in report.stages.items())
         console.print(f"median seconds by stage: {parts}")
@@ -211,38 +216,41 @@ def text(report: Report, width: int = 240) -> str:
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines() if line.strip())
 
 
-def _columns(lines: Sequence[Line]) -> list[list[str]]:
-    """Each with its head first; the first column says what the others are about."""
-    columns = [
-        ["agent", *(line.name for line in lines)],
+Column = list[str]
+
+
+def _columns(lines: Sequence[Line]) -> tuple[Column, list[Column], list[Column]]:
+    """What each line is about, how well it did, and what that took. A column's head comes first."""
+    names = ["agent", *(line.name for line in lines)]
+    scores = [
         ["attempts", *(f"{line.scored}/{line.attempts}" for line in lines)],
         ["reward [95 %]", *(_shown(line.reward) for line in lines)],
     ]
     for k in sorted({k for line in lines for k in line.pass_at}):
-        columns.append([f"pass@{k}", *(_shown(line.pass_at[k]) if k in line.pass_at else "-" for line in lines)])
-    columns += [
+        scores.append([f"pass@{k}", *(_shown(line.pass_at[k]) if k in line.pass_at else "-" for line in lines)])
+    spent = [
         ["calls", *(str(line.calls) for line in lines)],
         ["tokens in", *(str(line.prompt_tokens) for line in lines)],
         ["out", *(str(line.completion_tokens) for line in lines)],
         ["wall s", *(f"{line.wall_s:.1f}" for line in lines)],
     ]
     if any(line.cost is not None for line in lines):
-        columns.append(["cost", *(f"{line.cost:.4f}" if line.cost is not None else "-" for line in lines)])
-    return columns
+        spent.append(["cost", *(f"{line.cost:.4f}" if line.cost is not None else "-" for line in lines)])
+    return names, scores, spent
 
 
-def _print_columns(console: Console, columns: Sequence[Sequence[str]]) -> None:
-    """One table, or several below each other where one does not fit; each begins with the first column."""
+def _print_columns(console: Console, first: Column, others: Sequence[Column]) -> None:
+    """One table, or several below each other where one does not fit; each begins with `first`."""
     from rich import box
     from rich.table import Table
 
-    first, *others = columns
-    while others:
+    waiting = list(others)
+    while waiting:
         table = Table(box=box.SIMPLE, pad_edge=False)
         table.add_column(first[0], no_wrap=True)
         chosen, room = [first], console.width - _room(first)
-        while others and (len(chosen) == 1 or room >= _room(others[0])):
-            chosen.append(others.pop(0))
+        while waiting and (len(chosen) == 1 or room >= _room(waiting[0])):
+            chosen.append(waiting.pop(0))
             room -= _room(chosen[-1])
             table.add_column(chosen[-1][0], justify="right", no_wrap=True)
         for cells in zip(*(column[1:] for column in chosen), strict=True):
@@ -250,7 +258,7 @@ def _print_columns(console: Console, columns: Sequence[Sequence[str]]) -> None:
         console.print(table)
 
 
-def _room(column: Sequence[str]) -> int:
+def _room(column: Column) -> int:
     return max(map(len, column)) + 3  # and the space between columns
 
 

@@ -288,7 +288,7 @@ class _Rollout:
 
     def _task_mcp(self) -> tuple[McpServer, ...]:
         """The task's servers, for an agent that has a model to use them."""
-        if self.plan.agent.dialect is None:
+        if not self.plan.agent.calls_model:
             return ()
         return resolve_servers(self.task.mcp, os.environ, where=f"task {self.task.id}")
 

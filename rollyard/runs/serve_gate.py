@@ -20,9 +20,12 @@ import uvloop
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import secret
-from rollyard.core.protocols import CallLog, Policy
+from rollyard.core.protocols import Policy
 from rollyard.core.rollout import MODES, Mode
 from rollyard.gate import Gate, Tls
+from rollyard.policy import PolicyText
+from rollyard.runs.policies import open_policy
+from rollyard.store import Store
 
 # calls leave no cycles behind, and what they leave in the graph stays: looking at it every 700 objects costs a sixth of a call
 GC_THRESHOLDS = (20_000, 50, 20)
@@ -70,11 +73,12 @@ async def run_gate(options: GateOptions, say: Callable[[Ready], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     admin, trainer = _key(options.admin_key_file), _key(options.trainer_key_file)
-    policy = policy_of(options)
+    refuse_unclear(options)
     made: list[Path] = []  # key files that nobody asked for by name: they go when the server goes
     try:
         async with (
             _log(options.store) as log,
+            _policy(options, log) as policy,
             Gate(
                 policy,
                 log=log,
@@ -98,7 +102,6 @@ async def run_gate(options: GateOptions, say: Callable[[Ready], None]) -> None:
             gc.freeze()
             await stop.wait()
     finally:
-        await policy.aclose()
         for path in made:
             path.unlink(missing_ok=True)
 
@@ -112,21 +115,39 @@ def mode_of(name: str | None) -> Mode | None:
     raise ConfigError(f"unknown mode {name!r}", hint=f"one of {', '.join(MODES)}")
 
 
-def policy_of(options: GateOptions) -> Policy:
+def refuse_unclear(options: GateOptions) -> None:
+    """Before anything opens: exactly one option says who answers."""
+    mode = mode_of(options.mode)
+    if options.policy is not None:
+        if options.upstream is not None or mode is not None:
+            raise ConfigError("--policy stands alone", hint="leave out --upstream and --mode")
+        PolicyText.read(options.policy)
+    elif options.upstream is None and mode != "interception_gate":
+        raise ConfigError(
+            "who answers the calls?", hint="--upstream URL, --mode interception_gate or --policy NAME:..."
+        )
+
+
+@asynccontextmanager
+async def _policy(options: GateOptions, log: Store | None) -> AsyncGenerator[Policy]:
+    made = await policy_of(options, log)
+    try:
+        yield made
+    finally:
+        await made.aclose()
+
+
+async def policy_of(options: GateOptions, log: Store | None) -> Policy:
     """A mode is a choice of policy."""
     from rollyard import policy
 
     mode = mode_of(options.mode)
     if options.policy is not None:
-        if options.upstream is not None or mode is not None:
-            raise ConfigError("--policy stands alone", hint="leave out --upstream and --mode")
-        return policy.parse(options.policy)
+        settings = {"model": options.model, "key_env": options.key_env}
+        return await open_policy(options.policy, store=log, served=True, **settings)
     if mode == "interception_gate":
         return policy.Queue()
-    if options.upstream is None:
-        raise ConfigError(
-            "who answers the calls?", hint="--upstream URL, --mode interception_gate or --policy NAME:..."
-        )
+    assert options.upstream is not None
     if mode == "black_box":
         through: Any = policy.passthrough(options.upstream, key_env=options.key_env)
         return through
@@ -134,12 +155,10 @@ def policy_of(options: GateOptions) -> Policy:
 
 
 @asynccontextmanager
-async def _log(path: Path | None) -> AsyncGenerator[CallLog | None]:
+async def _log(path: Path | None) -> AsyncGenerator[Store | None]:
     if path is None:
         yield None
         return
-    from rollyard.store import Store
-
     async with Store.open(path) as store:
         yield store
 

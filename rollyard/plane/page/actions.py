@@ -14,7 +14,7 @@ from typing import Any, Self
 import anyio
 from anyio.abc import TaskGroup
 
-from rollyard import agents, policy
+from rollyard import agents
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import Event
@@ -23,6 +23,7 @@ from rollyard.core.rollout import MODES
 from rollyard.core.task import Task
 from rollyard.runs.modes import choose
 from rollyard.runs.once import run_rollout
+from rollyard.runs.policies import open_policy
 from rollyard.runs.rescore import rescore
 from rollyard.store import Store
 from rollyard.tasks.taskset import Taskset
@@ -92,7 +93,11 @@ class LocalActions:
         task = self._wanted(form)
         agent = agents.get(form.get("agent", ""))
         answering = choose(
-            form.get("mode") or None, policy=policy.parse(form.get("policy", ""), model=form.get("model") or None)
+            form.get("mode") or None,
+            policy=await open_policy(form.get("policy", ""), store=self._store, model=form.get("model") or None)
+            if agent.calls_model
+            else None,
+            calls_nobody=not agent.calls_model,
         )
         rollout_id = new_id("ro")
         options: dict[str, Any] = {
