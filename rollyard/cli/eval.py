@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
-import anyio
 import typer
 
 from rollyard.cli.main import ROLLOUTS_FAILED
@@ -29,22 +29,30 @@ def evaluate(
 ) -> None:
     """Evaluate agents and models on tasks, k attempts each, and report with intervals."""
     from rollyard.runs import evaluate as evaluation
-    from rollyard.runs.command import closing_words
-    from rollyard.runs.progress import display as shown
+    from rollyard.runs.command import closing_words, store_option
+    from rollyard.runs.config import load
+    from rollyard.runs.interrupt import run_interruptibly
+    from rollyard.runs.policies import check_policies
+    from rollyard.runs.progress import display as make_display
     from rollyard.runs.report import Report
     from rollyard.store import Store
 
+    loaded = load(config)
+    check_policies(loaded)
+    shown = make_display("none" if as_json and display == "auto" else display)
+
     async def work() -> Report:
         async with Store.open(store) as kept:
-            with shown("none" if as_json and display == "auto" else display) as screen:
-                report = await evaluation.evaluate(config, store=kept, display=screen, resume=resume)
+            with shown:
+                report = await evaluation.evaluate(loaded, store=kept, display=shown, resume=resume)
             if out is not None:
                 from rollyard.runs.plots import write_report
 
                 await write_report(kept, report, out)
             return report
 
-    report = anyio.run(work)
+    again = f"rollyard eval {shlex.quote(config)} --resume {{run}}{store_option(store)}"
+    report = run_interruptibly(work, display=shown, store=store, resume=again)
     if as_json:
         print_json(report)
     else:

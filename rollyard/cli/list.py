@@ -36,7 +36,7 @@ def list_(
         rows = [
             [r.id, _time(r.created_at), str(r.rollouts), _states(r.attempts), _number(r.mean_reward)] for r in found
         ]
-        print_table(["run", "created", "rollouts", "attempts", "mean reward"], rows)
+        print_table(["run", "created", "rollouts", "attempts", "reward"], rows)
         return
     chosen = {"task_id": task, "agent": agent, "status": status, "sort": sort, "descending": descending}
     shown = anyio.run(page, store, run, {**chosen, "limit": limit, "offset": offset})
@@ -47,7 +47,7 @@ def list_(
         [r.id, r.task_id, str(r.attempt), r.agent, r.status, _number(r.reward), str(r.calls), f"{r.wall_s:.1f}"]
         for r in shown.rows
     ]
-    print_table(["rollout", "task", "attempt", "agent", "status", "reward", "calls", "seconds"], rows)
+    print_table(["rollout", "task", "#", "agent", "status", "reward", "calls", "s"], rows)
     if shown.next is not None:
         typer.echo(f"{shown.total} in all; go on with --offset {shown.next}")
 

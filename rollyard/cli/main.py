@@ -1,6 +1,6 @@
 """`rollyard`: the verbs, each loaded from its own file on first use.
 
-A file `cli/<verb>.py` holds a Typer `app`. Exit codes: 0 ok, 1 rollouts failed, 2 usage, 3 infrastructure.
+A file `cli/<verb>.py` holds a Typer `app`. Exit codes: 0 ok, 1 rollouts failed, 2 usage, 3 infrastructure, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from rollyard import __version__
-from rollyard.core.errors import ConfigError, Error
+from rollyard.core.errors import ConfigError, Error, Interrupted
 
 # verb -> the one line shown in `rollyard --help`
 VERBS: dict[str, str] = {
@@ -39,7 +39,7 @@ VERBS: dict[str, str] = {
     "serve": "run a server: the gate that agents talk to, and others",
 }
 
-OK, ROLLOUTS_FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
+OK, ROLLOUTS_FAILED, USAGE, INFRASTRUCTURE, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class Verbs(TyperGroup):
@@ -101,6 +101,9 @@ def main() -> None:
     """Errors of ours become one line on stderr and the right exit code; anything else is a bug and shows its trace."""
     try:
         app(prog_name="rollyard")
+    except Interrupted as error:
+        typer.echo(f"rollyard: {error}", err=True)
+        sys.exit(INTERRUPTED)
     except Error as error:
         typer.echo(fit_terminal(f"rollyard: {error}"), err=True)
         sys.exit(USAGE if isinstance(error, ConfigError) else INFRASTRUCTURE)

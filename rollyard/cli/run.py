@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
-import anyio
 import typer
 
 from rollyard.cli.main import ROLLOUTS_FAILED
@@ -53,7 +53,9 @@ def run(
 
     rollyard run examples/tasks --agent pi --policy scripted:FILE --attempts 4 --store runs.db
     """
-    from rollyard.runs.command import Request, execute
+    from rollyard.runs.command import Request, execute, resume_command
+    from rollyard.runs.interrupt import run_interruptibly
+    from rollyard.runs.progress import display as make_display
 
     fields: dict[str, Any] = {
         "tasks": tasks,
@@ -83,10 +85,12 @@ def run(
         "executor": executor,
         "ray_address": ray_address,
         "per_node": per_node,
-        "display": display,
         "as_json": as_json,
     }
-    outcome = anyio.run(execute, Request(**fields))
+    request = Request(**fields)
+    shown = make_display("none" if as_json and display == "auto" else display)
+    work = partial(execute, request, shown)
+    outcome = run_interruptibly(work, display=shown, store=store, resume=resume_command(request))
     typer.echo(outcome.text, nl=False)
     if outcome.failed:
         raise typer.Exit(ROLLOUTS_FAILED)

@@ -6,6 +6,7 @@
     │   ├── MissingExtra           an optional package is not installed; carries the pip command
     │   ├── Unsupported            a capability or option this part does not have
     │   └── IsolationTooWeak       the sandbox cannot give the isolation that was asked for
+    ├── Interrupted                a person stopped it (Ctrl-C); says what is done and how to go on
     ├── CannotListen               the address of a server is taken, or is not this machine's
     ├── SandboxError               boundary: sandbox
     │   ├── SandboxUnavailable     it was never made, or may be asked again (rate limit, capacity, refused)
@@ -97,6 +98,10 @@ class Unsupported(ConfigError):
 
 class IsolationTooWeak(ConfigError):
     boundary: ClassVar[Boundary | None] = "sandbox"
+
+
+class Interrupted(Error):
+    pass
 
 
 class CannotListen(Error):

@@ -17,7 +17,7 @@ from rollyard.runs.config import POLICY, RunConfig, anchor, load
 from rollyard.runs.drive import drive
 from rollyard.runs.executor import Executor, executor
 from rollyard.runs.once import run_rollout
-from rollyard.runs.progress import display, one_line, summary
+from rollyard.runs.progress import Display, one_line, summary
 from rollyard.runs.report import Report
 from rollyard.runs.report import text as report_text
 from rollyard.store import Store
@@ -53,7 +53,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     executor: str = "local"
     ray_address: str | None = None
     per_node: int | None = None
-    display: str = "auto"
     as_json: bool = False
 
     @property
@@ -66,16 +65,16 @@ class Outcome(msgspec.Struct, frozen=True):
     failed: bool
 
 
-async def execute(request: Request) -> Outcome:
+async def execute(request: Request, shown: Display) -> Outcome:
     if request.instruction is not None:
         if request.executor != "local":
             raise ConfigError("--instruction runs one rollout, in this process", hint="leave out --executor")
         if request.tasks is not None or request.resume is not None:
             raise ConfigError("--instruction runs one rollout; it takes no tasks and no --resume")
-        return await _one(request)
+        return await _one(request, shown)
     if request.setup or request.verify or request.files:
         raise ConfigError("--setup, --verify and --file go with --instruction", hint="tasks bring their own")
-    return await _many(request)
+    return await _many(request, shown)
 
 
 def _executor(request: Request) -> Executor:
@@ -83,35 +82,37 @@ def _executor(request: Request) -> Executor:
     return executor(request.executor, **{name: value for name, value in given.items() if value is not None})
 
 
-async def _one(request: Request) -> Outcome:
+async def _one(request: Request, shown: Display) -> Outcome:
     named = _named(request.policies)
     if len(named) > 1 or len(request.agents) != 1:
         raise ConfigError("--instruction takes one agent and one policy")
     async with Store.open(request.store) as store:
-        done = await run_rollout(
-            _text(request.instruction or ""),
-            agent=request.agents[0],
-            mode=request.mode,
-            model=request.model,
-            base_url=request.base_url,
-            key=_key(request.key_env),
-            policy=next(iter(named.values()), None),
-            sandbox=request.sandbox,
-            files=[_file(text) for text in request.files],
-            setup=request.setup,
-            verify=request.verify,
-            limits=request.limits,
-            seed=request.seed,
-            max_calls=request.max_calls,
-            allow_network=request.allow_network,
-            allow_unsafe=request.allow_unsafe,
-            store=store,
-        )
+        with shown:
+            done = await run_rollout(
+                _text(request.instruction or ""),
+                agent=request.agents[0],
+                mode=request.mode,
+                model=request.model,
+                base_url=request.base_url,
+                key=_key(request.key_env),
+                policy=next(iter(named.values()), None),
+                sandbox=request.sandbox,
+                files=[_file(text) for text in request.files],
+                setup=request.setup,
+                verify=request.verify,
+                limits=request.limits,
+                seed=request.seed,
+                max_calls=request.max_calls,
+                allow_network=request.allow_network,
+                allow_unsafe=request.allow_unsafe,
+                store=store,
+                sink=shown.event,
+            )
     failed = done.failure is not None
     return Outcome(_json(done) if request.as_json else _shown(done), failed)
 
 
-async def _many(request: Request) -> Outcome:
+async def _many(request: Request, shown: Display) -> Outcome:
     if request.resume is not None:
         config = None
     elif request.tasks is not None and request.tasks.endswith(".toml") and Path(request.tasks).name != "dataset.toml":
@@ -120,7 +121,6 @@ async def _many(request: Request) -> Outcome:
         config = _config(request, request.tasks)
     else:
         raise ConfigError("nothing to run", hint="name a folder of tasks, a run's TOML file, --instruction or --resume")
-    shown = display("none" if request.as_json and request.display == "auto" else request.display)
     where = _executor(request)
     report = await drive(config, store=request.store, display=shown, resume=request.resume, executor=where)
     failed = any(status != "completed" for status in report.statuses)
@@ -133,6 +133,16 @@ def closing_words(report: Report, store: str) -> str:
     """What a finished run leaves on the terminal: its report, and the command that looks closer."""
     command = f"rollyard show {report.run_id}{store_option(store)}"
     return f"{report_text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
+
+
+def resume_command(request: Request) -> str:
+    """With a place for the run's id."""
+    words = ["rollyard run --resume {run}"]
+    if request.executor != "local":
+        words.append(f"--executor {request.executor}")
+        words += [f"--ray-address {shlex.quote(request.ray_address)}"] if request.ray_address is not None else []
+        words += [f"--per-node {request.per_node}"] if request.per_node is not None else []
+    return " ".join(words) + store_option(request.store)
 
 
 def store_option(store: str) -> str:

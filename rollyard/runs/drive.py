@@ -73,9 +73,14 @@ async def carry_out(
         ) as run:
             if display is not None:
                 display.begin(run.id, run.owed, run.done)
-            async for rollout in run:
+            try:
+                async for rollout in run:
+                    if display is not None:
+                        display.rollout(rollout)
+            except anyio.get_cancelled_exc_class():
                 if display is not None:
-                    display.rollout(rollout)
+                    display.stop()
+                raise
         return await report(store, run.id)
 
 

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.runs.progress import Display, display
+from rollyard.runs.progress import Display, display, moves_cursor
 from rollyard.runs.worker import COMMITTED, STARTED
 from rollyard.store import Store
 from rollyard.store.values import RunInfo
@@ -20,7 +20,7 @@ _EVERY_S = 0.3
 
 async def follow(where: str, run: str | None, style: str) -> None:
     """Until no attempt of the run is owed or leased. A runner that died shows as attempts that stay leased."""
-    style = chosen_style(style, tty=sys.stdout.isatty())
+    style = chosen_style(style, tty=moves_cursor(sys.stdout))
     async with Store.open(where) as store:
         run_id = await _chosen(store, run)
         if style == "table":

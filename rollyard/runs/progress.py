@@ -19,10 +19,15 @@ from rollyard.core.events import Event
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.store.listing import printable
 
+_STOPPING = "stopping: ending what is in flight (Ctrl-C again leaves at once)"
 _CAUSE = 300  # characters of a failure's message that are shown while a run goes on
 
 
 class Display(Protocol):
+    """`run_id` is empty until a run begins."""
+
+    run_id: str
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -30,6 +35,9 @@ class Display(Protocol):
     def begin(self, run_id: str, owed: int, done: int) -> None: ...
     async def event(self, event: Event) -> None: ...
     def rollout(self, rollout: Rollout) -> None: ...
+    def stop(self) -> None:
+        """The run is being cancelled; it ends when what is in flight has been ended."""
+        ...
 
 
 def display(style: str, out: IO[str] | None = None) -> Display:
@@ -56,7 +64,9 @@ def one_line(rollout: Rollout) -> str:
 
 def _words(rollout: Rollout) -> list[str]:
     reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
-    words = [rollout.task.id, f"#{rollout.attempt}", rollout.agent, rollout.status, reward]
+    policy = rollout.labels.get("policy")
+    agent = f"{rollout.agent} / {policy}" if policy else rollout.agent
+    words = [rollout.task.id, f"#{rollout.attempt}", agent, rollout.status, reward]
     return [*words, f"{rollout.calls} calls", f"{rollout.wall_s:.1f} s"]
 
 
@@ -69,6 +79,7 @@ def _cause(failure: Failure) -> str:
 class _Nothing:
     def __init__(self, out: IO[str]) -> None:
         self._out = out
+        self.run_id = ""
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +90,7 @@ class _Nothing:
         return None
 
     def begin(self, run_id: str, owed: int, done: int) -> None:
-        return None
+        self.run_id = run_id
 
     async def event(self, event: Event) -> None:
         return None
@@ -87,14 +98,21 @@ class _Nothing:
     def rollout(self, rollout: Rollout) -> None:
         return None
 
+    def stop(self) -> None:
+        return None
+
 
 class _Plain(_Nothing):
     def begin(self, run_id: str, owed: int, done: int) -> None:
+        super().begin(run_id, owed, done)
         already = f", {done} already done" if done else ""
         print(f"run {run_id}: {owed} attempts to do{already}", file=self._out, flush=True)
 
     def rollout(self, rollout: Rollout) -> None:
         print(one_line(rollout), file=self._out, flush=True)
+
+    def stop(self) -> None:
+        print(_STOPPING, file=self._out, flush=True)
 
 
 class _Json(_Nothing):
@@ -104,6 +122,7 @@ class _Json(_Nothing):
         print(msgspec.json.encode(value).decode(), file=self._out, flush=True)
 
     def begin(self, run_id: str, owed: int, done: int) -> None:
+        super().begin(run_id, owed, done)
         self._line({"run": run_id, "owed": owed, "done": done})
 
     async def event(self, event: Event) -> None:
@@ -137,7 +156,7 @@ class _Rich(_Nothing):
 
         super().__init__(out)
         self._console = Console(file=out, highlight=False)
-        self._run_id, self._owed, self._done = "", 0, 0
+        self._owed, self._done = 0, 0
         self._stage_of: dict[str, str] = {}
         self._statuses: Counter[str] = Counter()
         self._boundaries: Counter[str] = Counter()
@@ -157,7 +176,8 @@ class _Rich(_Nothing):
         self._live.stop()
 
     def begin(self, run_id: str, owed: int, done: int) -> None:
-        self._run_id, self._owed, self._done = run_id, owed, done
+        super().begin(run_id, owed, done)
+        self._owed, self._done = owed, done
         self._clock = time.monotonic()
 
     async def event(self, event: Event) -> None:
@@ -180,6 +200,9 @@ class _Rich(_Nothing):
         if rollout.failure is not None:
             self._console.print(Padding(Text(_cause(rollout.failure)), (0, 0, 0, 2)))
 
+    def stop(self) -> None:
+        self._console.print(_STOPPING)
+
     def _draw(self) -> Any:
         from rich.text import Text
 
@@ -190,9 +213,11 @@ class _Rich(_Nothing):
         mean = f"mean reward {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else "no reward yet"
         stages = list(self._stage_of.values())  # a copy in one step: another thread draws
         flight = ", ".join(f"{stage} {n}" for stage, n in Counter(stages).items()) or "nothing"
+        if not self.run_id:  # one rollout, and no run around it
+            return Text(f"in flight: {flight}", no_wrap=True, overflow="ellipsis")
         before = f", {self._done} done before" if self._done else ""
         lines = [
-            f"run {self._run_id}  {finished}/{self._owed} attempts{before}  "
+            f"run {self.run_id}  {finished}/{self._owed} attempts{before}  "
             + (f"{_duration(left / rate)} left" if rate else "starting"),
             f"{mean}  {rate * 60:.1f} a minute  in flight: {flight}",
         ]

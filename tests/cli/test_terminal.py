@@ -1,10 +1,12 @@
 """The first hour of a stranger, on a terminal: every verb is started as a person starts it, and read as a person reads it."""
 
+import re
+import socket
 from pathlib import Path
 
 import pytest
 
-from tests.cli.terminal import on_terminal
+from tests.cli.terminal import CTRL_C, ROLLYARD, Terminal, environment, on_terminal
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "examples" / "tasks"
@@ -18,12 +20,22 @@ LOOKS = {
     "a terminal that cannot move its cursor": {"columns": 80, "TERM": "dumb"},
 }
 looks = pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
+widths = pytest.mark.parametrize("columns", [80, 160])
 
 
 def assert_readable(shown, code=0):
     assert shown.code == code, shown.screen
     assert "Traceback" not in shown.written, shown.screen
     assert shown.wide_lines == [], shown.screen
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder with a finished run of two attempts in a.db."""
+    folder = tmp_path_factory.mktemp("kept")
+    shown = on_terminal(*RUN, "--policy", SCRIPTED, "--attempts", "2", "--store", "a.db", cwd=folder)
+    assert_readable(shown)
+    return folder, re.search(r"run_\w+", shown.screen)[0]
 
 
 @looks
@@ -35,3 +47,152 @@ def test_a_run_shows_each_attempt_and_a_report_that_fit(tmp_path, look):
     assert "rollyard show run_" in shown.screen and "--store a.db" in shown.screen
     assert shown.coloured == ("NO_COLOR" not in look and "TERM" not in look)
     assert "in flight" not in shown.screen  # what was drawn while it went on is gone
+
+
+def test_a_run_draws_its_progress_while_it_goes_on(tmp_path):
+    (tmp_path / "slow.yaml").write_text("- sleep: 600\n- text: done\n")
+    argv = [ROLLYARD, *map(str, RUN), "--policy", "scripted:slow.yaml"]
+    with Terminal(argv, cwd=tmp_path, env=environment(tmp_path)) as terminal:
+        terminal.wait_for("in flight: wait 1")
+        assert "0/1 attempts  starting" in terminal.screen
+
+
+def test_the_hint_of_a_finished_run_works_as_it_is_written(kept):
+    folder, run_id = kept
+    shown = on_terminal("show", run_id, "--store", "a.db", cwd=folder)
+    assert shown.code == 0 and run_id in shown.screen
+
+
+def test_an_evaluation_is_shown_like_a_run(tmp_path):
+    (tmp_path / "e.toml").write_text(
+        f'tasks = "{TASKS}"\nfilter = ["bug-fix"]\nagents = ["shell-agent", "oracle"]\n[policies]\nfirst = "{SCRIPTED}"\n'
+    )
+    shown = on_terminal("eval", "e.toml", "--store", "e.db", cwd=tmp_path)
+    assert_readable(shown)
+    assert "bug-fix  #0  oracle" in shown.screen and "rollyard show run_" in shown.screen
+    assert "--store e.db" in shown.screen
+
+
+@widths
+@pytest.mark.parametrize("display", ["rich", "plain"])
+def test_watch_shows_a_run_that_is_over(kept, columns, display):
+    folder, run_id = kept
+    shown = on_terminal("watch", run_id, "--store", "a.db", "--display", display, cwd=folder, columns=columns)
+    assert_readable(shown)
+    assert shown.screen.count("bug-fix  #") == 2
+
+
+def test_watch_opens_its_table_and_q_leaves_it(kept):
+    folder, run_id = kept
+    argv = [ROLLYARD, "watch", run_id, "--store", "a.db"]
+    with Terminal(argv, cwd=folder, env=environment(folder), columns=100) as terminal:
+        terminal.wait_for("bug-fix")
+        terminal.press(b"q")
+        assert terminal.end().code == 0
+
+
+@widths
+def test_list_fits(kept, columns):
+    folder, run_id = kept
+    for argv in (["list"], ["list", run_id]):
+        shown = on_terminal(*argv, "--store", "a.db", cwd=folder, columns=columns)
+        assert_readable(shown)
+        assert (run_id if len(argv) == 1 else "bug-fix") in shown.screen
+
+
+@pytest.mark.parametrize("agent", ["oracle", "nop"])
+def test_an_agent_that_calls_no_model_needs_no_policy(tmp_path, agent):
+    shown = on_terminal("run", TASKS, "--filter", "bug-fix", "--agent", agent, cwd=tmp_path)
+    assert_readable(shown)
+    assert f"reward {1 if agent == 'oracle' else 0}" in shown.screen
+
+
+# what is wrong, the words of the command, what a person reads
+REFUSED = {
+    "no policy": ([*RUN], "no policy answers the model calls of shell-agent"),
+    "no such folder": (["run", "nosuchfolder", "--policy", SCRIPTED], "nosuchfolder"),
+    "no such policy": ([*RUN, "--policy", "skripted:x"], "did you mean 'scripted'?"),
+    "no such script": ([*RUN, "--policy", "scripted:nowhere.yaml"], "nowhere.yaml"),
+    "no such option": ([*RUN, "--policy", f"{SCRIPTED}#temperature=1"], "takes no option 'temperature'"),
+    "no such renderer": ([*RUN, "--policy", f"{SCRIPTED}#renderer=nonsuch"], "nonsuch"),
+    "an option of another type": ([*RUN, "--policy", "upstream:http://127.0.0.1:9/v1#top_logprobs=x"], "top_logprobs"),
+    "a key in the text": ([*RUN, "--policy", "upstream:http://127.0.0.1:9/v1#key=sesame"], "key_env"),
+    "a queue": ([*RUN, "--policy", "queue"], "rollyard serve gate --policy queue"),
+    "a queue with options": ([*RUN, "--policy", "queue#renderer=bytes"], "rollyard serve gate --policy queue"),
+    "a queue for one rollout": (
+        ["run", "--instruction", "x", "--agent", "shell-agent", "--policy", "queue"],
+        "rollyard serve gate",
+    ),
+    "two that answer": ([*RUN, "--policy", SCRIPTED, "--base-url", "http://127.0.0.1:9/v1"], "--base-url"),
+    "a port that cannot be": (["view", "a.db", "--port", "99999"], "99999"),
+    "a gate's port that cannot be": (["serve", "gate", "--mode", "interception_gate", "--port", "99999"], "99999"),
+    "a plane's port that cannot be": (["serve", "plane", "--port", "65536"], "65536"),
+}
+
+
+@pytest.mark.parametrize(("argv", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_is_refused_in_words_and_exit_code_2(tmp_path, argv, words):
+    shown = on_terminal(*argv, cwd=tmp_path)
+    assert shown.code == 2, shown.screen
+    assert "Traceback" not in shown.written
+    assert words in " ".join(shown.screen.split()), shown.screen
+    assert "sesame" not in shown.screen
+
+
+def test_a_refusal_is_broken_between_words(tmp_path):
+    shown = on_terminal(*RUN, "--policy", "queue", cwd=tmp_path)
+    assert_readable(shown, 2)
+
+
+def test_replay_answers_from_the_store_of_the_run_or_the_one_that_is_named(kept, tmp_path):
+    folder, run_id = kept
+    listed = on_terminal("list", run_id, "--store", "a.db", cwd=folder, columns=160)
+    rollout_id = re.search(r"ro_\w+", listed.screen)[0]
+    own = on_terminal(*RUN, "--policy", f"replay:{rollout_id}", "--store", "a.db", cwd=folder)
+    assert_readable(own)
+    other = on_terminal(*RUN, "--policy", f"replay:{rollout_id}#store={folder / 'a.db'}", cwd=tmp_path)
+    assert_readable(other)
+    for shown in (own, other):
+        assert "completed  reward 1  4 calls" in shown.screen
+    missing = on_terminal(*RUN, "--policy", "replay:ro_nonsuch", "--store", "a.db", cwd=folder)
+    assert missing.code == 3 and "ro_nonsuch" in missing.screen and "Traceback" not in missing.written
+
+
+def test_a_script_speaks_in_the_tokens_of_a_renderer_by_name(tmp_path):
+    assert_readable(on_terminal(*RUN, "--policy", f"{SCRIPTED}#renderer=bytes", cwd=tmp_path))
+
+
+@pytest.mark.parametrize("verb", [["view", "a.db"], ["serve", "gate", "--mode", "interception_gate"]], ids=" ".join)
+def test_a_port_in_use_is_told_in_one_line(kept, verb):
+    folder, _ = kept
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        shown = on_terminal(*verb, "--port", port, cwd=folder, columns=160)
+    assert_readable(shown, 3)
+    assert shown.screen.startswith(f"rollyard: cannot listen on 127.0.0.1:{port}: another program listens there")
+
+
+def test_ctrl_c_says_what_is_done_and_owed_and_the_command_that_goes_on(tmp_path):
+    (tmp_path / "slow.yaml").write_text("- sleep: 600\n- text: done\n")
+    argv = [ROLLYARD, *map(str, RUN), "--policy", "scripted:slow.yaml", "--attempts", "3", "--store", "c.db"]
+    with Terminal(argv, cwd=tmp_path, env=environment(tmp_path)) as terminal:
+        terminal.wait_for("in flight: wait 3")
+        terminal.press(CTRL_C)
+        shown = terminal.end()
+    assert_readable(shown, 130)
+    assert "stopped: 0 of 3 attempts are done, 3 are owed." in shown.screen
+    command = re.search(r"^  rollyard (run --resume run_\w+ --store c.db)$", shown.screen, re.MULTILINE)[1]
+    (tmp_path / "slow.yaml").write_text((ROOT / "examples/scripts/bug-fix.yaml").read_text())
+    resumed = on_terminal(*command.split(), cwd=tmp_path)
+    assert_readable(resumed)
+    assert resumed.screen.count("completed  reward 1") == 3
+
+
+def test_ctrl_c_during_one_rollout_says_that_it_was_not_finished(tmp_path):
+    argv = [ROLLYARD, "run", "--instruction", "x", "--agent", "nop", "--setup", "sleep 600"]
+    with Terminal(argv, cwd=tmp_path, env=environment(tmp_path)) as terminal:
+        terminal.wait_for("in flight: prepare 1")
+        terminal.press(CTRL_C)
+        shown = terminal.end()
+    assert_readable(shown, 130)
+    assert "stopped before any attempt was done" in shown.screen
