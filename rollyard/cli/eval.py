@@ -34,7 +34,7 @@ def evaluate(
     from rollyard.store import Store
 
     async def work() -> Report:
-        async with Store.open(store) as kept:
+        async with Store.open(store, create=resume is None) as kept:
             with shown("none" if as_json and display == "auto" else display) as screen:
                 report = await evaluation.evaluate(config, store=kept, display=screen, resume=resume)
             if out is not None:

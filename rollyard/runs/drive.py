@@ -35,7 +35,7 @@ async def drive(
     executor: Executor | None = None,
 ) -> Report:
     """Run `config` (or what is left of the run `resume`) to its end and report. Ctrl-C cancels cleanly; attempts stay owed."""
-    async with Store.open(store) as kept:
+    async with Store.open(store, create=resume is None) as kept:
         if resume is not None:
             config = convert((await kept.get_run(resume)).config, f"run {resume}")
         if config is None or not config.policies:
