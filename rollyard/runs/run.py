@@ -112,6 +112,10 @@ class Run:
         await self._crew.cancel()
 
     async def _begin(self) -> None:
+        opening = self._executor.open(self._work, self._given, self._record)
+        self._crew = await self._stack.enter_async_context(opening)
+
+    async def _record(self) -> None:
         if self._resumed:
             await self._recover()
         else:
@@ -120,7 +124,6 @@ class Run:
         counts = await self._store.progress(self.id)
         self.done = counts.get("done", 0) + counts.get("failed", 0)
         self.owed = counts.get("owed", 0) + counts.get("leased", 0)
-        self._crew = await self._stack.enter_async_context(self._executor.open(self._work, self._given))
 
     def _attempts(self) -> list[Attempt]:
         return [

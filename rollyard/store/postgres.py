@@ -30,7 +30,6 @@ from rollyard.store.schema import seats
 T = TypeVar("T")
 
 DEADLINE_S = 60.0
-FIRST_S = 10.0  # for the first connection
 CONNECT_S = 10.0
 CONNECTIONS = 16
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
@@ -52,12 +51,12 @@ class _Unreached(_Again):
 class Postgres:
     kind = "postgresql"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, wait_s: float = 10.0) -> None:
         if find_spec("asyncpg") is None:
             raise MissingExtra("asyncpg", "postgres", why="a PostgreSQL store")
         address = _address(url)
         self.where = address.set(drivername="postgresql").render_as_string(hide_password=True)
-        self._reached = False
+        self._reached, self._wait_s = False, wait_s  # how long the first connection may take
         self._engine = create_async_engine(
             address,
             pool_size=CONNECTIONS,
@@ -159,13 +158,13 @@ class Postgres:
             raise StoreError(f"the database {self.where} gave no {what} for {DEADLINE_S:.0f} s: {why}") from error
 
     def _still_unreached(self, why: _Unreached, elapsed: float, pause: float) -> None:
-        if elapsed + pause > FIRST_S:
+        if elapsed + pause > self._wait_s:
             raise StoreError(
                 f"no PostgreSQL server answers at {self.where}: {why}",
                 hint="start the server, or correct the store's address",
             ) from why
         if pause == FIRST_PAUSE_S:
-            _log.warning("%s does not answer (%s); trying for %.0f s", self.where, why, FIRST_S)
+            _log.warning("%s does not answer (%s); trying for %.0f s", self.where, why, self._wait_s)
 
     def _may_repeat(self, error: Exception) -> Exception:
         """What to raise: `_Again` for what passes by itself, else the error as one of ours."""

@@ -294,4 +294,3 @@ def _reader_set_up(raw: Any, _: Any) -> None:
 def _one_snapshot(connection: Connection) -> None:
     """All queries of one read see the same state; the driver alone begins no transaction for them."""
     connection.exec_driver_sql("BEGIN")
-

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
@@ -24,8 +24,8 @@ _log = logging.getLogger("rollyard.store")  # the standard library's: a line on 
 _ADVICE = {  # by the first word that fits the name of SQLite's error
     "SQLITE_NOTADB": "name a file that rollyard made, or restore a backup with `rollyard store restore`",
     "SQLITE_CORRUPT": "the file is damaged: restore a backup with `rollyard store restore`",
-    "SQLITE_READONLY": "make the file and its folder writable, or use a copy",
-    "SQLITE_CANTOPEN": "check the permissions of the file and of its folder",
+    "SQLITE_READONLY": "make the file and its folder writable for this user, or use a copy elsewhere",
+    "SQLITE_CANTOPEN": "make the file and its folder writable for this user, or use a copy elsewhere",
     "SQLITE_FULL": "free space on its disk",
     "SQLITE_IOERR": "check its disk: is it full?",
     "SQLITE_BUSY": "another process is writing to it: wait for that process, or end it",
@@ -72,10 +72,11 @@ def keep_private(path: Path, *, required: bool) -> None:
     if not mode & 0o077:
         return
     if path.stat().st_uid == os.geteuid():
-        for name in _SIDES:
-            side = Path(f"{path}{name}")
-            if side.exists():
-                side.chmod(0o600)
+        with suppress(OSError):  # a disk that takes no writes, or has no modes
+            for name in ("-wal", "-shm", ""):
+                side = Path(f"{path}{name}")
+                if side.exists():
+                    side.chmod(0o600)
         if not _mode(path) & 0o077:
             _log.warning("%s was readable by other users (mode %03o); it is now its owner's alone (600)", path, mode)
             return

@@ -77,13 +77,15 @@ class Store:
         create: bool = True,
         private: bool = False,
         synchronous: Synchronous = "normal",
+        wait_s: float = 10.0,
         clock: Callable[[], float] | None = None,
     ) -> AsyncGenerator[Store]:
         """`where` is a path, `sqlite:///path` or `postgresql://user@host/name`. A new database is set up, with `create=False`
         refused; an older one is brought up to date; a newer one is refused. A new file appears with the first write. `private`
-        refuses a file that other users can read. `clock` decides when leases run out; without one this machine's does, and on
-        PostgreSQL the server's."""
-        database = _database(str(where), synchronous, create=create, private=private)
+        refuses a file that other users can read. `wait_s` is how long the first
+        connection to PostgreSQL is tried. `clock` decides when leases run out; without one this machine's does, and on PostgreSQL
+        the server's."""
+        database = _database(str(where), synchronous, create=create, private=private, wait_s=wait_s)
         try:
             await prepare(database, create=create)
             yield cls(database, clock, str(where))
@@ -379,7 +381,9 @@ class Store:
         await asyncio.to_thread(restore, backup, target)
 
 
-def _database(where: str, synchronous: Synchronous, *, create: bool = True, private: bool = False) -> Database:
+def _database(
+    where: str, synchronous: Synchronous, *, create: bool = True, private: bool = False, wait_s: float = 10.0
+) -> Database:
     scheme, separator, rest = where.partition("://")
     if not separator or scheme == "sqlite":
         path = Path(rest.removeprefix("/") if separator else where)
@@ -392,7 +396,7 @@ def _database(where: str, synchronous: Synchronous, *, create: bool = True, priv
     if scheme in ("postgresql", "postgres"):
         from rollyard.store.postgres import Postgres
 
-        return Postgres(where)
+        return Postgres(where, wait_s=wait_s)
     if scheme in ("redis", "rediss"):
         raise ConfigError(
             "runs, rollouts and calls need SQL, and Redis is not",

@@ -127,8 +127,10 @@ class Rollouts:
         executor = Ray(order.address, per_node=order.per_node, detached=False)
         given = Given(self._store, order.config.sandbox)
         await executor.check(self._work, given)
-        await self._store.create_run(msgspec.to_builtins(order.config), id=self._work.run_id)
-        return await stack.enter_async_context(executor.open(self._work, given))
+        return await stack.enter_async_context(executor.open(self._work, given, self._record))
+
+    async def _record(self) -> None:
+        await self._store.create_run(msgspec.to_builtins(self._order.config), id=self._work.run_id)
 
     async def submit(self, task: Task, size: int, seed: int | None) -> str:
         first = self._counts.get(task.id, 0)
