@@ -34,6 +34,7 @@ from rollyard.runs.ray_executor import NAMESPACE, Ray, connected
 from rollyard.runs.run import agents_of
 from rollyard.runs.work import Work
 from rollyard.store import Store
+from rollyard.tasks.verifiers.python import Check, as_verifier
 
 Why = Literal["failed", "stale", "cancelled"]
 _ANSWER_S = 120.0
@@ -263,7 +264,7 @@ class RayRollouts:
         sandbox: str = "local",
         parallel: int = 16,
         staleness: int | None = None,
-        verifier: Verifier | None = None,
+        verifier: Check | None = None,
         hooks: Hooks | None = None,
         address: str = "auto",
         per_node: int = 1,
@@ -278,7 +279,7 @@ class RayRollouts:
             agents=(agent,), policies={POLICY: policy}, model=model, sandbox=sandbox, parallel=parallel, **fields
         )
         order = Order(
-            store=store, config=config, address=address, per_node=per_node, staleness=staleness, verifier=verifier,
+            store=store, config=config, address=address, per_node=per_node, staleness=staleness, verifier=as_verifier(verifier),
             hooks=hooks or Hooks(),
         )  # fmt: skip
         self._ray = connected(address)

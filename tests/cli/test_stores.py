@@ -216,7 +216,7 @@ def on_a_disk_of_its_own(at, words, *, size="1m", before=""):
     at.mkdir()
     script = MOUNTED.format(size=size, at=at, before=before, python=sys.executable, words=words)
     done = subprocess.run(["unshare", "-m", "bash", "-c", script], capture_output=True, text=True, timeout=120)
-    if done.returncode in (1, 77) and "unshare" in done.stderr + "mount" and not done.stderr.startswith("rollyard"):
+    if done.returncode == 77 or done.stderr.startswith("unshare:"):
         pytest.skip(f"this machine makes no mount namespaces: {done.stderr.strip()}")
     return done.returncode, done.stderr.splitlines()
 
