@@ -24,7 +24,7 @@ def compare(
     from rollyard.store import Store
 
     async def work() -> None:
-        async with Store.open(store) as kept:
+        async with Store.open(store, create=False) as kept:
             found = await comparing.compare(kept, first, second)
             if as_json:
                 print_json(found)

@@ -42,7 +42,7 @@ def evaluate(
     shown = make_display("none" if as_json and display == "auto" else display)
 
     async def work() -> Report:
-        async with Store.open(store) as kept:
+        async with Store.open(store, create=resume is None) as kept:
             with shown:
                 report = await evaluation.evaluate(loaded, store=kept, display=shown, resume=resume)
             if out is not None:

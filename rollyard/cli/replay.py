@@ -32,7 +32,7 @@ def replay(
     from rollyard.store import Store
 
     async def work() -> Replayed:
-        async with Store.open(store) as kept:
+        async with Store.open(store, create=False) as kept:
             return await again(kept, rollout, sandbox=sandbox, agent=agent, strict=strict)
 
     done = anyio.run(work)

@@ -28,7 +28,7 @@ def rescore(
 
     async def work() -> list[Rescored]:
         newer = {task.id: task for task in Taskset.load(tasks)} if tasks is not None else None
-        async with Store.open(store) as kept:
+        async with Store.open(store, create=False) as kept:
             return [row async for row in again(kept, target, sandbox=sandbox, tasks=newer)]
 
     rows = anyio.run(work)

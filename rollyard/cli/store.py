@@ -28,7 +28,7 @@ def backup(
     from rollyard.store import Store
 
     async def work() -> None:
-        async with Store.open(store) as kept:
+        async with Store.open(store, create=False) as kept:
             await kept.backup(target)
 
     anyio.run(work)

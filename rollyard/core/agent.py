@@ -18,6 +18,7 @@ import msgspec
 from rollyard.core.call import Dialect
 from rollyard.core.events import AgentEvent
 from rollyard.core.sandbox import Isolation
+from rollyard.core.sequences import check_sequences
 from rollyard.core.task import McpServer
 
 Switch = Literal["system_prompt", "disabled_tools", "disable_thinking", "max_tokens"]
@@ -34,6 +35,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     pip: tuple[str, ...] = ()
     node: str | None = None
     python: str | None = None
+
+    def __post_init__(self) -> None:
+        check_sequences(self)
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +62,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     solution: str | None = None  # the path in the sandbox of the task's solution script, for the oracle
     allow_unsafe: bool = False
 
+    def __post_init__(self) -> None:
+        check_sequences(self)
+
     @property
     def base_url(self) -> str:
         return f"{self.root_url}/v1"
@@ -70,6 +77,9 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
     files: Mapping[str, str | Tree] = {}
+
+    def __post_init__(self) -> None:
+        check_sequences(self)
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -91,6 +101,9 @@ class Mcp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     secret: str | None = None
     transports: tuple[Literal["stdio", "http", "sse"], ...] = ("stdio", "http")
     adds: Addition = Addition()
+
+    def __post_init__(self) -> None:
+        check_sequences(self)
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -121,6 +134,9 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     command: Callable[[Launch, list[str]], list[str]] | None = None  # has the last word on argv
     config: Callable[[Launch], Mapping[str, str | bytes | Tree]] | None = None  # merged as an `Addition`'s files are
     events: Callable[[str, str], Iterable[AgentEvent]] | None = None  # of a line, given also the one before it
+
+    def __post_init__(self) -> None:
+        check_sequences(self)
 
     @property
     def dialect(self) -> Dialect | None:

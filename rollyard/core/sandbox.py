@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from rollyard.core.errors import ConfigError
+from rollyard.core.sequences import check_sequences
 
 Isolation = Literal["none", "landlock", "namespace", "container", "gvisor", "microvm"]
 ISOLATION_ORDER: tuple[Isolation, ...] = ("none", "landlock", "namespace", "container", "gvisor", "microvm")
@@ -33,6 +34,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tpu: str | None = None
 
     def __post_init__(self) -> None:
+        check_sequences(self)
         for name in ("cpus", "memory_mb", "disk_mb", "pids"):
             value = getattr(self, name)
             if value is not None and (not math.isfinite(value) or value <= 0):
@@ -78,6 +80,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     options: Mapping[str, str] = {}  # backend-specific, checked against that backend's allow-list
 
     def __post_init__(self) -> None:
+        check_sequences(self)
         if not 0 < self.ttl_s < 30 * 86400:
             raise ConfigError(f"ttl_s must be between 0 and 30 days, got {self.ttl_s!r}")
         for name, value in self.env.items():

@@ -10,6 +10,7 @@ import msgspec
 
 from rollyard.core.limits import Limits
 from rollyard.core.sandbox import Resources
+from rollyard.core.sequences import check_sequences
 
 Grade = Literal["sealed", "shared", "live"]
 
@@ -33,6 +34,9 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     env: Mapping[str, str] = {}
     headers: Mapping[str, str] = {}
 
+    def __post_init__(self) -> None:
+        check_sequences(self)
+
 
 class Healthcheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     command: str
@@ -48,6 +52,9 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     destination: str | None = None
     exclude: tuple[str, ...] = ()
     service: str | None = None
+
+    def __post_init__(self) -> None:
+        check_sequences(self)
 
 
 class CollectHook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +84,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     os: Literal["linux", "windows"] = "linux"
     build_timeout_s: float = 600.0
 
+    def __post_init__(self) -> None:
+        check_sequences(self, commands=("setup",))
+
 
 class VerifierSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the task is judged. `kind` names a verifier in the registry; `options` are its own. `site` is a place of its own
@@ -98,6 +108,9 @@ class VerifierSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     collect: tuple[CollectHook, ...] = ()
     options: Mapping[str, Any] = {}
 
+    def __post_init__(self) -> None:
+        check_sequences(self)
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step of a multi-step task; all steps share one sandbox. What is unset here is the task's."""
@@ -115,6 +128,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     healthcheck: Healthcheck | None = None
     artifacts: tuple[Artifact, ...] = ()
     solution: str | None = None
+
+    def __post_init__(self) -> None:
+        check_sequences(self)
 
 
 class Task(Site, frozen=True, kw_only=True, omit_defaults=True):

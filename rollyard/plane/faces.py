@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_address
+from typing import NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,7 +22,7 @@ from rollyard.plane.aenv.app import aenv_apps, aenv_sockets
 from rollyard.plane.aenv.callers import Callers
 from rollyard.plane.e2b.app import e2b_routes
 from rollyard.plane.e2b.instance_boxes import InstanceBoxes
-from rollyard.plane.fleet_face import FleetOptions, fleet_face
+from rollyard.plane.fleet_face import FleetOptions, FleetParts, fleet_face, open_fleet
 from rollyard.plane.parts import PlaneParts
 from rollyard.plane.rock.app import rock_app
 from rollyard.store import Store
@@ -46,6 +47,24 @@ class FaceOptions(msgspec.Struct, frozen=True, kw_only=True):
     aenv: str = "auto"
     aenv_keys: bool = False
     fleet: FleetOptions = FleetOptions()
+
+
+class FaceParts(NamedTuple):
+    """The options read, and listened for. Whatever may be refused about them has been, and nothing was written."""
+
+    fleet: FleetParts
+    aenv: tuple[socket.socket, socket.socket] | None
+    aenv_keys: bool
+
+
+@asynccontextmanager
+async def open_face_parts(options: FaceOptions) -> AsyncGenerator[FaceParts]:
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(open_fleet(options.fleet))
+        aenv = None if options.aenv == "off" else aenv_sockets(options.aenv)
+        for sock in aenv or ():
+            stack.callback(sock.close)
+        yield FaceParts(fleet, aenv, options.aenv_keys)
 
 
 class Footing(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,8 +120,7 @@ class Faces:
 
 
 @asynccontextmanager
-async def open_faces(app: ASGIApp, footing: Footing, options: FaceOptions) -> AsyncGenerator[Faces]:
-    """Listens where a face has an address of its own; what was opened is closed again."""
+async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncGenerator[Faces]:
     parts, url = footing.parts, footing.url
     boxes = InstanceBoxes(parts.instances, parts.access, secret=footing.secret.encode())
     named = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": footing.sdk_key}
@@ -113,22 +131,19 @@ async def open_faces(app: ASGIApp, footing: Footing, options: FaceOptions) -> As
                 parts.access,
                 secret=footing.secret,
                 url=f"{footing.own_url}{_FLEET}",
-                options=options.fleet,
+                given=given.fleet,
                 store=footing.store,
             )
         )
         if fleet is not None:
             named |= {"FLEET_BASE_URL": f"{url}{_FLEET}", "FLEET_API_KEY": footing.sdk_key}
         at: dict[socket.socket, ASGIApp] = {}
-        aenv = None if options.aenv == "off" else aenv_sockets(options.aenv)
-        if aenv is not None:
-            address = aenv[0].getsockname()[0]
-            anonymous = ip_address(address).is_loopback and not options.aenv_keys
+        if given.aenv is not None:
+            address = given.aenv[0].getsockname()[0]
+            anonymous = ip_address(address).is_loopback and not given.aenv_keys
             callers = Callers(parts.access, secret=footing.secret, anonymous=anonymous)
             apps = aenv_apps(parts.hub, parts.instances, parts.gateway, callers, public_url=url)
-            for sock, one in zip(aenv, apps, strict=True):
-                stack.callback(sock.close)
-                at[sock] = one
+            at |= zip(given.aenv, apps, strict=True)
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
         named["ROCK_BASE_URL"] = f"{url}{_ROCK}/{footing.sdk_key}"
         e2b, rock = Starlette(routes=e2b_routes(boxes)), rock_app(_ROCK, parts.instances, parts.gateway, parts.access)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
 
 from rollyard.core.errors import PlaneUnauthorized
+from rollyard.core.protocols import Policy
 from rollyard.plane.access import Access
 from rollyard.plane.engines import BackendEngine
-from rollyard.plane.fleet import Refusal, Tasks, fleet_app, load_worlds
+from rollyard.plane.fleet import Refusal, Tasks, World, fleet_app, load_worlds
 from rollyard.plane.fleet.guard import Admit, Guard
 from rollyard.plane.fleet.jobs import Runner
 from rollyard.plane.fleet.places import RECORD, Record
@@ -35,9 +37,29 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     job_policy: str | None = None
 
 
+class FleetParts(NamedTuple):
+    """The options read and opened. Whatever may be refused about them has been."""
+
+    worlds: list[World]
+    tasks: Tasks
+    policy: Policy | None
+
+
+@asynccontextmanager
+async def open_fleet(options: FleetOptions) -> AsyncGenerator[FleetParts]:
+    worlds = [] if options.worlds is None else load_worlds(options.worlds)
+    tasks = Tasks.from_files(*options.tasks)
+    policy = None if options.job_policy is None else await open_policy(options.job_policy)
+    try:
+        yield FleetParts(worlds, tasks, policy)
+    finally:
+        if policy is not None:
+            await policy.aclose()
+
+
 @asynccontextmanager
 async def fleet_face(
-    instances: Instances, access: Access, *, secret: str, url: str, options: FleetOptions, store: Store | None
+    instances: Instances, access: Access, *, secret: str, url: str, given: FleetParts, store: Store | None
 ) -> AsyncGenerator[Starlette | None]:
     """None where no engine of the plane runs programs. `url` is where the face will be; rollouts of jobs go to `store`."""
     engine = next((one for one in instances.engines.values() if isinstance(one, BackendEngine)), None)
@@ -47,9 +69,7 @@ async def fleet_face(
     backend = InstanceBackend(instances, engine, owner=_owner)
     async with AsyncExitStack() as stack:
         runner: Callable[[Guard], Runner] | None = None
-        if options.job_policy is not None:
-            policy = await open_policy(options.job_policy, store=store)
-            stack.push_async_callback(policy.aclose)
+        if (policy := given.policy) is not None:
 
             def worked(guard: Guard) -> Runner:
                 token = guard.instance_token
@@ -57,10 +77,10 @@ async def fleet_face(
 
             runner = worked
         app = fleet_app(
-            [] if options.worlds is None else load_worlds(options.worlds),
+            given.worlds,
             backend,
             admit=_admission(access),
-            tasks=Tasks.from_files(*options.tasks),
+            tasks=given.tasks,
             limit=instances.settings.terms.quota or _LIMIT,
             secret=secret,
             runner=runner,

@@ -27,7 +27,7 @@ from rollyard.core.plane import Terms
 from rollyard.plane.api import plane_app
 from rollyard.plane.duty import Duty
 from rollyard.plane.engines import Engine, engine
-from rollyard.plane.faces import FaceOptions, Footing, open_faces, sdk_key_of
+from rollyard.plane.faces import FaceOptions, Footing, open_face_parts, open_faces, sdk_key_of
 from rollyard.plane.logs import configure
 from rollyard.plane.page.app import page_app
 from rollyard.plane.page.hosts import OnlyHosts
@@ -91,15 +91,16 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
     sock = listen(options.host, options.port)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
+        port = sock.getsockname()[1]
+        given = await stack.enter_async_context(open_face_parts(options.faces))
         kept, store = await stack.enter_async_context(open_plane(options.store))
         engines: dict[str, Engine] = {}
         for text in options.engines:
             made = await stack.enter_async_context(engine(text))
             engines[made.name] = made
+        key, where = _admin_key(options.admin_key_file, port)
         terms = Terms(quota=options.quota, rate=options.rate, burst=options.burst)
         parts = await assemble(kept, engines, settings=Settings(terms=terms, boot_s=options.boot_s), runs=store)
-        port = sock.getsockname()[1]
-        key, where = _admin_key(options.admin_key_file, port)
         await parts.access.admin(key)
         sdk_key = sdk_key_of(key)
         await parts.access.named(sdk_key, "trainer", "admin")
@@ -120,7 +121,7 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
             sdk_key=sdk_key,
             store=store,
         )
-        faces = await stack.enter_async_context(open_faces(app, footing, options.faces))
+        faces = await stack.enter_async_context(open_faces(app, footing, given))
         say(Ready(url=url, engines=tuple(engines), admin_key_file=str(where), key=key, named=faces.named))
         config = uvicorn.Config(
             faces, log_config=None, lifespan="off", server_header=False, timeout_graceful_shutdown=_STOP_S

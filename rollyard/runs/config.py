@@ -12,6 +12,7 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
 from rollyard.core.sandbox import Isolation
+from rollyard.core.sequences import check_sequences
 from rollyard.runs.spending import Price
 
 POLICY = "policy"  # the name of a run's only policy
@@ -56,6 +57,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gate_url: str | None = None
 
     def __post_init__(self) -> None:
+        check_sequences(self)
         for name in ("attempts", "parallel"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -36,7 +36,7 @@ async def drive(
     """Run `config` (or what is left of the run `resume`) to its end and report. Ctrl-C cancels cleanly; attempts stay owed."""
     if config is not None:
         check_policies(config)
-    async with Store.open(store) as kept:
+    async with Store.open(store, create=resume is None) as kept:
         if resume is not None:
             config = convert((await kept.get_run(resume)).config, f"run {resume}")
         assert config is not None  # one of the two is given

@@ -13,7 +13,7 @@ from typing import Any
 from rollyard.core.agent import Agent
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
-from rollyard.core.protocols import Backend, Policy, Verifier
+from rollyard.core.protocols import Backend, Policy
 from rollyard.core.rollout import Rollout
 from rollyard.core.scratch import scratch
 from rollyard.core.task import Task
@@ -28,6 +28,7 @@ from rollyard.runs.report import Report
 from rollyard.runs.run import Run
 from rollyard.store import Store
 from rollyard.tasks.rows import as_task
+from rollyard.tasks.verifiers.python import Check
 
 Answers = Policy | str
 
@@ -53,7 +54,7 @@ async def evaluate_task(
     *,
     attempts: int = 8,
     agent: str | Agent = "shell-agent",
-    verifier: Verifier | None = None,
+    verifier: Check | None = None,
     sandbox: str | Backend = "local",
     parallel: int = 4,
     store: Store | None = None,
@@ -64,6 +65,8 @@ async def evaluate_task(
 
     `task` is a prompt with `verify` commands or a verifier (`{"instruction": ..., "verify": [...]}`), or a `Task`. `models`
     are policies by name; for a `remote` job, model ids as `provider/model`."""
+    if isinstance(models, str):
+        raise ConfigError("models are policies by name, not one string", hint='{"name": "upstream:URL"}')
     if not models:
         raise ConfigError("evaluate_task needs at least one model")
     chosen = as_task(task)

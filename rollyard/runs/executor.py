@@ -6,7 +6,7 @@ nodes of a cluster. Both run the same `Worker` against the same store, so a run 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +25,7 @@ from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 
 EXECUTORS = ("local", "ray")
+Record = Callable[[], Awaitable[None]]  # puts what is owed into the store
 
 
 class Given(NamedTuple):
@@ -48,7 +49,8 @@ class Crew(Protocol):
 
 
 class Executor(Protocol):
-    """`open` starts; leaving its block early cancels what is in flight and leaves nothing behind."""
+    """`open` starts; leaving its block early cancels what is in flight and leaves nothing behind. It calls `record` once all
+    that can be refused at once has been, before the first worker looks for work."""
 
     name: str
 
@@ -56,7 +58,7 @@ class Executor(Protocol):
         """Refuse what this executor cannot do, by name, before anything is written."""
         ...
 
-    def open(self, work: Work, given: Given) -> AbstractAsyncContextManager[Crew]: ...
+    def open(self, work: Work, given: Given, record: Record) -> AbstractAsyncContextManager[Crew]: ...
 
 
 def executor(name: str, **options: Any) -> Executor:
@@ -82,7 +84,7 @@ class Local:
             raise ConfigError("a run in this process needs a gate", hint="Run(..., gate=Gate(policy, log=store))")
 
     @asynccontextmanager
-    async def open(self, work: Work, given: Given) -> AsyncGenerator[Crew]:
+    async def open(self, work: Work, given: Given, record: Record) -> AsyncGenerator[Crew]:
         assert given.gate is not None
         async with AsyncExitStack() as stack:
             backend = given.sandbox
@@ -91,6 +93,7 @@ class Local:
             provision = given.provision or Provision.of(backend)
             worker = Worker(work, Means(given.store, given.gate, backend, given.policies, provision, given.sink))
             worker.refuse_hopeless()
+            await record()
             send, finished = anyio.create_memory_object_stream[Rollout](work.config.parallel)
             await stack.enter_async_context(finished)
             group = await stack.enter_async_context(anyio.create_task_group())

@@ -21,7 +21,7 @@ _EVERY_S = 0.3
 async def follow(where: str, run: str | None, style: str) -> None:
     """Until no attempt of the run is owed or leased. A runner that died shows as attempts that stay leased."""
     style = chosen_style(style, tty=moves_cursor(sys.stdout))
-    async with Store.open(where) as store:
+    async with Store.open(where, create=False) as store:
         run_id = await _chosen(store, run)
         if style == "table":
             from rollyard.runs.watch_screen import watch_screen

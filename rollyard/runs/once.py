@@ -16,8 +16,9 @@ from rollyard.core.call import Dialect
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.limits import Limits
-from rollyard.core.protocols import Backend, EventSink, Policy, Verifier
+from rollyard.core.protocols import Backend, EventSink, Policy
 from rollyard.core.rollout import Rollout
+from rollyard.core.sequences import as_commands, as_tuple
 from rollyard.core.task import File, McpServer, Task, VerifierSpec
 from rollyard.gate import Budget, Gate
 from rollyard.runs.modes import choose
@@ -29,6 +30,7 @@ from rollyard.runs.stages import nowhere
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 from rollyard.tasks.rows import as_task
+from rollyard.tasks.verifiers.python import Check, as_verifier
 from rollyard.tools import Tool, Toolset
 
 
@@ -45,9 +47,9 @@ async def run_rollout(
     sandbox: str | Backend = "local",
     template: str | None = None,
     files: Mapping[str, str | bytes] | Sequence[File] | None = None,
-    setup: Sequence[str] = (),
-    verify: Sequence[str] = (),
-    verifier: Verifier | None = None,
+    setup: str | Sequence[str] = (),
+    verify: str | Sequence[str] = (),
+    verifier: Check | None = None,
     system_prompt: str | None = None,
     disabled_tools: Sequence[str] = (),
     mcp: Sequence[McpServer] = (),
@@ -76,9 +78,10 @@ async def run_rollout(
     """Run an agent once on an instruction (a string, a mapping with a task's fields, or a `Task`).
 
     Who answers its model calls: `policy`, or `base_url` with `model` and `key`. `files` maps paths to contents; `setup` and
-    `verify` are shell commands, the reward being the share of `verify` commands that succeed. `collect` are globs of files
-    to bring back. `tools` run on this side and are offered to the agent over MCP. Options a mode, agent or backend cannot
-    honour are refused by name before anything opens."""
+    `verify` are shell commands, or one, the reward being the share of `verify` commands that succeed; `verifier` is a function
+    of the sandbox and the rollout instead, which gives a `Verdict` or a number. `collect` are globs of files to bring back.
+    `tools` run on this side and are offered to the agent over MCP. Options a mode, agent or backend cannot honour are refused
+    by name before anything opens."""
     task = _task(instruction, template=template, files=files, setup=setup, verify=verify, task_id=task_id)
     chosen = agents.get(agent) if isinstance(agent, str) else agent
     if direct and (mode != "black_box" or base_url is None or key is None):
@@ -97,7 +100,7 @@ async def run_rollout(
         max_tokens_cap=max_tokens_cap,
         top_logprobs=top_logprobs,
     )
-    if tools:
+    if tools := as_tuple(tools, "tools"):
         agents.refuse(chosen, {"mcp": (McpServer(name="rollyard"),)})
     plan = Plan(
         rollout_id=rollout_id or new_id("ro"),
@@ -109,14 +112,14 @@ async def run_rollout(
         labels=dict(labels or {}),
         limits=limits,
         system_prompt=system_prompt,
-        disabled_tools=tuple(disabled_tools),
-        mcp=tuple(mcp),
+        disabled_tools=as_tuple(disabled_tools, "disabled_tools"),
+        mcp=as_tuple(mcp, "mcp"),
         dialect=dialect,
         **answering.left_to_agent,
         allow_network=allow_network,
         allow_unsafe=allow_unsafe,
-        verifier=verifier,
-        files_wanted=tuple(collect),
+        verifier=as_verifier(verifier),
+        files_wanted=as_tuple(collect, "collect"),
         hooks=hooks or Hooks(),
         gate_url=gate_url,
         direct=(base_url, key) if direct and base_url is not None and key is not None else None,
@@ -155,8 +158,8 @@ def _task(
     *,
     template: str | None,
     files: Mapping[str, str | bytes] | Sequence[File] | None,
-    setup: Sequence[str],
-    verify: Sequence[str],
+    setup: str | Sequence[str],
+    verify: str | Sequence[str],
     task_id: str | None,
 ) -> Task:
     from msgspec.structs import replace
@@ -167,13 +170,15 @@ def _task(
     if template is not None:
         task = replace(task, image=template)
     if setup:
-        task = replace(task, setup=(*task.setup, *setup))
+        task = replace(task, setup=(*task.setup, *as_commands(setup, "setup")))
     if verify:
-        task = replace(task, verifier=VerifierSpec(kind="commands", options={"commands": list(verify)}))
+        task = replace(
+            task, verifier=VerifierSpec(kind="commands", options={"commands": list(as_commands(verify, "verify"))})
+        )
     return replace(task, id=task_id) if task_id is not None else task
 
 
 def _files(files: Mapping[str, str | bytes] | Sequence[File]) -> list[File]:
     if not isinstance(files, Mapping):
-        return list(files)
+        return list(as_tuple(files, "files"))
     return [File(path=path, data=text.encode() if isinstance(text, str) else text) for path, text in files.items()]

@@ -14,7 +14,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.policy import PolicyText
 from rollyard.runs.config import POLICY, RunConfig
 from rollyard.store import Store
-from rollyard.store.listing import existing
+from rollyard.store import Store
 
 
 def check_policies(config: RunConfig) -> None:
@@ -61,7 +61,7 @@ async def open_policy(text: str, *, store: Store | None = None, served: bool = F
 
 async def read_recording(found: PolicyText, store: Store | None) -> Rollout:
     if (where := found.options.get("store")) is not None:
-        async with Store.open(existing(where)) as other:
+        async with Store.open(where, create=False) as other:
             return await _rollout(other, found.argument or "")
     if store is None:
         raise ConfigError(f"replay:{found.argument} needs the store of the recording", hint="add #store=FILE")

@@ -23,7 +23,7 @@ import structlog
 
 from rollyard.core.errors import ConfigError, Error, MissingExtra, StoreError, Unsupported
 from rollyard.core.rollout import Rollout
-from rollyard.runs.executor import Crew, Given
+from rollyard.runs.executor import Crew, Given, Record
 from rollyard.runs.parcels import packed
 from rollyard.runs.patience import insist
 from rollyard.runs.ray_worker import Ended, NodeWorker, Posting
@@ -76,9 +76,10 @@ class Ray:
         return await _off_loop(lambda: connected(self._address))
 
     @asynccontextmanager
-    async def open(self, work: Work, given: Given) -> AsyncGenerator[Crew]:
+    async def open(self, work: Work, given: Given, record: Record) -> AsyncGenerator[Crew]:
         ray = await self._connect()
         nodes = await _off_loop(lambda: _live_nodes(ray))
+        await record()
         posting = Posting(
             work=work,
             store=_reachable(given.store.where),

@@ -26,6 +26,7 @@ from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 
 LINGER_S = 15.0
+STORE_S = 60.0  # a worker that starts while its store restarts waits for it
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +88,7 @@ class NodeWorker:
 async def work_here(posting: Posting, clock: Callable[[], float] | None = None) -> None:
     """Until the run owes nothing. `clock` is the store's."""
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(Store.open(posting.store, clock=clock))
+        store = await stack.enter_async_context(Store.open(posting.store, wait_s=STORE_S, clock=clock))
         backend = await stack.enter_async_context(open_backend(posting.work.config.sandbox))
         provision = Provision.of(backend)
         work = await unpacked(posting.work, posting.parcels, store, provision.images)

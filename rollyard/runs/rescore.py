@@ -24,6 +24,7 @@ from rollyard.runs.opening import task_spec
 from rollyard.runs.prepare import look_around, put_files
 from rollyard.runs.provision import Provision
 from rollyard.store import Store
+from rollyard.tasks.verifiers.python import Check, as_verifier
 
 
 class Rescored(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,21 +45,22 @@ async def rescore(
     target: str,
     *,
     sandbox: str | Backend = "local",
-    verifier: Verifier | None = None,
+    verifier: Check | None = None,
     policy: Policy | None = None,
     tasks: dict[str, Task] | None = None,
 ) -> AsyncIterator[Rescored]:
     """Judge a run or a rollout again. `tasks` replaces tasks by id, for a verifier that was corrected since."""
+    own = as_verifier(verifier)
     kind, found = await store.resolve(target)
     ids = [found] if kind == "rollout" else [r.id async for r in store.rollouts(found)]
     provision = Provision.of(sandbox)
     if isinstance(sandbox, str):
         async with sandboxes.backend(sandbox) as backend:
             for rollout_id in ids:
-                yield await _one(store, rollout_id, backend, provision, verifier, policy, tasks or {})
+                yield await _one(store, rollout_id, backend, provision, own, policy, tasks or {})
     else:
         for rollout_id in ids:
-            yield await _one(store, rollout_id, sandbox, provision, verifier, policy, tasks or {})
+            yield await _one(store, rollout_id, sandbox, provision, own, policy, tasks or {})
 
 
 async def _one(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import PurePath
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,8 +21,9 @@ from rollyard.core.agent import Agent
 from rollyard.core.errors import ConfigError, Error
 from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt
-from rollyard.core.protocols import Backend, EventSink, Policy, Verifier
+from rollyard.core.protocols import Backend, EventSink, Policy
 from rollyard.core.rollout import Rollout
+from rollyard.core.sequences import as_tuple
 from rollyard.core.task import Task
 from rollyard.gate import Gate
 from rollyard.runs.config import RunConfig
@@ -31,18 +33,21 @@ from rollyard.runs.provision import Provision
 from rollyard.runs.stages import nowhere
 from rollyard.runs.work import Work, chosen, owner_is_dead
 from rollyard.store import Store
+from rollyard.tasks.taskset import Taskset
+from rollyard.tasks.verifiers.python import Check, as_verifier
 
 
 class Run:
     """`async with Run(...) as run: async for rollout in run: ...`
 
-    Rollouts come as they end, in any order. Leaving the block early cancels what is in flight and leaves nothing behind;
-    the attempts stay owed. `executor` says where rollouts are done: in this process with `gate`, or on a cluster, where
-    each worker opens a gate and the config's policies beside its sandboxes."""
+    Tasks are what `Taskset` takes: tasks, mappings and strings. Rollouts come as they end, in any order. Leaving the block
+    early cancels what is in flight and leaves nothing behind; the attempts stay owed. `executor` says where rollouts are done:
+    in this process with `gate`, or on a cluster, where each worker opens a gate and the config's policies beside its
+    sandboxes."""
 
     def __init__(
         self,
-        tasks: Iterable[Task],
+        tasks: Iterable[Task | Mapping[str, Any] | str],
         *,
         gate: Gate | None = None,
         store: Store,
@@ -50,7 +55,7 @@ class Run:
         agent: str | Agent | Sequence[str | Agent] | None = None,
         policies: Mapping[str, Policy] | None = None,
         sandbox: str | Backend | None = None,
-        verifier: Verifier | None = None,
+        verifier: Check | None = None,
         hooks: Hooks | None = None,
         resume: str | None = None,
         sink: EventSink = nowhere,
@@ -63,10 +68,10 @@ class Run:
         self._work = Work(
             run_id=resume or new_id("run"),
             config=self.config,
-            tasks={task.id: task for task in chosen(tasks, self.config)},
+            tasks={task.id: task for task in chosen(_taskset(tasks), self.config)},
             agents=agents_of([agent] if isinstance(agent, str | Agent) else agent or self.config.agents),
             policies=_named(policies, self.config, gate),
-            verifier=verifier,
+            verifier=as_verifier(verifier),
             hooks=hooks or Hooks(),
         )
         if policies:
@@ -112,6 +117,10 @@ class Run:
         await self._crew.cancel()
 
     async def _begin(self) -> None:
+        opening = self._executor.open(self._work, self._given, self._record)
+        self._crew = await self._stack.enter_async_context(opening)
+
+    async def _record(self) -> None:
         if self._resumed:
             await self._recover()
         else:
@@ -120,7 +129,6 @@ class Run:
         counts = await self._store.progress(self.id)
         self.done = counts.get("done", 0) + counts.get("failed", 0)
         self.owed = counts.get("owed", 0) + counts.get("leased", 0)
-        self._crew = await self._stack.enter_async_context(self._executor.open(self._work, self._given))
 
     def _attempts(self) -> list[Attempt]:
         return [
@@ -151,6 +159,15 @@ def agents_of(named: Iterable[str | Agent]) -> dict[str, Agent]:
     """Agents by name, from names or as they are."""
     found = (agent_registry.get(one) if isinstance(one, str) else one for one in named)
     return {one.name: one for one in found}
+
+
+def _taskset(tasks: Iterable[Task | Mapping[str, Any] | str]) -> Taskset:
+    if isinstance(tasks, str | PurePath):
+        raise ConfigError(
+            f"tasks: a list of tasks, not the string {str(tasks)!r}",
+            hint=f"Taskset.load({str(tasks)!r}) reads a folder or file",
+        )
+    return tasks if isinstance(tasks, Taskset) else Taskset(as_tuple(tasks, "tasks"))
 
 
 def _known(config: RunConfig, policies: Mapping[str, Policy]) -> None:

@@ -18,6 +18,7 @@ import msgspec
 from rollyard.core.agent import LayerSpec
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.ids import new_id
+from rollyard.core.sequences import as_tuple
 from rollyard.sandbox.catalog import Catalog, ImageRecord, Kind, replace_file
 from rollyard.sandbox.home import data_home, private_dir
 from rollyard.sandbox.host import host_rootfs
@@ -65,7 +66,9 @@ class ImageStore:
         python: str | None = None,
     ) -> str:
         """Build (once) a layer with these packages and the interpreters they need; its id goes into `SandboxSpec.layers`."""
-        return await self.build_layer(LayerSpec(npm=tuple(npm), pip=tuple(pip), node=node, python=python))
+        return await self.build_layer(
+            LayerSpec(npm=as_tuple(npm, "npm"), pip=as_tuple(pip, "pip"), node=node, python=python)
+        )
 
     async def build_layer(self, spec: LayerSpec) -> str:
         return await self.layers.build(spec)
@@ -87,7 +90,7 @@ class ImageStore:
             async with locked(self.root / "locks" / "import", IMPORT_TIMEOUT_S):
                 found, tags = await anyio.to_thread.run_sync(import_image, self._stacks, path)
                 record = self.catalog.save(found)
-        await self.catalog.name(record.id, [*names, *tags])
+        await self.catalog.name(record.id, [*as_tuple(names, "names"), *tags])
         return record
 
     async def commit(

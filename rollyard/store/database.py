@@ -20,13 +20,14 @@ Work = Callable[[Connection], T]
 
 class Database(Protocol):
     kind: str
+    where: str  # as messages name it: without a password
 
     async def write(self, work: Work[T]) -> T:
         """Run in a transaction; returns once that would survive SIGKILL of this process."""
         ...
 
-    async def prepare(self, work: Work[T]) -> T:
-        """A write that may find no tables at all; it must be one that may happen twice."""
+    async def prepare(self, work: Work[Any]) -> None:
+        """A write that may find no tables at all; it must be one that may happen twice, and may wait for the first write."""
         ...
 
     async def read(self, work: Work[T]) -> T: ...

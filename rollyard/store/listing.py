@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from rollyard.core.errors import ConfigError, StoreError
+from rollyard.core.errors import StoreError
 from rollyard.core.message import Message
 from rollyard.core.rollout import Rollout
 from rollyard.store.check import RunCheck, check_run
@@ -19,30 +18,23 @@ from rollyard.store.values import Page, RunInfo, StoredEvent
 _CUT = 400  # characters of a message in the short view
 
 
-def existing(where: str) -> str:
-    """A store that is there: looking must not make an empty one."""
-    if "://" not in where and not Path(where).is_file():
-        raise ConfigError(f"no store at {where}", hint="name it with --store")
-    return where
-
-
 async def runs(where: str, limit: int, offset: int) -> list[RunInfo]:
-    async with Store.open(existing(where)) as store:
+    async with Store.open(where, create=False) as store:
         return await store.list_runs(limit=limit, offset=offset)
 
 
 async def page(where: str, run: str, options: Mapping[str, Any]) -> Page:
-    async with Store.open(existing(where)) as store:
+    async with Store.open(where, create=False) as store:
         return await store.list_rollouts(await run_id(store, run), **options)
 
 
 async def checked(where: str, run: str) -> RunCheck:
-    async with Store.open(existing(where)) as store:
+    async with Store.open(where, create=False) as store:
         return await check_run(store, await run_id(store, run))
 
 
 async def export_run(where: str, run: str, out: str, format: str | None, unscored: bool) -> Exported:
-    async with Store.open(existing(where)) as store:
+    async with Store.open(where, create=False) as store:
         return await export(
             store, await run_id(store, run), out, format=cast("Format | None", format), unscored=unscored
         )
@@ -56,7 +48,7 @@ async def run_id(store: Store, text: str) -> str:
 
 
 async def shown(where: str, text: str) -> ShownRun | ShownRollout:
-    async with Store.open(existing(where)) as store:
+    async with Store.open(where, create=False) as store:
         kind, found = await store.resolve(text)
         if kind == "run":
             return ShownRun(await store.get_run(found), (await store.list_rollouts(found, limit=1000)))

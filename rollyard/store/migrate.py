@@ -6,6 +6,7 @@ import, is only used for one that is behind. Both ways lead to the same schema, 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
@@ -13,31 +14,38 @@ from sqlalchemy import Connection, inspect, text
 from rollyard.core.errors import StoreError
 from rollyard.store.database import Database
 from rollyard.store.schema import HEAD, metadata
+from rollyard.store.sqlite_file import missing
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 _LOCK = 7_031_115_901  # any number that is ours: PostgreSQL's advisory lock while the schema is made
 
 
-async def prepare(database: Database) -> None:
-    await database.prepare(_prepare)
+async def prepare(database: Database, *, create: bool) -> None:
+    """Without `create` a database that has no tables of ours is refused, and nothing is written to it."""
+    version = await database.read(current)
+    if version is None and not create:
+        raise missing(database.where)
+    if version != HEAD:
+        await database.prepare(partial(_prepare, where=database.where))
 
 
-def _prepare(connection: Connection) -> None:
+def _prepare(connection: Connection, where: str) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
     version = current(connection)
     if version == HEAD:
         return
-    if version is None:
-        metadata.create_all(connection)
-        connection.execute(
-            text(
-                "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL CONSTRAINT alembic_version_pkc PRIMARY KEY)"
-            )
-        )
-        connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
+    if version is not None:
+        upgrade(connection, version, where)
         return
-    upgrade(connection, version)
+    if connection.dialect.name == "sqlite" and (others := inspect(connection).get_table_names()):
+        raise StoreError(
+            f"{where} is a database of another program: it has the table {others[0]!r}", hint="name another file"
+        )
+    metadata.create_all(connection)
+    columns = "version_num VARCHAR(32) NOT NULL CONSTRAINT alembic_version_pkc PRIMARY KEY"
+    connection.execute(text(f"CREATE TABLE alembic_version ({columns})"))
+    connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
 
 
 def current(connection: Connection) -> str | None:
@@ -47,7 +55,7 @@ def current(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def upgrade(connection: Connection, version: str | None) -> None:
+def upgrade(connection: Connection, version: str | None, where: str = "this database") -> None:
     """Run the migrations after `version` (all of them for None), inside the connection's transaction."""
     from alembic import command
     from alembic.config import Config
@@ -58,7 +66,7 @@ def upgrade(connection: Connection, version: str | None) -> None:
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if version is not None and version not in known:
         raise StoreError(
-            f"this database has schema {version}, newer than this version of rollyard knows",
+            f"{where} has schema {version}, newer than this version of rollyard knows",
             hint="update rollyard, or open another store",
         )
     config.attributes["connection"] = connection

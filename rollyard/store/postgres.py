@@ -1,6 +1,7 @@
 """PostgreSQL through asyncpg: each write is a transaction of its own, in a pool; the server groups their commits.
 
-A server that restarts, stands still or is out of disk for a while is waited for, within one deadline. A transaction whose
+A server that restarts, stands still or is out of disk for a while is waited for, within one deadline. One that was never reached
+is given up sooner: the address is probably wrong. A transaction whose
 commit got no answer is never guessed about: each writes a token into a row that only it may use (a seat), and afterwards the row
 says what became of it, so that no write is lost and none happens twice. The number of a transaction would not do: after a crash
 the server hands out numbers again that it never wrote down.
@@ -9,19 +10,20 @@ the server hands out numbers again that it never wrote down.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, delete, select, update
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import URL, Connection, delete, make_url, select, update
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from rollyard.core.errors import MissingExtra, StoreError, Unsupported
+from rollyard.core.errors import ConfigError, MissingExtra, StoreError, Unsupported
 from rollyard.store.database import Put, Work
 from rollyard.store.schema import seats
 
@@ -34,6 +36,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
 REPEATABLE = ("40001", "40P01")  # serialization failure, deadlock
 AWAY = ("08", "53", "57P")  # connection lost; no disk, memory or connections left; shut down, crashed or starting up
 _CLOSE_S = 5.0
+_log = logging.getLogger("rollyard.store")  # the standard library's: a line on stderr without any configuration
 _put_seats = Put(seats, ("id", "token"), there="keep")
 
 
@@ -41,15 +44,21 @@ class _Again(Exception):
     """The transaction did not happen and may be tried once more."""
 
 
+class _Unreached(_Again):
+    """There was no connection to the server at all."""
+
+
 class Postgres:
     kind = "postgresql"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, wait_s: float = 10.0) -> None:
         if find_spec("asyncpg") is None:
             raise MissingExtra("asyncpg", "postgres", why="a PostgreSQL store")
-        rest = url.split("://", 1)[1]
+        address = _address(url)
+        self.where = address.set(drivername="postgresql").render_as_string(hide_password=True)
+        self._reached, self._wait_s = False, wait_s  # how long the first connection may take
         self._engine = create_async_engine(
-            f"postgresql+asyncpg://{rest}",
+            address,
             pool_size=CONNECTIONS,
             max_overflow=0,
             pool_timeout=DEADLINE_S,
@@ -62,15 +71,15 @@ class Postgres:
 
     async def write(self, work: Work[T]) -> T:
         async with self._seat() as seat:
-            return await _patiently(lambda: self._transaction(work, seat), "write")
+            return await self._patiently(lambda: self._transaction(work, seat), "write")
 
     async def read(self, work: Work[T]) -> T:
         """All queries of one read see the same state."""
-        return await _patiently(lambda: self._snapshot(work), "read")
+        return await self._patiently(lambda: self._snapshot(work), "read")
 
-    async def prepare(self, work: Work[T]) -> T:
+    async def prepare(self, work: Work[Any]) -> None:
         """A write before there are any tables, and so no seats; it must be one that may happen twice."""
-        return await _patiently(lambda: self._begin(work), "write")
+        await self._patiently(lambda: self._begin(work), "write")
 
     async def _transaction(self, work: Work[T], seat: str) -> T:
         token, done = os.urandom(12), list[T]()
@@ -82,7 +91,7 @@ class Postgres:
         try:
             await self._begin(witnessed)
         except _Again:
-            if done and await _patiently(lambda: self._begin(lambda c: _token(c, seat)), "answer") == token:
+            if done and await self._patiently(lambda: self._begin(lambda c: _token(c, seat)), "answer") == token:
                 return done[0]
             raise
         return done[0]
@@ -90,17 +99,19 @@ class Postgres:
     async def _begin(self, work: Work[T]) -> T:
         try:
             async with self._engine.begin() as connection:
+                self._reached = True
                 return await connection.run_sync(work)
         except (SQLAlchemyError, OSError) as error:
-            raise _may_repeat(error) from error
+            raise self._may_repeat(error) from error
 
     async def _snapshot(self, work: Work[T]) -> T:
         reading = self._engine.execution_options(isolation_level="REPEATABLE READ")
         try:
             async with reading.connect() as connection:
+                self._reached = True
                 return await connection.run_sync(work)
         except (SQLAlchemyError, OSError) as error:
-            raise _may_repeat(error) from error
+            raise self._may_repeat(error) from error
 
     @asynccontextmanager
     async def _seat(self) -> AsyncGenerator[str]:
@@ -128,35 +139,58 @@ class Postgres:
             pass  # a few rows stay behind; they bother nobody
         await self._engine.dispose()
 
+    async def _patiently(self, once: Callable[[], Awaitable[T]], what: str) -> T:
+        """Try until it happened, it cannot, or the deadline has passed."""
+        pause, why = FIRST_PAUSE_S, "no answer"
+        started = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while True:
+                    try:
+                        return await once()
+                    except _Again as again:
+                        why = str(again) or why
+                        if isinstance(again, _Unreached) and not self._reached:
+                            self._still_unreached(again, asyncio.get_running_loop().time() - started, pause)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE_S)
+        except TimeoutError as error:
+            raise StoreError(f"the database {self.where} gave no {what} for {DEADLINE_S:.0f} s: {why}") from error
+
+    def _still_unreached(self, why: _Unreached, elapsed: float, pause: float) -> None:
+        if elapsed + pause > self._wait_s:
+            raise StoreError(
+                f"no PostgreSQL server answers at {self.where}: {why}",
+                hint="start the server, or correct the store's address",
+            ) from why
+        if pause == FIRST_PAUSE_S:
+            _log.warning("%s does not answer (%s); trying for %.0f s", self.where, why, self._wait_s)
+
+    def _may_repeat(self, error: Exception) -> Exception:
+        """What to raise: `_Again` for what passes by itself, else the error as one of ours."""
+        if isinstance(error, OSError):  # the server does not listen, or a connection broke
+            return _Unreached(str(error) or type(error).__name__)
+        self._reached = True
+        if isinstance(error, DBAPIError):
+            state = getattr(error.orig, "sqlstate", None) or ""
+            if error.connection_invalidated or state in REPEATABLE or state.startswith(AWAY):
+                return _Again(f"{type(error.orig).__name__}: {error.orig}")
+            return StoreError(f"the database {self.where} refused: {error.orig}")
+        return StoreError(f"the database {self.where} refused: {error}")
+
 
 def _token(connection: Connection, seat: str) -> bytes | None:
     """What the seat's last transaction wrote; one that is still under way is waited for."""
     return connection.execute(select(seats.c.token).where(seats.c.id == seat).with_for_update()).scalar()
 
 
-async def _patiently(once: Callable[[], Awaitable[T]], what: str) -> T:
-    """Try until it happened, it cannot, or the deadline has passed."""
-    pause, why = FIRST_PAUSE_S, "no answer"
+def _address(url: str) -> URL:
     try:
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                try:
-                    return await once()
-                except _Again as again:
-                    why = str(again) or why
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-    except TimeoutError as error:
-        raise StoreError(f"the database gave no {what} for {DEADLINE_S:.0f} s: {why}") from error
-
-
-def _may_repeat(error: Exception) -> Exception:
-    """What to raise: `_Again` for what passes by itself, else the error as one of ours."""
-    if isinstance(error, OSError):  # the server does not listen, or a connection broke
-        return _Again(str(error) or type(error).__name__)
-    if isinstance(error, DBAPIError):
-        state = getattr(error.orig, "sqlstate", None) or ""
-        if error.connection_invalidated or state in REPEATABLE or state.startswith(AWAY):
-            return _Again(f"{type(error.orig).__name__}: {error.orig}")
-        return StoreError(f"database error: {error.orig}")
-    return StoreError(f"database error: {error}")
+        address = make_url(url).set(drivername="postgresql+asyncpg")
+    except (ArgumentError, ValueError) as error:
+        raise ConfigError(
+            "the store's PostgreSQL address cannot be read", hint="postgresql://USER:PASSWORD@HOST:PORT/NAME"
+        ) from error
+    if address.port is not None and not 0 < address.port < 65536:
+        raise ConfigError(f"the store's PostgreSQL address has port {address.port}", hint="ports are 1 to 65535")
+    return address

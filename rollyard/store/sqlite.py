@@ -7,25 +7,27 @@ that gap for one fsync per group. Readers never wait for the writer.
 The thread is the point: a checkpoint or a slow disk must not stop the event loop. Works are handed to it in batches: those
 of one turn of the loop when little happens, those of `GATHER_S` when much does, since a transaction of one costs more than
 twice as much per call as one of sixteen.
+
+A new file is made with the first write, so that a caller who is refused before that leaves no empty store behind. Whatever goes
+wrong on the thread, opening included, is handed to the callers whose works it concerns.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, QueuePool
 
-from rollyard.core.errors import ConfigError, Error, StoreError
+from rollyard.core.errors import Error, StoreError
+from rollyard.store import sqlite_file
 from rollyard.store.database import Work
 
 T = TypeVar("T")
@@ -33,7 +35,6 @@ Synchronous = Literal["normal", "full"]
 
 DEADLINE_S = 60.0
 BACKUP_S = 3600.0
-BUSY_MS = 30_000  # how long another process may hold the write lock
 READERS = 4
 GROUP = 512  # the most functions in one transaction
 GATHER_S = 0.004  # under load: a few milliseconds of waiting for half the cost
@@ -61,18 +62,20 @@ class SQLite:
         self._waiting: SimpleQueue[_Batch | None] = SimpleQueue()
         self._gathering: dict[asyncio.AbstractEventLoop, _Batch] = {}
         self._handed_at = 0.0
-        self._engine = create_engine(f"sqlite:///{path}", poolclass=NullPool)
+        self.where = str(path)
+        self._path = path.absolute()
+        self._set_up: Work[Any] | None = None  # what makes the tables of a file that is not there yet
+        self._engine = create_engine("sqlite://", creator=sqlite_file.connect(path), poolclass=NullPool)
         event.listen(self._engine, "connect", _writer_set_up(synchronous))
         self._reading = create_engine(
-            f"sqlite:///{path}",
+            "sqlite://",
+            creator=sqlite_file.connect(path, check_same_thread=False),
             poolclass=QueuePool,
             pool_size=READERS,
             max_overflow=0,
-            connect_args={"check_same_thread": False},
         )
         event.listen(self._reading, "connect", _reader_set_up)
         event.listen(self._reading, "begin", _one_snapshot)
-        self._path = path
         self._thread = threading.Thread(target=self._run, name="rollyard-store", daemon=True)
         self._thread.start()
 
@@ -89,8 +92,11 @@ class SQLite:
         batch.works.append(_Waiting(work, future))
         return await future
 
-    async def prepare(self, work: Work[T]) -> T:
-        return await self.write(work)
+    async def prepare(self, work: Work[Any]) -> None:
+        if self._set_up is None and not self._path.exists():
+            self._set_up = work
+        else:
+            await self.write(work)
 
     def _hand_in(self, batch: _Batch) -> None:
         if self._gathering.get(batch.loop) is batch:
@@ -101,19 +107,35 @@ class SQLite:
 
     async def read(self, work: Work[T]) -> T:
         """On a thread of the loop's pool: an async driver would be a thread too, and twenty megabytes of import."""
-        async with asyncio.timeout(DEADLINE_S):
-            return await asyncio.to_thread(self._read, work)
+        if self._set_up is not None and self._path.exists():  # another process made the file meanwhile
+            await self.write(lambda _: None)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return await asyncio.to_thread(self._read, work)
+        except TimeoutError as error:
+            raise StoreError(f"the store {self.where} gave no answer for {DEADLINE_S:.0f} s") from error
 
     def _read(self, work: Work[T]) -> T:
-        with self._reading.connect() as connection:
+        try:
+            if not self._path.exists():
+                return self._read_nothing(work)
+            with self._reading.connect() as connection:
+                return work(connection)
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            raise sqlite_file.explain(error, self.where) from error
+
+    def _read_nothing(self, work: Work[T]) -> T:
+        """What a store without a row answers, before its file is made."""
+        with create_engine("sqlite://", poolclass=NullPool).connect() as connection:
+            if self._set_up is not None:
+                self._set_up(connection)
             return work(connection)
 
     async def backup(self, target: Path) -> None:
         """A copy taken from one snapshot, complete and compact; it is itself a store."""
-        if target.exists():
-            raise ConfigError(f"{target} exists", hint="choose a new file")
+        sqlite_file.check_place(self._path, create=False)
         async with asyncio.timeout(BACKUP_S):
-            await asyncio.to_thread(_copy, self._path, target)
+            await asyncio.to_thread(sqlite_file.copy, self._path, target)
 
     async def aclose(self) -> None:
         """Everything handed in is written first."""
@@ -126,55 +148,65 @@ class SQLite:
     # the writing thread
 
     def _run(self) -> None:
-        with self._engine.connect() as connection:
-            last = False
-            while not last:
-                first = self._waiting.get()
-                batches: list[_Batch] = []
-                while first is not None:
-                    batches.append(first)
-                    if sum(len(batch.works) for batch in batches) >= GROUP:
-                        break
-                    try:
-                        first = self._waiting.get_nowait()
-                    except Empty:
-                        break
-                last = first is None
-                works = [waiting.work for batch in batches for waiting in batch.works]
-                if works:
-                    _hand_back(batches, _together(connection, works))
+        connection: Connection | None = None
+        last = False
+        while not last:
+            batches, last = self._next()
+            works = [waiting.work for batch in batches for waiting in batch.works]
+            if not works:
+                continue
+            try:
+                connection = connection or self._open()
+                results = _together(connection, works, self.where)
+            except Exception as error:  # noqa: BLE001 - handed to every caller: this thread outlives it
+                results = [_of_ours(error, self.where) for _ in works]
+            _hand_back(batches, results)
+        if connection is not None:
+            connection.close()
         self._engine.dispose()
 
+    def _next(self) -> tuple[list[_Batch], bool]:
+        """What waits, and whether it is the last."""
+        first = self._waiting.get()
+        batches: list[_Batch] = []
+        while first is not None:
+            batches.append(first)
+            if sum(len(batch.works) for batch in batches) >= GROUP:
+                break
+            try:
+                first = self._waiting.get_nowait()
+            except Empty:
+                break
+        return batches, first is None
 
-def restore(backup: Path, target: Path) -> None:
-    """Put a backup in the place of a store that is not there (any more), after checking that it is whole."""
-    if target.exists():
-        raise ConfigError(f"{target} exists", hint="move it away first, with its -wal and -shm files")
-    engine = create_engine(f"sqlite:///{backup}", poolclass=NullPool)
-    try:
-        with engine.connect() as connection:
-            found = connection.execute(text("PRAGMA integrity_check")).scalar()
-    except SQLAlchemyError as error:
-        raise StoreError(f"{backup} is not a store: {error}") from error
-    if found != "ok":
-        raise StoreError(f"{backup} is damaged: {found}")
-    shutil.copyfile(backup, target)
+    def _open(self) -> Connection:
+        if self._set_up is not None:
+            sqlite_file.make_file(self._path.resolve())
+        connection = self._engine.connect()
+        if self._set_up is not None:
+            try:
+                _transaction(connection, [self._set_up])
+            except BaseException:  # whatever it was, the next write tries anew
+                connection.close()
+                raise
+            self._set_up = None
+        return connection
 
 
-def _together(connection: Connection, works: list[Work[Any]]) -> list[Any]:
+def _together(connection: Connection, works: list[Work[Any]], where: str) -> list[Any]:
     """One transaction for all; when one fails, each gets its own, so that only the failing ones fail. A result that is an
     exception is to be raised."""
     try:
         return _transaction(connection, works)
     except Exception as error:  # noqa: BLE001 - handed to the caller it belongs to, here or below
         if len(works) == 1:
-            return [_of_ours(error)]
+            return [_of_ours(error, where)]
     results: list[Any] = []
     for work in works:
         try:
             results += _transaction(connection, [work])
         except Exception as error:  # noqa: BLE001 - handed to its caller, who raises it
-            results.append(_of_ours(error))
+            results.append(_of_ours(error, where))
     return results
 
 
@@ -194,11 +226,13 @@ def _transaction(connection: Connection, works: list[Work[Any]]) -> list[Any]:
     return results
 
 
-def _of_ours(error: Exception) -> Exception:
+def _of_ours(error: Exception, where: str) -> Exception:
     if isinstance(error, Error):
         return error
-    kind = "database" if isinstance(error, SQLAlchemyError) else type(error).__name__
-    wrapped = StoreError(f"{kind} error: {error}")
+    if isinstance(error, (SQLAlchemyError, sqlite3.Error, OSError)):
+        wrapped = sqlite_file.explain(error, where)
+    else:
+        wrapped = StoreError(f"{type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
 
@@ -240,7 +274,7 @@ def _writer_set_up(synchronous: Synchronous) -> Callable[[Any, Any], None]:
         for pragma in (
             "journal_mode=WAL",
             f"synchronous={synchronous.upper()}",
-            f"busy_timeout={BUSY_MS}",
+            f"busy_timeout={sqlite_file.BUSY_MS}",
             "cache_size=-16000",
             "wal_autocheckpoint=2000",
         ):
@@ -252,7 +286,7 @@ def _writer_set_up(synchronous: Synchronous) -> Callable[[Any, Any], None]:
 def _reader_set_up(raw: Any, _: Any) -> None:
     raw.isolation_level = None
     cursor = raw.cursor()
-    for pragma in (f"busy_timeout={BUSY_MS}", "query_only=ON"):
+    for pragma in (f"busy_timeout={sqlite_file.BUSY_MS}", "query_only=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 
@@ -260,8 +294,3 @@ def _reader_set_up(raw: Any, _: Any) -> None:
 def _one_snapshot(connection: Connection) -> None:
     """All queries of one read see the same state; the driver alone begins no transaction for them."""
     connection.exec_driver_sql("BEGIN")
-
-
-def _copy(path: Path, target: Path) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=BUSY_MS / 1000)) as raw:
-        raw.execute("VACUUM INTO ?", (str(target),))

@@ -33,7 +33,8 @@ from rollyard.store import blobs, calls, clean, events, leases, rollouts, runs
 from rollyard.store.database import Database
 from rollyard.store.migrate import prepare
 from rollyard.store.plane import SqlPlane
-from rollyard.store.sqlite import SQLite, Synchronous, restore
+from rollyard.store.sqlite import SQLite, Synchronous
+from rollyard.store.sqlite_file import check_place, keep_private, restore
 from rollyard.store.values import (
     ArtifactInfo,
     Page,
@@ -70,14 +71,23 @@ class Store:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, where: str | Path, *, synchronous: Synchronous = "normal", clock: Callable[[], float] | None = None
+        cls,
+        where: str | Path,
+        *,
+        create: bool = True,
+        private: bool = False,
+        synchronous: Synchronous = "normal",
+        wait_s: float = 10.0,
+        clock: Callable[[], float] | None = None,
     ) -> AsyncGenerator[Store]:
-        """`where` is a path, `sqlite:///path` or `postgresql://user@host/name`. A new database is set up; an older one is
-        brought up to date; a newer one is refused. `clock` decides when leases run out; without one this machine's does,
-        and on PostgreSQL the server's."""
-        database = _database(str(where), synchronous)
+        """`where` is a path, `sqlite:///path` or `postgresql://user@host/name`. A new database is set up, with `create=False`
+        refused; an older one is brought up to date; a newer one is refused. A new file appears with the first write. `private`
+        refuses a file that other users can read. `wait_s` is how long the first
+        connection to PostgreSQL is tried. `clock` decides when leases run out; without one this machine's does, and on PostgreSQL
+        the server's."""
+        database = _database(str(where), synchronous, create=create, private=private, wait_s=wait_s)
         try:
-            await prepare(database)
+            await prepare(database, create=create)
             yield cls(database, clock, str(where))
         finally:
             await database.aclose()
@@ -371,27 +381,25 @@ class Store:
         await asyncio.to_thread(restore, backup, target)
 
 
-def _database(where: str, synchronous: Synchronous) -> Database:
+def _database(
+    where: str, synchronous: Synchronous, *, create: bool = True, private: bool = False, wait_s: float = 10.0
+) -> Database:
     scheme, separator, rest = where.partition("://")
-    if not separator:
-        return _sqlite(Path(where), synchronous)
-    if scheme == "sqlite":
-        return _sqlite(Path(rest.removeprefix("/")), synchronous)
+    if not separator or scheme == "sqlite":
+        path = Path(rest.removeprefix("/") if separator else where)
+        if not path.name or path.name == ":memory:":
+            raise ConfigError("a store needs a file", hint="give a path such as runs.db")
+        check_place(path, create=create)
+        if path.exists():
+            keep_private(path, required=private)
+        return SQLite(path, synchronous=synchronous)
     if scheme in ("postgresql", "postgres"):
         from rollyard.store.postgres import Postgres
 
-        return Postgres(where)
+        return Postgres(where, wait_s=wait_s)
     if scheme in ("redis", "rediss"):
         raise ConfigError(
             "runs, rollouts and calls need SQL, and Redis is not",
             hint="give a path or postgresql://...; only `rollyard serve plane` takes redis://",
         )
     raise ConfigError(f"no store at {scheme}://", hint="give a path, sqlite:///path or postgresql://...")
-
-
-def _sqlite(path: Path, synchronous: Synchronous) -> SQLite:
-    if not path.name or path.name == ":memory:":
-        raise ConfigError("a store needs a file", hint="give a path such as runs.db")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path.parent} is not a directory", hint="make it, or choose another place for the store")
-    return SQLite(path, synchronous=synchronous)

@@ -14,6 +14,7 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
+from rollyard.core.sequences import as_commands
 from rollyard.core.task import (
     Artifact,
     File,
@@ -52,7 +53,7 @@ def load_folder(folder: str | Path, *, allow_network: bool = False) -> Task:
         digest=folder_digest(root),
         files=tuple(_extra_file(load, item) for item in extra.files),
         user=user_name(file.agent.user),
-        setup=tuple(extra.setup),
+        setup=as_commands(extra.setup, "setup"),
         limits=limits,
         artifacts=_artifacts(file.artifacts),
         verifier=verifier,

@@ -15,6 +15,7 @@ import msgspec
 
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError, Error
+from rollyard.core.sequences import as_commands
 from rollyard.core.task import File, Task, VerifierSpec
 from rollyard.tasks.digest import task_digest
 from rollyard.tasks.modules import import_file
@@ -34,12 +35,20 @@ def as_task(value: Any, *, where: str = "task") -> Task:
 
 
 def finish(task: Task) -> Task:
-    """Fill in the digest, and a name made of it where there is none."""
+    """Fill in the digest, and a name made of it where there is none. A verifier may be a function, or the name of a kind."""
+    if task.verifier is not None and not isinstance(task.verifier, VerifierSpec):
+        task = msgspec.structs.replace(task, verifier=_verifier(task.verifier))
     if not task.digest:
         task = msgspec.structs.replace(task, digest=task_digest(task))
     if not task.id:
         task = msgspec.structs.replace(task, id=f"task-{task.digest.removeprefix('sha256:')[:12]}")
     return task
+
+
+def _verifier(given: Any) -> Any:
+    if isinstance(given, str):
+        return VerifierSpec(kind=given)
+    return spec_of(cast("Callable[..., Any]", given)) if callable(given) else given
 
 
 def _from_mapping(row: Mapping[str, Any], where: str) -> Task:
@@ -51,21 +60,17 @@ def _from_mapping(row: Mapping[str, Any], where: str) -> Task:
     fields["id"] = str(fields["id"])
     if isinstance(fields.get("files"), Mapping):
         fields["files"] = [_file(path, content) for path, content in fields["files"].items()]
-    for name in ("setup", "verify"):
-        if isinstance(fields.get(name), str):
-            fields[name] = [fields[name]]
+    if isinstance(fields.get("setup"), str):
+        fields["setup"] = as_commands(fields["setup"], f"{where}: setup")
     verify = fields.pop("verify", None)
     verifier = fields.get("verifier")
     if verify is not None:
         if verifier is not None:
             raise ConfigError(f"{where}: verify and verifier are two ways to say one thing; give one")
-        if not isinstance(verify, (list, tuple)) or not all(isinstance(c, str) for c in cast("list[Any]", verify)):
-            raise ConfigError(f"{where}: verify: a list of shell commands")
-        fields["verifier"] = VerifierSpec(kind="commands", options={"commands": list(cast("list[str]", verify))})
-    elif isinstance(verifier, str):
-        fields["verifier"] = VerifierSpec(kind=verifier)
-    elif callable(verifier):
-        fields["verifier"] = spec_of(cast("Callable[..., Any]", verifier))
+        commands = as_commands(verify, f"{where}: verify")
+        fields["verifier"] = VerifierSpec(kind="commands", options={"commands": list(commands)})
+    else:
+        fields["verifier"] = _verifier(verifier)
     unknown = set(fields) - set(Task.__struct_fields__)
     if unknown:
         known = ", ".join((*Task.__struct_fields__, "verify"))

@@ -15,6 +15,7 @@ from typing import Any
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
+from rollyard.core.sequences import as_tuple
 from rollyard.tools.tool import Tool, ToolContext, ToolError
 
 Scope = MutableMapping[str, Any]
@@ -31,12 +32,12 @@ class Toolset:
 
     def __init__(self, tools: Iterable[Tool], *, allow: Iterable[str] | None = None, name: str = "rollyard") -> None:
         by_name: dict[str, Tool] = {}
-        for tool in tools:
+        for tool in as_tuple(tools, "tools"):
             if tool.name in by_name:
                 raise ConfigError(f"two tools are named {tool.name!r}")
             by_name[tool.name] = tool
         if allow is not None:
-            wanted = tuple(allow)
+            wanted = as_tuple(allow, "allow")
             if missing := [n for n in wanted if n not in by_name]:
                 raise ConfigError(f"no tool named {', '.join(missing)}", hint=f"known: {', '.join(by_name) or 'none'}")
             by_name = {n: by_name[n] for n in wanted}

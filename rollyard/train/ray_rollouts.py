@@ -34,6 +34,7 @@ from rollyard.runs.ray_executor import NAMESPACE, Ray, connected
 from rollyard.runs.run import agents_of
 from rollyard.runs.work import Work
 from rollyard.store import Store
+from rollyard.tasks.verifiers.python import Check, as_verifier
 
 Why = Literal["failed", "stale", "cancelled"]
 _ANSWER_S = 120.0
@@ -127,8 +128,10 @@ class Rollouts:
         executor = Ray(order.address, per_node=order.per_node, detached=False)
         given = Given(self._store, order.config.sandbox)
         await executor.check(self._work, given)
-        await self._store.create_run(msgspec.to_builtins(order.config), id=self._work.run_id)
-        return await stack.enter_async_context(executor.open(self._work, given))
+        return await stack.enter_async_context(executor.open(self._work, given, self._record))
+
+    async def _record(self) -> None:
+        await self._store.create_run(msgspec.to_builtins(self._order.config), id=self._work.run_id)
 
     async def submit(self, task: Task, size: int, seed: int | None) -> str:
         first = self._counts.get(task.id, 0)
@@ -261,7 +264,7 @@ class RayRollouts:
         sandbox: str = "local",
         parallel: int = 16,
         staleness: int | None = None,
-        verifier: Verifier | None = None,
+        verifier: Check | None = None,
         hooks: Hooks | None = None,
         address: str = "auto",
         per_node: int = 1,
@@ -276,7 +279,7 @@ class RayRollouts:
             agents=(agent,), policies={POLICY: policy}, model=model, sandbox=sandbox, parallel=parallel, **fields
         )
         order = Order(
-            store=store, config=config, address=address, per_node=per_node, staleness=staleness, verifier=verifier,
+            store=store, config=config, address=address, per_node=per_node, staleness=staleness, verifier=as_verifier(verifier),
             hooks=hooks or Hooks(),
         )  # fmt: skip
         self._ray = connected(address)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.events import Event
 from rollyard.store import Store
 from rollyard.testing.postgres import Postgres
@@ -56,3 +57,46 @@ async def test_writes_through_a_crash_and_a_pause_happen_exactly_once(server):
     assert sorted(kept) == [(writer, number) for writer in range(WRITERS) for number in range(WRITES)]
     for writer in range(WRITERS):
         assert [n for of, n in kept if of == writer] == list(range(WRITES))
+
+
+async def test_a_server_that_does_not_listen_is_named_without_its_password_and_given_up(server, caplog):
+    url = server.url.replace("ry@", "ry:geheim@")
+    server.stop()
+    with pytest.raises(StoreError, match=r"no PostgreSQL server answers at postgresql://ry:\*\*\*@") as refused:
+        async with asyncio.timeout(30), Store.open(url, wait_s=1):
+            pass
+    assert "geheim" not in str(refused.value)
+    assert len(caplog.records) == 1 and "does not answer" in caplog.text and "geheim" not in caplog.text
+
+
+async def test_a_server_that_comes_in_time_is_used(server):
+    server.stop()
+
+    async def come():
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(server.start)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(come())
+        async with Store.open(server.url, wait_s=60) as store:
+            assert await store.list_runs() == []
+
+
+async def test_a_reading_verb_makes_no_tables(server):
+    with pytest.raises(StoreError, match="no store at postgresql://"):
+        async with Store.open(server.url, create=False):
+            pass
+    async with Store.open(server.url) as store:
+        await store.create_run({}, id="run_a")
+    async with Store.open(server.url, create=False) as store:
+        assert len(await store.list_runs()) == 1
+
+
+async def test_what_the_server_refuses_is_said_with_its_address(server):
+    with pytest.raises(StoreError, match='/nosuch refused: database "nosuch" does not exist'):
+        async with Store.open(server.url.replace("/drill", "/nosuch")):
+            pass
+    for address in ("postgresql://ry@127.0.0.1:99999/x", "postgresql://ry@127.0.0.1:port/x"):
+        with pytest.raises(ConfigError, match="address"):
+            async with Store.open(address):
+                pass

@@ -54,7 +54,7 @@ async def test_list_show_export_and_check_read_one_store(kept, tmp_path):
 
 def test_looking_at_a_store_that_is_not_there_does_not_make_one(tmp_path):
     missing = tmp_path / "no.db"
-    assert "no store" in rollyard("list", "--store", str(missing), code=2)
+    assert "no store" in rollyard("list", "--store", str(missing), code=3)
     assert not missing.exists()
 
 

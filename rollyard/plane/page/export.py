@@ -63,7 +63,7 @@ async def run_page(store: Store, run_id: str) -> tuple[str, str]:
 
 async def export_page(where: str, run: str, out: str) -> tuple[str, int]:
     """Write it; gives the run's id and the file's size."""
-    async with Store.open(where) as store:
+    async with Store.open(where, create=False) as store:
         run_id, text = await run_page(store, run)
     await anyio.Path(out).write_text(text)
     return run_id, len(text.encode())

@@ -34,7 +34,7 @@ async def _serve(
     if host not in LOOPBACK:
         _log.warning("the page listens beyond loopback; it shows everything the store holds", host=host)
     async with AsyncExitStack() as stack:
-        kept = await stack.enter_async_context(Store.open(store))
+        kept = await stack.enter_async_context(Store.open(store, create=write))
         token = secret("page") if write else None
         actions = await stack.enter_async_context(LocalActions(kept, tasks, where=store)) if write else None
         sock = listen(host, port)

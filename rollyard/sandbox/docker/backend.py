@@ -17,6 +17,7 @@ import structlog
 from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxGone, SandboxUnavailable, UnknownName
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Capabilities, Isolation, Resources, SandboxInfo, SandboxSpec
+from rollyard.core.sequences import as_tuple
 from rollyard.sandbox.docker import container, images, netns, routes, sweep
 from rollyard.sandbox.docker.box import DockerSandbox, remove
 from rollyard.sandbox.docker.container import Identity
@@ -64,7 +65,7 @@ class DockerBackend:
         self.images = ImageStore(Path(store) if store else None)
         self._engine = Engine(find_host(self.name, host))
         self._image, self._pull, self._runtime = image, pull, runtime
-        self._mounts = tuple(Path(path).resolve() for path in mounts)
+        self._mounts = tuple(Path(path).resolve() for path in as_tuple(mounts, "mounts"))
         self._asked_route, self._same_host = route, same_host
         self.route: Route = route or "exec"
         self._limits = limits or OpenLimits(opening=8)

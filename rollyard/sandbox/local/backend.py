@@ -25,6 +25,7 @@ from rollyard.core.errors import (
 )
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
+from rollyard.core.sequences import as_tuple
 from rollyard.sandbox.home import data_home, private_dir
 from rollyard.sandbox.images import ImageStore
 from rollyard.sandbox.local import cgroups, ids, places, probe
@@ -64,7 +65,7 @@ class LocalBackend:
     ) -> None:
         self.root = private_dir(Path(root) if root else data_home())
         self.images = ImageStore(self.root)
-        self._mounts = tuple(Path(path).resolve() for path in mounts)
+        self._mounts = tuple(Path(path).resolve() for path in as_tuple(mounts, "mounts"))
         self._journal = Journal(self.root)
         self._launcher = Launcher(self.root / "launcher.log")
         self._boxes: dict[str, tuple[LocalSandbox, str]] = {}

@@ -23,5 +23,5 @@ async def open_plane(where: str) -> AsyncGenerator[Opened]:
         async with open_redis(where) as records:
             yield Opened(records, None)
         return
-    async with Store.open(where) as store:
+    async with Store.open(where, private=True) as store:
         yield Opened(store.plane, store)

@@ -29,14 +29,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    commands: list[str | Check]
+    commands: str | list[str | Check]  # a string is one command
     score: Literal["fraction", "all"] = "fraction"
     timeout_s: float = 300.0  # for each
 
 
 def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
     options = read_options(spec, _Options)
-    checks = [Check(run=item) if isinstance(item, str) else item for item in options.commands]
+    given = [options.commands] if isinstance(options.commands, str) else options.commands
+    checks = [Check(run=item) if isinstance(item, str) else item for item in given]
     if not checks or not all(math.isfinite(c.weight) and c.weight > 0 for c in checks):
         raise ConfigError("verifier 'commands': options.commands: at least one command, each with a positive weight")
 

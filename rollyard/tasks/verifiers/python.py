@@ -18,7 +18,7 @@ from typing import Any, cast, overload
 import msgspec
 
 from rollyard.core import registry
-from rollyard.core.errors import ConfigError, SandboxError
+from rollyard.core.errors import ConfigError, EnvError, SandboxError
 from rollyard.core.protocols import Policy, Sandbox
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Grade, VerifierSpec
@@ -43,8 +43,8 @@ class PythonVerifier:
             if inspect.isawaitable(found):
                 found = await found
             return as_verdict(found)
-        except SandboxError:
-            raise  # the sandbox broke, not the check: the caller charges the right boundary
+        except (SandboxError, EnvError):
+            raise  # the sandbox or the environment broke, not the check: the caller charges the right boundary
         except Exception as error:  # noqa: BLE001 - user code; no reward, and its error is recorded as the evidence
             return Verdict(
                 status="failed",
@@ -70,6 +70,18 @@ def verifier(check: Check | None = None, /, *, grade: Grade | None = None) -> An
         return PythonVerifier(function, grade=grade)
 
     return decorate
+
+
+def as_verifier(check: Check | None) -> PythonVerifier | None:
+    """A caller's own function (or object) in the shape of every verifier, whether it is async or not."""
+    if check is None or isinstance(check, PythonVerifier):
+        return check
+    if not callable(check):
+        raise ConfigError(
+            f"verifier: a function of the sandbox and the rollout, not {check!r}",
+            hint="def check(sandbox, rollout): return 1.0; shell commands go into verify=",
+        )
+    return PythonVerifier(check, grade=getattr(check, "grade", None))
 
 
 def as_verdict(found: Any) -> Verdict:

@@ -1,0 +1,185 @@
+"""The file of a SQLite store: when it is made, who may read it, and that a failure of its thread reaches every caller."""
+
+import asyncio
+import os
+import sqlite3
+
+import pytest
+from sqlalchemy import text
+
+from rollyard.core.errors import ConfigError, StoreError
+from rollyard.core.events import Event
+from rollyard.store import Store
+from rollyard.store.sqlite import SQLite
+
+pytestmark = pytest.mark.anyio
+
+
+def mode(path):
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture
+def wide_umask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+async def test_a_new_file_appears_with_the_first_write_and_answers_before(tmp_path):
+    where = tmp_path / "runs.db"
+    async with Store.open(where) as store:
+        assert await store.list_runs() == [] and await store.sessions() == []
+        assert not where.exists()
+        await store.create_run({}, id="run_a")
+        assert where.exists()
+        assert [run.id for run in await store.list_runs()] == ["run_a"]
+    async with Store.open(where, create=False) as store:
+        assert [run.id for run in await store.list_runs()] == ["run_a"]
+
+
+async def test_a_file_that_another_made_meanwhile_is_read(tmp_path):
+    where = tmp_path / "runs.db"
+    async with Store.open(where) as first, Store.open(where) as second:
+        await second.create_run({}, id="run_b")
+        assert [run.id for run in await first.list_runs()] == ["run_b"]
+        await first.create_run({}, id="run_a")
+        assert len(await second.list_runs()) == 2
+
+
+async def test_many_first_writes_at_once_make_one_store(tmp_path):
+    where = tmp_path / "runs.db"
+
+    async def one(number):
+        async with Store.open(where) as store:
+            await store.create_run({}, id=f"run_{number}")
+
+    await asyncio.gather(*(one(number) for number in range(8)))
+    async with Store.open(where, create=False) as store:
+        assert len(await store.list_runs()) == 8
+
+
+async def test_new_files_are_their_owners_alone(tmp_path, wide_umask):
+    where, copy, again = tmp_path / "runs.db", tmp_path / "copy.db", tmp_path / "again.db"
+    async with Store.open(where) as store:
+        await store.create_run({}, id="run_a")
+        assert {path.name: mode(path) for path in tmp_path.iterdir()} == {
+            "runs.db": 0o600,
+            "runs.db-wal": 0o600,
+            "runs.db-shm": 0o600,
+        }
+        await store.backup(copy)
+    await Store.restore(copy, again)
+    assert (mode(copy), mode(again)) == (0o600, 0o600)
+
+
+async def test_a_wider_file_of_ours_is_narrowed_with_one_line(tmp_path, caplog):
+    where = tmp_path / "runs.db"
+    async with Store.open(where) as store:
+        await store.create_run({}, id="run_a")
+        for path in tmp_path.iterdir():
+            path.chmod(0o644)
+        async with Store.open(where):
+            assert {mode(path) for path in tmp_path.iterdir()} == {0o600}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{where} was readable by other users (mode 644); it is now its owner's alone (600)"
+    ]
+
+
+async def test_a_wider_file_of_another_user_is_refused_for_secrets_only(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    where = tmp_path / "runs.db"
+    async with Store.open(where) as store:
+        await store.create_run({}, id="run_a")
+    where.chmod(0o640)
+    os.chown(where, 12345, 12345)
+    async with Store.open(where) as store:
+        assert len(await store.list_runs()) == 1
+    with pytest.raises(StoreError, match="mode 640"):
+        async with Store.open(where, private=True):
+            pass
+    assert mode(where) == 0o640
+
+
+async def test_a_failure_to_open_reaches_every_writer(tmp_path):
+    where = tmp_path / "runs.db"
+    where.write_text("no database " * 100)
+    database = SQLite(where)
+    async with asyncio.timeout(20):
+        works = [database.write(lambda connection: connection.execute(text("SELECT 1"))) for _ in range(3)]
+        results = await asyncio.gather(*works, return_exceptions=True)
+        later = (await asyncio.gather(database.write(lambda _: None), return_exceptions=True))[0]
+        read = (
+            await asyncio.gather(
+                database.read(lambda c: c.execute(text("SELECT * FROM sqlite_master"))), return_exceptions=True
+            )
+        )[0]
+        for error in (*results, later, read):
+            assert isinstance(error, StoreError) and "file is not a database" in str(error), error
+        await database.aclose()
+
+
+async def test_a_writer_goes_on_once_its_file_can_be_opened(tmp_path):
+    where = tmp_path / "runs.db"
+    where.write_text("no database " * 100)
+    database = SQLite(where)
+    with pytest.raises(StoreError):
+        await database.write(lambda connection: None)
+    where.write_bytes(b"")
+    assert await database.write(lambda connection: connection.execute(text("SELECT 7")).scalar()) == 7
+    await database.aclose()
+
+
+async def test_a_backup_holds_what_is_only_in_the_log_yet(tmp_path):
+    """A store in use is restored from as it stands: its `-wal` file is read too."""
+    async with Store.open(tmp_path / "runs.db") as store:
+        await store.event(Event(at=1.0, name="n", run_id="r"))
+        await Store.restore(tmp_path / "runs.db", tmp_path / "copy.db")
+    async with Store.open(tmp_path / "copy.db", create=False) as store:
+        assert [stored.event.name for stored in await store.events(run_id="r")] == ["n"]
+
+
+async def test_a_restore_goes_over_nothing_that_is_there(tmp_path):
+    async with Store.open(tmp_path / "runs.db") as store:
+        await store.create_run({}, id="run_a")
+        await store.backup(tmp_path / "copy.db")
+        with pytest.raises(ConfigError, match="exists"):
+            await store.backup(tmp_path / "copy.db")
+    (tmp_path / "new.db-wal").write_text("of another store")
+    for target in ("runs.db", "new.db"):
+        with pytest.raises(ConfigError, match="exists"):
+            await Store.restore(tmp_path / "copy.db", tmp_path / target)
+    assert not (tmp_path / "new.db").exists()
+
+
+async def test_a_damaged_backup_is_not_restored(tmp_path):
+    async with Store.open(tmp_path / "runs.db") as store:
+        for number in range(200):
+            await store.event(Event(at=1.0, name="n" * 500, run_id="r", fields={"n": number}))
+        await store.backup(tmp_path / "copy.db")
+    whole = (tmp_path / "copy.db").read_bytes()
+    (tmp_path / "copy.db").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(StoreError, match=r"copy\.db"):
+        await Store.restore(tmp_path / "copy.db", tmp_path / "new.db")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.db", "runs.db"]
+
+
+async def test_names_with_odd_characters_are_files_like_others(tmp_path):
+    where = tmp_path / "a?b#c%20 d.db"
+    async with Store.open(where) as store:
+        await store.create_run({}, id="run_a")
+    assert [path.name for path in tmp_path.iterdir()] == [where.name]
+
+
+async def test_reading_makes_no_tables_in_a_database_that_has_none(tmp_path):
+    with sqlite3.connect(tmp_path / "other.db") as raw:
+        raw.execute("CREATE TABLE cookies (name)")
+    raw.close()
+    for create in (False, True):
+        with pytest.raises(StoreError, match=r"other\.db"):
+            async with Store.open(tmp_path / "other.db", create=create) as store:
+                await store.create_run({}, id="run_a")
+    with sqlite3.connect(tmp_path / "other.db") as raw:
+        assert [row[0] for row in raw.execute("SELECT name FROM sqlite_master")] == ["cookies"]
+    raw.close()
