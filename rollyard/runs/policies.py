@@ -14,7 +14,6 @@ from rollyard.core.rollout import Rollout
 from rollyard.policy import PolicyText
 from rollyard.runs.config import POLICY, RunConfig
 from rollyard.store import Store
-from rollyard.store import Store
 
 
 def check_policies(config: RunConfig) -> None:
