@@ -10,7 +10,7 @@ from typing import IO
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.sandbox.archives import unpack
+from rollyard.core.archives import unpack
 from rollyard.sandbox.catalog import ImageRecord
 from rollyard.sandbox.oci import ArchiveBlobs, Blobs, DirectoryBlobs, ImageConfig, is_oci, read_image
 from rollyard.sandbox.stacks import Stacks
