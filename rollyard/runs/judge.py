@@ -36,6 +36,11 @@ class Judge:
             return msgspec.structs.replace(own, grade=chosen) if chosen is not None else own
         return VerifierSpec(kind="python", grade=chosen or "sealed")
 
+    def specs(self, task: Task) -> tuple[VerifierSpec, ...]:
+        """How the task is judged, or each of its steps."""
+        found = (self.spec(task, step) for step in task.steps or (None,))
+        return tuple(spec for spec in found if spec is not None)
+
     async def collect(self, spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[CommandRecord, ...]:
         """The task's hooks that save run-time state, while the processes they look at still live."""
         return await grade.collect(spec, sandbox, workdir)

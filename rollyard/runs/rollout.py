@@ -117,11 +117,14 @@ class _Rollout:
     # provision
 
     async def _provision(self, stack: AsyncExitStack) -> None:
-        building = self.task.build_timeout_s if self.task.build is not None else 0.0
+        specs = self.judge.specs(self.task)
+        sites = (self.task, *(spec.site for spec in specs if spec.site is not None))
+        building = sum(site.build_timeout_s for site in sites if site.build is not None)
         async with self.stages.stage(
             "provision", limit_s=self.limits.boot + self.limits.install + building
         ) as deadline:
             ground = await self.provision.ground(self.task, self.plan.agent, self.backend, deadline)
+            await self.provision.verifier_tools(specs, self.backend, deadline)
             self.spec = spec = rollout_spec(self.plan, self.task, ground.built, ground.layers, self.backend)
             sandbox = await self._open(spec, min(deadline.left, self.limits.boot))
             self.sandbox, self.ground = sandbox, ground
