@@ -11,10 +11,12 @@ from rollyard.core.protocols import Backend, Policy, Sandbox, Verifier
 from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import Network, SandboxSpec
 from rollyard.core.task import Site, Step, Task, VerifierSpec
+from rollyard.runs.prepare import put_files
 from rollyard.runs.provision import Provision
 from rollyard.sandbox.layers import layer_prefix
 from rollyard.tasks import grade
 from rollyard.tasks.environ import resolve_env
+from rollyard.tasks.python_startup import StartUp, look
 from rollyard.tasks.verifiers import verifier_for
 
 
@@ -36,6 +38,17 @@ class Judge:
             return msgspec.structs.replace(own, grade=chosen) if chosen is not None else own
         return VerifierSpec(kind="python", grade=chosen or "sealed")
 
+    def specs(self, task: Task) -> tuple[VerifierSpec, ...]:
+        """How the task is judged, or each of its steps."""
+        found = (self.spec(task, step) for step in task.steps or (None,))
+        return tuple(spec for spec in found if spec is not None)
+
+    async def look(self, task: Task, sandbox: Sandbox, workdir: str) -> StartUp | None:
+        """What Python loads unasked, before the agent starts; only a verdict in the agent's own file system needs it."""
+        if all(spec.grade == "sealed" for spec in self.specs(task)):
+            return None
+        return await look(sandbox, workdir)
+
     async def collect(self, spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[CommandRecord, ...]:
         """The task's hooks that save run-time state, while the processes they look at still live."""
         return await grade.collect(spec, sandbox, workdir)
@@ -51,8 +64,16 @@ class Judge:
         collected: tuple[CommandRecord, ...],
         step: Step | None,
         deadline: Deadline,
+        before: StartUp | None,
     ) -> Verdict:
         task = rollout.task
+
+        async def prepare(fresh: Sandbox) -> None:
+            """The task's files and setup, in a sandbox from its image."""
+            await put_files(fresh, task.files, workdir, task.user)
+            for command in task.setup:
+                await fresh.exec(command, cwd=workdir, timeout=max(1.0, deadline.left))
+
         layers = await self._provision.layers(spec.layers)
         case = grade.Case(
             spec=spec,
@@ -67,9 +88,10 @@ class Judge:
             env=resolve_env(spec.env, os.environ, where=f"task {task.id}: verifier.env"),
             timeout_s=max(1.0, deadline.left),
             collected=collected,
+            before=before,
         )
         verifier = self._verifier or verifier_for(spec, self._policy)
-        return await grade.judge(case, sandbox, self._backend, verifier, forget=self._provision.forget)
+        return await grade.judge(case, sandbox, self._backend, verifier, forget=self._provision.forget, prepare=prepare)
 
     async def _site(self, site: Site, place: SandboxSpec, deadline: Deadline) -> SandboxSpec:
         """A place of the verifier's own, with its image built."""

@@ -15,10 +15,17 @@ import stamina
 
 from rollyard import agents
 from rollyard.core.agent import Agent, LayerSpec
-from rollyard.core.errors import AgentInstallFailed, GateUnreachable, SandboxError, UnknownName, Unsupported
+from rollyard.core.errors import (
+    AgentInstallFailed,
+    GateUnreachable,
+    SandboxError,
+    UnknownName,
+    Unsupported,
+    VerifierError,
+)
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, OwnImages, Sandbox
-from rollyard.core.task import Site, Step, Task
+from rollyard.core.task import Site, Step, Task, VerifierSpec
 from rollyard.sandbox.images import ImageStore
 from rollyard.sandbox.layers import layer_prefix
 from rollyard.tasks.build import build
@@ -66,6 +73,17 @@ class Provision:
         if layer is not None and backend.capabilities.layers:
             layers = (*layers, layer)
         return Ground(built=built, layers=layers, agent_layer=layer)
+
+    async def verifier_tools(self, specs: Sequence[VerifierSpec], backend: Backend, deadline: Deadline) -> None:
+        """Build what judging will need before the agent runs: a tool that cannot be had must not cost an agent's work."""
+        try:
+            for spec in specs:
+                await self.layers(spec.layers)
+                if spec.site is not None:
+                    await self.layers(spec.site.layers)
+                    await self.image(spec.site, backend, deadline)
+        except SandboxError as error:
+            raise VerifierError(f"the verifier's tools could not be built: {error.message}", hint=error.hint) from error
 
     async def layers(self, names: Sequence[str]) -> tuple[str, ...]:
         """Ids for layers as a task writes them: an id, or pinned packages to build once."""

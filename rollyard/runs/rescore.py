@@ -99,10 +99,19 @@ async def _judge(kept: Rollout, tar: bytes, backend: Backend, provision: Provisi
     async with backend.open(place) as box:
         where = await look_around(box, place, deadline)
         await put_files(box, task.files, where.workdir, task.user)
+        before = await judge.look(task, box, where.workdir)
         with scratch("rescore") as folder:
             await anyio.to_thread.run_sync(unpack, tar, folder)
             await box.upload_dir(str(folder), where.workdir, user=task.user)
         judged = msgspec.structs.replace(kept, failure=None)
         return await judge(
-            spec, judged, box, place=place, workdir=where.workdir, collected=(), step=None, deadline=deadline
+            spec,
+            judged,
+            box,
+            place=place,
+            workdir=where.workdir,
+            collected=(),
+            step=None,
+            deadline=deadline,
+            before=before,
         )

@@ -35,6 +35,7 @@ from rollyard.runs.stages import StageFailed, Stages, nowhere
 from rollyard.runs.watch import Ending, Watch
 from rollyard.tasks import steps
 from rollyard.tasks.environ import resolve_env, resolve_servers
+from rollyard.tasks.python_startup import StartUp
 
 _CLEANUP_S = 30.0
 _TAIL = 8192
@@ -92,6 +93,7 @@ class _Rollout:
         self.session: Session | None = None
         self.place: prepare.Place | None = None
         self.before = collect.Copy()
+        self.startup: StartUp | None = None
         self.workdir: bytes | None = None
         self.files: dict[str, bytes] = {}
         self.diff: str | None = None
@@ -117,11 +119,14 @@ class _Rollout:
     # provision
 
     async def _provision(self, stack: AsyncExitStack) -> None:
-        building = self.task.build_timeout_s if self.task.build is not None else 0.0
+        specs = self.judge.specs(self.task)
+        sites = (self.task, *(spec.site for spec in specs if spec.site is not None))
+        building = sum(site.build_timeout_s for site in sites if site.build is not None)
         async with self.stages.stage(
             "provision", limit_s=self.limits.boot + self.limits.install + building
         ) as deadline:
             ground = await self.provision.ground(self.task, self.plan.agent, self.backend, deadline)
+            await self.provision.verifier_tools(specs, self.backend, deadline)
             self.spec = spec = rollout_spec(self.plan, self.task, ground.built, ground.layers, self.backend)
             sandbox = await self._open(spec, min(deadline.left, self.limits.boot))
             self.sandbox, self.ground = sandbox, ground
@@ -182,6 +187,7 @@ class _Rollout:
             for hook in self.plan.hooks.after_setup:
                 await self._hook(hook, "after_setup")
             self.before = await collect.copy_out(self.sandbox, self.place.workdir)
+            self.startup = await self.judge.look(task, self.sandbox, self.place.workdir)
 
     # the attempt: once, or once per step
 
@@ -355,6 +361,7 @@ class _Rollout:
                 collected=self.collected,
                 step=step,
                 deadline=deadline,
+                before=self.startup,
             )
             self.verdict = verdict
             await self.stages.tell("verdict", reward=verdict.reward, status=verdict.status, grade=verdict.grade)

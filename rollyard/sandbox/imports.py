@@ -9,8 +9,8 @@ from typing import IO
 
 import msgspec
 
+from rollyard.core.archives import unpack
 from rollyard.core.errors import ConfigError
-from rollyard.sandbox.archives import unpack
 from rollyard.sandbox.catalog import ImageRecord
 from rollyard.sandbox.oci import ArchiveBlobs, Blobs, DirectoryBlobs, ImageConfig, is_oci, read_image
 from rollyard.sandbox.stacks import Stacks

@@ -27,6 +27,22 @@ PASSED = (
 )  # fmt: skip
 PASSED_PREFIXES = ("PIP_", "NPM_CONFIG_", "npm_config_")
 TAIL = 4000
+# What pip and npm say when no index answers. It is not a hiccup: asking again only makes the caller wait.
+UNREACHABLE = (
+    "Temporary failure in name resolution", "Name or service not known", "Network is unreachable", "No route to host",
+    "Failed to establish a new connection", "ConnectTimeoutError", "EAI_AGAIN", "ENOTFOUND", "ENETUNREACH", "ECONNREFUSED",
+    "ETIMEDOUT",
+)  # fmt: skip
+# Unless the caller's environment says otherwise: an index that is there answers sooner, one that is not is soon known.
+SHORT_WAITS = {
+    "PIP_RETRIES": "1", "PIP_DEFAULT_TIMEOUT": "10", "npm_config_fetch_retries": "1",
+    "npm_config_fetch_retry_mintimeout": "1000",
+}  # fmt: skip
+
+_OFFLINE = (
+    "no package index answers: build this once where there is a network (what is built is kept), or set PIP_INDEX_URL,"
+    " npm_config_registry or a proxy"
+)
 
 
 def build_env(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -34,6 +50,9 @@ def build_env(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, s
     env = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith(PASSED_PREFIXES)}
     cache = cache_home()
     env |= {"HOME": str(home), "TMPDIR": str(home), "CI": "1", "TERM": "dumb"}
+    for name, value in SHORT_WAITS.items():
+        if name.lower() not in {given.lower() for given in env}:
+            env[name] = value
     env |= {"PIP_CACHE_DIR": str(cache / "pip"), "npm_config_cache": str(cache / "npm")}
     own = Path.home()
     if (own / ".npmrc").is_file():
@@ -69,9 +88,14 @@ async def run_program(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path,
             err.seek(0)
             stderr = err.read()[-TAIL:].decode("utf-8", "backslashreplace")
             text = stdout[-TAIL:].decode("utf-8", "backslashreplace")
-            last = (stderr.strip() or text.strip()).splitlines()[-3:]
+            unreachable = _unreachable(stderr, text)
+            last = [unreachable] if unreachable else (stderr.strip() or text.strip()).splitlines()[-3:]
             raise CommandFailed(
-                f"{what} ended with exit code {code}: {' | '.join(last)}", exit_code=code, stdout=text, stderr=stderr
+                f"{what} ended with exit code {code}: {' | '.join(last)}",
+                exit_code=code,
+                stdout=text,
+                stderr=stderr,
+                hint=_OFFLINE if unreachable else None,
             )
         return stdout
 
@@ -79,8 +103,19 @@ async def run_program(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path,
 async def run_program_retried(
     argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float, what: str, attempts: int = 3
 ) -> bytes:
-    """For steps that fetch: the network is allowed to fail twice. The last error is the one that is raised."""
-    async for attempt in stamina.retry_context(on=CommandFailed, attempts=attempts, timeout=None, wait_initial=1.0):
+    """For steps that fetch: the network is allowed to fail twice. The last error is the one that is raised, and at once
+    where no index can be reached."""
+    async for attempt in stamina.retry_context(on=_may_pass, attempts=attempts, timeout=None, wait_initial=1.0):
         with attempt:
             return await run_program(argv, env=env, cwd=cwd, timeout=timeout, what=what)
     raise AssertionError("unreachable: the last attempt raises")
+
+
+def _unreachable(stderr: str, stdout: str) -> str | None:
+    """The line that says that no index could be reached."""
+    lines = (line.strip() for line in f"{stderr}\n{stdout}".splitlines())
+    return next((line[:400] for line in lines if any(sign in line for sign in UNREACHABLE)), None)
+
+
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, CommandFailed) and _unreachable(error.stderr, error.stdout) is None

@@ -343,13 +343,25 @@ def _scratch_mounts(item: Instruction) -> tuple[str, ...]:
     return tuple(found)
 
 
+_NETWORK_SIGNS = (
+    "Could not resolve",
+    "Temporary failure in name resolution",
+    "Temporary failure resolving",
+    "Network is unreachable",
+    "Name or service not",
+    "Failed to establish a new connection",
+    "getaddrinfo",
+    "EAI_AGAIN",
+    "ENETUNREACH",
+)
+
+
 def _network_hint(network: str, output: str) -> str | None:
-    signs = (
-        "Could not resolve",
-        "Temporary failure in name resolution",
-        "Network is unreachable",
-        "Name or service not",
-    )
-    if network == "none" and any(sign in output for sign in signs):
-        return "the build has no network; prepare an image with what it needs, or allow the network"
+    """What to do about a command that missed the network. No flag and no setting gives a build one."""
+    if network == "none" and any(sign in output for sign in _NETWORK_SIGNS):
+        return (
+            "a Dockerfile is built here without a network, whatever network the task or the command line allows. Copy what RUN"
+            " needs into the build folder (wheels, archives), or build the image elsewhere, take it in with `rollyard image add"
+            " ARCHIVE --name NAME` and set docker_image = NAME in task.toml"
+        )
     return None

@@ -1,7 +1,8 @@
 """The files a Dockerfile may copy: its folder less `.dockerignore`, and how sources become a tree at a destination.
 
 Everything is assembled on the host first, so that a sandbox only ever receives a finished tree. Nothing outside the folder
-can be named: not by `..`, not through a link.
+can be named: not by `..`, not through a link; and nothing in it, an archive's links included, makes this host read or write
+outside the tree that is being assembled.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from rollyard.core.errors import ConfigError
+from rollyard.core.archives import clear, step_inside, unpack
 
 
 def glob_pattern(pattern: str) -> re.Pattern[str]:
@@ -108,25 +109,26 @@ class Context:
         if not path.resolve().is_relative_to(self.root):
             raise ValueError(f"{path.relative_to(self.root)} is a link that leads out of the build folder")
 
-    def copy(self, item: Found, target: Path, *, exclude: Sequence[str] = ()) -> None:
-        """A file to the file `target`; a folder's content into the folder `target`. Links inside folders stay links."""
+    def copy(self, item: Found, root: Path, name: str = "", *, exclude: Sequence[str] = ()) -> None:
+        """A file to `name` below `root`; a folder's content into `root`. Links inside folders stay links, and what an earlier
+        source left in `root` is never written through."""
         if not item.path.is_dir():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(item.path.resolve(), target)
+            clear(root / name)
+            shutil.copy(item.path.resolve(), root / name)
             return
         out = [glob_pattern(pattern) for pattern in exclude]
-        for root, folders, files in os.walk(item.path):
-            here = Path(root)
-            place = target / here.relative_to(item.path)
-            place.mkdir(parents=True, exist_ok=True)
+        for folder, folders, files in os.walk(item.path):
+            here = Path(folder)
+            place = step_inside(root, here.relative_to(item.path).parts)
             shutil.copymode(here, place)
-            for name in [*files, *(f for f in folders if (here / f).is_symlink())]:
-                source = here / name
+            for entry in [*files, *(f for f in folders if (here / f).is_symlink())]:
+                source = here / entry
                 relative = source.relative_to(self.root).as_posix()
                 inner = source.relative_to(item.path).as_posix()
                 if not self.ignored(relative) and not any(p.fullmatch(inner) for p in out):
-                    shutil.copy2(source, place / name, follow_symlinks=False)
-        _prune_empty(item.path, target, self)
+                    clear(place / entry)
+                    shutil.copy2(source, place / entry, follow_symlinks=False)
+        _prune_empty(item.path, root, self)
 
 
 def _prune_empty(source: Path, target: Path, context: Context) -> None:
@@ -142,16 +144,12 @@ def _prune_empty(source: Path, target: Path, context: Context) -> None:
             here.rmdir()
 
 
-def unpack(archive: Path, target: Path) -> bool:
+def unpack_local(archive: Path, target: Path) -> bool:
     """Extract a local tar (plain, gz, bz2, xz) as ADD does. False: it is not one."""
     if not archive.is_file() or not tarfile.is_tarfile(archive):
         return False
-    target.mkdir(parents=True, exist_ok=True)
-    try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(target, filter="tar")
-    except tarfile.FilterError as error:
-        raise ConfigError(f"{archive}: refused: {error}") from error
+    with archive.open("rb") as stream:
+        unpack(stream, target, passing=True)
     return True
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import anyio.to_thread
 import msgspec
 
+from rollyard.core.archives import clear
 from rollyard.core.errors import CommandFailed, PathError, Unsupported
 from rollyard.core.protocols import Sandbox
-from rollyard.tasks.context import Context, Found, glob_pattern, tree_key, unpack
+from rollyard.tasks.context import Context, Found, glob_pattern, tree_key, unpack_local
 from rollyard.tasks.dockerfile import Instruction
 
 _REMOTE = re.compile(r"(https?|ftp|git|ssh)://|git@|.*\.git(#.*)?$")
@@ -71,15 +72,16 @@ def assemble(request: Copy, context: Context, scratch: Path) -> Tree:
     single = len(found) + len(item.heredocs) == 1 and not target.endswith("/") and request.words[-1] not in (".", "..")
     unpacked = False
     for entry in found:
-        if item.kind == "ADD" and item.flag("unpack") != "false" and unpack(entry.path, scratch):
+        if item.kind == "ADD" and item.flag("unpack") != "false" and unpack_local(entry.path, scratch):
             unpacked = True
         elif entry.path.is_dir():
             context.copy(entry, scratch, exclude=exclude)
             single = False
         else:
-            context.copy(entry, scratch / Path(entry.name).name)
+            context.copy(entry, scratch, Path(entry.name).name)
     for heredoc in item.heredocs:
         text = heredoc.text if heredoc.literal else request.expand(heredoc.text)
+        clear(scratch / heredoc.name)
         (scratch / heredoc.name).write_text(text)
     if not found and not item.heredocs:
         raise ValueError("a source and a destination are needed")
@@ -99,6 +101,7 @@ async def fetch(request: Copy, other: Sandbox, scratch: Path) -> Tree:
             else:
                 data = await other.read(path)
                 mode = (await other.stat(path)).mode & 0o7777
+                clear(scratch / name)
                 (scratch / name).write_bytes(data)
                 (scratch / name).chmod(mode if kind == "file" else 0o755)
     if not any(scratch.iterdir()) and single:

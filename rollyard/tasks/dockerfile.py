@@ -17,7 +17,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.tasks import dockerwords
 
 _DIRECTIVE = re.compile(r"#\s*(escape|syntax|check)\s*=\s*(\S.*?)\s*$", re.IGNORECASE)
-_HEREDOC = re.compile(r"<<(-?)\s*(?:\"([^\"\s]+)\"|'([^'\s]+)'|([A-Za-z_][A-Za-z0-9_.]*))")
+_HEREDOC = re.compile(r"<<(-?)\s*(?:\"([^\"\s/]+)\"|'([^'\s/]+)'|([A-Za-z_][A-Za-z0-9_.]*))")
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(\S*))?(?:\s+|$)")
 _FILES = ("ADD", "COPY", "FROM", "RUN", "WORKDIR")
 _SETTINGS = ("ARG", "CMD", "ENTRYPOINT", "ENV", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER")
@@ -156,6 +156,8 @@ class _Reader:
         found: list[Heredoc] = []
         for match in _HEREDOC.finditer(text):
             name = match[2] or match[3] or match[4]
+            if name in (".", ".."):  # it becomes the name of a file on this host; a slash ends a here-document's name
+                raise self.fail(line, f"a here-document cannot be named {name!r}")
             body: list[str] = []
             while True:
                 if self.at >= len(self.lines):

@@ -25,21 +25,25 @@ from rollyard.core.sandbox import Network, SandboxSpec
 from rollyard.core.scratch import scratch
 from rollyard.core.task import Artifact, VerifierSpec
 from rollyard.tasks import carry
+from rollyard.tasks.python_startup import StartUp, look, put_back
+from rollyard.tasks.runner import RunnerNotStarted
 from rollyard.tasks.stand import HOME, LOGS, TESTS, Stand, clean_env
 
 _TTL_MARGIN_S = 120.0
 _SHOWN = 8192
 _OWN_S = 30.0
 _PRELOAD = "/etc/ld.so.preload"
+_SPARE_S = 5.0
 
 Forget = Callable[[str], Awaitable[object]]
+Prepare = Callable[[Sandbox], Awaitable[object]]
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One judging. `place` is how the agent's sandbox was opened, from the pristine image; `site` a place of the verifier's
     own, image built. `layers` are ids of read-only tools for the verifier alone, `tools` their bin directories; `image_env` is
     the pristine image's environment, `env` the verifier's own, resolved. `collected` are collect hooks that ran already; None:
-    they run here."""
+    they run here. `before` is what Python loads unasked, seen before the agent started; a sealed verdict looks itself."""
 
     spec: VerifierSpec
     rollout: Rollout
@@ -54,6 +58,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     env: Mapping[str, str] = {}
     timeout_s: float = 600.0
     collected: tuple[CommandRecord, ...] | None = None
+    before: StartUp | None = None
 
     @property
     def network(self) -> tuple[Network, tuple[str, ...]]:
@@ -68,9 +73,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def judge(
-    case: Case, sandbox: Sandbox, backend: Backend, verifier: Verifier, *, forget: Forget | None = None
+    case: Case,
+    sandbox: Sandbox,
+    backend: Backend,
+    verifier: Verifier,
+    *,
+    forget: Forget | None = None,
+    prepare: Prepare | None = None,
 ) -> Verdict:
-    """The verdict, with its grade. `forget` removes a snapshot that judging made."""
+    """The verdict, with its grade. `forget` removes a snapshot that judging made; `prepare` makes a fresh sandbox what it was
+    when the agent started (the task's files and setup)."""
     failure = case.rollout.failure
     if failure is not None and not failure.grade:
         return Verdict(status="skipped", error=f"not judged: {failure.message}")
@@ -79,13 +91,15 @@ async def judge(
         await sandbox.kill_processes()
     async with AsyncExitStack() as stack:
         if case.spec.grade == "sealed":
-            stand, notes = await _sealed(case, sandbox, backend, stack)
-        elif case.spec.grade == "shared" and _must_reopen(case):
-            stand, notes = await _reopened(case, sandbox, backend, stack, forget)
+            stand, notes, before = await _sealed(case, sandbox, backend, stack)
         else:
-            stand, notes = _stand(case, sandbox, case.place), []
+            reopen = case.spec.grade == "shared" and _must_reopen(case)
+            where = await _reopened(case, sandbox, backend, stack, forget) if reopen else sandbox
+            stand, notes, before = _stand(case, where, case.place), [], case.before
         await _fresh_paths(case, stand)
-        verdict = await _run(case, stand, verifier)
+        if before is not None:
+            notes += await put_back(stand.sandbox, before, case.workdir)
+        verdict = await _run(case, stand, backend, verifier, prepare)
         if stand.sandbox is sandbox and case.rollout.task.steps:
             await _clear_away(case, sandbox)
     return msgspec.structs.replace(
@@ -126,7 +140,7 @@ def _opening(case: Case, place: SandboxSpec, image: str, layers: tuple[str, ...]
     return msgspec.structs.replace(
         place,
         image=image,
-        layers=(*layers, *case.layers),
+        layers=tuple(dict.fromkeys((*layers, *case.layers))),
         network=network,
         allowed_hosts=hosts,
         labels={**case.place.labels, "rollyard.role": "verifier"},
@@ -135,7 +149,9 @@ def _opening(case: Case, place: SandboxSpec, image: str, layers: tuple[str, ...]
     )
 
 
-async def _sealed(case: Case, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack) -> tuple[Stand, list[str]]:
+async def _sealed(
+    case: Case, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack
+) -> tuple[Stand, list[str], StartUp]:
     if case.spec.carry_workdir and case.workdir.rstrip("/") == "":
         raise VerifierError(
             "a sealed verdict takes the working directory along, and this task's is /",
@@ -146,13 +162,19 @@ async def _sealed(case: Case, sandbox: Sandbox, backend: Backend, stack: AsyncEx
     with scratch("judge") as folder:
         load = await carry.take(sandbox, carry.wanted(workdir, case.artifacts, case.workdir), folder)
         fresh = await stack.enter_async_context(backend.open(_opening(case, place, place.image, place.layers)))
+        before = await look(fresh, case.workdir)
         await carry.put(load, fresh, user=case.agent_user)
+    return await _fresh_stand(case, fresh), list(load.notes), before
+
+
+async def _fresh_stand(case: Case, fresh: Sandbox) -> Stand:
+    """A sandbox that the agent has never seen, with a directory to work in."""
+    place = case.site or case.place
     stand = _stand(case, fresh, place)
-    cwd = case.site.workdir if case.site is not None and case.site.workdir else case.workdir
-    if not await fresh.exists(cwd):
-        await fresh.mkdir(cwd, user=stand.user)
-    stand.cwd = cwd
-    return stand, list(load.notes)
+    stand.cwd = case.site.workdir if case.site is not None and case.site.workdir else case.workdir
+    if not await fresh.exists(stand.cwd):
+        await fresh.mkdir(stand.cwd, user=stand.user)
+    return stand
 
 
 def _must_reopen(case: Case) -> bool:
@@ -163,7 +185,7 @@ def _must_reopen(case: Case) -> bool:
 
 async def _reopened(
     case: Case, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack, forget: Forget | None
-) -> tuple[Stand, list[str]]:
+) -> Sandbox:
     if not backend.capabilities.snapshot:
         raise VerifierError(
             f"backend {backend.name!r} cannot reopen a file system, which the verifier's layers or network need",
@@ -172,8 +194,7 @@ async def _reopened(
     image = await sandbox.snapshot()
     if forget is not None:
         stack.push_async_callback(_forget, forget, image)
-    fresh = await stack.enter_async_context(backend.open(_opening(case, case.place, image, ())))
-    return _stand(case, fresh, case.place), []
+    return await stack.enter_async_context(backend.open(_opening(case, case.place, image, ())))
 
 
 async def _forget(forget: Forget, image: str) -> None:
@@ -217,11 +238,34 @@ async def _kind(sandbox: Sandbox, path: str) -> str | None:
         return None
 
 
-async def _run(case: Case, stand: Stand, verifier: Verifier) -> Verdict:
+async def _run(case: Case, stand: Stand, backend: Backend, verifier: Verifier, prepare: Prepare | None) -> Verdict:
+    until = anyio.current_time() + case.timeout_s
     try:
         with anyio.fail_after(case.timeout_s):
             return await verifier(stand.as_sandbox(), case.rollout)
     except TimeoutError:
         return Verdict(status="failed", error=f"the verifier took longer than {case.timeout_s:g} s (limits.verify)")
+    except RunnerNotStarted as missing:
+        # a runner that cannot start says so at once: one for which there is no time left was held up by the agent's files
+        with anyio.move_on_after(until - _SPARE_S - anyio.current_time()):
+            if (cause := await _fails_untouched(case, backend, verifier, prepare)) is not None:
+                error = f"the test runner cannot start, on the untouched image as little as here: {cause}"
+                return msgspec.structs.replace(missing.verdict, reward=None, parts={}, status="failed", error=error)
+        return missing.verdict
     except (VerifierError, CommandFailed) as error:
         return Verdict(status="failed", error=str(error))
+
+
+async def _fails_untouched(case: Case, backend: Backend, verifier: Verifier, prepare: Prepare | None) -> str | None:
+    """Why the same tests do not start where no agent has been; None: they do."""
+    place = case.site or case.place
+    async with backend.open(_opening(case, place, place.image, place.layers)) as fresh:
+        stand = await _fresh_stand(case, fresh)
+        if prepare is not None:
+            await prepare(fresh)
+        await _fresh_paths(case, stand)
+        try:
+            await verifier(stand.as_sandbox(), case.rollout)
+        except RunnerNotStarted as missing:
+            return missing.cause
+    return None

@@ -1,9 +1,9 @@
 """A sandbox as a verifier sees it: the same sandbox, with clean defaults for every program it starts.
 
 A program's environment comes from the pristine image and the host, never from files the agent could write. What is left are the
-places programs look by themselves: HOME is new and empty, Python's user site is off, pytest loads no plugins it happens to find,
-git runs no hooks; with tools of its own the verifier's PATH starts with them. A task's `[verifier.env]` is applied last and may
-say otherwise, as a test that inspects the agent's home has to.
+places programs look by themselves: HOME is new and empty, and so is Python's user site, which a test script may fill; git runs no
+hooks; with tools of its own the verifier's PATH starts with them. What Python and pytest find in the image is `python_startup.py`.
+A task's `[verifier.env]` is applied last and may say otherwise, as a test that inspects the agent's home has to.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ _GIT = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", "core.pager": 
 
 CLEAN: Mapping[str, str] = {
     "HOME": HOME,
-    "PYTHONNOUSERSITE": "1",
+    "PYTHONUSERBASE": f"{HOME}/.local",
     "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_COUNT": str(len(_GIT)),
     **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_GIT)},

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.core.archives import is_whiteout
 from rollyard.core.errors import ConfigError, UnknownName
-from rollyard.sandbox.archives import is_whiteout
 from rollyard.sandbox.images import ImageStore
 from rollyard.sandbox.oci import ImageConfig
 from rollyard.sandbox.stacks import MAX_LOWERS, MAX_OPTION_BYTES

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from rollyard.sandbox.archives import OPAQUE, is_whiteout, make_whiteout
+from rollyard.core.archives import OPAQUE, is_whiteout, make_whiteout
 from rollyard.sandbox.uppers import copy_upper, merge
 
 LIST = """

@@ -12,6 +12,7 @@ from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend as make_backend
 from rollyard.sandbox.home import cache_home
 from rollyard.tasks.grade import Case, judge
+from rollyard.tasks.python_startup import look
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.verifiers import verifier_for
 
@@ -43,8 +44,9 @@ async def backend(sandbox_root):
 class Attempt:
     """An agent's sandbox, what a test does in it, and the verdict on that."""
 
-    def __init__(self, task, backend, sandbox, place, workdir):
+    def __init__(self, task, backend, sandbox, place, workdir, before):
         self.task, self.backend, self.sandbox, self.place, self.workdir = task, backend, sandbox, place, workdir
+        self.before = before
 
     async def act(self, script, *, user=None):
         """What the agent does, as root unless said otherwise."""
@@ -67,6 +69,7 @@ class Attempt:
             place=self.place,
             workdir=self.workdir,
             artifacts=self.task.artifacts,
+            before=self.before,
             **{"timeout_s": 60.0, **case},
         )
         return await judge(described, self.sandbox, self.backend, verifier or verifier_for(spec, policy))
@@ -85,6 +88,6 @@ async def attempt(backend):
             await sandbox.mkdir(workdir)
             for file in task.files:
                 await sandbox.write(f"{workdir}/{file.path}", file.data, mode=file.mode)
-            yield Attempt(task, backend, sandbox, place, workdir)
+            yield Attempt(task, backend, sandbox, place, workdir, await look(sandbox, workdir))
 
     return start

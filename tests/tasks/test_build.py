@@ -5,7 +5,10 @@ import tarfile
 import pytest
 
 from rollyard.core.errors import CommandFailed, ConfigError, Error, Unsupported
+from rollyard.core.limits import Deadline
 from rollyard.core.sandbox import SandboxSpec
+from rollyard.core.task import Site
+from rollyard.runs.provision import Provision
 from rollyard.tasks.build import build
 from rollyard.tasks.built import BuildOptions, FileCache
 
@@ -186,7 +189,18 @@ async def test_a_build_ends_with_its_time(make):
 async def test_a_run_that_wants_the_network_says_so(make):
     with pytest.raises(CommandFailed, match=r"Dockerfile:2") as caught:
         await make("FROM host\nRUN python3 -c \"import urllib.request as u; u.urlopen('http://example.invalid')\"\n")
-    assert "no network" in caught.value.hint
+    assert "without a network, whatever network the task or the command line allows" in caught.value.hint
+    assert "rollyard image add" in caught.value.hint
+
+
+async def test_the_way_out_that_a_build_without_network_names_can_be_taken(make, backend, tmp_path, folders):
+    """A ready image of the name that task.toml gives is taken in place of the Dockerfile beside it."""
+    ready = await make("FROM host\nRUN echo ready > /ready\n")
+    await backend.images.add(ready.image, names=["ready-made"])
+    environment = folders.write(tmp_path / "environment", {"Dockerfile": "FROM host\nRUN false\n"})
+    site = Site(image="ready-made", build=str(environment))
+    built = await Provision.of(backend).image(site, backend, Deadline.after(60, "boot"))
+    assert await look(backend, built, "cat /ready") == "ready\n"
 
 
 async def test_a_backend_without_snapshots_cannot_build(backend, tmp_path, folders):

@@ -1,7 +1,8 @@
 """Harbor's own protocol: run `/tests/test.sh` from the working directory, then read the reward it wrote.
 
 `reward.json` (a number, or a flat object of numbers) wins over `reward.txt` (one number). The script's exit code says
-nothing. No file, an empty one, NaN or text is a verifier that failed: reward None.
+nothing. No file, an empty one, NaN or text is a verifier that failed: reward None. A script that could not start its test runner
+may still write 0; whether that is the agent's doing is found out on the untouched image (`runner.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from rollyard.core.errors import PathError
 from rollyard.core.protocols import Policy, Sandbox, Verifier
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import VerifierSpec
+from rollyard.tasks.runner import RunnerNotStarted, not_started
 from rollyard.tasks.stand import LOGS, TESTS
 from rollyard.tasks.verifiers.durable import again, run_once
 from rollyard.tasks.verifiers.options import read_options
@@ -33,7 +35,8 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
 
     async def harbor(sandbox: Sandbox, rollout: Rollout) -> Verdict:
         await upload_tests(spec, sandbox, rollout)
-        done = await run_once(sandbox, f"exec {TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1")
+        script = f"chmod +x {TESTS}/test.sh 2>/dev/null; exec {TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1"
+        done = await run_once(sandbox, script)
         verdict = await again(lambda: _reward(sandbox))
         log = (await _file(sandbox, f"{LOGS}/test-stdout.txt", _MAX_LOG))[-_LOG_TAIL:].decode(
             "utf-8", "backslashreplace"
@@ -42,7 +45,11 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
         if verdict.reward is None and done.exit_code not in (0, None):
             error = f"{verdict.error} (test.sh exited with {done.exit_code})"
             verdict = msgspec.structs.replace(verdict, error=error)
-        return msgspec.structs.replace(verdict, log=log, checks=checks)
+        verdict = msgspec.structs.replace(verdict, log=log, checks=checks)
+        if not verdict.reward and (cause := not_started(log, done.exit_code)) is not None:
+            zero = Verdict(reward=0.0, parts={"reward": 0.0}, error=verdict.error, log=log, checks=checks)
+            raise RunnerNotStarted(cause, zero if verdict.reward is None else verdict)
+        return verdict
 
     return harbor
 

@@ -1,6 +1,6 @@
 """pytest as a verifier, started so that nothing in the working directory configures it.
 
-Isolated mode, no plugin autoload, no configuration file, root and conftest search cut at `/tests`; the result is the report and
+Isolated mode, no configuration file, root and conftest search cut at `/tests`; the result is the report and
 the exit code together: a program under test that ends the interpreter early leaves no report, and no report is no pass. Tests
 that import the agent's code run that code inside pytest; `pythonpath` says where it is found.
 """
@@ -17,6 +17,7 @@ from rollyard.core.errors import ConfigError, PathError
 from rollyard.core.protocols import Policy, Sandbox, Verifier
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import VerifierSpec
+from rollyard.tasks.runner import RunnerNotStarted
 from rollyard.tasks.stand import LOGS, TESTS
 from rollyard.tasks.verifiers.durable import again
 from rollyard.tasks.verifiers.options import read_options
@@ -53,7 +54,7 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
         if done.exit_code is None:
             return Verdict(status="failed", error="pytest was lost", log=log)
         if re.search(r"No module named '?pytest'?\s*$", log) and done.exit_code == 1:
-            return Verdict(status="failed", error=f"{options.python} has no pytest", log=log)
+            raise RunnerNotStarted(f"{options.python} has no pytest", _no_tests(log))
         return _verdict(await again(lambda: _report(sandbox)), done.exit_code, options.score, log)
 
     return pytest
@@ -92,12 +93,16 @@ async def _report(sandbox: Sandbox) -> bytes | None:
 def _verdict(report: bytes | None, exit_code: int, score: str, log: str) -> Verdict:
     checks = _checks(report) if report is not None else {}
     if not checks and exit_code not in (0, 1):
-        return Verdict(status="failed", error=f"pytest exited with {exit_code} and ran no test", log=log)
+        raise RunnerNotStarted(f"pytest exited with {exit_code} and ran no test", _no_tests(log))
     share = sum(checks.values()) / len(checks) if checks else 0.0
     if exit_code == 0 and share < 1.0:
         share = 0.0  # the exit code and the report disagree: somebody ended pytest early
     reward = share if score == "fraction" else float(exit_code == 0 and share == 1.0)
     return Verdict(reward=reward, parts={"reward": reward, "passed": share}, checks=checks, log=log)
+
+
+def _no_tests(log: str) -> Verdict:
+    return Verdict(reward=0.0, parts={"reward": 0.0, "passed": 0.0}, log=log, error="no test ran")
 
 
 def _checks(report: bytes) -> dict[str, bool]:

@@ -1,26 +1,46 @@
-"""The right commit is named, the function is right at the head, and the history up to it is the old one."""
+"""The right commit is named, the function is right at the head, and the history up to it is the old one.
 
+The agent's code runs in a process of its own, as a user that reaches neither the tests nor the reward; the numbers it prints are
+compared here. The history is the same on every machine, so its hashes are known.
+"""
+
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-GIT = ["git", "-C", "/app/shop", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*"]
+FIRST_WRONG = "ee583b6f7bf8817b8856423eea1101bbbf38a57f"
+LAST_OLD = "2fab23efba488ad5813419f6410180dafef7f4f1"
+GIT = ["git", "--no-replace-objects", "-C", "/app/shop", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*"]
+PROGRAM = """
+import json, sys
+names = {}
+exec(sys.stdin.read(), names)
+print(json.dumps([names["total"](prices, discount=discount) for prices, discount in json.loads(sys.argv[1])]))
+"""
+CASES = {315: ([100, 250], 10), 350: ([100, 250], 0), 2: ([1, 2], 30), 0: ([7], 100)}
+NOBODY = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
 def git(*words):
     return subprocess.run([*GIT, *words], capture_output=True, text=True, timeout=20).stdout
 
 
-def total_at(commit):
-    names = {}
-    exec(git("show", f"{commit}:price.py"), names)
-    return names["total"]([100, 250], discount=10)
+def is_right(source):
+    command = [sys.executable, "-I", "-c", PROGRAM, json.dumps(list(CASES.values()))]
+    try:
+        done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=10, cwd="/", **NOBODY)
+        return json.loads(done.stdout) == list(CASES)
+    except (subprocess.TimeoutExpired, ValueError):
+        return False
 
 
-commits = git("rev-list", "--reverse", "main").split()
-titles = git("log", "--reverse", "--format=%s", "main").splitlines()
-kept = titles[:20] == [f"Work on prices, part {n}" for n in range(20)] and len(commits) > 20
-first_wrong = next((c for c in commits[:20] if total_at(c) != 315), None)
-answer = Path("/app/answer.txt").read_text().strip()
-print(f"history kept: {kept}, right commit: {answer == first_wrong}, fixed: {total_at('HEAD') == 315}")
-sys.exit(not (kept and answer == first_wrong and total_at("HEAD") == 315))
+os.chmod("/tests", 0o700)
+commits = git("rev-list", "--first-parent", "--reverse", "main").split()
+kept = len(commits) > 20 and commits[19] == LAST_OLD
+answer = Path("/app/answer.txt")
+named = answer.is_file() and answer.read_bytes().strip() == FIRST_WRONG.encode()
+fixed = is_right(git("cat-file", "blob", "main:price.py"))
+print(f"history kept: {kept}, right commit: {named}, fixed: {fixed}")
+sys.exit(not (kept and named and fixed))

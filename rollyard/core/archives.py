@@ -2,7 +2,8 @@
 
 No member leaves the directory: names are cleaned, and links met on the way to a member are followed as the image itself
 would follow them, with the directory as `/`. Device nodes and pipes are left out. Hard links stay hard links. In an OCI
-layer the whiteouts of that format become the ones overlayfs knows.
+layer the whiteouts of that format become the ones overlayfs knows. `step_inside` and `clear` are for others who write below a
+directory in which an archive may have left links.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import shutil
 import stat
 import subprocess
 import tarfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -92,13 +93,14 @@ def _zstd(stream: IO[bytes]) -> Generator[IO[bytes]]:
             raise ConfigError("zstd could not read this archive: it is damaged")
 
 
-def unpack(stream: IO[bytes], root: Path, *, whiteouts: bool = False) -> Unpacked:
-    """Unpack a tar into `root`, which must be empty and ours. A damaged or hostile archive raises `ConfigError`."""
+def unpack(stream: IO[bytes], root: Path, *, whiteouts: bool = False, passing: bool = False) -> Unpacked:
+    """Unpack a tar into `root`, which must be ours. A damaged or hostile archive raises `ConfigError`. `passing`: the tree only
+    passes through this host, so nothing gets an owner of the archive's choice or a set-user-id bit."""
     try:
         with uncompressed(stream) as plain:
             hashed = Hashed(plain)
             with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="r|", errorlevel=2) as archive:
-                unpacker = _Unpacker(root, whiteouts)
+                unpacker = _Unpacker(root, whiteouts, passing)
                 for member in archive:
                     unpacker.take(archive, member)
             unpacker.finish()
@@ -112,10 +114,11 @@ def unpack(stream: IO[bytes], root: Path, *, whiteouts: bool = False) -> Unpacke
 
 
 class _Unpacker:
-    def __init__(self, root: Path, whiteouts: bool) -> None:
+    def __init__(self, root: Path, whiteouts: bool, passing: bool) -> None:
         self._root = root
         self._whiteouts = whiteouts
-        self._owned = os.geteuid() == 0
+        self._owned = os.geteuid() == 0 and not passing
+        self._bits = 0o777 if passing else 0o7777
         self._directories: dict[Path, tarfile.TarInfo] = {}
         self.members = self.bytes = self.left_out = 0
 
@@ -125,14 +128,14 @@ class _Unpacker:
             if member.isdir():
                 self._directories[self._root] = member
             return
-        place = self._inside(parts[:-1]) / parts[-1]
+        place = step_inside(self._root, parts[:-1]) / parts[-1]
         self.members += 1
         if self._whiteouts and parts[-1].startswith(".wh."):
             self._whiteout(place)
         elif member.isdir():
             self._directory(place, member)
         elif member.isreg():
-            self._clear(place)
+            clear(place)
             source = archive.extractfile(member)
             assert source is not None
             with place.open("xb") as target:
@@ -140,7 +143,7 @@ class _Unpacker:
             self.bytes += member.size
             self._finish_file(place, member)
         elif member.issym():
-            self._clear(place)
+            clear(place)
             place.symlink_to(member.linkname)
             self._own(place, member)
         elif member.islnk():
@@ -152,18 +155,18 @@ class _Unpacker:
         """Directories get their mode and time last: a read-only one could not have been filled."""
         for place, member in reversed(self._directories.items()):
             self._own(place, member)
-            place.chmod(stat.S_IMODE(member.mode))
+            place.chmod(member.mode & self._bits)
             os.utime(place, (member.mtime, member.mtime))
 
     def _directory(self, place: Path, member: tarfile.TarInfo) -> None:
         if place.is_symlink() or not place.is_dir():
-            self._clear(place)
+            clear(place)
             place.mkdir()
         self._directories[place] = member
 
     def _finish_file(self, place: Path, member: tarfile.TarInfo) -> None:
         self._own(place, member)
-        place.chmod(stat.S_IMODE(member.mode))
+        place.chmod(member.mode & self._bits)
         os.utime(place, (member.mtime, member.mtime))
 
     def _own(self, place: Path, member: tarfile.TarInfo) -> None:
@@ -172,14 +175,14 @@ class _Unpacker:
 
     def _hard_link(self, place: Path, member: tarfile.TarInfo) -> None:
         parts = clean(member.linkname)
-        target = self._inside(parts[:-1]) / parts[-1] if parts else self._root
+        target = step_inside(self._root, parts[:-1]) / parts[-1] if parts else self._root
         if target.is_symlink() or not target.is_file():
             if target.is_symlink():
-                self._clear(place)
+                clear(place)
                 place.symlink_to(target.readlink())
                 return
             raise ConfigError(f"{member.name!r} is a hard link to {member.linkname!r}, which is not in the archive")
-        self._clear(place)
+        clear(place)
         place.hardlink_to(target)
 
     def _whiteout(self, place: Path) -> None:
@@ -189,41 +192,44 @@ class _Unpacker:
         elif name.startswith(".wh.") or name in ("", ".", ".."):
             self.left_out += 1
         else:
-            self._clear(place.with_name(name))
+            clear(place.with_name(name))
             make_whiteout(place.with_name(name))
 
-    def _clear(self, place: Path) -> None:
-        if place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
-        else:
-            place.unlink(missing_ok=True)
 
-    def _inside(self, parts: tuple[str, ...]) -> Path:
-        """The directory these parts lead to with the root as `/`, made where it is absent."""
-        todo, place, links = list(reversed(parts)), self._root, 0
-        while todo:
-            part = todo.pop()
-            if part in ("", "."):
-                continue
-            if part == "..":
-                place = place if place == self._root else place.parent
-                continue
-            step = place / part
-            if step.is_symlink():
-                links += 1
-                if links > MAX_LINKS:
-                    raise ConfigError(f"the archive's links never end: {'/'.join(parts)!r}")
-                target = os.fspath(step.readlink())
-                place = self._root if target.startswith("/") else place
-                todo.extend(reversed(target.split("/")))
-                continue
-            if not step.is_dir():
-                if step.exists():
-                    raise ConfigError(f"{'/'.join(parts)!r} leads through a file")
-                step.mkdir(mode=0o755)
-                step.chmod(0o755)
-            place = step
-        return place
+def step_inside(root: Path, parts: Sequence[str]) -> Path:
+    """The directory these parts lead to with `root` as `/`, made where it is absent. Links never lead out of `root`."""
+    todo, place, links = list(reversed(parts)), root, 0
+    while todo:
+        part = todo.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            place = place if place == root else place.parent
+            continue
+        step = place / part
+        if step.is_symlink():
+            links += 1
+            if links > MAX_LINKS:
+                raise ConfigError(f"the archive's links never end: {'/'.join(parts)!r}")
+            target = os.fspath(step.readlink())
+            place = root if target.startswith("/") else place
+            todo.extend(reversed(target.split("/")))
+            continue
+        if not step.is_dir():
+            if step.exists():
+                raise ConfigError(f"{'/'.join(parts)!r} leads through a file")
+            step.mkdir(mode=0o755)
+            step.chmod(0o755)
+        place = step
+    return place
+
+
+def clear(place: Path) -> None:
+    """Whatever has this name is gone afterwards; a link, not what it points to."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
 
 
 def clean(name: str) -> tuple[str, ...]:
