@@ -23,6 +23,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
+from rollyard.core import folders
 from rollyard.core.errors import ConfigError
 
 OPAQUE = "user.overlay.opaque"
@@ -194,7 +195,7 @@ class _Unpacker:
 
     def _clear(self, place: Path) -> None:
         if place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
+            folders.remove(place)
         else:
             place.unlink(missing_ok=True)
 

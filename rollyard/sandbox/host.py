@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from rollyard.core import folders
 from rollyard.core.errors import ConfigError
 from rollyard.sandbox.home import private_dir
 from rollyard.sandbox.local.inner import table
@@ -131,7 +132,7 @@ def _skeleton(root: Path, prefixes: tuple[str, ...]) -> Path:
         try:
             scratch.rename(final)
         except OSError:  # another process made it first; theirs is the same
-            shutil.rmtree(scratch, ignore_errors=True)
+            folders.remove(scratch)
             if not final.is_dir():
                 raise
     return final
