@@ -24,6 +24,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
+from rollyard.core import folders
 from rollyard.core.errors import ConfigError
 
 OPAQUE = "user.overlay.opaque"
@@ -227,7 +228,7 @@ def step_inside(root: Path, parts: Sequence[str]) -> Path:
 def clear(place: Path) -> None:
     """Whatever has this name is gone afterwards; a link, not what it points to."""
     if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
+        folders.remove(place)
     else:
         place.unlink(missing_ok=True)
 

@@ -8,13 +8,13 @@ removes those whose process is gone.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+
+from rollyard.core import folders
 
 
 @contextmanager
@@ -24,8 +24,12 @@ def scratch(purpose: str) -> Generator[Path]:
     _sweep(home)
     pid = os.getpid()
     name = f"{pid}-{_started(pid)}-{purpose}-"
-    with tempfile.TemporaryDirectory(prefix=name, dir=home, ignore_cleanup_errors=True) as made:
-        yield Path(made)
+    made = Path(tempfile.mkdtemp(prefix=name, dir=home))
+    try:
+        yield made
+    finally:
+        with suppress(OSError):  # the next sweep tries again
+            folders.remove(made)
 
 
 def _home() -> Path:
@@ -44,19 +48,8 @@ def _sweep(home: Path) -> None:
         pid, _, rest = left.partition("-")
         started = rest.partition("-")[0]
         if pid.isdigit() and started.isdigit() and _started(int(pid)) != int(started):
-            shutil.rmtree(home / left, onerror=_open_and_remove)
-
-
-def _open_and_remove(function: Any, path: str, error: Any) -> None:
-    """What came out of a sandbox may be closed even to its owner. Links are never followed."""
-    left = Path(path)
-    with suppress(OSError):
-        left.parent.chmod(0o700)
-        if left.is_symlink() or not left.is_dir():
-            left.unlink()
-        else:
-            left.chmod(0o700)
-            shutil.rmtree(left, ignore_errors=True)
+            with suppress(OSError):  # nobody's work depends on it
+                folders.remove(home / left)
 
 
 def _started(pid: int) -> int:

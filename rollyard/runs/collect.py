@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import io
-import os
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import anyio.to_thread
 import msgspec
 
+from rollyard.core import folders
 from rollyard.core.errors import PathError, SandboxError
 from rollyard.core.protocols import Sandbox
 from rollyard.core.scratch import scratch
@@ -48,15 +48,17 @@ async def copy_out(sandbox: Sandbox, path: str) -> Copy:
 
 def _read(root: Path) -> Copy:
     files: dict[str, bytes] = {}
-    for folder, names, entries in os.walk(root):
-        names[:] = [name for name in names if name not in _SKIP_DIRS]
-        for entry in entries:
-            file = Path(folder, entry)
+    for folder in folders.walk(root):
+        folder.folders[:] = [name for name in folder.folders if name not in _SKIP_DIRS]
+        for name in folder.others:
+            file = root.joinpath(*folder.names, name)
             if file.is_file() and not file.is_symlink():
                 files[str(file.relative_to(root))] = file.read_bytes()
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
-        archive.add(root, arcname=".")
+        archive.add(root, arcname=".", recursive=False)
+        for name in folders.entries(root):
+            archive.add(root / name, arcname=f"./{name}", recursive=False)
     return Copy(files=files, tar=packed.getvalue())
 
 

@@ -27,8 +27,10 @@ from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend
 from rollyard.sandbox.docker import netns
 from rollyard.sandbox.home import cache_home, data_home, private_dir
+from rollyard.sandbox.host import host_prefixes
 from rollyard.sandbox.local import cgroups
 from rollyard.sandbox.local.backend import LocalBackend
+from rollyard.sandbox.local.inner import table
 from rollyard.sandbox.local.probe import Rung
 
 State = Literal["ok", "weak", "bad", "absent"]
@@ -82,7 +84,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 async def examine() -> list[Finding]:
     """All findings, in the order they are shown."""
     kernel = await anyio.to_thread.run_sync(_kernel)
-    sandbox = [await anyio.to_thread.run_sync(_rung), await _open_local()]
+    sandbox = [*await anyio.to_thread.run_sync(_isolation), await _open_local()]
     rest = await anyio.to_thread.run_sync(lambda: [*_engines(), *_programs(), *_packages(), *_places()])
     return [*kernel, *sandbox, *rest]
 
@@ -159,14 +161,30 @@ def _cgroups() -> Finding:
     )  # fmt: skip
 
 
-def _rung() -> Finding:
-    """The step of the local backend's ladder that this user reaches here."""
+def _isolation() -> list[Finding]:
     local = LocalBackend()
+    return [_rung(local), *_mounts(local)]
+
+
+def _rung(local: LocalBackend) -> Finding:
+    """The step of the local backend's ladder that this user reaches here."""
     step = local.rung
     what, advice = RUNGS[step]
     why = f" ({local.trial.error})" if local.trial.error else ""
     state: State = "ok" if step == "A" else "weak" if step in ("B", "C", "D") else "bad"
     return Finding(group="sandbox", name="isolation", state=state, found=f"rung {step}: {what}{why}", advice=advice)
+
+
+def _mounts(local: LocalBackend) -> list[Finding]:
+    """What is mounted below the directories of this machine that sandboxes show. Most machines have none."""
+    rows = table.read()
+    points = [mount.point for place in ("/usr", *host_prefixes()) for mount in table.below(rows, place)]
+    if not points or not local.capabilities.images:
+        return []
+    more = f" and {len(points) - 3} more" if len(points) > 3 else ""
+    whole = "" if os.geteuid() == 0 else "; what they lie in is read-only as a whole"
+    found = f"{', '.join(points[:3])}{more}: shown read-only{whole}"
+    return [Finding(group="sandbox", name="mounts", state="ok", found=found)]
 
 
 async def _open_local() -> Finding:

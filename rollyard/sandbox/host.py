@@ -1,8 +1,9 @@
 """The `host` image: this machine's own programs, by allow-list.
 
-Shown are `/usr` (with a private overlay over it), interpreters that live elsewhere (read-only, at their own path), and a
-synthesised skeleton with the few files of `/etc` that programs need. Not shown, because they are not on the list: homes,
-the project, `/etc/shadow`, keys, mounted volumes. A deny-list would be wrong the day somebody mounts a disk.
+Shown are `/usr` (with a private overlay over it), interpreters that live elsewhere (read-only, at their own path), what is
+mounted below these (read-only), and a synthesised skeleton with the few files of `/etc` that programs need. Not shown,
+because they are not on the list: homes, the project, `/etc/shadow`, keys, volumes mounted elsewhere. A deny-list would be
+wrong the day somebody mounts a disk.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from rollyard.core import folders
 from rollyard.core.errors import ConfigError
 from rollyard.sandbox.home import private_dir
+from rollyard.sandbox.local.inner import table
 from rollyard.sandbox.rootfs import Rootfs, Tree
 
 SKELETON_FORMAT = "3"
@@ -129,7 +132,7 @@ def _skeleton(root: Path, prefixes: tuple[str, ...]) -> Path:
         try:
             scratch.rename(final)
         except OSError:  # another process made it first; theirs is the same
-            shutil.rmtree(scratch, ignore_errors=True)
+            folders.remove(scratch)
             if not final.is_dir():
                 raise
     return final
@@ -137,7 +140,8 @@ def _skeleton(root: Path, prefixes: tuple[str, ...]) -> Path:
 
 def _fingerprint(prefixes: tuple[str, ...]) -> str:
     """Changes when a file or directory of the list changes, by what `stat` says: looking it up costs well under a ms."""
-    digest = hashlib.sha256(repr((SKELETON_FORMAT, prefixes, sorted(WRITTEN.items()), DIRECTORIES)).encode())
+    mounted = [row[2:] for row in table.read() if row.point.startswith("/etc/")]
+    digest = hashlib.sha256(repr((SKELETON_FORMAT, prefixes, sorted(WRITTEN.items()), DIRECTORIES, mounted)).encode())
     for name in (*ETC_FILES, *ETC_SSL_FILES, *ETC_TREES):
         try:
             status = Path("/etc", name).stat()

@@ -85,7 +85,10 @@ class Stacks:
             used = self.root / "used" / tree.name
             last = used.stat().st_mtime if used.exists() else tree.stat().st_ctime
             if tree.name not in named and last < before:
-                remove_tree(tree)
+                try:
+                    remove_tree(tree)
+                except OSError:
+                    continue  # stepped over: it stays unnamed, and the next sweep tries again
                 used.unlink(missing_ok=True)
                 removed.append(tree.name)
         return sorted(removed)

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from rollyard.core import folders
 from rollyard.sandbox.local.inner import tree
 
 TREE_S = 600.0
@@ -68,8 +69,8 @@ def pack(source: str, prefix: str, owner: tuple[int, int], out: BinaryIO) -> Non
 
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         cast(Any, archive).inodes = _NoLinks()
-        for child in sorted(Path(source).iterdir()):
-            archive.add(child, f"{prefix}/{child.name}", filter=mine)
+        for name in folders.entries(source):
+            archive.add(Path(source, name), f"{prefix}/{name}", recursive=False, filter=mine)
 
 
 class _NoLinks(dict[Any, Any]):

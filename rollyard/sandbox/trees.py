@@ -19,6 +19,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from rollyard.core import folders
 from rollyard.core.errors import SandboxUnavailable
 from rollyard.sandbox.home import private_dir
 
@@ -39,11 +40,19 @@ class Entry(msgspec.Struct, frozen=True):
 
 def walk(root: Path) -> Iterator[Path]:
     """Everything below `root`, parents first, in one order on every machine."""
-    for name in sorted(os.listdir(root)):
-        path = root / name
+    left = [iter(sorted(os.listdir(root)))]
+    at = root
+    while left:
+        name = next(left[-1], None)
+        if name is None:
+            left.pop()
+            at = at.parent
+            continue
+        path = at / name
         yield path
         if path.is_dir() and not path.is_symlink():
-            yield from walk(path)
+            left.append(iter(sorted(os.listdir(path))))
+            at = path
 
 
 def manifest(root: Path, built_under: bytes | None = None) -> list[Entry]:
@@ -124,16 +133,11 @@ def publish(built: Path, final: Path) -> Path:
 
 
 def remove_tree(path: Path) -> None:
-    """`rm -rf` that also gets past read-only directories; what is already gone is no error."""
-    for _ in range(3):
-        with contextlib.suppress(FileNotFoundError):
-            for directory, _, _ in os.walk(path):
-                with contextlib.suppress(OSError):
-                    os.chmod(directory, 0o700)  # noqa: PTH101 - os.walk hands out strings
-            shutil.rmtree(path, ignore_errors=True)
-        if not path.exists():
-            return
-    shutil.rmtree(path)
+    """`rm -rf` that also gets past read-only directories; what is already gone is no error. A second time where somebody
+    wrote into it meanwhile."""
+    with contextlib.suppress(OSError):
+        folders.remove(path)
+    folders.remove(path)
 
 
 @contextlib.asynccontextmanager

@@ -14,9 +14,9 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from rollyard.core import folders
 from rollyard.core.archives import OPAQUE, is_whiteout, make_whiteout
 
-OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -32,38 +32,27 @@ def copy_upper(upper: Path, target: Path, *, uid_shift: int = 0) -> int:
     """Copy with owners, modes, times, hard links, whiteouts and opaque marks; sockets, pipes and devices stay behind.
     `uid_shift` is taken off every owner. Returns the bytes copied."""
     copy = _Copy(uid_shift)
-    handle = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        target.mkdir(exist_ok=True)
-        _copy_directory(handle, target, copy)
-    finally:
-        os.close(handle)
+    made: list[tuple[Path, os.stat_result]] = []
+    for folder in folders.walk(upper):
+        place = target.joinpath(*folder.names)
+        place.mkdir(exist_ok=not folder.names)
+        made.append((place, os.fstat(folder.fd)))
+        with contextlib.suppress(OSError):  # absent on most directories
+            os.setxattr(place, OPAQUE, os.getxattr(folder.fd, OPAQUE))
+        for name in folder.others:
+            try:
+                _copy_entry(folder.fd, name, place / name, copy)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                    raise  # those four: it went away or turned into something else while we looked
+    for place, status in reversed(made):
+        _dress(place, status, copy)
     return copy.bytes
 
 
-def _copy_directory(handle: int, target: Path, copy: _Copy) -> None:
-    for name in sorted(os.listdir(handle)):
-        try:
-            status = os.stat(name, dir_fd=handle, follow_symlinks=False)
-            _copy_entry(handle, name, status, target / name, copy)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-                raise  # those four: it went away or turned into something else while we looked
-    status = os.fstat(handle)
-    with contextlib.suppress(OSError):  # absent on most directories
-        os.setxattr(target, OPAQUE, os.getxattr(handle, OPAQUE))
-    _dress(target, status, copy)
-
-
-def _copy_entry(handle: int, name: str, status: os.stat_result, place: Path, copy: _Copy) -> None:
-    if stat.S_ISDIR(status.st_mode):
-        inner = os.open(name, OPEN_DIR, dir_fd=handle)
-        try:
-            place.mkdir()
-            _copy_directory(inner, place, copy)
-        finally:
-            os.close(inner)
-    elif stat.S_ISLNK(status.st_mode):
+def _copy_entry(handle: int, name: str, place: Path, copy: _Copy) -> None:
+    status = os.stat(name, dir_fd=handle, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
         place.symlink_to(os.readlink(name, dir_fd=handle))
         _dress(place, status, copy)
     elif is_whiteout(status):
@@ -98,26 +87,34 @@ def merge(stack: Sequence[Path], target: Path, *, bottom: bool) -> None:
 
 
 def _lay(layer: Path, target: Path, bottom: bool) -> None:
-    for entry in sorted(os.scandir(layer), key=lambda found: found.name):
-        source, place = Path(entry.path), target / entry.name
-        status = source.lstat()
-        if is_whiteout(status):
+    todo, made = [(layer, target)], list[tuple[Path, Path]]()
+    while todo:
+        folder, place = todo.pop()
+        made.append((folder, place))
+        for entry in os.scandir(folder):
+            _lay_entry(Path(entry.path), place / entry.name, bottom, todo)
+    for folder, place in reversed(made):
+        _dress(place, folder.stat(), _Copy(0))
+
+
+def _lay_entry(source: Path, place: Path, bottom: bool, todo: list[tuple[Path, Path]]) -> None:
+    status = source.lstat()
+    if is_whiteout(status):
+        _clear(place)
+        if not bottom:
+            make_whiteout(place)
+    elif stat.S_ISDIR(status.st_mode):
+        opaque = is_opaque(source)
+        if opaque or place.is_symlink() or not place.is_dir():
+            hidden = os.path.lexists(place)  # a file or a mark of removal there hides what lies deeper
             _clear(place)
-            if not bottom:
-                make_whiteout(place)
-        elif stat.S_ISDIR(status.st_mode):
-            opaque = is_opaque(source)
-            if opaque or place.is_symlink() or not place.is_dir():
-                hidden = os.path.lexists(place)  # a file or a mark of removal there hides what lies deeper
-                _clear(place)
-                place.mkdir()
-                if (opaque or hidden) and not bottom:
-                    os.setxattr(place, OPAQUE, b"y")
-            _lay(source, place, bottom)
-        else:
-            _clear(place)
-            _share(source, place)
-    _dress(target, layer.stat(), _Copy(0))
+            place.mkdir()
+            if (opaque or hidden) and not bottom:
+                os.setxattr(place, OPAQUE, b"y")
+        todo.append((source, place))
+    else:
+        _clear(place)
+        _share(source, place)
 
 
 def is_opaque(directory: Path) -> bool:
@@ -129,7 +126,7 @@ def is_opaque(directory: Path) -> bool:
 
 def _clear(place: Path) -> None:
     if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
+        folders.remove(place)
     else:
         place.unlink(missing_ok=True)
 

@@ -8,9 +8,7 @@ file of its own.
 from __future__ import annotations
 
 import fnmatch
-import os
 import shlex
-import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ from pathlib import Path
 import anyio.to_thread
 import msgspec
 
+from rollyard.core import folders
 from rollyard.core.errors import CommandFailed, PathError
 from rollyard.core.protocols import Sandbox
 from rollyard.core.task import Artifact
@@ -79,28 +78,19 @@ async def take(sandbox: Sandbox, artifacts: Sequence[Artifact], scratch: Path, *
 def _wash(root: Path, exclude: Sequence[str], path: str) -> tuple[tuple[str, str], ...]:
     """Remove from a downloaded tree what must not travel; links are taken out and returned."""
     links: list[tuple[str, str]] = []
-    for folder, folders, files in os.walk(root, topdown=False):
-        for name in (*files, *folders):
-            item = Path(folder) / name
-            relative = item.relative_to(root).as_posix()
-            status = item.lstat()
-            if any(fnmatch.fnmatchcase(relative, p) or fnmatch.fnmatchcase(name, p) for p in exclude):
-                _remove(item)
-            elif stat.S_ISLNK(status.st_mode):
-                links.append((f"{path.rstrip('/')}/{relative}", str(item.readlink())))
-                item.unlink()
-            elif stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
-                item.chmod(status.st_mode & 0o777)
-            else:
-                item.unlink()
+    for relative in reversed(list(folders.entries(root))):
+        item = root / relative
+        status = item.lstat()
+        if any(fnmatch.fnmatchcase(relative, p) or fnmatch.fnmatchcase(item.name, p) for p in exclude):
+            folders.remove(item)
+        elif stat.S_ISLNK(status.st_mode):
+            links.append((f"{path.rstrip('/')}/{relative}", str(item.readlink())))
+            item.unlink()
+        elif stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
+            item.chmod(status.st_mode & 0o777)
+        else:
+            item.unlink()
     return tuple(sorted(links))
-
-
-def _remove(item: Path) -> None:
-    if item.is_dir() and not item.is_symlink():
-        shutil.rmtree(item)
-    else:
-        item.unlink()
 
 
 async def put(load: Load, sandbox: Sandbox, *, user: str | None) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio.to_thread
 import msgspec
 
+from rollyard.core import folders
 from rollyard.core.archives import clear
 from rollyard.core.errors import CommandFailed, PathError, Unsupported
 from rollyard.core.protocols import Sandbox
@@ -130,9 +131,9 @@ def _finish(request: Copy, scratch: Path, into: bool | None) -> Tree:
         if not re.fullmatch(r"0?[0-7]{3,4}", request.chmod):
             raise Unsupported(f"--chmod={request.chmod} is not an octal mode")
         mode = int(request.chmod, 8)
-        for path in scratch.rglob("*"):
-            if not path.is_symlink():
-                path.chmod(mode)
+        for name in reversed(list(folders.entries(scratch))):
+            if not (scratch / name).is_symlink():
+                (scratch / name).chmod(mode)
     return Tree(root=scratch, target=request.target.rstrip("/") or "/", into=into, digest=tree_key(scratch))
 
 
@@ -152,7 +153,7 @@ async def put(sandbox: Sandbox, tree: Tree, request: Copy, timeout: float) -> No
             await _chown(sandbox, request.chown, _paths(root, target), timeout)
     finally:
         if root is not tree.root:
-            shutil.rmtree(root, ignore_errors=True)
+            folders.remove(root)
 
 
 async def _is_folder(sandbox: Sandbox, path: str) -> bool:
@@ -163,8 +164,7 @@ async def _is_folder(sandbox: Sandbox, path: str) -> bool:
 
 
 def _paths(root: Path, target: str) -> list[str]:
-    names = [path.relative_to(root).as_posix() for path in root.rglob("*")]
-    return [f"{target.rstrip('/')}/{name}" for name in sorted(names)]
+    return [f"{target.rstrip('/')}/{name}" for name in sorted(folders.entries(root))]
 
 
 async def _chown(sandbox: Sandbox, owner: str, paths: Sequence[str], timeout: float) -> None:

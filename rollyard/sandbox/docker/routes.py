@@ -13,13 +13,13 @@ import asyncio
 import errno
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
+from rollyard.core import folders
 from rollyard.core.errors import GateUnreachable, PathError, SandboxGone
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import ByteStream, Listener
@@ -117,13 +117,13 @@ class SocketDirs:
         return place
 
     def remove(self, sandbox_id: str) -> None:
-        shutil.rmtree(self._place(sandbox_id), ignore_errors=True)
+        _drop(self._place(sandbox_id))
 
     def sweep(self, live: set[str]) -> None:
         """Remove those of sandboxes that are gone, when they are ours."""
         for place in Path(tempfile.gettempdir()).glob(f"{self._prefix}sbx_*"):
             if place.name.removeprefix(self._prefix) not in live and place.stat().st_uid == os.geteuid():
-                shutil.rmtree(place, ignore_errors=True)
+                _drop(place)
 
     def _place(self, sandbox_id: str) -> Path:
         return Path(tempfile.gettempdir(), f"{self._prefix}{sandbox_id}")
@@ -171,3 +171,8 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 async def _drain(stream: Stream, said: bytearray) -> None:
     while (got := await stream.receive()) is not None:
         said += got[1]
+
+
+def _drop(place: Path) -> None:
+    with suppress(OSError):  # a sandbox may have left in it what only its own ids can remove
+        folders.remove(place)

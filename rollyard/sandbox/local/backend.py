@@ -47,6 +47,7 @@ from rollyard.sandbox.rootfs import Rootfs
 DEFAULT_DISK_MB = 4096
 _ROOTFS_S = 2.0
 _AGAIN_S = 0.02
+_SWEEP_S = 5.0  # a start waits no longer for what others left; the sweep goes on beside it
 
 
 class LocalBackend:
@@ -90,8 +91,14 @@ class LocalBackend:
         return capabilities(self.rung, self._ids, self._cgroups, self._limits)
 
     async def __aenter__(self) -> Self:
-        self._swept = await asyncio.to_thread(self._sweep)
+        sweeping = asyncio.ensure_future(asyncio.to_thread(self._sweep))
+        sweeping.add_done_callback(self._note_swept)
+        await asyncio.wait([sweeping], timeout=_SWEEP_S)
         return self
+
+    def _note_swept(self, sweeping: asyncio.Future[list[str]]) -> None:
+        if not sweeping.cancelled() and sweeping.exception() is None:
+            self._swept += sweeping.result()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -15,21 +15,38 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
+from rollyard.core import folders
 from rollyard.core.errors import SandboxGone
 from rollyard.core.sandbox import Capabilities, SandboxInfo
 from rollyard.sandbox.home import private_dir
 from rollyard.sandbox.local import ids
-from rollyard.sandbox.local.inner import remains, tree
+from rollyard.sandbox.local.inner import remains
 
 PACKAGES = Path(__file__).resolve().parents[3]
 _HALF_MADE_S = 60.0
 _REMOVE_S = 120.0
+_told: set[Path] = set()
+
+
+@contextlib.contextmanager
+def _stepping_over(path: Path) -> Generator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        pass  # another process sweeps too
+    except (OSError, subprocess.TimeoutExpired) as error:
+        if path not in _told:
+            _told.add(path)
+            structlog.get_logger("rollyard.sandbox.local").warning(
+                "sandbox.left_on_disk", path=str(path), error=str(error), hint="remove it by hand; nothing uses it"
+            )
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,25 +178,31 @@ class Journal:
                     continue
 
     def sweep(self) -> list[str]:
-        """Remove what sandboxes left whose first process is dead. Safe at any time, beside any other process."""
+        """Remove what sandboxes left whose first process is dead. Safe at any time, beside any other process. What cannot be
+        removed is stepped over and told once: nothing that one sandbox left may keep others from starting."""
         gone: list[str] = []
         for path in self.root.glob(".*"):
-            with contextlib.suppress(FileNotFoundError):
+            with _stepping_over(path):
                 if time.time() - path.stat().st_mtime > _HALF_MADE_S:
-                    tree.remove(str(path))
+                    folders.remove(path)
         for home in self.homes():
-            if home.locked():
-                continue
-            try:
-                cgroups = list(home.read().cgroups)
-            except SandboxGone:
-                cgroups = []
-            try:
-                remains.remove(str(home.path), cgroups)
-            except PermissionError:
-                self._remove_mapped(home, cgroups)
-            gone.append(home.path.name)
+            with _stepping_over(home.path):
+                if not home.locked():
+                    self._remove(home)
+                    gone.append(home.path.name)
         return gone
+
+    def _remove(self, home: Home) -> None:
+        try:
+            cgroups = list(home.read().cgroups)
+        except SandboxGone:
+            cgroups = []
+        try:
+            remains.remove(str(home.path), cgroups)
+        except PermissionError:
+            self._remove_mapped(home, cgroups)
+            if home.path.exists():
+                raise
 
     def _remove_mapped(self, home: Home, cgroups: list[str]) -> None:
         """Files under the ids of a map of ours can only be removed inside a namespace that has it."""

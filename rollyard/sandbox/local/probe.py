@@ -6,13 +6,16 @@
     D  Landlock, seccomp, rlimits  files and TCP; processes and loopback are shared with the host
     E  nothing                     only when it is asked for by name
 
-Decided by really making one (`inner/trial.py`), never from a version; remembered until the next boot.
+Decided by really making one (`inner/trial.py`), never from a version; remembered until the next boot, or until something is
+mounted where it matters.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -22,14 +25,17 @@ import msgspec
 
 from rollyard.core.sandbox import Isolation
 from rollyard.sandbox.home import private_dir
+from rollyard.sandbox.host import SYSTEM_LINKS
 from rollyard.sandbox.local.cgroups import Cgroups
 from rollyard.sandbox.local.ids import IdMap
+from rollyard.sandbox.local.inner import table
 from rollyard.sandbox.local.journal import PACKAGES
 
 Rung = Literal["A", "B", "C", "D", "E"]
 RUNGS: tuple[Rung, ...] = ("A", "B", "C", "D", "E")
 ISOLATION: dict[Rung, Isolation] = {"A": "namespace", "B": "namespace", "C": "namespace", "D": "landlock", "E": "none"}
-_FORMAT = "1"
+_FORMAT = "2"
+_TRIED = ("/usr", *(f"/{name}" for name in SYSTEM_LINKS), "/dev", "/proc")  # what a trial takes mounts of
 _TRIAL_S = 30.0
 _CODE = "import sys; sys.path.append(sys.argv.pop()); from rollyard.sandbox.local.inner.trial import main; main()"
 
@@ -53,9 +59,10 @@ def trial(root: Path, maps: list[IdMap]) -> tuple[IdMap, Trial]:
 
 
 def _remembered(root: Path, ids: IdMap) -> Trial:
-    """The result for this boot, user and map, or a new one."""
+    """The result for this boot, kernel, user, map and mounts, or a new one."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    key = f"{_FORMAT} {boot} {os.geteuid()} {os.getegid()} {ids} {sys.version_info[:2]}"
+    user = f"{os.geteuid()} {os.getegid()} {ids}"
+    key = f"{_FORMAT} {boot} {platform.release()} {user} {sys.version_info[:2]} {_mounts()}"
     place = private_dir(root) / f"trial-{ids.kind}.json"
     try:
         saved = json.loads(place.read_bytes())
@@ -68,6 +75,13 @@ def _remembered(root: Path, ids: IdMap) -> Trial:
     fresh.write_bytes(msgspec.json.encode({"key": key, "trial": found}))
     fresh.replace(place)
     return found
+
+
+def _mounts() -> str:
+    """Changes when something is mounted at or below a directory that a trial takes, or is taken away there."""
+    tried = tuple(f"{place}/" for place in _TRIED)
+    rows = [row[2:] for row in table.read() if f"{row.point}/".startswith(tried)]
+    return hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()[:16]
 
 
 def _try(ids: IdMap) -> Trial:

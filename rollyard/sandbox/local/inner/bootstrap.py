@@ -16,7 +16,7 @@ import socket
 import struct
 from typing import Any, NoReturn
 
-from rollyard.sandbox.local.inner import mounts, protocol, seccomp, syscalls
+from rollyard.sandbox.local.inner import mounts, protocol, seccomp, sources, syscalls
 from rollyard.sandbox.local.inner.supervisor import Supervisor
 
 Plan = dict[str, Any]
@@ -98,9 +98,12 @@ def _blank(kind: Kind, channel: socket.socket, joins: list[int]) -> mounts.Stage
 def _enter(kind: Kind, stage: mounts.Stage | None, plan: Plan, held: list[int]) -> int | None:
     upper = None
     if stage is not None:
-        if not held:
-            held = [syscalls.open_tree(path) for path in mounts.sources(plan)]
-        upper = stage.enter(plan, held)
+        if plan["held"] is None:
+            own = sources.Held()
+            sources.hold(plan, own)
+        else:
+            own = sources.Held.received(plan["held"], held)
+        upper = stage.enter(plan, own)
     for name, value in plan["rlimits"].items():
         _, hard = resource.getrlimit(getattr(resource, name))
         limit = value if hard == resource.RLIM_INFINITY else min(value, hard)

@@ -8,34 +8,16 @@ short however deep the stack of layers is, and `/proc/mounts` inside shows no ho
 from __future__ import annotations
 
 import os
+import stat
 from typing import Any
 
 from rollyard.sandbox.local.inner import syscalls as sys
+from rollyard.sandbox.local.inner.sources import Held
 
 Plan = dict[str, Any]
 STAGE = "/sys"  # a directory every system has and no image lies below
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEV_LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
-
-
-def sources(plan: Plan) -> list[str]:
-    """Host directories the plan shows, in the order `enter` takes their mounts: the writable part, lowers, trees (what lies
-    over one first), binds."""
-    out = [plan["writable"]] if plan["writable"] else []
-    out += plan["lowers"]
-    for tree in (*plan["trees"], *plan["binds"]):
-        out += [*tree["over"], tree["source"]]
-    return out
-
-
-def id_mapped(path: str, userns: int) -> tuple[int, bool]:
-    """A detached mount of `path`, and whether the namespace's ids on it are those on disk; some filesystems cannot."""
-    fd = sys.open_tree(path)
-    try:
-        sys.mount_setattr(fd, sys.MOUNT_ATTR_IDMAP, userns)
-    except OSError:
-        return fd, False
-    return fd, True
 
 
 class Stage:
@@ -54,9 +36,9 @@ class Stage:
         _devices(devices)
         self._system.append((sys.open_tree("d", recursive=True), "/dev"))
 
-    def enter(self, plan: Plan, held: list[int]) -> int | None:
+    def enter(self, plan: Plan, held: Held) -> int | None:
         """Build the root and pivot into it. Returns a descriptor of the tmpfs that takes what is written, if one does."""
-        mounts = list(held)
+        mounts = list(held.mounts)
         os.mkdir("w")
         upper = None
         if plan["writable"]:
@@ -65,25 +47,53 @@ class Stage:
             sys.mount("tmp", "w", "tmpfs", 0, f"mode=755,size={plan['tmpfs_mb']}m")
             upper = os.open("w", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         _overlay("root", _place("l", [mounts.pop(0) for _ in plan["lowers"]]))
-        attach: list[tuple[int, str]] = []
-        for number, tree in enumerate(plan["trees"]):
-            if tree["writable"]:
-                _overlay(f"t{number}", _place(f"s{number}_", [mounts.pop(0) for _ in (*tree["over"], tree["source"])]))
-                attach.append((sys.open_tree(f"t{number}"), tree["target"]))
-            else:
-                attach.append((_sealed(mounts.pop(0), writable=False), tree["target"]))
+        attach = _trees(plan, held, mounts)
+        attach += _inside(held, late=False)
         attach += self._system
         attach += [(_sealed(mounts.pop(0), writable=bind["writable"]), bind["target"]) for bind in plan["binds"]]
+        attach += _inside(held, late=True)
         os.chdir("root")
         sys.pivot_root(".", ".")
         sys.umount(".")
         os.chdir("/")
         for fd, target in attach:
-            if not os.path.isdir(target):
-                os.makedirs(target)
-            sys.move_mount(fd, target)
-            os.close(fd)
+            _attach(fd, target)
+        for target in held.hidden:
+            sys.mount("none", target, "tmpfs", sys.MS_RDONLY | sys.MS_NOSUID | sys.MS_NODEV, "mode=555,size=4k")
         return upper
+
+
+def _trees(plan: Plan, held: Held, mounts: list[int]) -> list[tuple[int, str]]:
+    attach: list[tuple[int, str]] = []
+    for number, tree in enumerate(plan["trees"]):
+        *over, source = (mounts.pop(0) for _ in (*tree["over"], tree["source"]))
+        if tree["writable"] and tree["target"] not in held.bound:
+            _overlay(f"t{number}", _place(f"s{number}_", [*over, source]))
+            attach.append((sys.open_tree(f"t{number}"), tree["target"]))
+            continue
+        if tree["writable"]:
+            _upper(f"t{number}")  # nothing will be in it, and a snapshot finds just that
+        attach.append((_sealed(source, writable=False), tree["target"]))
+    return attach
+
+
+def _inside(held: Held, *, late: bool) -> list[tuple[int, str]]:
+    return [(_sealed(mount.fd, writable=mount.writable), mount.target) for mount in held.below if mount.late == late]
+
+
+def _attach(fd: int, target: str) -> None:
+    """Directories on directories, files on files. What an image has made of the place otherwise stands."""
+    folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+    try:
+        there = stat.S_ISDIR(os.stat(target).st_mode)
+    except FileNotFoundError:
+        there = folder
+        os.makedirs(target if folder else os.path.dirname(target), exist_ok=True)
+        if not folder:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    if there == folder:
+        sys.move_mount(fd, target)
+    os.close(fd)
 
 
 def _place(prefix: str, mounts: list[int]) -> list[str]:
@@ -99,11 +109,15 @@ def _place(prefix: str, mounts: list[int]) -> list[str]:
 
 def _overlay(name: str, lowers: list[str]) -> None:
     """Mount at `name` an overlay that keeps its changes in `w/<name>`."""
-    for part in (f"w/{name}", f"w/{name}/upper", f"w/{name}/work"):
-        os.mkdir(part)
+    _upper(name)
     os.mkdir(name)
     options = f"lowerdir={':'.join(lowers)},upperdir=w/{name}/upper,workdir=w/{name}/work,userxattr"
     sys.mount("overlay", name, "overlay", 0, options)
+
+
+def _upper(name: str) -> None:
+    for part in (f"w/{name}", f"w/{name}/upper", f"w/{name}/work"):
+        os.mkdir(part)
 
 
 def _sealed(fd: int, *, writable: bool) -> int:

@@ -12,7 +12,8 @@ import os
 import sys
 from typing import Any
 
-from rollyard.sandbox.local.inner import idmap, syscalls, tree
+from rollyard.core import folders
+from rollyard.sandbox.local.inner import idmap, syscalls
 
 
 def remove_groups(groups: list[str]) -> None:
@@ -25,8 +26,8 @@ def remove(home: str, groups: list[str]) -> None:
     """The journal entry goes last, so that what is interrupted is found again."""
     remove_groups(groups)
     for name in ("fs", "jobs", "sock"):
-        tree.remove(f"{home}/{name}")
-    tree.remove(home)
+        folders.remove(f"{home}/{name}")
+    folders.remove(home)
 
 
 def start_removal(home: str, groups: list[str], id_map: dict[str, Any]) -> int:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from rollyard.core import folders
 from rollyard.sandbox.local.inner import files, keeper, landlock, protocol, syscalls, tree, users
 from rollyard.sandbox.local.inner.protocol import Message
 
@@ -440,7 +441,7 @@ class Supervisor:
 
     def op_remove(self, message: Message, _fds: list[int], client: _Client) -> Message | None:
         os.lstat(message["path"])
-        return self._work(message, client, lambda: _done(tree.remove(message["path"])))
+        return self._work(message, client, lambda: _done(folders.remove(message["path"])))
 
     def op_unpack(self, message: Message, fds: list[int], client: _Client) -> Message | None:
         user = users.find(message.get("user"))

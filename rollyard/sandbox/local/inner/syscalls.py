@@ -124,8 +124,9 @@ class _MountAttr(ctypes.Structure):
 
 
 def mount_setattr(fd: int, attributes: int, userns: int = 0) -> None:
-    value = _MountAttr(attributes, 0, 0, userns)
-    _call(MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, ctypes.byref(value), ctypes.sizeof(value), what="mount_setattr")
+    """For the mount and those that came with it."""
+    value, flags = _MountAttr(attributes, 0, 0, userns), AT_EMPTY_PATH | AT_RECURSIVE
+    _call(MOUNT_SETATTR, fd, b"", flags, ctypes.byref(value), ctypes.sizeof(value), what="mount_setattr")
 
 
 class _OpenHow(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Whole directories: remove one, send one through a pipe, receive one.
+"""Whole directories: count one, send one through a pipe, receive one.
 
 Both ends walk by directory descriptors and never follow a symlink, so neither a hostile tree nor one that changes under
 the walk leads outside. The stream is a header per entry (length, JSON), then a file's bytes; a file that shrinks while it
@@ -16,77 +16,38 @@ import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from rollyard.core import folders
+
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 2**18
-
-
-def remove(path: str) -> None:
-    """`rm -rf`, for trees with unreadable directories too. A missing path is fine."""
-    try:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            os.unlink(path)
-            return
-        fd = _open_dir(path)
-    except FileNotFoundError:
-        return
-    try:
-        _empty(fd)
-    finally:
-        os.close(fd)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(path)
-
-
-def _open_dir(name: str, at: int | None = None) -> int:
-    try:
-        return os.open(name, _DIR, dir_fd=at)
-    except PermissionError:
-        os.chmod(name, 0o700, dir_fd=at)
-        return os.open(name, _DIR, dir_fd=at)
-
-
-def _empty(fd: int) -> None:
-    mode = stat.S_IMODE(os.fstat(fd).st_mode)
-    if mode & 0o700 != 0o700:
-        os.fchmod(fd, mode | 0o700)
-    with os.scandir(fd) as entries:
-        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_dir in names:
-        with contextlib.suppress(FileNotFoundError):  # somebody else removes it too
-            if not is_dir:
-                os.unlink(name, dir_fd=fd)
-                continue
-            child = _open_dir(name, fd)
-            try:
-                _empty(child)
-            finally:
-                os.close(child)
-            os.rmdir(name, dir_fd=fd)
+LONGEST = 3500  # bytes of a path in a stream; the kernel takes 4096, with the place it is unpacked to
 
 
 def usage(path: str) -> int:
     """Bytes allocated below `path`; what disappears while it is counted is not counted."""
     total = 0
-    try:
-        for _root, _dirs, files, fd in os.fwalk(path, follow_symlinks=False, onerror=None):
-            for name in files:
-                try:
-                    total += os.stat(name, dir_fd=fd, follow_symlinks=False).st_blocks * 512
-                except OSError:
-                    continue
-    except OSError:
-        return total
+    with contextlib.suppress(OSError):  # gone
+        for folder in folders.walk(path, on_error=lambda _error: None):
+            total += os.fstat(folder.fd).st_blocks * 512
+            for name in folder.others:
+                with contextlib.suppress(OSError):
+                    total += os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_blocks * 512
     return total
 
 
 def pack(path: str, out: BinaryIO, *, max_bytes: int | None = None) -> None:
-    """Write the directory at `path` to `out`. More than `max_bytes` of file content is EFBIG."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Write the directory at `path` to `out`. More than `max_bytes` of file content is EFBIG; a path too long for whoever
+    works with the copy is ENAMETOOLONG."""
     left = [max_bytes if max_bytes is not None else 2**62]
-    try:
-        _pack_dir(fd, "", out, left)
-    finally:
-        os.close(fd)
+    for folder in folders.walk(path):
+        prefix = f"{folder.path}/" if folder.names else ""
+        if len(os.fsencode(prefix)) > LONGEST:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), f"{prefix[:60]}...")
+        if prefix:
+            _header(out, path=folder.path, kind="dir", mode=stat.S_IMODE(os.fstat(folder.fd).st_mode))
+        for name in folder.others:
+            with contextlib.suppress(FileNotFoundError):  # it went away between the listing and the look
+                _pack_other(folder.fd, name, prefix + name, out, left)
     out.write(struct.pack(">I", 0))
     out.flush()
 
@@ -96,26 +57,12 @@ def _header(out: BinaryIO, **fields: Any) -> None:
     out.write(struct.pack(">I", len(raw)) + raw)
 
 
-def _pack_dir(fd: int, prefix: str, out: BinaryIO, left: list[int]) -> None:
-    with os.scandir(fd) as entries:
-        names = sorted(entry.name for entry in entries)
-    for name in names:
-        path = prefix + name
-        try:
-            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            if stat.S_ISLNK(info.st_mode):
-                _header(out, path=path, kind="symlink", target=os.readlink(name, dir_fd=fd))
-            elif stat.S_ISDIR(info.st_mode):
-                child = os.open(name, _DIR, dir_fd=fd)
-                try:
-                    _header(out, path=path, kind="dir", mode=stat.S_IMODE(info.st_mode))
-                    _pack_dir(child, path + "/", out, left)
-                finally:
-                    os.close(child)
-            elif stat.S_ISREG(info.st_mode):
-                _pack_file(fd, name, path, out, left)
-        except FileNotFoundError:
-            continue  # it went away between the listing and the look
+def _pack_other(at: int, name: str, path: str, out: BinaryIO, left: list[int]) -> None:
+    mode = os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
+    if stat.S_ISLNK(mode):
+        _header(out, path=path, kind="symlink", target=os.readlink(name, dir_fd=at))
+    elif stat.S_ISREG(mode):
+        _pack_file(at, name, path, out, left)
 
 
 def _pack_file(at: int, name: str, path: str, out: BinaryIO, left: list[int]) -> None:
@@ -156,8 +103,8 @@ def _exactly(source: BinaryIO, size: int) -> bytes:
 
 def unpack(source: BinaryIO, path: str, *, owner: tuple[int, int] | None = None, max_bytes: int | None = None) -> None:
     """Write a stream below the existing directory `path`. What is in the way of a file is replaced, never followed."""
-    root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    modes: list[tuple[str, int]] = []
+    at = _Parents(path)
+    closed: list[tuple[str, int]] = []
     left = max_bytes if max_bytes is not None else 2**62
     try:
         for entry in _headers(source):
@@ -167,39 +114,49 @@ def unpack(source: BinaryIO, path: str, *, owner: tuple[int, int] | None = None,
             left -= entry.get("size", 0)
             if left < 0:
                 raise OSError(errno.EFBIG, "the directory is larger than allowed", entry["path"])
-            with _Parent(root, parents) as at:
-                _place(at, name, entry, source, owner)
+            _place(at.open(parents), name, entry, source, owner)
             if entry["kind"] == "dir":
-                modes.append((entry["path"], entry["mode"]))
-        for dir_path, mode in reversed(modes):
+                if entry["mode"] & 0o700 == 0o700:
+                    at.set_mode(parents, name, entry["mode"])
+                else:
+                    closed.append((entry["path"], entry["mode"]))
+        for dir_path, mode in reversed(closed):
             *parents, name = dir_path.split("/")
-            with _Parent(root, parents) as at:
-                fd = os.open(name, _DIR, dir_fd=at)
-                os.fchmod(fd, mode)
-                os.close(fd)
+            at.set_mode(parents, name, mode)
     finally:
-        os.close(root)
+        at.close()
 
 
-class _Parent:
-    """The directory reached from `root` by `parts` without following a link."""
+class _Parents:
+    """Directories below `path`, reached without following a link. The last is kept: what comes next is mostly in it."""
 
-    def __init__(self, root: int, parts: list[str]) -> None:
-        self._fd = os.dup(root)
-        for part in parts:
-            try:
-                child = os.open(part, _DIR, dir_fd=self._fd)
-            except BaseException:  # however it ends, the descriptor is closed
-                os.close(self._fd)
-                raise
+    def __init__(self, path: str) -> None:
+        self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._names: list[str] = []
+        self._fd = os.dup(self._root)
+
+    def open(self, names: list[str]) -> int:
+        known = len(self._names)
+        if names[:known] != self._names:
+            os.close(self._fd)
+            self._fd, self._names, known = os.dup(self._root), [], 0
+        for name in names[known:]:
+            child = os.open(name, _DIR, dir_fd=self._fd)
             os.close(self._fd)
             self._fd = child
-
-    def __enter__(self) -> int:
+            self._names.append(name)
         return self._fd
 
-    def __exit__(self, *_error: object) -> None:
+    def set_mode(self, parents: list[str], name: str, mode: int) -> None:
+        fd = os.open(name, _DIR, dir_fd=self.open(parents))
+        try:
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
         os.close(self._fd)
+        os.close(self._root)
 
 
 def _place(at: int, name: str, entry: dict[str, Any], source: BinaryIO, owner: tuple[int, int] | None) -> None:

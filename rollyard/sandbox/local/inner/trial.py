@@ -8,8 +8,12 @@ import socket
 import sys
 from typing import Any
 
-from rollyard.sandbox.local.inner import idmap, landlock, mounts, protocol, seccomp, syscalls
+from rollyard.sandbox.local.inner import idmap, landlock, mounts, protocol, seccomp, sources, syscalls, table
 from rollyard.sandbox.local.inner.zygote import NAMESPACES
+
+_USR = {"target": "/usr", "source": "/usr", "writable": True, "over": []}
+_LOWER = os.path.dirname(os.path.abspath(__file__))  # any directory that is there will do
+PLAN: dict[str, Any] = {"writable": None, "tmpfs_mb": 1, "lowers": [_LOWER], "trees": [_USR], "binds": []}
 
 
 def attempt(id_map: dict[str, Any], *, proc: bool) -> str | None:
@@ -30,29 +34,37 @@ def attempt(id_map: dict[str, Any], *, proc: bool) -> str | None:
         finally:
             os._exit(0)
     theirs.close()
+    held = sources.Held()
     try:
         idmap.write(pid, id_map)
-        protocol.send(ours, {})
+        real_root = id_map["kind"] == "range"
+        if real_root:  # as the zygote does
+            sources.hold(PLAN, held, userns=idmap.namespace(id_map), mounted=table.Table())
+        protocol.send(ours, {"held": held.message() if real_root else None}, held.fds)
         got = protocol.receive(ours)
         return (got[0].get("error") if got else "the process ended early") or None
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
     finally:
         ours.close()
+        protocol.close_fds(held.fds)
         os.waitpid(pid, 0)
 
 
 def _inside(channel: socket.socket, id_map: dict[str, Any], *, proc: bool) -> None:
-    protocol.receive(channel)
+    message, fds = protocol.receive(channel) or ({}, [])
     syscalls.unshare(syscalls.CLONE_NEWCGROUP)
     if id_map["kind"] != "single":
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    lower = syscalls.open_tree("/usr")
     stage = mounts.Stage(proc=proc)
-    plan: dict[str, Any] = {"writable": None, "tmpfs_mb": 1, "lowers": ["/usr"], "trees": [], "binds": []}
-    stage.enter(plan, [lower])
+    if message["held"] is None:
+        held = sources.Held()
+        sources.hold(PLAN, held)
+    else:
+        held = sources.Held.received(message["held"], fds)
+    stage.enter(PLAN, held)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     seccomp.install(seccomp.program(syscalls.MACHINE))
 

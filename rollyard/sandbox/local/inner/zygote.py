@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from rollyard.sandbox.local.inner import bootstrap, idmap, mounts, protocol, remains, syscalls
+from rollyard.sandbox.local.inner import bootstrap, idmap, protocol, remains, sources, syscalls, table
 
 NAMESPACES = (
     syscalls.CLONE_NEWUSER
@@ -51,6 +51,7 @@ class Zygote:
         self._userns: dict[str, int] = {}
         self._settling: list[int] = []
         self._made = 0
+        self._mounted = table.Table()
         self._poller = select.poll()
 
     def serve(self) -> NoReturn:
@@ -203,35 +204,31 @@ class Zygote:
         del self._blanks[blank.pid]
         self._live[blank.pid] = (plan, blank.groups)
         self._poller.unregister(blank.channel.fileno())
-        held: list[int] = []
+        held = sources.Held()
         try:
-            shifted = self._hold(plan, held)
+            message = self._hold(plan, held)
             for group, limits in zip(blank.groups, plan["limits"], strict=True):
                 for name, value in limits.items():
                     _write(f"{group}/{name}", value)
-            protocol.send(blank.channel, plan, [*request.fds, *held])
+            protocol.send(blank.channel, {**plan, "held": message}, [*request.fds, *held.fds])
             pidfd = os.pidfd_open(blank.pid)
-            self._answer(number, {"ok": {"pid": blank.pid, "shifted": shifted, "cgroups": blank.groups}}, (pidfd,))
+            self._answer(number, {"ok": {"pid": blank.pid, "shifted": held.shifted, "cgroups": blank.groups}}, (pidfd,))
             os.close(pidfd)
         except OSError as error:
             self._answer(number, {"error": errno.errorcode.get(error.errno or 0, "EIO"), "step": str(error.filename)})
         finally:
             blank.channel.close()
-            protocol.close_fds([*held, *request.fds])
+            protocol.close_fds([*held.fds, *request.fds])
 
-    def _hold(self, plan: Plan, held: list[int]) -> bool:
-        """Real root holds the sources here, id-mapped where their filesystem can. True when the writable part cannot, and
-        keeps shifted ids on disk. Everybody else's sandbox opens them itself."""
+    def _hold(self, plan: Plan, held: sources.Held) -> dict[str, Any] | None:
+        """Real root holds the sources here, id-mapped where their filesystem can; a writable part that cannot keeps shifted
+        ids on disk. Everybody else's sandbox holds them itself."""
         if not plan["namespace"] or plan["map"]["kind"] != "range":
-            return False
-        userns, shifted = self._userns_of(plan["map"]), False
-        for position, path in enumerate(mounts.sources(plan)):
-            fd, mapped = mounts.id_mapped(path, userns)
-            held.append(fd)
-            if position == 0 and plan["writable"] and not mapped:
-                shifted = True
-                os.chown(path, plan["map"]["uids"][0][1], plan["map"]["gids"][0][1])
-        return shifted
+            return None
+        sources.hold(plan, held, userns=self._userns_of(plan["map"]), mounted=self._mounted)
+        if held.shifted:
+            os.chown(plan["writable"], plan["map"]["uids"][0][1], plan["map"]["gids"][0][1])
+        return held.message()
 
     def _userns_of(self, kind: dict[str, Any]) -> int:
         """A user namespace with this map, for id-mapped mounts; made once."""
