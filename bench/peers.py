@@ -8,12 +8,12 @@ Neither writes anything to disk here. A stream is answered by openenv from a non
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
+
+from rollyard.testing.venvs import make_venv, venv_path
 
 REQUIREMENTS = {
     "rllm": ("uvloop", "rllm-model-gateway==0.1.0"),
@@ -29,15 +29,9 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="error", acc
 
 def venv(name: str) -> Path:
     """The peer's interpreter, installed on first use."""
-    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
-    python = cache / "bench" / name / "bin" / "python"
-    stamp = python.parent.parent / ".ready"
-    if not stamp.exists():
+    if not venv_path(name, REQUIREMENTS[name]).exists():
         print(f"installing {name} ...", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", str(python.parent.parent)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *REQUIREMENTS[name]], check=True)
-        stamp.touch()
-    return python
+    return Path(make_venv(name, REQUIREMENTS[name]))
 
 
 def command(name: str, upstream: str, port: int) -> list[str]:

@@ -4,6 +4,7 @@ own, in a directory that lasts from run to run, so that a layer is built once an
 import hashlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -11,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.core.cache import cache_home
+
 
 def pytest_configure(config):
     if "ROLLYARD_HOME" not in os.environ:
-        cache = Path(os.environ.get("ROLLYARD_CACHE", Path.home() / ".cache" / "rollyard"))
         checkout = hashlib.sha256(str(config.rootpath).encode()).hexdigest()[:8]
-        os.environ["ROLLYARD_HOME"] = str(cache / f"tests-{checkout}")
+        os.environ["ROLLYARD_HOME"] = str(cache_home() / f"tests-{checkout}")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts what runs in its background with Ctrl-C ignored, and programs inherit that; tests send it to theirs.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

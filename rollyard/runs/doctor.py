@@ -22,11 +22,12 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from rollyard.core.cache import cache_home
 from rollyard.core.errors import Error
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend
 from rollyard.sandbox.docker import netns
-from rollyard.sandbox.home import cache_home, data_home, private_dir
+from rollyard.sandbox.home import data_home, private_dir
 from rollyard.sandbox.host import host_prefixes
 from rollyard.sandbox.local import cgroups
 from rollyard.sandbox.local.backend import LocalBackend

@@ -19,11 +19,12 @@ import msgspec
 from anyio.abc import Process
 
 from rollyard.core.agent import LayerSpec
+from rollyard.core.cache import hold_lock_async
 from rollyard.core.errors import StoreError
 from rollyard.runs.work import Work
 from rollyard.sandbox.home import private_dir
 from rollyard.sandbox.images import ImageStore
-from rollyard.sandbox.trees import locked, publish, remove_tree
+from rollyard.sandbox.trees import publish, remove_tree
 from rollyard.store import Store
 
 T = TypeVar("T")
@@ -184,7 +185,7 @@ async def _unpack(parcel: Parcel, target: Path, store: Store, root: Path) -> Non
     """Once per node: whoever comes second finds it there."""
     if target.exists():
         return
-    async with locked(root / "locks" / f"parcel-{parcel.digest}", _UNPACK_S):
+    async with hold_lock_async(root / "locks" / f"parcel-{parcel.digest}", _UNPACK_S):
         if target.exists():
             return
         work = Path(tempfile.mkdtemp(prefix=".new-", dir=private_dir(target.parent)))

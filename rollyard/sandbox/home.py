@@ -1,6 +1,6 @@
-"""Where things are kept on this machine: what must last (`data_home`) and what can be fetched again (`cache_home`).
+"""Where what must last is kept on this machine (`data_home`); what can be fetched again is in `core.cache.cache_home`.
 
-Both are private to the user (0700): a sandbox's upper directory or an image may hold what other users must not read.
+It is private to the user (0700): a sandbox's upper directory or an image may hold what other users must not read.
 """
 
 from __future__ import annotations
@@ -15,14 +15,6 @@ def data_home() -> Path:
         return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_DATA_HOME")
     return (Path(base) if base else Path.home() / ".local" / "share").absolute() / "rollyard"
-
-
-def cache_home() -> Path:
-    """`$ROLLYARD_CACHE`, else `$XDG_CACHE_HOME/rollyard`, else `~/.cache/rollyard`."""
-    if chosen := os.environ.get("ROLLYARD_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache").absolute() / "rollyard"
 
 
 def private_dir(path: Path) -> Path:

@@ -13,11 +13,10 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollyard.core import folders
+from rollyard.core.cache import make_once
 from rollyard.core.errors import ConfigError
 from rollyard.sandbox.home import private_dir
 from rollyard.sandbox.local.inner import table
@@ -123,19 +122,7 @@ def _certificates() -> str | None:
 
 
 def _skeleton(root: Path, prefixes: tuple[str, ...]) -> Path:
-    parent = private_dir(root / "host")
-    final = parent / _fingerprint(prefixes)
-    if not final.is_dir():
-        scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
-        _write_skeleton(scratch, prefixes)
-        scratch.chmod(0o755)
-        try:
-            scratch.rename(final)
-        except OSError:  # another process made it first; theirs is the same
-            folders.remove(scratch)
-            if not final.is_dir():
-                raise
-    return final
+    return make_once(private_dir(root / "host") / _fingerprint(prefixes), lambda tree: _write_skeleton(tree, prefixes))
 
 
 def _fingerprint(prefixes: tuple[str, ...]) -> str:
@@ -152,6 +139,8 @@ def _fingerprint(prefixes: tuple[str, ...]) -> str:
 
 
 def _write_skeleton(root: Path, prefixes: tuple[str, ...]) -> None:
+    root.mkdir()
+    root.chmod(0o755)
     for name, mode in DIRECTORIES.items():
         (root / name).mkdir()
         (root / name).chmod(mode)

@@ -16,10 +16,11 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core.agent import LayerSpec
+from rollyard.core.cache import hold_lock_async, replace_file
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.ids import new_id
 from rollyard.core.sequences import as_tuple
-from rollyard.sandbox.catalog import Catalog, ImageRecord, Kind, replace_file
+from rollyard.sandbox.catalog import Catalog, ImageRecord, Kind
 from rollyard.sandbox.home import data_home, private_dir
 from rollyard.sandbox.host import host_rootfs
 from rollyard.sandbox.imports import import_image
@@ -27,7 +28,6 @@ from rollyard.sandbox.layers import LayerRecord, Layers
 from rollyard.sandbox.oci import ImageConfig
 from rollyard.sandbox.rootfs import Rootfs, Tree
 from rollyard.sandbox.stacks import Stacks
-from rollyard.sandbox.trees import locked
 from rollyard.sandbox.uppers import copy_upper
 
 KEEP_UNUSED_S = 24 * 3600.0
@@ -87,7 +87,7 @@ class ImageStore:
                     f"no image and no file named {source!r}", hint="give a directory, a tar or an OCI archive"
                 )
             _refuse_home(path, self.root)
-            async with locked(self.root / "locks" / "import", IMPORT_TIMEOUT_S):
+            async with hold_lock_async(self.root / "locks" / "import", IMPORT_TIMEOUT_S):
                 found, tags = await anyio.to_thread.run_sync(import_image, self._stacks, path)
                 record = self.catalog.save(found)
         await self.catalog.name(record.id, [*as_tuple(names, "names"), *tags])
@@ -129,7 +129,7 @@ class ImageStore:
 
     async def sweep(self, *, unused_s: float = KEEP_UNUSED_S) -> list[str]:
         """Remove trees that no image names and that were not opened for `unused_s`; and what died while it was built."""
-        async with locked(self.root / "locks" / "import", IMPORT_TIMEOUT_S):
+        async with hold_lock_async(self.root / "locks" / "import", IMPORT_TIMEOUT_S):
             refs = (
                 ref
                 for record in self.catalog.records()

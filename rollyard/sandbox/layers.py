@@ -19,6 +19,7 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core.agent import LayerSpec
+from rollyard.core.cache import make_once_async, replace_file
 from rollyard.core.errors import CommandFailed, ConfigError, UnknownName
 from rollyard.core.ids import new_id
 from rollyard.core.scratch import scratch
@@ -29,7 +30,6 @@ from rollyard.sandbox.programs import run_program
 from rollyard.sandbox.trees import (
     Entry,
     link_tree,
-    locked,
     manifest,
     open_to_all,
     publish,
@@ -92,23 +92,18 @@ class Layers:
             if not name.strip() or name.startswith("-"):
                 raise ConfigError(f"{name!r} is not a package name")
         key = _key(spec)
-        if (known := self._indexed(key)) is not None:
-            return known
-        async with locked(self.root / "locks" / f"layer-{key}", timeout):
-            if (known := self._indexed(key)) is not None:
-                return known
+
+        async def make(aside: Path) -> None:
             with anyio.fail_after(timeout):
-                layer_id = await self._build(spec, timeout)
-            self.remember(spec, layer_id)
-            return layer_id
+                aside.write_text(await self._build(spec, key, timeout))
+
+        index = await make_once_async(self.root / "index" / key, make, is_good=self._is_built, wait_s=timeout)
+        return index.read_text()
 
     def remember(self, spec: LayerSpec, layer_id: str) -> None:
         """From now on a layer that is here, however it came, is what `spec` asks for."""
         self.tree(layer_id)
-        index = private_dir(self.root / "index") / _key(spec)
-        temporary = index.with_suffix(".new")
-        temporary.write_text(layer_id)
-        temporary.rename(index)
+        replace_file(private_dir(self.root / "index") / _key(spec), layer_id.encode())
 
     async def verify(self, layer_id: str) -> list[str]:
         """Paths whose contents are no longer those that were built; bytecode is not counted."""
@@ -125,13 +120,13 @@ class Layers:
         place = self.tree(layer_id).parent
         place.rename(place.with_name(f".old-{new_id('ly')}-{layer_id}"))
 
-    def _indexed(self, key: str) -> str | None:
-        index = self.root / "index" / key
-        layer_id = index.read_text() if index.is_file() else ""
-        return layer_id if layer_id and (self.dir / layer_id / "root").is_dir() else None
+    def _is_built(self, index: Path) -> bool:
+        return index.is_file() and (self.dir / (index.read_text() or "none") / "root").is_dir()
 
-    async def _build(self, spec: LayerSpec, timeout: float) -> str:
-        work = Path(tempfile.mkdtemp(prefix=".new-", dir=private_dir(self.dir)))
+    async def _build(self, spec: LayerSpec, key: str, timeout: float) -> str:
+        for left in self.dir.glob(f".new-{key}-*"):  # by a build that was killed: this one holds its lock
+            await anyio.to_thread.run_sync(remove_tree, left)
+        work = Path(tempfile.mkdtemp(prefix=f".new-{key}-", dir=private_dir(self.dir)))
         try:
             place = work / "root" / PREFIX.lstrip("/")
             prefix = place / "building"

@@ -17,8 +17,8 @@ from subprocess import DEVNULL
 import anyio
 import stamina
 
+from rollyard.core.cache import cache_home
 from rollyard.core.errors import CommandFailed, CommandTimeout
-from rollyard.sandbox.home import cache_home
 
 PASSED = (
     "PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
 import stat
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import anyio
 import msgspec
 
 from rollyard.core import folders
-from rollyard.core.errors import SandboxUnavailable
-from rollyard.sandbox.home import private_dir
 
 PLACEHOLDER = b"@PREFIX@"
 
@@ -138,29 +134,3 @@ def remove_tree(path: Path) -> None:
     with contextlib.suppress(OSError):
         folders.remove(path)
     folders.remove(path)
-
-
-@contextlib.asynccontextmanager
-async def locked(path: Path, timeout: float) -> AsyncGenerator[None]:
-    """An exclusive lock between processes. The kernel lets go of it when its holder dies, however it dies."""
-    private_dir(path.parent)
-    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        with anyio.move_on_after(timeout) as scope:
-            while not _try_lock(handle):  # noqa: ASYNC110 - the holder is another process: no event can tell
-                await anyio.sleep(0.05)
-        if scope.cancelled_caught:
-            raise SandboxUnavailable(
-                f"another process has held {path.name} for {timeout:.0f} s", hint="it is building the same thing; wait"
-            )
-        yield
-    finally:
-        os.close(handle)
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from rollyard.core.cache import replace_file
 from rollyard.core.sandbox import Isolation, Network, Resources
 
 DEFAULT_SHELL = ("/bin/sh", "-c")
@@ -51,9 +51,7 @@ class FileCache:
         return path.read_bytes() if path.is_file() else None
 
     def put(self, key: str, value: bytes) -> None:
-        with tempfile.NamedTemporaryFile(dir=self.root, delete=False) as file:
-            file.write(value)
-        Path(file.name).rename(self.root / key)
+        replace_file(self.root / key, value)
 
     def drop(self, key: str) -> None:
         (self.root / key).unlink(missing_ok=True)

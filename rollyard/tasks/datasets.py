@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.cache import cache_home, make_once
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Task
 from rollyard.tasks.digest import file_digest
@@ -157,26 +157,20 @@ def _fetch(entry: RegistryTask, cache: Path | None) -> Path:
     assert entry.git_url is not None
     if entry.git_url.startswith("-"):
         raise ConfigError(f"task {entry.name!r}: {entry.git_url!r} is not a git URL")
-    root = cache or Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
-    target = root / "git" / hashlib.sha256(f"{entry.git_url}\0{commit}".encode()).hexdigest()[:32]
-    if target.is_dir():
-        return target
-    partial = target.with_name(f"{target.name}.{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    target = (cache or cache_home()) / "git" / hashlib.sha256(f"{entry.git_url}\0{commit}".encode()).hexdigest()[:32]
+    return make_once(target, lambda checkout: _check_out(entry, commit, checkout))
+
+
+def _check_out(entry: RegistryTask, commit: str, checkout: Path) -> None:
+    assert entry.git_url is not None
+    checkout.mkdir()
     quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1"}
     for command in (
         ["git", "init", "-q"],
         ["git", "fetch", "-q", "--depth", "1", entry.git_url, commit],
         ["git", "-c", "core.hooksPath=/dev/null", "checkout", "-q", "FETCH_HEAD"],
     ):
-        done = subprocess.run(command, cwd=partial, env=quiet, capture_output=True, timeout=_FETCH_S, check=False)
+        done = subprocess.run(command, cwd=checkout, env=quiet, capture_output=True, timeout=_FETCH_S, check=False)
         if done.returncode:
-            shutil.rmtree(partial, ignore_errors=True)
             said = done.stderr.decode("utf-8", "replace").strip()[-400:]
             raise ConfigError(f"task {entry.name!r}: {' '.join(command[:2])} of {entry.git_url} failed: {said}")
-    try:
-        partial.rename(target)
-    except OSError:  # another process was first; its checkout is the same
-        shutil.rmtree(partial, ignore_errors=True)
-    return target

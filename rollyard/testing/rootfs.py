@@ -15,8 +15,8 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from rollyard.core.cache import cache_home, make_once
 from rollyard.core.errors import ConfigError
-from rollyard.sandbox.home import cache_home, private_dir
 from rollyard.sandbox.host import host_rootfs
 
 PACKAGES = (
@@ -34,14 +34,14 @@ def rootfs_tar() -> Path:
     """The tar, made when it is not there yet."""
     names = _closure(PACKAGES)
     key = hashlib.sha256("\n".join([FORMAT, *sorted(f"{name}={version}" for name, version in names.items())]).encode())
-    final = private_dir(cache_home() / "rootfs") / f"{key.hexdigest()[:24]}.tar"
-    if not final.is_file():
-        scratch = final.with_suffix(f".{os.getpid()}")
-        with tarfile.open(scratch, "w") as archive:
-            _skeleton(archive, final.parent)
+    home = cache_home() / "rootfs"
+
+    def make(aside: Path) -> None:
+        with tarfile.open(aside, "w") as archive:
+            _skeleton(archive, home)
             _files(archive, names)
-        scratch.rename(final)
-    return final
+
+    return make_once(home / f"{key.hexdigest()[:24]}.tar", make)
 
 
 def _closure(wanted: Iterable[str]) -> dict[str, str]:

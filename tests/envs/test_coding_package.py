@@ -103,19 +103,14 @@ async def test_the_real_validator_accepts_the_package():
 
 def wheels(into: Path) -> None:
     """This package and all it needs, as wheels: the build itself reaches nothing."""
-    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard") / "wheels" / "coding-env"
-    cache.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     try:
         subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(into), str(ROOT)], check=True)
         [own] = into.glob("rollyard-*.whl")
-        bound = ["-c", str(ROOT / "constraints.txt"), "--only-binary", ":all:", "--find-links", str(cache)]
+        bound = ["-c", str(ROOT / "constraints.txt"), "--only-binary", ":all:"]
         subprocess.run([*pip, "download", "-d", str(into), *bound, str(own)], check=True)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"its wheels cannot be had here: pip exited with {error.returncode}")
-    for wheel in into.glob("*.whl"):
-        if not wheel.name.startswith("rollyard-"):
-            shutil.copy(wheel, cache)
 
 
 @pytest.mark.slow

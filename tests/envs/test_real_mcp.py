@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import aiohttp
 import httpx2
@@ -17,6 +13,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from rollyard.envs import connect
 from tests.envs.conftest import Counter, served
+from tests.plane.venvs import interpreter
 
 pytestmark = pytest.mark.anyio
 CLIENT_1 = """
@@ -59,17 +56,7 @@ print(json.dumps(told))
 
 
 def python_with_mcp_1() -> str:
-    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
-    place = cache / "venvs" / "mcp-1.30.0"
-    python = str(place / "bin" / "python")
-    if not (place / ".ready").exists():
-        try:
-            subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-            subprocess.run([python, "-m", "pip", "install", "--quiet", "mcp==1.30.0"], check=True)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"mcp 1.30.0 cannot be installed here: pip exited with {error.returncode}")
-        (place / ".ready").touch()
-    return python
+    return interpreter("mcp", "1.30.0")
 
 
 def client_2(url, key=None, **more):

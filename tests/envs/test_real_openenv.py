@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from rollyard.core.errors import EnvError
 from rollyard.envs import connect
 from tests.envs.conftest import served
+from tests.plane.venvs import interpreter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 THEIR_CLIENTS = """
@@ -112,17 +109,7 @@ print(json.dumps(told))
 
 
 def python_with_openenv() -> str:
-    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
-    place = cache / "venvs" / "openenv-0.10.0"
-    python = str(place / "bin" / "python")
-    if not (place / ".ready").exists():
-        try:
-            subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-            subprocess.run([python, "-m", "pip", "install", "--quiet", "openenv==0.10.0"], check=True)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"openenv 0.10.0 cannot be installed here: pip exited with {error.returncode}")
-        (place / ".ready").touch()
-    return python
+    return interpreter("openenv", "0.10.0")
 
 
 async def test_the_real_clients_drive_our_server():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
 import shutil
 import subprocess
 import tomllib
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fleet_server import KEY, WORLDS, serving
-from tests.plane.venvs import told
+from tests.plane.venvs import told, venv_or_skip
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -47,20 +45,8 @@ def installed(minor):
     """This checkout in a venv of that Python; its packages are installed once."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["fleet"]]
-    key = hashlib.sha256("\n".join([str(ROOT), *wanted]).encode()).hexdigest()[:8]
-    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
-    folder = cache / "venvs" / f"task-env-3.{minor}-{key}"
-    python = folder / "bin" / "python"
-    if not (folder / ".ready").exists():
-        subprocess.run([found(minor), "-m", "venv", "--clear", str(folder)], check=True)
-        pip = [str(python), "-m", "pip", "install", "-q"]
-        try:
-            subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), *wanted], check=True)
-            subprocess.run([*pip, "--no-deps", "-e", str(ROOT)], check=True)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"the packages cannot be installed for Python 3.{minor}: pip exited with {error.returncode}")
-        (folder / ".ready").touch()
-    return str(python)
+    packages = ["-c", str(ROOT / "constraints.txt"), *wanted]
+    return venv_or_skip(f"task-env-3.{minor}", packages, ["--no-deps", "-e", str(ROOT)], python=found(minor))
 
 
 @pytest.mark.parametrize("minor", [12, 13])

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.gate.conftest import Answers, open_gate
 from tests.gate.test_clients import reply
+from tests.plane.venvs import venv_or_skip
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 WORK = """
@@ -35,22 +32,8 @@ print(json.dumps({
 """
 
 
-def interpreter(name: str, *requirements: str) -> str:
-    """A venv under $ROLLYARD_CACHE, made on first use."""
-    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
-    place = cache / "venvs" / name
-    if not (place / ".ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-        subprocess.run([str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", *requirements], check=True)
-        (place / ".ready").touch()
-    return str(place / "bin" / "python")
-
-
 async def test_openai_2_is_served_like_the_newest():
-    try:
-        python = await asyncio.to_thread(interpreter, "openai-2", "openai>=2,<3")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"openai 2.x cannot be installed here: pip exited with {error.returncode}")
+    python = await asyncio.to_thread(venv_or_skip, "openai", ["openai>=2,<3"])
     async with open_gate(Answers(reply)) as gate:
         session = await gate.open_session("r1")
         program = await asyncio.create_subprocess_exec(

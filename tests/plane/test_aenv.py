@@ -17,7 +17,7 @@ from tests.plane.arca_server import KEY, ArcaStandIn
 from tests.plane.e2b_server import listening
 from tests.plane.images import PLAIN_START, image_of, plain_image
 from tests.plane.served import serving
-from tests.plane.venvs import interpreter, place, there, told, unless_there
+from tests.plane.venvs import interpreter, there, told, unless_there
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parent
@@ -152,7 +152,7 @@ def bearer(key):
 @pytest.mark.slow
 async def test_the_real_command_line_pushes_shows_and_runs(tmp_path):
     await asyncio.to_thread(interpreter, "aenvironment", VERSION)
-    program = place("aenvironment", VERSION) / "bin" / "aenv"
+    program = Path(interpreter("aenvironment", VERSION)).with_name("aenv")
     async with serving(tmp_path) as env:
         where = {"AENV_SYSTEM_URL": env["AENV_SYSTEM_URL"], "HUB_BACKEND": f"{env['AENV_SYSTEM_URL']}:8080"}
 

@@ -3,20 +3,16 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-
-def place(package, version):
-    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
-    return cache / "venvs" / f"{package}-{version}"
+from rollyard.core.errors import ConfigError
+from rollyard.testing.venvs import make_venv, venv_path
 
 
 def there(package, version):
-    return (place(package, version) / ".ready").exists()
+    return venv_path(package, [f"{package}=={version}"]).exists()
 
 
 def unless_there(package, version):
@@ -25,16 +21,15 @@ def unless_there(package, version):
 
 
 def interpreter(package, version):
-    folder = place(package, version)
-    python = folder / "bin" / "python"
-    if not there(package, version):
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        try:
-            subprocess.run([str(python), "-m", "pip", "install", "-q", f"{package}=={version}"], check=True)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"{package} {version} cannot be installed here: pip exited with {error.returncode}")
-        (folder / ".ready").touch()
-    return str(python)
+    return venv_or_skip(package, [f"{package}=={version}"])
+
+
+def venv_or_skip(name, *installs, python=sys.executable):
+    """The interpreter of a venv with these packages; skips the test where they cannot be installed."""
+    try:
+        return make_venv(name, *installs, python=python)
+    except ConfigError as error:
+        pytest.skip(str(error))
 
 
 async def told(python, program, *arguments, env=None, timeout=120):

@@ -8,20 +8,26 @@ import contextlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+
+from rollyard.core.cache import cache_home, make_once
 
 PINNED = {"daytona": "daytona==0.226.1", "prime": "prime-sandboxes==0.5.1"}
 
 
 def place(name):
-    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
-    return cache / "sdks" / PINNED[name].replace("==", "-")
+    return cache_home() / "packages" / PINNED[name].replace("==", "-")
 
 
 def ready(name):
-    return (place(name) / ".ready").exists()
+    return place(name).exists()
+
+
+def install(name, where):
+    done = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", where, PINNED[name]])
+    if done.returncode:
+        pytest.skip(f"{PINNED[name]} cannot be installed here: pip exited with {done.returncode}")
 
 
 @contextlib.contextmanager
@@ -31,12 +37,7 @@ def sdk(name):
         pytest.importorskip({"hf": "huggingface_hub"}[name], reason=f"the {name} SDK is not installed")
         yield
         return
-    where = place(name)
-    if not ready(name):
-        done = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", where, PINNED[name]])
-        if done.returncode:
-            pytest.skip(f"{PINNED[name]} cannot be installed here: pip exited with {done.returncode}")
-        (where / ".ready").touch()
+    where = make_once(place(name), lambda aside: install(name, aside))
     before = os.environ.get("PYTHONPATH")
     sys.path.append(str(where))
     os.environ["PYTHONPATH"] = os.pathsep.join([*([before] if before else []), str(where)])

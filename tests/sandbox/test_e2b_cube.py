@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.plane.e2b import e2b_app
 from rollyard.sandbox.e2b.backend import E2BBackend
 from tests.plane.e2b_server import listening
+from tests.plane.venvs import venv_or_skip
 
 pytest.importorskip("e2b", reason="the e2b SDK is not installed")
 pytestmark = pytest.mark.anyio
@@ -78,13 +77,7 @@ def interpreter():
     """A Python with what this project needs and the extra `cube`, made on first use."""
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     packages = [*wanted["dependencies"], *wanted["optional-dependencies"]["cube"]]
-    cache = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
-    place = cache / "venvs" / "cube"
-    if not (place / ".ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-        subprocess.run([str(place / "bin" / "python"), "-m", "pip", "install", "-q", *packages], check=True)
-        (place / ".ready").touch()
-    return str(place / "bin" / "python")
+    return venv_or_skip("cube", packages)
 
 
 async def test_a_newer_sdk_is_told_which_version_such_a_server_needs(backend):
@@ -96,10 +89,7 @@ async def test_a_newer_sdk_is_told_which_version_such_a_server_needs(backend):
 
 @pytest.mark.slow
 async def test_the_older_sdk_drives_a_server_that_has_only_the_old_paths(backend):
-    try:
-        python = await asyncio.to_thread(interpreter)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"the extra cube cannot be installed here: pip exited with {error.returncode}")
+    python = await asyncio.to_thread(interpreter)
     async with listening(old(e2b_app(backend, key=KEY))) as url:
         program = await asyncio.create_subprocess_exec(
             python, "-c", CLIENT, KEY, url, *CASES, env={**os.environ, "PYTHONPATH": str(ROOT)},

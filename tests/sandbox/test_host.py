@@ -16,7 +16,7 @@ def test_skeleton_is_made_once_and_then_found(tmp_path):
     first = host_rootfs(tmp_path)
     second = host_rootfs(tmp_path)
     assert first == second
-    assert len(list((tmp_path / "host").iterdir())) == 1
+    assert len(list((tmp_path / "host").glob("[!.]*"))) == 1
 
 
 def test_every_tree_has_an_empty_directory_to_be_mounted_on(tmp_path):

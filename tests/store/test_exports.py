@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.core.cache import cache_home, make_once
 from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.samples import samples
@@ -116,16 +117,16 @@ async def test_an_export_that_fails_leaves_no_file(store, tmp_path):
 
 def harbor_models():
     """Harbor's own ATIF models, out of its wheel: it asks for a newer Python than ours, its models do not."""
-    cache = Path(os.environ.get("ROLLYARD_CACHE", Path.home() / ".cache" / "rollyard")) / "wheels" / "harbor-0.25.0"
-    if not (cache / "harbor").is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        get = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--ignore-requires-python", "harbor==0.25.0"]
-        got = subprocess.run([*get, "-d", str(cache)], capture_output=True, text=True)
-        if got.returncode:
-            pytest.skip("harbor's wheel cannot be downloaded here")
-        with zipfile.ZipFile(next(cache.glob("harbor-*.whl"))) as wheel:
-            wheel.extractall(cache)
-    return cache
+    return make_once(cache_home() / "packages" / "harbor-0.25.0", unpack_harbor)
+
+
+def unpack_harbor(folder):
+    get = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--ignore-requires-python", "harbor==0.25.0"]
+    got = subprocess.run([*get, "-d", str(folder)], capture_output=True, text=True)
+    if got.returncode:
+        pytest.skip("harbor's wheel cannot be downloaded here")
+    with zipfile.ZipFile(next(folder.glob("harbor-*.whl"))) as wheel:
+        wheel.extractall(folder)
 
 
 VALIDATE = """

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 import rollyard as ry
+from rollyard.core.cache import cache_home
 from rollyard.core.rollout import Rollout
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend as make_backend
-from rollyard.sandbox.home import cache_home
 from rollyard.tasks.grade import Case, judge
 from rollyard.tasks.python_startup import look
 from rollyard.tasks.rows import as_task

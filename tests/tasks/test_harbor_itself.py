@@ -10,10 +10,10 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError
-from rollyard.sandbox.home import cache_home
 from rollyard.tasks.folder import to_folder
 from rollyard.tasks.harbor import load_folder
 from rollyard.tasks.taskset import Taskset
+from tests.plane.venvs import venv_or_skip
 
 pytestmark = pytest.mark.slow
 
@@ -48,19 +48,10 @@ def python312():
 @pytest.fixture(scope="module")
 def harbor():
     """`harbor("load", folder)` -> its answer; the environment is made once and kept in the cache."""
-    home = cache_home() / "venvs" / "harbor-0.25.0"
-    if not (home / "ready").exists():
-        shutil.rmtree(home, ignore_errors=True)
-        subprocess.run([python312(), "-m", "venv", home], check=True, timeout=120)
-        pip = [home / "bin" / "pip", "install", "-q", "--disable-pip-version-check"]
-        got = subprocess.run([*pip, "--no-deps", "harbor==0.25.0"], capture_output=True, text=True, timeout=300)
-        more = subprocess.run([*pip, *PACKAGES], capture_output=True, text=True, timeout=300)
-        if got.returncode or more.returncode:
-            pytest.skip(f"Harbor could not be installed: {(got.stderr or more.stderr).strip()[-200:]}")
-        (home / "ready").touch()
+    python = venv_or_skip("harbor", ["--no-deps", "harbor==0.25.0"], PACKAGES, python=python312())
 
     def run(*words, cwd=None):
-        command = [home / "bin" / "python", Path(__file__).with_name("harbor_side.py"), *map(str, words)]
+        command = [python, Path(__file__).with_name("harbor_side.py"), *map(str, words)]
         done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

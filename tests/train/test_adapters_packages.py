@@ -3,7 +3,6 @@ the cache; ours is appended to its path, so that it uses its own versions of wha
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.samples import samples
+from tests.plane.venvs import venv_or_skip
 from tests.train.rollouts import branchy, linear
 
 pytestmark = pytest.mark.slow
@@ -22,23 +22,13 @@ ROOT = HERE.parents[1]
 def foreign(name, *packages, alone=False):
     """A function that runs a script of `foreign/` in an environment with these packages, and returns what it printed.
     `alone` takes the first without what it asks for: a trainer's data types rarely need its whole stack."""
-    cache = Path(os.environ.get("ROLLYARD_CACHE", Path.home() / ".cache" / "rollyard"))
-    home = cache / "venvs" / f"trainer-{name}"
-    if not (home / "ready").exists():
-        shutil.rmtree(home, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", home], check=True, timeout=120)
-        pip = [home / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        wanted = [["--no-deps", packages[0]], [*packages[1:]]] if alone else [[*packages]]
-        for words in wanted:
-            got = subprocess.run([*pip, *words], capture_output=True, text=True, timeout=1200)
-            if got.returncode:
-                pytest.skip(f"{packages[0]} could not be installed: {got.stderr.strip()[-200:]}")
-        (home / "ready").touch()
+    installs = [["--no-deps", packages[0]], [*packages[1:]]] if alone else [[*packages]]
+    python = venv_or_skip(f"trainer-{name}", *installs)
 
     def run(script, *words):
         ours = [path for path in sys.path if path.endswith("site-packages")]
         start = f"import runpy, sys; sys.path += {ours!r}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
-        command = [home / "bin" / "python", "-c", start, HERE / "foreign" / script, *words]
+        command = [python, "-c", start, HERE / "foreign" / script, *words]
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
