@@ -45,7 +45,16 @@ from rollyard.sandbox.relay import Relay
 from rollyard.sandbox.relay.filepair import FilePair
 from rollyard.testing.engines import lacking, running
 
-BUDGET_MS = {"local": 0.3, "netns": 1.0, "socket": 1.0, "pipe": 5.0, "pipe, lines": 5.0, "exec": 5.0, "e2b": None, "files": None}
+BUDGET_MS = {
+    "local": 0.3,
+    "netns": 1.0,
+    "socket": 1.0,
+    "pipe": 5.0,
+    "pipe, lines": 5.0,
+    "exec": 5.0,
+    "e2b": None,
+    "files": None,
+}
 SERVER = """
 import asyncio
 async def echo(reader, writer):
