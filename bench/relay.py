@@ -12,10 +12,12 @@ percentile shows less of. The budgets are for the medians of open connections, w
         socket    a unix socket bound into a container                          1 ms
     (c) pipe      a program's stdin and stdout, here two pipes of this machine  5 ms
         exec      the same over an engine's exec                                5 ms
+        e2b       the same over one program of the E2B SDK, on this project's own server; no budget, since each frame costs a
+                  request of the SDK
     (d) files     a pair of files and long polls, here with programs of this machine; no budget, since each call of a
                   provider costs its own round trip: what is shown is two programs a message
 
-The engine's part needs root and the engine's programs; it says so and is left out where they are missing.
+The engine's part needs root and the engine's programs, e2b its SDK; each says so and is left out where they are missing.
 """
 
 from __future__ import annotations
@@ -23,22 +25,36 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import json
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import uvicorn
+
 import rollyard as ry
 import rollyard.sandbox.relay as package
 from rollyard.core.sandbox import Exit
+from rollyard.plane.e2b import e2b_app
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.sandbox.relay import Relay
 from rollyard.sandbox.relay.filepair import FilePair
 from rollyard.testing.engines import lacking, running
 
-BUDGET_MS = {"local": 0.3, "netns": 1.0, "socket": 1.0, "pipe": 5.0, "pipe, lines": 5.0, "exec": 5.0, "files": None}
+BUDGET_MS = {
+    "local": 0.3,
+    "netns": 1.0,
+    "socket": 1.0,
+    "pipe": 5.0,
+    "pipe, lines": 5.0,
+    "exec": 5.0,
+    "e2b": None,
+    "files": None,
+}
 SERVER = """
 import asyncio
 async def echo(reader, writer):
@@ -110,6 +126,23 @@ async def in_sandbox(backend) -> AsyncGenerator[Place]:
         server = await box.start(["python3", "-c", SERVER])
         _, said = await anext(aiter(server.stream()))
         yield Place(client, int(said), await box.listen(0))
+
+
+@contextlib.asynccontextmanager
+async def over_e2b(root: Path) -> AsyncGenerator[Place]:
+    """The e2b backend through the real SDK, on a server of this process whose sandboxes are local ones."""
+    sock = socket.socket(proto=socket.IPPROTO_TCP)  # named, since asyncio turns Nagle's delays off only where it is
+    sock.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    async with LocalBackend(root=root) as local:
+        server = uvicorn.Server(uvicorn.Config(e2b_app(local), log_level="error", lifespan="off"))
+        running = asyncio.create_task(server.serve(sockets=[sock]))
+        try:
+            async with in_sandbox(ry.sandbox.backend("e2b", key="bench", url=url, isolation="namespace")) as place:
+                yield place
+        finally:
+            server.should_exit = True
+            await running
 
 
 @contextlib.asynccontextmanager
@@ -204,6 +237,11 @@ async def everything(engine: str, host: str | None, calls: int, rounds: int) -> 
         )
     good &= await measure("(c) pipe", over_pipe(), calls, rounds)
     good &= await measure("(c) pipe, lines", over_pipe("lines"), calls, rounds)
+    if importlib.util.find_spec("e2b") is None:
+        print("without e2b: its SDK is not installed")
+    else:
+        with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as root:
+            good &= await measure("(c) e2b", over_e2b(Path(root)), min(calls, 100), rounds)
     good &= await measure("(d) files", over_files(), min(calls, 50), rounds)
     return good
 

@@ -35,16 +35,14 @@ _KILLED_LOOKS = 3
 _POLLS = 200  # of 50 ms each, at least, before a long poll answers that nothing has happened
 _MAX_OUTPUT = 16 * 2**20
 
-_STARTED = "started() { s=$(cat /proc/$1/stat 2>/dev/null) || return 1; s=${s##*) }; set -- $s; echo ${20}; }\n"
-_WRAP = (
-    _STARTED + 'd=$1; shift; echo "$$ $(started $$)" >"$d/pid.new"; mv "$d/pid.new" "$d/pid"; '
-    '"$@" >"$d/out" 2>"$d/err"; c=$?; echo $c >"$d/exit.new"; mv "$d/exit.new" "$d/exit"'
+_STARTED = "started() { read -r s 2>/dev/null </proc/$1/stat || return 1; s=${s##*) }; set -- $s; echo ${20}; }\n"
+_RUN = (
+    'echo "$$ $(started $$)" >"$d/pid.new"; mv "$d/pid.new" "$d/pid"; '
+    '"$@" >"$d/out" 2>"$d/err"; c=$?; echo $c >"$d/exit.new"; mv "$d/exit.new" "$d/exit"\n'
 )
-_MAKE = """d=$1; wrap=$2; shift 2
-mkdir -p "${d%/*}" && chmod 1777 "${d%/*}" 2>/dev/null
-mkdir "$d" 2>/dev/null || { [ -d "$d" ] && exit 0; exit 73; }
-: >"$d/out"; : >"$d/err"
-"""
+_WRAP = _STARTED + "d=$1; shift; " + _RUN
+_CLAIM = 'mkdir "$d" 2>/dev/null || { [ -d "$d" ] && exit 0; exit 73; }\n: >"$d/out"; : >"$d/err"\n'
+_MAKE = 'd=$1; wrap=$2; shift 2\nmkdir -p "${d%/*}" && chmod 1777 "${d%/*}" 2>/dev/null\n' + _CLAIM
 _LAUNCH = (
     _MAKE
     + """if command -v setsid >/dev/null 2>&1; then setsid sh -c "$wrap" job "$d" "$@" </dev/null >/dev/null 2>&1 &
@@ -57,11 +55,11 @@ _STATE = (
     _STARTED
     + """state() {
   [ -d "$1" ] || { echo unknown; return; }
-  [ -f "$1/exit" ] && { echo "exit $(cat "$1/exit")"; return; }
+  [ -f "$1/exit" ] && { read -r code <"$1/exit"; echo "exit $code"; return; }
   [ -f "$1/pid" ] || { echo starting; return; }
   read -r pid was <"$1/pid"
   [ "$(started "$pid")" = "$was" ] && { echo running; return; }
-  [ -f "$1/exit" ] && { echo "exit $(cat "$1/exit")"; return; }
+  [ -f "$1/exit" ] && { read -r code <"$1/exit"; echo "exit $code"; return; }
   echo lost
 }
 over() { [ -f "$1/exit" ] || { n=$((n+1)); [ $((n % 20)) -eq 0 ] && case $(state "$1") in lost|unknown) ;; *) false ;; esac; }; }
@@ -81,12 +79,13 @@ _TELL = (
     + """tell() { s=$(state "$1"); o=$(($(wc -c <"$1/out"))); e=$(($(wc -c <"$1/err")))
   case $s in exit*|lost) ;; *) [ "$3" = 1 ] || o=0 e=0 ;; esac
   echo "$s $o $e"; [ $o -gt $2 ] && o=$2; [ $e -gt $2 ] && e=$2
-  head -c $o "$1/out"; head -c $e "$1/err"
+  [ $o = 0 ] || head -c $o "$1/out"; [ $e = 0 ] || head -c $e "$1/err"
 }
 patient() { n=0; while [ $n -lt $2 ] && ! over "$1"; do if [ $n -lt 20 ]; then sleep 0.01; else sleep 0.05; fi; done; }
 """
 )
 _FINISH = "most=$1; polls=$2; shift 2\n" + _LAUNCH + _TELL + 'patient "$d" "$polls"; tell "$d" "$most" 0\n'
+_FINISH_HERE = "most=$1; d=$2; shift 2; exec </dev/null\n" + _TELL + _CLAIM + _RUN + 'tell "$d" "$most" 0\n'
 _END = _TELL + '[ -d "$1" ] || exit 74; patient "$1" "$3"; tell "$1" "$2" "$4"\n'
 
 _FIND = (
@@ -309,12 +308,19 @@ async def finish(
     cwd: str,
     most: int,
     root: str = ROOT,
+    one_call_s: float | None = None,
 ) -> Exit:
-    """Run a program under the shim to its end: one call for a short one, then one every ten seconds. A call whose answer
-    was lost is asked again and starts nothing twice. Its files stay; who asks removes them."""
+    """Run a program under the shim to its end: one call for a short one, then one every ten seconds. Where a call may last
+    (`one_call_s`), one call stands until the end and looks at no clock; `root` is there already. A call whose answer was lost
+    is asked again and starts nothing twice. Its files stay; who asks removes them."""
     began, place = time.monotonic(), f"{root}/{job_id}"
-    first = ["/bin/sh", "-c", _FINISH, "rollyard", str(most), str(_POLLS), place, _WRAP, *argv]
-    done = await _asked(run, first, env={**env, MARK: job_id}, cwd=cwd)
+    if one_call_s is None:
+        first = [_FINISH, "rollyard", str(most), str(_POLLS), place, _WRAP, *argv]
+    else:
+        first = [_FINISH_HERE, "rollyard", str(most), place, *argv]
+    done = await _asked(
+        run, ["/bin/sh", "-c", *first], env={**env, MARK: job_id}, cwd=cwd, timeout=one_call_s or STEP_S
+    )
     while (told := _told(done, most, began)) is None:
         done = await _asked(run, ["/bin/sh", "-c", _END, "rollyard", place, str(most), str(_POLLS), "0"], cwd="/")
     return told
@@ -328,13 +334,15 @@ async def so_far(run: Runs, job_id: str, *, most: int, root: str = ROOT) -> tupl
     return body[:size], body[size:]
 
 
-async def _asked(run: Runs, argv: Sequence[str], *, cwd: str, env: Mapping[str, str] | None = None) -> Exit:
+async def _asked(
+    run: Runs, argv: Sequence[str], *, cwd: str, env: Mapping[str, str] | None = None, timeout: float = STEP_S
+) -> Exit:
     """Whoever ends every program in the sandbox ends the one that looks, too."""
-    done = await repeated(run, argv, env=env, cwd=cwd, timeout=STEP_S)
+    done = await repeated(run, argv, env=env, cwd=cwd, timeout=timeout)
     for _ in range(_KILLED_LOOKS):
         if done.exit_code not in (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM):
             break
-        done = await repeated(run, argv, env=env, cwd=cwd, timeout=STEP_S)
+        done = await repeated(run, argv, env=env, cwd=cwd, timeout=timeout)
     if not done.ok:
         raise SandboxError(
             f"a program could not be started: {done.text[-300:].strip() or f'exit code {done.exit_code}'}"

@@ -20,7 +20,7 @@ from starlette.routing import Route
 import rollyard as ry
 from rollyard.core.errors import ConfigError, Error, SandboxGone, Unsupported
 from rollyard.plane.e2b import e2b_app
-from rollyard.sandbox.e2b.backend import E2BBackend
+from rollyard.sandbox.providers.e2b import E2BBackend
 from tests.plane.e2b_server import listening, serving
 from tests.sandbox.fault_proxy import fault_proxy
 
@@ -52,7 +52,7 @@ async def test_a_real_agent_solves_a_task_through_the_sdk_and_the_server(agent, 
 
 async def echo(request):
     """A server at fault: it says the caller's key aloud."""
-    return JSONResponse({"code": 500, "message": f"no: {request.headers.get('x-api-key')}"}, 500)
+    return JSONResponse({"code": 400, "message": f"no: {request.headers.get('x-api-key')}"}, 400)
 
 
 async def test_the_key_is_in_no_error_log_command_line_or_sandbox(backend, caplog, capsys):
@@ -88,8 +88,9 @@ async def test_the_key_is_in_no_error_log_command_line_or_sandbox(backend, caplo
             await failing(box.read("/no/such/file"))
             await failing(box.dial(9))
             for fault in ({"kind": "refuse", "status": 502}, {"kind": "refuse", "status": 429, "json": True}):
-                faults.add(request="POST /process", **fault)
-                await failing(box.exec("true", timeout=30))
+                faults.add(request="POST /process", times=1000, **fault)
+                await failing(box.exists("/tmp"))
+                faults.faults.clear()
             for path in ("pause", "snapshots", "timeout"):
                 faults.add("refuse", f"POST /sandboxes/.*/{path}", status=500, json=True, times=1000)
             for call in (box.pause(), box.snapshot(), box.extend(60)):
@@ -178,7 +179,7 @@ async def test_what_the_template_decides_is_refused_before_anything_is_opened(ba
 def test_without_the_sdk_the_error_says_what_to_install():
     program = (
         "import sys, asyncio; sys.modules['e2b'] = None\n"
-        "from rollyard.sandbox.e2b.backend import E2BBackend\n"
+        "from rollyard.sandbox.providers.e2b import E2BBackend\n"
         "asyncio.run(E2BBackend(key='k').__aenter__())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -195,7 +196,6 @@ async def test_a_sandbox_that_was_extended_is_kept_and_listed_until_its_new_end(
                 (kept,) = await backend.list()
                 if lifetime == "owner":  # leased: the server is told little at a time, and nobody takes it for over
                     assert kept.expires_at <= time.time() + 16
-                    assert box.lease.end > time.time() + 800
                 else:
                     assert seen.expires_at > time.time() + 800
                 assert await other.reap() == []
@@ -215,7 +215,7 @@ async def test_what_the_server_behind_cannot_do_is_an_error_that_names_it(backen
 
 LATE = """
 import asyncio, sys
-from rollyard.sandbox.e2b.backend import E2BBackend
+from rollyard.sandbox.providers.e2b import E2BBackend
 from rollyard.core.sandbox import SandboxSpec
 backend = E2BBackend(key=sys.argv[1], url=sys.argv[2], isolation="namespace")
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 import rollyard as ry
 from rollyard.core.errors import ConfigError
 from rollyard.plane.e2b import e2b_app
-from rollyard.sandbox.e2b.backend import E2BBackend
+from rollyard.sandbox.providers.e2b import E2BBackend
 from tests.plane.e2b_server import listening
 from tests.plane.venvs import venv_or_skip
 
@@ -44,7 +44,7 @@ CASES = {
 CASES |= {"N3", "N5", "S1", "S2", "X5"}
 CLIENT = """
 import asyncio, importlib.metadata, json, sys
-from rollyard.sandbox.e2b.backend import E2BBackend
+from rollyard.sandbox.providers.e2b import E2BBackend
 from rollyard.testing.sandbox import Ground, cases, missing
 from rollyard.testing.suite import run_case
 

@@ -360,7 +360,7 @@ def test_without_the_sdk_the_error_says_what_to_install():
 def test_importing_the_backends_imports_no_sdk():
     program = (
         "import sys\n"
-        "import rollyard.sandbox.hf, rollyard.sandbox.daytona, rollyard.sandbox.prime\n"
+        "from rollyard.sandbox.providers import daytona, e2b, hf, prime\n"
         "print([name for name in ('huggingface_hub', 'daytona', 'prime_sandboxes', 'httpx') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

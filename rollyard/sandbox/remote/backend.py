@@ -18,25 +18,19 @@ import anyio
 import msgspec
 import structlog
 
-from rollyard.core.errors import (
-    ConfigError,
-    Error,
-    IsolationTooWeak,
-    SandboxInterrupted,
-    SandboxUnavailable,
-    Unsupported,
-)
+from rollyard.core.errors import ConfigError, Error, IsolationTooWeak, SandboxError, SandboxUnavailable, Unsupported
 from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
 from rollyard.sandbox.opening import Opening
 from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.remote.box import RemoteSandbox
-from rollyard.sandbox.remote.link import Found, Link, Order, Provider, Quiet, gone, speaking
+from rollyard.sandbox.remote.errors import SecretFilter, gone_error, translate_errors
+from rollyard.sandbox.remote.provider import FoundSandbox, SandboxLink, SandboxProvider, SandboxRequest
 from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retrying
 from rollyard.sandbox.teardown import Owned, delete_all, described, not_deleted
 
 MARK = "rollyard"
 _OWN = "rollyard."
-_KEPT = ("workdir", "end", "open", "lifetime")  # our own labels, after `rollyard.`
+_KEPT = ("workdir", "user", "end", "open", "lifetime")  # our own labels, after `rollyard.`
 _PREPARE = """mkdir -p "$1/x" "$1/jobs" && chmod 1777 "$1" "$1/x" "$1/jobs" || exit 1
 [ -z "$2" ] || [ -d "$2" ] || mkdir -p -- "$2" || exit 1
 [ "$3" = none ] || exit 0
@@ -47,19 +41,43 @@ _CALL_S = 60.0  # for one question about sandboxes, and for asking it again: SDK
 
 
 class RemoteBackend:
-    """Made by each provider's backend with what its sandboxes can do; `image` stands for `host` in a spec."""
+    """Made by each provider's backend with what its sandboxes can do beside what all can; `image` stands for `host` in a
+    spec."""
 
     name: ClassVar[str]
     loggers: ClassVar[tuple[str, ...]] = ()  # where the SDK logs
+    min_lease_s: ClassVar[float] = 30.0
+    runs_as_users: ClassVar[bool] = False  # whether the provider takes a user with each program
     proves_network_none: ClassVar[bool] = False  # whether a sandbox without a network has no interface either
 
     def __init__(
-        self, provider: Provider, can: Capabilities, *, image: str, lease_s: float, limits: OpenLimits | None
+        self,
+        provider: SandboxProvider,
+        *,
+        image: str,
+        isolation: Isolation,
+        lease_s: float,
+        limits: OpenLimits | None,
+        **can: Any,
     ) -> None:
-        if float(lease_s) < 30:
-            raise ConfigError(f"lease_s must be at least 30, got {lease_s!r}")
-        self._provider, self._can, self._image, self._lease_s = provider, can, image, float(lease_s)
+        if float(lease_s) < self.min_lease_s:
+            raise ConfigError(f"lease_s must be at least {self.min_lease_s:g}, got {lease_s!r}")
+        self._provider, self._image, self._lease_s = provider, image, float(lease_s)
         self._limits = limits or OpenLimits(opening=8)
+        self._can = Capabilities(
+            isolation=isolation,
+            listen=True,
+            dial=True,
+            attach=True,
+            list=True,
+            ttl=True,
+            lifetime_ttl=True,
+            bytes_exact=True,
+            tree_kill=True,
+            max_concurrent=self._limits.live,
+            creates_per_s=self._limits.creates_per_s,
+            **can,
+        )
         self._throttle = Throttle(self._limits)
         self._boxes: dict[str, RemoteSandbox] = {}
         self._leases: dict[str, asyncio.Task[None]] = {}
@@ -68,9 +86,9 @@ class RemoteBackend:
         self._log: Any = structlog.get_logger(f"rollyard.sandbox.{self.name}")
 
     async def __aenter__(self) -> Self:
-        self._stack.enter_context(Quiet(self._provider, self.loggers))
+        self._stack.enter_context(SecretFilter(self._provider, self.loggers))
         try:
-            with speaking(self._provider):
+            with translate_errors(self._provider):
                 async with asyncio.timeout(_CALL_S):
                     await self._provider.enter()
         except BaseException:  # cancelled too: what was entered is left
@@ -87,7 +105,7 @@ class RemoteBackend:
                 self._log.warning("sandboxes.not_deleted", error=str(not_deleted(left)))
         for lease in self._leases.values():
             lease.cancel()
-        with anyio.move_on_after(_CLEANUP_S, shield=True), speaking(self._provider):
+        with anyio.move_on_after(_CLEANUP_S, shield=True), translate_errors(self._provider):
             await self._provider.leave()
         await self._stack.aclose()
 
@@ -106,18 +124,22 @@ class RemoteBackend:
 
     def _refused(self, spec: SandboxSpec) -> dict[str, object]:
         """What was asked for and cannot be had, by name. Providers that have more say so."""
-        limits = ("cpus", "memory_mb", "disk_mb", "pids")
+        limits = {"cpus", "memory_mb", "disk_mb", "pids"} - self._limits_taken(spec)
         return {
             "layers": spec.layers,
             "mounts": spec.mounts,
-            "user": spec.user,
+            "user": spec.user and not self.runs_as_users,
             "idle_ttl_s": spec.idle_ttl_s,
             "resources.gpus or tpu": spec.resources.accelerated,
             "disk='tmpfs'": spec.disk == "tmpfs",
             "network='allowlist'": spec.network == "allowlist",
-            **{f"resources.{name}": getattr(spec.resources, name) for name in limits},
+            **{f"resources.{name}": getattr(spec.resources, name) for name in sorted(limits)},
             **{f"options.{name}": True for name in spec.options},
         }
+
+    def _limits_taken(self, spec: SandboxSpec) -> set[str]:
+        """The resources that the provider gives as they are asked for."""
+        return set()
 
     def _check(self, spec: SandboxSpec) -> None:
         if not at_least(self._can.isolation, spec.min_isolation):
@@ -151,69 +173,78 @@ class RemoteBackend:
                 raise
 
     async def _one(self, spec: SandboxSpec, key: str) -> RemoteSandbox:
-        """Exactly one sandbox, or none: what a create that broke has made is found by its label and deleted first."""
-        broke = False
+        """Exactly one sandbox, or none. A create that broke may have made one: a provider that knows the key gives it out the
+        next time, and what one that does not has made too many is found by its label and deleted."""
+        labels, broke, kept = self._labels(spec, key), False, ""
 
-        async def create() -> RemoteSandbox:
+        async def create() -> SandboxLink:
             nonlocal broke
-            if broke:
-                await self._delete_broken(key)
             try:
-                return await self._create(spec, key)
+                return await self._create(spec, labels, key)
             except Error as error:
-                broke = error.retry in ("safe", "if_idempotent")  # a proxy's "busy" may hide a success, too
+                broke = broke or error.retry in ("safe", "if_idempotent")  # a proxy's "busy" may hide a success, too
                 raise
 
         try:
             async with asyncio.timeout(spec.boot_s + _CLEANUP_S):  # a provider has its own, which is sooner
-                box = await retrying(create, self._limits, idempotent=True)
+                link = await retrying(create, self._limits, idempotent=True)
+                kept = link.id
+                box = await self._prepare(link, spec, labels)
         except TimeoutError:
-            with anyio.move_on_after(_CLEANUP_S, shield=True):
-                await self._delete_broken(key)
+            broke = True
             raise SandboxUnavailable(f"the sandbox was not up in {spec.boot_s:g} s", hint="raise boot_s") from None
-        except Error:
+        finally:
             if broke:
                 with anyio.move_on_after(_CLEANUP_S, shield=True):
-                    await self._delete_broken(key)
-            raise
+                    await self._delete_others(key, kept)
         self._boxes[box.id] = box
         if spec.lifetime == "owner":
+            box.lease_s = self._lease_s
             self._owned.add(box.id)
             self._leases[box.id] = asyncio.create_task(self._hold(box), name=f"rollyard-lease-{box.id}")
         return box
 
-    async def _delete_broken(self, key: str) -> None:
-        try:
-            made = [info.id for info in await self._listed({f"{_OWN}open": key})]
-            left = await delete_all(made, self._delete)
-        except Error as error:
-            left = {"of a create that broke": error}
-        if left:
-            self._log.warning("sandboxes.not_deleted", error=str(not_deleted(left)))
-
-    async def _create(self, spec: SandboxSpec, key: str) -> RemoteSandbox:
-        now = time.time()
-        end = now + spec.boot_s + spec.ttl_s  # for others to see; its opener counts from when it is up
+    def _labels(self, spec: SandboxSpec, key: str) -> dict[str, str]:
+        end = time.time() + spec.boot_s + spec.ttl_s  # for others to see; its opener counts from when it is up
         own = {"workdir": spec.workdir or "/", "end": f"{end:.3f}", "open": key, "lifetime": spec.lifetime}
-        labels = {**spec.labels, MARK: "1", **{_OWN + name: value for name, value in own.items()}}
-        image = self._image if spec.image == "host" else spec.image
+        if spec.user:
+            own["user"] = spec.user
+        return {**spec.labels, MARK: "1", **{_OWN + name: value for name, value in own.items()}}
+
+    async def _create(self, spec: SandboxSpec, labels: Mapping[str, str], key: str) -> SandboxLink:
         lease = self._lease_s if spec.lifetime == "owner" else spec.ttl_s
-        with speaking(self._provider):
-            link = await self._provider.create(Order(spec=spec, image=image, labels=labels, lease_s=lease, key=key))
-        box = self._box(link, Found(id=link.id, image=image, labels=labels, created_at=now))
-        look = spec.network if self.proves_network_none else ""
+        with translate_errors(self._provider):
+            return await self._provider.create(
+                SandboxRequest(spec=spec, image=self._image_of(spec), labels=labels, lease_s=lease, key=key)
+            )
+
+    def _image_of(self, spec: SandboxSpec) -> str:
+        return self._image if spec.image == "host" else spec.image
+
+    async def _prepare(self, link: SandboxLink, spec: SandboxSpec, labels: Mapping[str, str]) -> RemoteSandbox:
+        found = FoundSandbox(id=link.id, image=self._image_of(spec), labels=labels, created_at=time.time())
+        box, look = self._box(link, found), spec.network if self.proves_network_none else ""
         try:
-            done = await box.say(_PREPARE, ROOT, spec.workdir or "", look)
+            done = await box.repeat_script(_PREPARE, ROOT, spec.workdir or "", look)
             if done.exit_code == 9:
                 raise ConfigError("the sandbox was to have no network and has one", hint="see this backend's page")
             if not done.ok:
-                raise SandboxInterrupted(f"sandbox {box.id} could not be prepared: {done.text[-300:].strip()}")
+                raise SandboxError(f"sandbox {box.id} could not be prepared: {done.text[-300:].strip()}")
         except BaseException:  # cancelled too: an unprepared sandbox is nobody's
             with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):  # the first error is told
                 await self._delete(box.id)
             raise
         box.info = msgspec.structs.replace(box.info, expires_at=time.time() + spec.ttl_s)
         return box
+
+    async def _delete_others(self, key: str, kept: str) -> None:
+        try:
+            made = [found.id for found in await self._listed({f"{_OWN}open": key})]
+            left = await delete_all([name for name in made if name != kept], self._delete)
+        except Error as error:
+            left = {"of a create that broke": error}
+        if left:
+            self._log.warning("sandboxes.not_deleted", error=str(not_deleted(left)))
 
     async def _hold(self, box: RemoteSandbox) -> None:
         """Use an owned sandbox for as long as this process lives, and end it at its time."""
@@ -231,7 +262,7 @@ class RemoteBackend:
         except Error as error:
             self._log.warning("sandbox.not_deleted", sandbox_id=box.id, error=str(error))
 
-    def _box(self, link: Link, found: Found) -> RemoteSandbox:
+    def _box(self, link: SandboxLink, found: FoundSandbox) -> RemoteSandbox:
         return RemoteSandbox(
             link,
             self._provider,
@@ -242,9 +273,12 @@ class RemoteBackend:
             forget=self._drop,
         )
 
-    def _info(self, found: Found) -> SandboxInfo:
+    def _info(self, found: FoundSandbox) -> SandboxInfo:
+        """What it is kept for is its end, but for one that is leased and so may be kept until the end in its label."""
         own = {MARK, *(_OWN + name for name in _KEPT)}
-        end = found.labels.get(f"{_OWN}end")
+        ends = [found.expires_at]
+        if found.expires_at is None or found.labels.get(f"{_OWN}lifetime") == "owner":
+            ends.append(float(found.labels.get(f"{_OWN}end") or 0) or None)
         return SandboxInfo(
             id=found.id,
             backend=self.name,
@@ -252,7 +286,7 @@ class RemoteBackend:
             isolation=self._can.isolation,
             labels={name: value for name, value in found.labels.items() if name not in own},
             created_at=found.created_at,
-            expires_at=float(end) if end else None,
+            expires_at=max((end for end in ends if end is not None), default=None),
             state=found.state,
         )
 
@@ -265,19 +299,19 @@ class RemoteBackend:
 
     async def attach(self, sandbox_id: str) -> RemoteSandbox:
         """A sandbox that another process opened."""
-        with speaking(self._provider, sandbox_id):
+        with translate_errors(self._provider, sandbox_id):
             async with asyncio.timeout(_CALL_S):
                 link, found = await self._provider.find(sandbox_id)
         if MARK not in found.labels:
-            raise gone(sandbox_id)
+            raise gone_error(sandbox_id)
         return self._box(link, found)
 
     async def list(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
         return [self._info(found) for found in await self._listed(labels or {})]
 
-    async def _listed(self, labels: Mapping[str, str]) -> list[Found]:
-        async def look() -> list[Found]:
-            with speaking(self._provider):
+    async def _listed(self, labels: Mapping[str, str]) -> list[FoundSandbox]:
+        async def look() -> list[FoundSandbox]:
+            with translate_errors(self._provider):
                 async with asyncio.timeout(_CALL_S):
                     return list(await self._provider.list({**labels, MARK: "1"}))
 
@@ -293,27 +327,8 @@ class RemoteBackend:
 
     async def _delete(self, sandbox_id: str) -> None:
         async def end() -> None:
-            with speaking(self._provider, sandbox_id):
+            with translate_errors(self._provider, sandbox_id):
                 async with asyncio.timeout(_CALL_S):
                     await self._provider.delete(sandbox_id)
 
         await retrying(end, LOOKS, timeout=_CALL_S, idempotent=True)
-
-
-def capabilities(isolation: Isolation, limits: OpenLimits | None, **more: Any) -> Capabilities:
-    """What all of them can do, and `more`."""
-    asked = limits or OpenLimits(opening=8)
-    return Capabilities(
-        isolation=isolation,
-        listen=True,
-        dial=True,
-        attach=True,
-        list=True,
-        ttl=True,
-        lifetime_ttl=True,
-        bytes_exact=True,
-        tree_kill=True,
-        max_concurrent=asked.live,
-        creates_per_s=asked.creates_per_s,
-        **more,
-    )

@@ -1,40 +1,76 @@
-"""One live sandbox of a provider: programs and files, jobs under the durable shim, and the relay over a pair of files."""
+"""One live sandbox of a provider: programs and files, jobs under the durable shim, and the relay, over one program's pipes where
+the provider streams programs and over a pair of files elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import secrets
+import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import TypeVar
 
 import anyio
 import msgspec
+import structlog
 
-from rollyard.core.errors import Error, PathError, Unsupported
+from rollyard.core.errors import Error, PathError, SandboxError, Unsupported
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import ByteStream, Command, Listener
-from rollyard.core.sandbox import Capabilities, Exit, SandboxInfo
+from rollyard.core.sandbox import Capabilities, SandboxInfo
 from rollyard.sandbox import shim
 from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.relay import Relay, RelayWay, program
 from rollyard.sandbox.relay.filepair import FilePair
-from rollyard.sandbox.remote.files import Files
-from rollyard.sandbox.remote.link import Link, Provider, gone, speaking
-from rollyard.sandbox.remote.programs import checked
+from rollyard.sandbox.remote.errors import translate_errors
+from rollyard.sandbox.remote.files import RemoteFiles
+from rollyard.sandbox.remote.programs import check_env
+from rollyard.sandbox.remote.provider import LiveProgram, SandboxLink, SandboxProvider, StreamingLink
 from rollyard.sandbox.retry import LOOKS, retrying
 from rollyard.sandbox.shim import ShimJob
 
+T = TypeVar("T")
 _CLOSE_S = 10.0
 _CALL_S = 60.0
+_SNAPSHOT_S = 600.0  # for what writes a whole disk or memory
+_ENTER = 'cd -- "$1" && shift && exec "$@"'
+_STARTED = 'n=0; while [ ! -e "$1/pid" ] && [ $n -lt 200 ]; do n=$((n+1)); sleep 0.02; done'
 
 
-class RemoteSandbox(Files):
-    """`own` are the labels it was made with; `forget` tells the backend that it is gone."""
+class RemoteJob(ShimJob):
+    """`program` is there when it was started here with a stdin."""
+
+    def __init__(
+        self, box: RemoteSandbox, job_id: str, *, started: float | None = None, program: LiveProgram | None = None
+    ) -> None:
+        super().__init__(box.plain, job_id, started=started)
+        self._box, self._program = box, program
+
+    async def write(self, data: bytes) -> None:
+        if self._program is None:
+            raise Unsupported(f"job {self.id} has no stdin here", hint="start it with stdin=True and keep that object")
+        try:
+            await self._box.ask(self._program.write(data))
+        except SandboxError as error:
+            if error.retry != "never":
+                raise
+            raise PathError(f"stdin of {self.id}", "EPIPE", hint="the program has ended or closed it") from None
+
+    async def close_stdin(self) -> None:
+        if self._program is not None:
+            await self._box.ask(self._program.close_stdin())
+
+
+class RemoteSandbox(RemoteFiles):
+    """`own` are the labels it was made with; `forget` tells the backend that it is gone. `lease_s` is finite for one that is
+    to die with its opener: its provider is told no more than this at a time."""
 
     def __init__(
         self,
-        link: Link,
-        provider: Provider,
+        link: SandboxLink,
+        provider: SandboxProvider,
         info: SandboxInfo,
         capabilities: Capabilities,
         *,
@@ -44,22 +80,17 @@ class RemoteSandbox(Files):
     ) -> None:
         super().__init__(link, provider, workdir=workdir)
         self.info, self.capabilities = info, capabilities
-        self._own, self._forget, self._dead = own, forget, False
+        self.lease_s, self.paused = math.inf, False
+        self._own, self._forget = own, forget
         self._killing = asyncio.Lock()
         self._way = RelayWay(self._start_relay, self.id)
+        self._log = structlog.get_logger(f"rollyard.sandbox.{info.backend}")
 
-    async def plain(
-        self,
-        cmd: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        timeout: float,
-    ) -> Exit:
-        if self._dead:
-            raise gone(self.id)
-        return await super().plain(cmd, env=env, cwd=cwd, user=user, timeout=timeout)
+    async def ask(self, call: Awaitable[T], *, timeout: float = _CALL_S) -> T:
+        """One call of the SDK about this sandbox."""
+        with translate_errors(self._provider, self.id):
+            async with asyncio.timeout(timeout):
+                return await call
 
     async def start(
         self,
@@ -70,20 +101,30 @@ class RemoteSandbox(Files):
         user: str | None = None,
         stdin: bool = False,
         job_id: str | None = None,
-    ) -> ShimJob:
+    ) -> RemoteJob:
         """With a `job_id` that ran here before, the job of that name is returned and nothing is started."""
-        self._as_it_is(user)
-        if stdin:
-            raise Unsupported(f"jobs of the {self.info.backend} backend have no stdin", hint="give input in a file")
-        name = job_id or new_id("job")
+        link, name, place = self._link_of(user), job_id or new_id("job"), self._place(cwd)
         if "/" in name or name.startswith("."):
             raise PathError(name, "EINVAL", hint="a job id is a plain name")
-        return await shim.launch(self.plain, shim.argv_of(cmd), job_id=name, env=checked(env), cwd=self._place(cwd))
+        argv, env = shim.argv_of(cmd), check_env(env)
+        if not stdin:
+            await shim.launch(self.plain, argv, job_id=name, env=env, cwd=place, user=user)
+            return RemoteJob(self, name)
+        if not isinstance(link, StreamingLink):
+            raise Unsupported(f"jobs of the {self.info.backend} backend have no stdin", hint="give input in a file")
+        if not await self.exists(place):
+            raise PathError(place, "ENOENT", hint="the working directory")
+        line = await self._fit_line(["/bin/sh", "-c", _ENTER, "rollyard", place, *shim.attached(argv, name)], user)
+        running = await self.ask(link.start(line, env={**env, shim.MARK: name}), timeout=shim.STEP_S)
+        await self.repeat_script(_STARTED, f"{shim.ROOT}/{name}")
+        return RemoteJob(self, name, program=running)
 
-    async def job(self, job_id: str) -> ShimJob:
+    async def job(self, job_id: str) -> RemoteJob:
         if "/" in job_id or not job_id:
             raise PathError(job_id, "EINVAL", hint="a job id is a plain name")
-        return await shim.find(self.plain, job_id)
+        job = RemoteJob(self, job_id, started=0.0)
+        await job.look()
+        return job
 
     async def kill_processes(self) -> None:
         """All that were started through this backend, and what they started; the relay is none of them."""
@@ -96,69 +137,98 @@ class RemoteSandbox(Files):
         return await self._way.dial(port)
 
     async def _start_relay(self, stack: AsyncExitStack) -> Relay:
-        argv = program.command(await self.say(program.FIND))
-        pair = FilePair(self.say, self._put_part, f"{ROOT}/x/{new_id('relay')}")
-        stack.push_async_callback(self._end_relay, pair)
+        argv, link = program.command(await self.repeat_script(program.FIND)), self._link
+        if isinstance(link, StreamingLink):
+            return await self._start_piped_relay(link, argv, stack)
+        pair = FilePair(self.repeat_script, self._put_part, f"{ROOT}/x/{new_id('relay')}")
+        stack.push_async_callback(self._end_relay, pair.aclose)
         await pair.start(argv)
         return Relay(pair.output(), pair.write, log=pair.log)
 
     async def _put_part(self, place: str, data: bytes) -> None:
         await self._put(place, data, None)
 
-    async def _end_relay(self, pair: FilePair) -> None:
+    async def _start_piped_relay(self, link: StreamingLink, argv: list[str], stack: AsyncExitStack) -> Relay:
+        """Frames as lines over a program of the SDK, which hands out text."""
+        nonce = secrets.token_hex(12)
+        line = shlex.join(["/bin/sh", "-c", 'echo "$0"; exec "$@"', nonce, *argv, "lines"])
+        running = await self.ask(link.start(line, env={}), timeout=shim.STEP_S)
+        stack.push_async_callback(running.disconnect)
+        # Ended also when its connection is what broke: it holds the ports that the next one is to listen on.
+        stack.push_async_callback(self._end_relay, running.kill)
+
+        async def send(data: bytes) -> None:
+            await self.ask(running.write(data))
+
+        async def log() -> bytes:
+            return running.last_errors()
+
+        return Relay(_text_after(nonce, running.output()), send, lines=True, log=log)
+
+    async def _end_relay(self, end: Callable[[], Awaitable[None]]) -> None:
+        if self._dead:
+            return
         with anyio.move_on_after(_CLOSE_S, shield=True):
             try:
-                await pair.aclose()
-            except Error:
-                return  # it ends by itself when nobody asks for it any more
+                await self.ask(end())
+            except Error as error:  # it ends by itself when nobody asks for it any more
+                self._log.debug("sandbox.relay_not_ended", sandbox_id=self.id, error=str(error))
 
     async def snapshot(self) -> str:
-        raise Unsupported(f"the {self.info.backend} backend takes no snapshots", hint="use another backend")
+        """The id of an image with the files, and where the provider can the memory, of this sandbox."""
+        return await self.ask(self._link.snapshot(), timeout=_SNAPSHOT_S)
 
     async def extend(self, ttl_s: float) -> None:
         """From now on `ttl_s`."""
-        if not self.capabilities.extend:
-            raise Unsupported(f"the {self.info.backend} backend cannot extend a sandbox", hint="open it for longer")
         end = time.time() + ttl_s
-        with speaking(self._provider, self.id):
-            async with asyncio.timeout(_CALL_S):
-                await self._link.extend(end, self.info.created_at, self._own)
+        await self.ask(self._link.extend(end, self._own))
+        await self.ask(self._link.keep(min(self.lease_s, ttl_s)))
         self.info = msgspec.structs.replace(self.info, expires_at=end)
 
+    async def keep(self) -> None:
+        """Let it live for another lease, or for what is left of its time."""
+        if not self.paused:
+            await self.ask(self._link.keep(self._term()))
+
+    def _term(self) -> float:
+        return max(1.0, min(self.lease_s, (self.info.expires_at or 0.0) - time.time()))
+
     async def pause(self) -> None:
-        raise Unsupported(f"the {self.info.backend} backend has no pause", hint="end the sandbox and open another")
+        await self.ask(self._link.pause(), timeout=_SNAPSHOT_S)
+        self.paused = True
 
     async def resume(self) -> None:
-        raise Unsupported(f"the {self.info.backend} backend has no pause", hint="end the sandbox and open another")
-
-    async def keep(self) -> None:
-        with speaking(self._provider, self.id):
-            async with asyncio.timeout(_CALL_S):
-                await self._link.keep()
+        await self.ask(self._link.resume(self._term()), timeout=_SNAPSHOT_S)
+        self.paused = False
 
     async def alive(self) -> bool:
-        if self._dead:
-            return False
         try:
-            with speaking(self._provider, self.id):
-                async with asyncio.timeout(_CALL_S):
-                    return await self._link.alive()
+            return not self._dead and await self.ask(self._link.alive())
         except Error:
             return False
 
     async def kill(self) -> bool:
         """True when this call did it, False when it was dead already. A kill that is under way is waited for."""
-
-        async def end() -> bool:
-            with speaking(self._provider, self.id):
-                async with asyncio.timeout(_CALL_S):
-                    return await self._provider.delete(self.id)
-
         async with self._killing:
             if self._dead:
                 return False
-            done = await retrying(end, LOOKS, timeout=_CALL_S, idempotent=True)
+            done = await retrying(
+                lambda: self.ask(self._provider.delete(self.id)), LOOKS, timeout=_CALL_S, idempotent=True
+            )
             self._dead = True
             self._forget(self.id)
         await self._way.aclose()
         return done
+
+
+async def _text_after(nonce: str, chunks: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    """What follows the mark: before it a profile may have spoken."""
+    seen, found = "", ""
+    async for text in chunks:
+        if found:
+            yield text.encode()
+            continue
+        seen += text
+        _, found, rest = seen.partition(f"{nonce}\n")
+        if rest:
+            yield rest.encode()

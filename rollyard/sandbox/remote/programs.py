@@ -1,8 +1,8 @@
 """Programs over a line of shell: every call is short and may be asked again, whatever becomes of its answer.
 
-A program runs under the durable shim and is waited for with long polls. So no proxy's or provider's limit on one call ends it, an
-answer that was lost is asked for again, and nothing runs twice. Output comes back as base64 after a mark: bytes are exact, and
-what a profile prints is skipped.
+A program runs under the durable shim and is waited for with long polls, or by one call where the provider streams. So no limit
+of a proxy or provider on one call ends it, an answer that was lost is asked for again, and nothing runs twice. Output comes back
+as base64 after a mark: bytes are exact, and what a profile prints is skipped.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ import posixpath
 import secrets
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio
 
-from rollyard.core.errors import Error, PathError, SandboxError, SandboxInterrupted, Unsupported
+from rollyard.core.errors import Error, PathError, SandboxError, SandboxInterrupted
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox import shim
 from rollyard.sandbox.paths import ROOT, TREE_S
-from rollyard.sandbox.remote.link import Link, Provider, left_alone, speaking
+from rollyard.sandbox.remote.errors import gone_error, translate_errors
+from rollyard.sandbox.remote.provider import SandboxLink, SandboxProvider, StreamingLink
 from rollyard.sandbox.retry import LOOKS, retrying
 
+T = TypeVar("T")
 # stdout goes through base64 as it comes; stderr, and after it the exit code, are kept in a variable and told at the end.
 _PLAIN = """n=$1; cwd=$2; shift 2; echo "$n"
 cd -- "$cwd" 2>/dev/null || { e=EACCES; [ -e "$cwd" ] || e=ENOENT; [ -e "$cwd" ] && [ ! -d "$cwd" ] && e=ENOTDIR
@@ -42,11 +46,17 @@ _LONGEST = 60_000  # of a line; longer ones go by a file
 _SWEEP = 32
 
 
-class Programs:
-    def __init__(self, link: Link, provider: Provider, *, workdir: str) -> None:
+class RemotePrograms:
+    def __init__(self, link: SandboxLink, provider: SandboxProvider, *, workdir: str) -> None:
         self.id = link.id
         self._link, self._provider, self._workdir = link, provider, workdir
-        self._over: list[str] = []  # files of ours that are not needed any more
+        self._dead = False
+        self._unneeded: dict[str | None, list[str]] = {}  # by user: files of ours that may go
+
+    def _link_of(self, user: str | None) -> SandboxLink:
+        if self._dead:
+            raise gone_error(self.id)
+        return self._link if user is None else self._link.as_user(user)
 
     async def exec(
         self,
@@ -59,28 +69,36 @@ class Programs:
         timeout: float,
         max_output: int = 16 * 2**20,
     ) -> Exit:
-        self._as_it_is(user)
         mark, began, place = new_id("exec"), time.monotonic(), self._place(cwd)
-        argv = shim.argv_of(cmd)
+        argv, run, root = shim.argv_of(cmd), partial(self.plain, user=user), f"{ROOT}/x"
+        # A provider that streams lets one call stand for as long as the program runs; our own deadline comes first.
+        one_call_s = timeout + _SPARE_S if isinstance(self._link, StreamingLink) else None
         try:
             async with asyncio.timeout(timeout):
                 if stdin is not None:
-                    await self._put(f"{ROOT}/x/{mark}.in", stdin, None)
-                    argv = ["/bin/sh", "-c", 'exec "$@" <"$0"', f"{ROOT}/x/{mark}.in", *argv]
+                    await self._put(f"{root}/{mark}.in", stdin, user)
+                    argv = ["/bin/sh", "-c", 'exec "$@" <"$0"', f"{root}/{mark}.in", *argv]
                 done = await shim.finish(
-                    self.plain, argv, mark, env=checked(env), cwd=place, most=max_output, root=f"{ROOT}/x"
+                    run,
+                    argv,
+                    mark,
+                    env=check_env(env),
+                    cwd=place,
+                    most=max_output,
+                    root=root,
+                    one_call_s=one_call_s,
                 )
         except TimeoutError:
-            await shim.kill_tree(self.plain, mark)
-            out, err = await shim.so_far(self.plain, mark, most=max_output, root=f"{ROOT}/x")
+            await shim.kill_tree(run, mark, user=user)
+            out, err = await shim.so_far(run, mark, most=max_output, root=root)
             done = Exit(
                 exit_code=None, stdout=out, stderr=err, timed_out=True, signal=9, duration_s=time.monotonic() - began
             )
         except (asyncio.CancelledError, SandboxInterrupted):
             with anyio.move_on_after(_GRACE_S, shield=True), contextlib.suppress(Error):  # the first error is told
-                await shim.kill_tree(self.plain, mark)
+                await shim.kill_tree(run, mark, user=user)
             raise
-        await self._not_needed(mark, f"{mark}.in")
+        await self._discard(mark, f"{mark}.in", user=user)
         return done
 
     async def plain(
@@ -93,50 +111,49 @@ class Programs:
         timeout: float,
     ) -> Exit:
         """A short command of our own, once: left to itself when it is cancelled or its answer is lost."""
-        self._as_it_is(user)
         began, nonce, place = time.monotonic(), secrets.token_hex(12), self._place(cwd)
-        line = shlex.join(["/bin/sh", "-c", _PLAIN, "rollyard", nonce, place, *cmd])
-        if len(line.encode()) > _LONGEST:
-            path = f"{ROOT}/x/{new_id('line')}"
-            await self._put(path, line.encode(), None)
-            line = f". {path}; rm -f {path}"
+        line = await self._fit_line(["/bin/sh", "-c", _PLAIN, "rollyard", nonce, place, *cmd], user)
         try:
             async with asyncio.timeout(timeout):
-                with speaking(self._provider, self.id):
-                    running = self._link.run(line, env=dict(env or {}), timeout=timeout + _SPARE_S)
-                    said = await left_alone(running)
+                with translate_errors(self._provider, self.id):
+                    running = self._link_of(user).run(line, env=dict(env or {}), timeout=timeout + _SPARE_S)
+                    said = await _run_as_task(running)
         except TimeoutError:
             raise SandboxInterrupted(f"sandbox {self.id} did not finish a step of its own in {timeout:g} s") from None
-        return _parsed(said, nonce, place, time.monotonic() - began)
+        return _parse_answer(said, nonce, place, time.monotonic() - began)
+
+    async def _fit_line(self, argv: Sequence[str], user: str | None) -> str:
+        """One simple command for a shell, of a length that any provider takes."""
+        line = shlex.join(argv)
+        if len(line.encode()) <= _LONGEST:
+            return line
+        path = f"{ROOT}/x/{new_id('line')}"
+        await self._put(path, f'rm -f "$0"; exec {line}'.encode(), user)
+        return f"/bin/sh {path}"
 
     async def script(self, script: str, *args: str, user: str | None = None, timeout: float = shim.STEP_S) -> Exit:
         return await self.plain(["/bin/sh", "-c", script, "rollyard", *args], cwd="/", user=user, timeout=timeout)
 
-    async def say(self, script: str, *args: str, timeout: float = shim.STEP_S) -> Exit:
+    async def repeat_script(self, script: str, *args: str, timeout: float = shim.STEP_S) -> Exit:
         """A script that does no harm when it is run twice."""
         return await retrying(lambda: self.script(script, *args, timeout=timeout), LOOKS, idempotent=True)
 
     async def _put(self, place: str, data: bytes, user: str | None) -> None:
-        self._as_it_is(user)
-
         async def put() -> None:
-            with speaking(self._provider, self.id):
+            with translate_errors(self._provider, self.id):
                 async with asyncio.timeout(TREE_S):
-                    await self._link.put(place, data)
+                    await self._link_of(user).put(place, data)
 
         await retrying(put, LOOKS, idempotent=True)
 
-    async def _not_needed(self, *names: str) -> None:
-        """Files of ours that may go; many go at once."""
-        self._over += names
-        if len(self._over) >= _SWEEP:
-            over, self._over = self._over, []
+    async def _discard(self, *names: str, user: str | None) -> None:
+        """Files of ours that may go; many go at once, by the user who made them."""
+        unneeded = self._unneeded.setdefault(user, [])
+        unneeded += names
+        if len(unneeded) >= _SWEEP:
+            del self._unneeded[user]
             with contextlib.suppress(SandboxInterrupted):  # they cost room and nothing else
-                await self.script('cd "$1" && shift && rm -rf "$@"', f"{ROOT}/x", *over)
-
-    def _as_it_is(self, user: str | None) -> None:
-        if user is not None:
-            raise Unsupported(f"sandbox {self.id} runs programs as one user", hint="leave `user` out")
+                await self.script('cd "$1" && shift && rm -rf "$@"', f"{ROOT}/x", *unneeded, user=user)
 
     def _place(self, cwd: str | None) -> str:
         path = posixpath.join(self._workdir, cwd or "")
@@ -145,14 +162,25 @@ class Programs:
         return path if path == "/" else path.rstrip("/") or "/"
 
 
-def checked(env: Mapping[str, str] | None) -> dict[str, str]:
+async def _run_as_task(call: Coroutine[Any, Any, T]) -> T:
+    """A call of an SDK, as a task of its own: some turn a cancellation into an error, and who cancelled would not see it."""
+    task = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody is left to hear of it
+        task.cancel()
+        raise
+
+
+def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
     for name, value in (env or {}).items():
         if not name or "=" in name or "\0" in name + value:
             raise PathError(name, "EINVAL", hint="this environment variable cannot be passed to a program")
     return dict(env or {})
 
 
-def _parsed(said: str, nonce: str, place: str, took: float) -> Exit:
+def _parse_answer(said: str, nonce: str, place: str, took: float) -> Exit:
     """The answer after the mark; before it is whatever a profile printed."""
     _, found, rest = said.replace("\r\n", "\n").partition(f"{nonce}\n")
     if not found:

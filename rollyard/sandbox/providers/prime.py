@@ -15,11 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxInterrupted, SandboxUnavailable, Unsupported
+from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxInterrupted, SandboxUnavailable
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Isolation, SandboxSpec
-from rollyard.sandbox.remote.backend import RemoteBackend, capabilities
-from rollyard.sandbox.remote.link import Found, Order, by_status, gone, sdk
+from rollyard.sandbox.remote.backend import RemoteBackend
+from rollyard.sandbox.remote.errors import error_by_status, gone_error
+from rollyard.sandbox.remote.provider import (
+    FoundSandbox,
+    SandboxLink,
+    SandboxProvider,
+    SandboxRequest,
+    import_sdk,
+    require_key,
+    whole_minutes,
+)
 from rollyard.sandbox.retry import OpenLimits
 
 _OVER = ("TERMINATED", "ERROR", "TIMEOUT")
@@ -47,34 +56,24 @@ class PrimeBackend(RemoteBackend):
         lease_s: float = 300.0,
         limits: OpenLimits | None = None,
     ) -> None:
-        can = capabilities(isolation, limits, images=True, network_none=True, max_ttl_s=_MAX_TTL_S)
-        super().__init__(Prime(key, url, team), can, image=image, lease_s=lease_s, limits=limits)
+        can = {"images": True, "network_none": True, "max_ttl_s": _MAX_TTL_S}
+        provider = PrimeProvider(key, url, team)
+        super().__init__(provider, image=image, isolation=isolation, lease_s=lease_s, limits=limits, **can)
 
-    def _refused(self, spec: SandboxSpec) -> dict[str, object]:
-        """Processors, memory and disk are the provider's to give."""
-        refused = super()._refused(spec)
-        for name in ("cpus", "memory_mb", "disk_mb"):
-            refused[f"resources.{name}"] = None
-        return refused
+    def _limits_taken(self, spec: SandboxSpec) -> set[str]:
+        return {"cpus", "memory_mb", "disk_mb"}
 
 
-class Prime:
+class PrimeProvider(SandboxProvider):
     def __init__(self, key: str | None, url: str | None, team: str | None) -> None:
-        self._key, self._url, self._team = key, url, team
-        self._sdk: Any = None
+        super().__init__(key, url)
+        self._team = team
         self._client: Any = None
 
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return (self._key,) if self._key else ()
-
     async def enter(self) -> None:
-        self._sdk = sdk("prime_sandboxes", "prime-sandboxes", "prime")
-        self._key = self._key or os.environ.get("PRIME_API_KEY") or self._sdk.Config().api_key
-        if not self._key:
-            raise ConfigError(
-                "the prime backend needs a key", hint="set PRIME_API_KEY, run `prime login`, or pass key="
-            )
+        self._sdk = import_sdk("prime_sandboxes", "prime-sandboxes", "prime")
+        found = self._key or os.environ.get("PRIME_API_KEY") or self._sdk.Config().api_key
+        self._key = require_key("prime", found, hint="set PRIME_API_KEY, run `prime login`, or pass key=")
         self._client = self._sdk.AsyncSandboxClient(api_key=self._key)
         if self._url is not None:
             self._client.client.base_url = self._url
@@ -82,12 +81,12 @@ class Prime:
     async def leave(self) -> None:
         await self._client.aclose()
 
-    async def create(self, order: Order) -> Box:
-        spec, asked = order.spec, order.spec.resources
-        life, idle = _minutes(spec.ttl_s), _minutes(order.lease_s)
+    async def create(self, request: SandboxRequest) -> PrimeLink:
+        spec, asked = request.spec, request.spec.resources
+        life, idle = whole_minutes(spec.ttl_s), whole_minutes(request.lease_s)
         request = self._sdk.CreateSandboxRequest(
             name=new_id("rollyard").lower().replace("_", "-"),
-            docker_image=order.image,
+            docker_image=request.image,
             cpu_cores=asked.cpus or 1.0,
             memory_gb=asked.memory_mb / _GIB_MB if asked.memory_mb else 1.0,
             disk_size_gb=asked.disk_mb / _GIB_MB if asked.disk_mb else None,
@@ -95,9 +94,9 @@ class Prime:
             timeout_minutes=life,
             idle_timeout_minutes=min(life, idle),
             environment_vars=dict(spec.env),
-            labels=[f"{name}={value}" for name, value in order.labels.items()],
+            labels=[f"{name}={value}" for name, value in request.labels.items()],
             team_id=self._team,
-            idempotency_key=order.key,
+            idempotency_key=request.key,
         )
         made = await self._client.create(request)
         try:
@@ -105,16 +104,16 @@ class Prime:
                 await self._client.wait_for_creation(made.id, max_attempts=max(1, math.ceil(spec.boot_s)))
         except TimeoutError:
             raise SandboxUnavailable(f"the sandbox was not up in {spec.boot_s:g} s", hint="raise boot_s") from None
-        return Box(self._client, made.id)
+        return PrimeLink(self._client, made.id)
 
-    async def find(self, sandbox_id: str) -> tuple[Box, Found]:
+    async def find(self, sandbox_id: str) -> tuple[PrimeLink, FoundSandbox]:
         made = await self._client.get(sandbox_id)
         if made.status in _OVER:
-            raise gone(sandbox_id)
-        return Box(self._client, sandbox_id), _found(made)
+            raise gone_error(sandbox_id)
+        return PrimeLink(self._client, sandbox_id), _found(made)
 
-    async def list(self, labels: Mapping[str, str]) -> Sequence[Found]:
-        wanted, found, page = [f"{name}={value}" for name, value in labels.items()], list[Found](), 1
+    async def list(self, labels: Mapping[str, str]) -> Sequence[FoundSandbox]:
+        wanted, found, page = [f"{name}={value}" for name, value in labels.items()], list[FoundSandbox](), 1
         while True:
             got = await self._client.list(
                 team_id=self._team, labels=wanted, page=page, per_page=_PAGE, exclude_terminated=True
@@ -140,10 +139,10 @@ class Prime:
         client = self._sdk.APIClient(api_key=self._key)
         client.base_url = self._client.client.base_url
         try:
-            told = client.request("DELETE", "/sandbox", json={"sandbox_ids": list(ids)}, timeout=seconds)
+            answer = client.request("DELETE", "/sandbox", json={"sandbox_ids": list(ids)}, timeout=seconds)
         except Exception:  # noqa: BLE001 - whatever it was, they may still be there, and are told as such
             return list(ids)
-        done = {*told.get("succeeded", ()), *(one["sandbox_id"] for one in told.get("failed", ()) if _absent(one))}
+        done = {*answer.get("succeeded", ()), *(one["sandbox_id"] for one in answer.get("failed", ()) if _absent(one))}
         return [name for name in ids if name not in done]
 
     def fault(self, error: Exception, text: str, about: str) -> Error:
@@ -151,10 +150,10 @@ class Prime:
         if "SandboxImagePullError" in names:
             return ConfigError(f"the image cannot be had: {text}")
         if "SandboxNotRunningError" in names:
-            return gone(about) if about else SandboxUnavailable(f"the sandbox did not come up: {text}")
+            return gone_error(about) if about else SandboxUnavailable(f"the sandbox did not come up: {text}")
         if "UnauthorizedError" in names:
             return ConfigError("the provider does not accept the key", hint="see this backend's page on credentials")
-        found = by_status(_status(error), text, about=about)
+        found = error_by_status(_status(error), text, about=about)
         if found is not None:
             return found
         if names & {"ValidationError", "ValueError"}:
@@ -164,7 +163,7 @@ class Prime:
         return SandboxInterrupted(f"a call to Prime broke: {text}")
 
 
-class Box:
+class PrimeLink(SandboxLink):
     """One sandbox of the client. Files come down by way of a file here: the SDK's read gives text."""
 
     def __init__(self, client: Any, sandbox_id: str) -> None:
@@ -194,15 +193,8 @@ class Box:
                 return False
             raise
 
-    async def keep(self) -> None:
+    async def keep(self, seconds: float) -> None:
         await self._client.execute_command(self.id, "true", timeout=30)
-
-    async def extend(self, end: float, created_at: float, labels: Mapping[str, str]) -> None:
-        raise Unsupported("the prime backend cannot extend a sandbox", hint="open it for longer")
-
-
-def _minutes(seconds: float) -> int:
-    return max(1, math.ceil(seconds / 60))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -226,8 +218,8 @@ def _absent(failed: Mapping[str, str]) -> bool:
     return "not found" in failed.get("error", "").lower() or failed.get("code") == "NOT_FOUND"
 
 
-def _found(made: Any) -> Found:
-    return Found(
+def _found(made: Any) -> FoundSandbox:
+    return FoundSandbox(
         id=made.id,
         image=made.docker_image,
         labels={name: value for name, sign, value in (text.partition("=") for text in made.labels) if sign},

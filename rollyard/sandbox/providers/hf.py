@@ -13,10 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Literal, TypeVar
 
-from rollyard.core.errors import ConfigError, Error, MissingExtra, SandboxError, SandboxInterrupted, Unsupported
+from rollyard.core.errors import ConfigError, Error, MissingExtra, SandboxError, SandboxInterrupted
 from rollyard.core.sandbox import Isolation, SandboxSpec
-from rollyard.sandbox.remote.backend import RemoteBackend, capabilities
-from rollyard.sandbox.remote.link import Found, Order, by_status, gone, sdk
+from rollyard.sandbox.remote.backend import RemoteBackend
+from rollyard.sandbox.remote.errors import error_by_status, gone_error
+from rollyard.sandbox.remote.provider import (
+    FoundSandbox,
+    SandboxLink,
+    SandboxProvider,
+    SandboxRequest,
+    enum_text,
+    import_sdk,
+    require_key,
+)
 from rollyard.sandbox.retry import OpenLimits
 from rollyard.sandbox.teardown import one_by_one
 
@@ -49,76 +58,75 @@ class HFBackend(RemoteBackend):
     ) -> None:
         if network not in ("host", "none"):
             raise ConfigError(f"network is 'host' or 'none', got {network!r}")
-        can = capabilities(isolation, limits, images=True, network_none=network == "none", max_ttl_s=_MAX_TTL_S)
-        provider = HuggingFace(token, namespace, flavor, threads)
-        super().__init__(provider, can, image=image, lease_s=lease_s, limits=limits)
+        can = {"images": True, "network_none": network == "none", "max_ttl_s": _MAX_TTL_S}
+        provider = HFProvider(token, namespace, flavor, threads)
+        super().__init__(provider, image=image, isolation=isolation, lease_s=lease_s, limits=limits, **can)
 
     def _refused(self, spec: SandboxSpec) -> dict[str, object]:
         taken = [name for name in spec.labels if name == _NAME or name.startswith(_THEIRS)]
         return {**super()._refused(spec), **{f"label {name!r}, which is the SDK's own": True for name in taken}}
 
 
-class HuggingFace:
+class HFProvider(SandboxProvider):
     def __init__(self, token: str | None, namespace: str | None, flavor: str, threads: int) -> None:
-        self._token, self._namespace, self._flavor = token, namespace, flavor
+        super().__init__(token)
+        self._namespace, self._flavor = namespace, flavor
         self._threads = ThreadPoolExecutor(int(threads), thread_name_prefix="rollyard-hf")
         self._derived: set[str] = set()  # tokens of single sandboxes
         self._lock = threading.Lock()
-        self._sdk: Any = None
         self._api: Any = None
 
     @property
     def secrets(self) -> tuple[str, ...]:
         with self._lock:
-            return (*([self._token] if self._token else []), *self._derived)
+            return (*super().secrets, *self._derived)
 
     async def call(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def enter(self) -> None:
-        self._sdk = sdk("huggingface_hub", "huggingface-hub", "hf")
+        self._sdk = import_sdk("huggingface_hub", "huggingface-hub", "hf")
         if not hasattr(self._sdk, "Sandbox"):
             raise MissingExtra("huggingface-hub>=2.4", "hf", why="the hf backend")
-        self._token = self._token or self._sdk.get_token()
-        if not self._token:
-            raise ConfigError("the hf backend needs a token", hint="set HF_TOKEN, run `hf auth login`, or pass token=")
-        self._api = self._sdk.HfApi(token=self._token)
+        found, hint = self._key or self._sdk.get_token(), "set HF_TOKEN, run `hf auth login`, or pass token="
+        self._key = require_key("hf", found, what="token", hint=hint)
+        self._api = self._sdk.HfApi(token=self._key)
         if self._namespace is None:
             self._namespace = str((await self.call(self._api.whoami))["name"])
 
     async def leave(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def create(self, order: Order) -> Box:
-        spec = order.spec
-        return Box(
+    async def create(self, request: SandboxRequest) -> HFLink:
+        spec = request.spec
+        return HFLink(
             self,
             await self.call(
                 lambda: self._sdk.Sandbox.create(
-                    order.image,
+                    request.image,
                     flavor=self._flavor,
-                    idle_timeout=max(1, round(order.lease_s)),
+                    idle_timeout=max(1, round(request.lease_s)),
                     env=dict(spec.env),
                     namespace=self._namespace,
-                    labels=dict(order.labels),
+                    labels=dict(request.labels),
                     start_timeout=spec.boot_s,
-                    token=self._token,
+                    token=self._key,
                 )
             ),
         )
 
-    async def find(self, sandbox_id: str) -> tuple[Box, Found]:
+    async def find(self, sandbox_id: str) -> tuple[HFLink, FoundSandbox]:
         job = await self.job(sandbox_id)
         if job.status.stage in _OVER:
-            raise gone(sandbox_id)
+            raise gone_error(sandbox_id)
         connect = self._sdk.Sandbox.connect
-        made = await self.call(lambda: connect(sandbox_id, namespace=self._namespace, token=self._token))
-        return Box(self, made), _found(job)
+        made = await self.call(lambda: connect(sandbox_id, namespace=self._namespace, token=self._key))
+        return HFLink(self, made), _found(job)
 
     async def job(self, sandbox_id: str) -> Any:
         return await self.call(lambda: self._api.inspect_job(job_id=sandbox_id, namespace=self._namespace))
 
-    async def list(self, labels: Mapping[str, str]) -> Sequence[Found]:
+    async def list(self, labels: Mapping[str, str]) -> Sequence[FoundSandbox]:
         """Those that wait for hardware are among them: they will cost money, too."""
         jobs = await self.call(lambda: list(self._api.list_jobs(labels=dict(labels), namespace=self._namespace)))
         return [_found(job) for job in jobs if job.status.stage not in _OVER]
@@ -154,7 +162,7 @@ class HuggingFace:
 
     def fault(self, error: Exception, text: str, about: str) -> Error:
         status = status_of(error)
-        found = by_status(status, text, about=about, retry_after=_retry_after(error))
+        found = error_by_status(status, text, about=about, retry_after=_retry_after(error))
         if found is not None:
             return found
         if isinstance(error, self._sdk.errors.SandboxError) and "connection lost" not in text:
@@ -162,10 +170,10 @@ class HuggingFace:
         return SandboxInterrupted(f"a call to Hugging Face broke: {text}")
 
 
-class Box:
+class HFLink(SandboxLink):
     """A `huggingface_hub.Sandbox`. A call that fails asks what became of the job: the proxy's words do not tell."""
 
-    def __init__(self, provider: HuggingFace, made: Any) -> None:
+    def __init__(self, provider: HFProvider, made: Any) -> None:
         self.id: str = made.id
         self._provider, self._made = provider, made
         provider.keep_secret(made.proxy_headers["X-Sandbox-Token"])
@@ -175,7 +183,7 @@ class Box:
             return await self._provider.call(work)
         except Exception as error:  # the SDK's errors have no common base; what is not 'gone' is raised
             if status_of(error) in (404, 410, 502, 503, None) and not await self.alive():
-                raise gone(self.id) from None
+                raise gone_error(self.id) from None
             raise
 
     async def run(self, line: str, *, env: Mapping[str, str], timeout: float) -> str:
@@ -197,11 +205,8 @@ class Box:
                 return False
             raise
 
-    async def keep(self) -> None:
+    async def keep(self, seconds: float) -> None:
         await self._call(self._made.processes)
-
-    async def extend(self, end: float, created_at: float, labels: Mapping[str, str]) -> None:
-        raise Unsupported("the hf backend cannot extend a sandbox", hint="open it for longer")
 
 
 def status_of(error: Exception) -> int | None:
@@ -215,13 +220,13 @@ def _retry_after(error: Exception) -> float | None:
     return float(said) if said.replace(".", "", 1).isdigit() else None
 
 
-def _found(job: Any) -> Found:
-    return Found(
+def _found(job: Any) -> FoundSandbox:
+    return FoundSandbox(
         id=job.id,
         image=job.docker_image or job.space_id or "",
         labels={
             name: value for name, value in (job.labels or {}).items() if name != _NAME and not name.startswith(_THEIRS)
         },
         created_at=job.created_at.timestamp(),
-        state=str(getattr(job.status.stage, "value", job.status.stage)).lower(),
+        state=enum_text(job.status.stage).lower(),
     )

@@ -16,8 +16,18 @@ from typing import Any, ClassVar
 
 from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxInterrupted
 from rollyard.core.sandbox import Isolation, SandboxSpec
-from rollyard.sandbox.remote.backend import RemoteBackend, capabilities
-from rollyard.sandbox.remote.link import Found, Order, by_status, gone, sdk
+from rollyard.sandbox.remote.backend import RemoteBackend
+from rollyard.sandbox.remote.errors import error_by_status, gone_error
+from rollyard.sandbox.remote.provider import (
+    FoundSandbox,
+    SandboxLink,
+    SandboxProvider,
+    SandboxRequest,
+    enum_text,
+    import_sdk,
+    require_key,
+    whole_minutes,
+)
 from rollyard.sandbox.retry import OpenLimits
 from rollyard.sandbox.teardown import one_by_one
 
@@ -49,33 +59,28 @@ class DaytonaBackend(RemoteBackend):
         lease_s: float = 300.0,
         limits: OpenLimits | None = None,
     ) -> None:
-        can = capabilities(isolation, limits, images=True, network_none=True, network_allowlist=False, extend=True)
-        super().__init__(Daytona(key, url, target), can, image=image, lease_s=lease_s, limits=limits)
+        can = {"images": True, "network_none": True, "extend": True}
+        provider = DaytonaProvider(key, url, target)
+        super().__init__(provider, image=image, isolation=isolation, lease_s=lease_s, limits=limits, **can)
+
+    def _limits_taken(self, spec: SandboxSpec) -> set[str]:
+        """Only a sandbox of an image is made to measure; a snapshot has its own."""
+        return {"cpus", "memory_mb", "disk_mb"} if self._image_of(spec) else set()
 
     def _refused(self, spec: SandboxSpec) -> dict[str, object]:
-        """Processors, memory and disk are Daytona's to give, for an image."""
-        refused = super()._refused(spec)
-        if spec.image != "host" or self._image:
-            for name in ("cpus", "memory_mb", "disk_mb"):
-                refused[f"resources.{name}"] = None
-        return {**refused, f"label {_THEIRS!r}, which is the SDK's own": _THEIRS in spec.labels}
+        return {**super()._refused(spec), f"label {_THEIRS!r}, which is the SDK's own": _THEIRS in spec.labels}
 
 
-class Daytona:
+class DaytonaProvider(SandboxProvider):
     def __init__(self, key: str | None, url: str | None, target: str | None) -> None:
-        self._key, self._url, self._target = key, url, target
-        self._sdk: Any = None
+        super().__init__(key, url)
+        self._target = target
         self._client: Any = None
 
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return (self._key,) if self._key else ()
-
     async def enter(self) -> None:
-        self._sdk = sdk("daytona", "daytona", "daytona")
-        self._key = self._key or os.environ.get("DAYTONA_API_KEY")
-        if not self._key:
-            raise ConfigError("the daytona backend needs a key", hint="set DAYTONA_API_KEY, or pass key=")
+        self._sdk = import_sdk("daytona", "daytona", "daytona")
+        found = self._key or os.environ.get("DAYTONA_API_KEY")
+        self._key = require_key("daytona", found, hint="set DAYTONA_API_KEY, or pass key=")
         self._url = self._url or os.environ.get("DAYTONA_API_URL") or "https://app.daytona.io/api"
         config = self._sdk.DaytonaConfig(api_key=self._key, api_url=self._url, target=self._target)
         self._client = self._sdk.AsyncDaytona(config)
@@ -83,34 +88,34 @@ class Daytona:
     async def leave(self) -> None:
         await self._client.close()
 
-    async def create(self, order: Order) -> Box:
-        spec, asked = order.spec, order.spec.resources
+    async def create(self, request: SandboxRequest) -> DaytonaLink:
+        spec, asked = request.spec, request.spec.resources
         common: dict[str, Any] = {
             "env_vars": dict(spec.env),
-            "labels": dict(order.labels),
-            "auto_stop_interval": _minutes(order.lease_s),
+            "labels": dict(request.labels),
+            "auto_stop_interval": whole_minutes(request.lease_s),
             "auto_delete_interval": 0,
-            "ttl_minutes": _minutes(spec.ttl_s),
+            "ttl_minutes": whole_minutes(spec.ttl_s),
             "network_block_all": spec.network == "none",
         }
-        if order.image:
+        if request.image:
             resources = self._sdk.Resources(
                 cpu=math.ceil(asked.cpus) if asked.cpus else None,
                 memory=math.ceil(asked.memory_mb / _GIB_MB) if asked.memory_mb else None,
                 disk=math.ceil(asked.disk_mb / _GIB_MB) if asked.disk_mb else None,
             )
-            wanted = self._sdk.CreateSandboxFromImageParams(image=order.image, resources=resources, **common)
+            wanted = self._sdk.CreateSandboxFromImageParams(image=request.image, resources=resources, **common)
         else:
             wanted = self._sdk.CreateSandboxFromSnapshotParams(**common)
-        return Box(await self._client.create(wanted, timeout=spec.boot_s))
+        return DaytonaLink(await self._client.create(wanted, timeout=spec.boot_s))
 
-    async def find(self, sandbox_id: str) -> tuple[Box, Found]:
+    async def find(self, sandbox_id: str) -> tuple[DaytonaLink, FoundSandbox]:
         made = await self._client.get(sandbox_id, request_timeout=_CALL_S)
-        if _state(made) in _GONE:
-            raise gone(sandbox_id)
-        return Box(made), _found(made)
+        if enum_text(made.state) in _GONE:
+            raise gone_error(sandbox_id)
+        return DaytonaLink(made), _found(made)
 
-    async def list(self, labels: Mapping[str, str]) -> Sequence[Found]:
+    async def list(self, labels: Mapping[str, str]) -> Sequence[FoundSandbox]:
         """Stopped ones are among them until they are deleted: they cost money, too."""
         query = self._sdk.ListSandboxesQuery(labels=dict(labels))
         found = [_found(one) async for one in self._client.list(query, request_timeout=_CALL_S)]
@@ -119,7 +124,7 @@ class Daytona:
     async def delete(self, sandbox_id: str) -> bool:
         try:
             made = await self._client.get(sandbox_id, request_timeout=_CALL_S)
-            if _state(made) in ("destroyed", "destroying"):
+            if enum_text(made.state) in ("destroyed", "destroying"):
                 return False
             await made.delete(_CALL_S)
         except (self._sdk.DaytonaNotFoundError, self._sdk.DaytonaConflictError):
@@ -128,7 +133,7 @@ class Daytona:
 
     def delete_now(self, ids: Sequence[str], seconds: float) -> Sequence[str]:
         """By the generated client, which starts no thread."""
-        generated = sdk("daytona_api_client", "daytona", "daytona")
+        generated = import_sdk("daytona_api_client", "daytona", "daytona")
         client = generated.ApiClient(generated.Configuration(host=self._url))
         client.default_headers["Authorization"] = f"Bearer {self._key}"
         api = generated.SandboxApi(client)
@@ -144,9 +149,9 @@ class Daytona:
 
     def fault(self, error: Exception, text: str, about: str) -> Error:
         if isinstance(error, self._sdk.DaytonaGoneError | self._sdk.DaytonaNotFoundError) and about:
-            return gone(about)
+            return gone_error(about)
         said = str(getattr(error, "headers", {}).get("Retry-After", ""))
-        found = by_status(
+        found = error_by_status(
             getattr(error, "status_code", None), text, about=about, retry_after=float(said) if said.isdigit() else None
         )
         if found is not None:
@@ -160,7 +165,7 @@ class Daytona:
         return SandboxInterrupted(f"a call to Daytona broke: {text}")
 
 
-class Box:
+class DaytonaLink(SandboxLink):
     """A `daytona.AsyncSandbox`."""
 
     def __init__(self, made: Any) -> None:
@@ -179,29 +184,21 @@ class Box:
 
     async def alive(self) -> bool:
         await self._made.refresh_data(request_timeout=_CALL_S)
-        return _state(self._made) not in _GONE
+        return enum_text(self._made.state) not in _GONE
 
-    async def keep(self) -> None:
+    async def keep(self, seconds: float) -> None:
         await self._made.refresh_activity(request_timeout=_CALL_S)
 
-    async def extend(self, end: float, created_at: float, labels: Mapping[str, str]) -> None:
+    async def extend(self, end: float, labels: Mapping[str, str]) -> None:
         await self._made.set_labels({**labels, "rollyard.end": f"{end:.3f}"}, request_timeout=_CALL_S)
-        await self._made.set_ttl(_minutes(end - time.time()), request_timeout=_CALL_S)
+        await self._made.set_ttl(whole_minutes(end - time.time()), request_timeout=_CALL_S)
 
 
-def _minutes(seconds: float) -> int:
-    return max(1, math.ceil(seconds / 60))
-
-
-def _state(made: Any) -> str:
-    return str(getattr(made.state, "value", made.state))
-
-
-def _found(made: Any) -> Found:
-    return Found(
+def _found(made: Any) -> FoundSandbox:
+    return FoundSandbox(
         id=made.id,
         image=made.snapshot or "",
         labels={name: value for name, value in made.labels.items() if name != _THEIRS},
         created_at=datetime.fromisoformat(made.created_at).timestamp(),
-        state=_state(made),
+        state=enum_text(made.state),
     )
