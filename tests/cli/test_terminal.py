@@ -100,6 +100,12 @@ def test_list_fits(kept, columns):
         assert (run_id if len(argv) == 1 else "bug-fix") in shown.screen
 
 
+def test_doctor_goes_on_below_itself_where_a_line_is_too_long(tmp_path):
+    shown = on_terminal("doctor", cwd=tmp_path)
+    assert "Traceback" not in shown.written and "…" not in shown.screen
+    assert all(len(line.split()) == 1 for line in shown.wide_lines), shown.screen  # a path stays whole
+
+
 @pytest.mark.parametrize("agent", ["oracle", "nop"])
 def test_an_agent_that_calls_no_model_needs_no_policy(tmp_path, agent):
     shown = on_terminal("run", TASKS, "--filter", "bug-fix", "--agent", agent, cwd=tmp_path)

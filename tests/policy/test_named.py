@@ -35,6 +35,34 @@ def test_a_policy_that_cannot_be_made_says_why(text):
         ry.policy.parse(text)
 
 
+REFUSED = {
+    "queue#size=3": "takes no option 'size'; it takes: renderer, max_held, hold_s",
+    "queue#max_held=many": "'max_held' of the policy 'queue' cannot be 'many'",
+    "upstream:http://h/v1#dialect=latin": "'dialect' of the policy 'upstream' cannot be 'latin'",
+    "upstream:http://h/v1#key=sesame": "key_env=NAME",
+    "upstream": "needs its url",
+    "tokens:http://h": "needs its renderer",
+    "replay:ro_1#recorded=x": "cannot be written as text",
+    "scripted:SCRIPT#renderer=nonsuch": "nonsuch",
+    "passthrough:http://h/v1#model=m": "takes no option 'model'; it takes: key_env, timeouts",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), REFUSED.items(), ids=REFUSED.keys())
+def test_an_option_that_cannot_be_is_refused_by_name(tmp_path, text, words):
+    (tmp_path / "s.json").write_text('[{"text": "hi"}]')
+    with pytest.raises(ConfigError) as refused:
+        ry.policy.parse(text.replace("SCRIPT", str(tmp_path / "s.json")))
+    assert words in str(refused.value) and "sesame" not in str(refused.value)
+
+
+def test_an_option_is_read_as_the_policy_wants_it(tmp_path):
+    (tmp_path / "s.json").write_text('[{"text": "hi"}]')
+    relayed = ry.policy.parse("upstream:http://127.0.0.1:1/v1#model=123&top_logprobs=3")
+    assert (relayed.settings.model, relayed.settings.top_logprobs) == ("123", 3)
+    assert ry.policy.parse(f"scripted:{tmp_path / 's.json'}#renderer=bytes").prompts is not None
+
+
 def test_no_module_hides_a_public_name():
     import importlib
     import pkgutil
