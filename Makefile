@@ -1,4 +1,5 @@
-# Every target sets up what it needs on a fresh Debian or Ubuntu machine. `make demo` and `make test` are the two commands.
+# Every target sets up what it needs on a fresh Debian or Ubuntu machine, and no more: `make demo` the runtime alone, `make test`
+# the tools and servers that tests use, `make check` and `make train` torch too.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # The first Python that really runs and is new enough: a version manager's shim may exist for one that is not installed.
@@ -6,37 +7,51 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 /
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUNTIME := $(VENV)/.runtime
+TOOLS := $(VENV)/.tools
+TORCH := $(VENV)/.torch
 export ROLLYARD_CACHE ?= $(HOME)/.cache/rollyard
 
-.PHONY: help setup system demo test test-slow check format drills bench docker docker-stop train
+.PHONY: help setup system torch demo test test-slow check format drills bench docker docker-stop train
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-setup: system $(STAMP)  ## everything the other targets need, into .venv
+setup: $(TOOLS)  ## what tests need, into .venv: tools, real clients, the extras
 
-$(STAMP): pyproject.toml constraints.txt requirements-dev.txt | system
+$(RUNTIME): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; install one, or say make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python || PYTHON="$(PYTHON)" bash .ci/system-packages runtime
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --editable '.[docker,postgres,ray,redis,parquet,tokens,tui,report]'
+	$(PIP) --editable .
 	touch $@
 
-system:  ## Debian packages that set-up and some tests need (with root and apt; otherwise it says what is skipped)
-	@PYTHON="$(PYTHON)" bash .ci/system-packages
+$(TOOLS): $(RUNTIME) requirements-dev.txt | system
+	$(PIP) -r requirements-dev.txt
+	$(PIP) --no-build-isolation --editable '.[docker,postgres,ray,redis,parquet,tokens,tui,report]'
+	touch $@
 
-demo: setup  ## the shortest look at what it does
+$(TORCH): $(TOOLS)
+	$(PIP) torch
+	touch $@
+
+system:  ## Debian packages that tests use (with root and apt; otherwise it says what is skipped)
+	@PYTHON="$(PYTHON)" bash .ci/system-packages tests
+
+torch: $(TORCH)  ## torch, for the tests of the trainer; where your index offers CUDA builds first, name a CPU index to pip
+
+demo: $(RUNTIME)  ## the shortest look at what it does; installs the runtime and one agent
 	$(BIN)/python examples/demo.py
 
-test: setup  ## the ordinary suite: minutes on two cores
+test: setup  ## the ordinary suite: minutes on two cores; without torch (make torch) its tests say that they are skipped
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadgroup --timeout 300 --hypothesis-profile ci
 
-test-slow: setup  ## soaks, churn, long waits, engines, foreign venvs, training
+test-slow: torch  ## soaks, churn, long waits, engines, foreign venvs, training
 	-@bash .ci/engine-packages docker && bash .ci/engine-packages podman
 	$(BIN)/python -m pytest -m slow
 
-check: setup  ## formatting, lint, types, layers
+check: torch  ## formatting, lint, types (torch's too), layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -46,8 +61,7 @@ format: setup  ## rewrite files the way `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-train: setup  ## GRPO on real rollouts; SEEDS=3 for three curves
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+train: torch  ## GRPO on real rollouts; SEEDS=3 for three curves
 	$(BIN)/python examples/grpo/train.py --seeds $(or $(SEEDS),1) --out out/grpo
 
 drills: setup  ## a Ray cluster and two control planes, broken on purpose; SIZE=500 attempts a run, SEED=1

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import rollyard as ry
+from rollyard.cli.main import INFRASTRUCTURE, OK, ROLLOUTS_FAILED
 from rollyard.core.events import Event
 
 HERE = Path(__file__).parent
@@ -25,10 +26,7 @@ TASK = HERE / "tasks" / "bug-fix"
 async def show(event: Event) -> None:
     fields = event.fields
     if event.name == "stage.finished":
-        print(
-            f"  {fields['stage']:<10} {fields['duration_s']:8.3f} s"
-            + (f"  {fields['error']}" if fields.get("error") else "")
-        )
+        print(f"  {fields['stage']:<10} {fields['duration_s']:8.3f} s" + ("  failed" if fields.get("error") else ""))
     elif event.name == "sandbox.opened":
         print(f"  sandbox {fields['sandbox_id']} on {fields['backend']}, isolation {fields['isolation']}")
     elif event.name == "agent.tool_call":
@@ -65,20 +63,33 @@ async def main() -> int:
             limits=ry.Limits(agent=240, install=900),
             max_calls=12,
         )
+    print_outcome(done)
+    print(f"kept in {store_path}; look closer with: rollyard show {done.id} --store {store_path}")
+    if done.status == "infra_error":
+        return INFRASTRUCTURE
+    scripted = not os.environ.get("BASE_URL") and os.environ.get("DEMO") != "llm"
+    return ROLLOUTS_FAILED if scripted and done.reward != 1.0 else OK
+
+
+def print_outcome(done: ry.Rollout) -> None:
     print(f"\nstatus {done.status}, reward {done.reward}, agent exit code {done.exit_code}, {done.wall_s:.1f} s")
     for turn in done.turns:
         ids = len(turn.completion_ids or ())
         print(f"  call {turn.call_id}: {turn.kind}, {ids} sampled tokens, finish {turn.finish_reason}")
-    branches = done.trajectory.branches
-    print(f"  {len(branches)} branch(es), {sum(b.trained for b in branches)} tokens to train on")
+    if done.trajectory is not None:
+        branches = done.trajectory.branches
+        print(f"  {len(branches)} branch(es), {sum(b.trained for b in branches)} tokens to train on")
     if done.verdict is not None:
         print(f"verdict ({done.verdict.grade}): {dict(done.verdict.checks) or done.verdict.error}")
     if done.failure is not None:
-        print(f"failed at {done.failure.boundary}: {done.failure.message}\n{done.log_tail[-1500:]}")
-    print(f"\n{done.diff or 'no file was changed'}")
-    print(f"kept in {store_path}; look closer with: rollyard show {done.id}")
-    scripted = not os.environ.get("BASE_URL") and os.environ.get("DEMO") != "llm"
-    return 1 if done.status == "infra_error" or (scripted and done.reward != 1.0) else 0
+        print(
+            f"failed at {done.failure.boundary} ({done.failure.cause}, in {done.failure.stage}): {done.failure.message}"
+        )
+        print(done.log_tail[-1500:], end="")
+        if done.failure.cause == "AgentInstallFailed":
+            print("or try an agent that needs no installation: make demo AGENT=shell-agent")
+    if done.sandbox_id is not None:
+        print(f"\n{done.diff or 'no file was changed'}")
 
 
 if __name__ == "__main__":

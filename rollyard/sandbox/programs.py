@@ -7,12 +7,15 @@ the caller's environment is not theirs to read.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL
+from typing import Any
 
 import anyio
 import stamina
@@ -20,29 +23,20 @@ import stamina
 from rollyard.core.cache import cache_home
 from rollyard.core.errors import CommandFailed, CommandTimeout
 
+PIP_FOUND_NOTHING = "No matching distribution found"
+NPM_ERROR = re.compile(r'"error": \{\s*"code": "(\w+)",\s*"summary": ("(?:[^"\\]|\\.)*")')
 PASSED = (
     "PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
     "NODE_EXTRA_CA_CERTS", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy",
     "all_proxy",
 )  # fmt: skip
 PASSED_PREFIXES = ("PIP_", "NPM_CONFIG_", "npm_config_")
-TAIL = 4000
-# What pip and npm say when no index answers. It is not a hiccup: asking again only makes the caller wait.
-UNREACHABLE = (
-    "Temporary failure in name resolution", "Name or service not known", "Network is unreachable", "No route to host",
-    "Failed to establish a new connection", "ConnectTimeoutError", "EAI_AGAIN", "ENOTFOUND", "ENETUNREACH", "ECONNREFUSED",
-    "ETIMEDOUT",
-)  # fmt: skip
-# Unless the caller's environment says otherwise: an index that is there answers sooner, one that is not is soon known.
-SHORT_WAITS = {
-    "PIP_RETRIES": "1", "PIP_DEFAULT_TIMEOUT": "10", "npm_config_fetch_retries": "1",
-    "npm_config_fetch_retry_mintimeout": "1000",
+# How long an index that does not answer is waited for. npm's own defaults are 70 s for one that refuses.
+PATIENCE = {
+    "PIP_RETRIES": "1", "PIP_DEFAULT_TIMEOUT": "10", "npm_config_fetch_retries": "1", "npm_config_fetch_retry_mintimeout": "1000",
+    "npm_config_fetch_timeout": "60000",
 }  # fmt: skip
-
-_OFFLINE = (
-    "no package index answers: build this once where there is a network (what is built is kept), or set PIP_INDEX_URL,"
-    " npm_config_registry or a proxy"
-)
+TAIL = 4000
 
 
 def build_env(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -50,10 +44,13 @@ def build_env(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, s
     env = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith(PASSED_PREFIXES)}
     cache = cache_home()
     env |= {"HOME": str(home), "TMPDIR": str(home), "CI": "1", "TERM": "dumb"}
-    for name, value in SHORT_WAITS.items():
-        if name.lower() not in {given.lower() for given in env}:
-            env[name] = value
-    env |= {"PIP_CACHE_DIR": str(cache / "pip"), "npm_config_cache": str(cache / "npm")}
+    env |= {
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_CACHE_DIR": str(cache / "pip"),
+        "npm_config_cache": str(cache / "npm"),
+    }
+    given = {name.lower() for name in env}
+    env |= {name: value for name, value in PATIENCE.items() if name.lower() not in given}
     own = Path.home()
     if (own / ".npmrc").is_file():
         env.setdefault("NPM_CONFIG_USERCONFIG", str(own / ".npmrc"))
@@ -88,34 +85,48 @@ async def run_program(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path,
             err.seek(0)
             stderr = err.read()[-TAIL:].decode("utf-8", "backslashreplace")
             text = stdout[-TAIL:].decode("utf-8", "backslashreplace")
-            unreachable = _unreachable(stderr, text)
-            last = [unreachable] if unreachable else (stderr.strip() or text.strip()).splitlines()[-3:]
+            last = (stderr.strip() or text.strip()).splitlines()[-3:]
             raise CommandFailed(
-                f"{what} ended with exit code {code}: {' | '.join(last)}",
-                exit_code=code,
-                stdout=text,
-                stderr=stderr,
-                hint=_OFFLINE if unreachable else None,
+                f"{what} ended with exit code {code}: {' | '.join(last)}", exit_code=code, stdout=text, stderr=stderr
             )
         return stdout
 
 
-async def run_program_retried(
-    argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float, what: str, attempts: int = 3
-) -> bytes:
-    """For steps that fetch: the network is allowed to fail twice. The last error is the one that is raised, and at once
-    where no index can be reached."""
-    async for attempt in stamina.retry_context(on=_may_pass, attempts=attempts, timeout=None, wait_initial=1.0):
+async def run_pip(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float, what: str) -> bytes:
+    """pip asks its index again by itself: that it found nothing there, or no index, stands. A download that was cut is tried
+    again; pip's exit code does not tell the two apart, its closing sentence does."""
+    try:
+        return await _retry(
+            lambda error: PIP_FOUND_NOTHING not in error.stderr, argv, env=env, cwd=cwd, timeout=timeout, what=what
+        )
+    except CommandFailed as error:
+        raise CommandFailed(error.message, exit_code=error.exit_code, stdout=error.stdout, stderr=error.stderr,
+            hint="check the names and that pip reaches its index; it takes PIP_*, pip.conf and proxies as you set them",
+        ) from error  # fmt: skip
+
+
+async def run_npm(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float, what: str) -> bytes:
+    """npm, told `--json` for its errors, asks its registry again by itself; only a download that came broken is tried again."""
+    try:
+        return await _retry(_came_broken, argv, env=env, cwd=cwd, timeout=timeout, what=what)
+    except CommandFailed as error:
+        found = NPM_ERROR.search(error.stdout)
+        message = f"{what} failed: {found[1]}: {json.loads(found[2])}" if found else error.message
+        raise CommandFailed(message, exit_code=error.exit_code, stdout=error.stdout, stderr=error.stderr,
+            hint="check the names and that npm reaches its registry; it takes NPM_CONFIG_*, ~/.npmrc and proxies as you set them",
+        ) from error  # fmt: skip
+
+
+def _came_broken(error: CommandFailed) -> bool:
+    found = NPM_ERROR.search(error.stdout)
+    return found is not None and found[1] in {"EINTEGRITY", "ECONNRESET"}
+
+
+async def _retry(heals: Callable[[CommandFailed], bool], argv: Sequence[str], **options: Any) -> bytes:
+    """The last error is the one that is raised."""
+    async for attempt in stamina.retry_context(
+        on=lambda error: isinstance(error, CommandFailed) and heals(error), attempts=3, timeout=None, wait_initial=1.0
+    ):
         with attempt:
-            return await run_program(argv, env=env, cwd=cwd, timeout=timeout, what=what)
+            return await run_program(argv, **options)
     raise AssertionError("unreachable: the last attempt raises")
-
-
-def _unreachable(stderr: str, stdout: str) -> str | None:
-    """The line that says that no index could be reached."""
-    lines = (line.strip() for line in f"{stderr}\n{stdout}".splitlines())
-    return next((line[:400] for line in lines if any(sign in line for sign in UNREACHABLE)), None)
-
-
-def _may_pass(error: Exception) -> bool:
-    return isinstance(error, CommandFailed) and _unreachable(error.stderr, error.stdout) is None

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import uvicorn
 
-torch = pytest.importorskip("torch", reason="torch is not installed (pip install torch==2.13.0)")
+torch = pytest.importorskip("torch", reason="torch is not installed (make torch)")
 
 import rollyard as ry  # noqa: E402
 from rollyard.core.call import Call, Sampling, ids  # noqa: E402
