@@ -26,6 +26,7 @@
     │   └── GateUnreachable        the sandbox cannot reach the gate
     ├── PolicyError                boundary: policy
     │   ├── UpstreamError          the model server said no; carries its status
+    │   │   └── ContextFull        the prompt does not fit into the model's context: the agent's doing
     │   ├── PolicyClosed           nobody answers any more
     │   └── ReplyRefused           a second, late or invalid reply
     ├── VerifierError              boundary: verifier
@@ -195,12 +196,20 @@ class GateUnreachable(GateError):
 
 
 class PolicyError(Error):
+    """`status` is the model server's HTTP status, where there was one."""
+
     boundary: ClassVar[Boundary | None] = "policy"
+
+    def __init__(
+        self, message: str, *, status: int | None = None, hint: str | None = None, rollout_id: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, rollout_id=rollout_id)
+        self.status = status
 
 
 class UpstreamError(PolicyError):
-    """The model server's refusal. `body` is its raw answer, for the host's log and for relaying a status; it never
-    reaches another rollout."""
+    """The model server's refusal. The message says where and, in the server's own words, why: for the operator alone.
+    `body` is its raw answer, for relaying a status; neither reaches an agent or another rollout."""
 
     retry: ClassVar[Retry] = "safe"
 
@@ -213,10 +222,16 @@ class UpstreamError(PolicyError):
         retry_after: float | None = None,
         hint: str | None = None,
     ) -> None:
-        super().__init__(message, hint=hint)
-        self.status = status
+        super().__init__(message, status=status, hint=hint)
         self.body = body
         self.retry_after = retry_after
+
+
+class ContextFull(UpstreamError):
+    retry: ClassVar[Retry] = "never"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=400)
 
 
 class PolicyClosed(PolicyError):

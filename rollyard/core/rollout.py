@@ -53,6 +53,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grade: bool
     trainable: bool
     hint: str | None = None
+    status: int | None = None  # the model server's HTTP status, where its refusal was the cause
 
 
 class StageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rollyard.core.call import Call, CallRecord, Finish, Reply
-from rollyard.core.errors import GateError, SessionClosed, StoreError
+from rollyard.core.errors import GateError, PolicyError, SessionClosed, StoreError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
 from rollyard.core.protocols import CallLog
@@ -24,8 +24,9 @@ from rollyard.gate.fairness import Turnstile
 from rollyard.gate.http import Exchange
 from rollyard.gate.limits import GateLimits
 from rollyard.gate.metrics import Counters
-from rollyard.gate.refusals import refusal_of
+from rollyard.gate.refusals import OVERFLOW, refusal_of
 from rollyard.gate.restore import restore
+from rollyard.gate.session import Refused
 from rollyard.gate.turns import Reader, Refusal, Turn
 from rollyard.wire import CODECS, Route
 from rollyard.wire.codec import Codec, Request
@@ -222,6 +223,7 @@ class Calls:
 
     def _answered(self, session: Session, turn: Turn, call: Call, reply: Reply, body: bytes, first: Reader) -> None:
         now = session.last_activity = time.monotonic()
+        session.answered, session.refused = session.answered + 1, None
         self._counters.answered(call.dialect, call.kind, now - first.since)
         session.turns.done(turn)
         turn.answered(_replayable(reply), body, first)
@@ -238,6 +240,8 @@ class Calls:
         else:
             cause = refusal.message
         self._counters.refused(refusal.status)
+        status = failure.status if isinstance(failure, PolicyError) else None
+        session.refused = Refused(cause=cause, status=status, context_full=refusal.code == OVERFLOW)
         session.note(f"{call.dialect} {call.kind} {call.id} -> {refusal.status} {refusal.code} {refusal.id or ''}")
         if session.broken is None:
             try:

@@ -11,15 +11,16 @@ import logging
 import re
 
 from rollyard.core.call import Dialect
-from rollyard.core.errors import Error, GateError, PolicyClosed, StoreError, UpstreamError
+from rollyard.core.errors import ContextFull, Error, GateError, PolicyClosed, StoreError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.gate.fairness import Busy
 from rollyard.gate.turns import Refusal
 
 _log = logging.getLogger("rollyard.gate")
 _OVERFLOW = re.compile(
-    rb"context_length_exceeded|maximum context length|context window|prompt is too long|exceeds the available context|"
-    rb"exceed_context_size|input token count .* exceeds",
+    rb"context_length_exceeded|maximum context length|model's context length|maximum model length|context window|"
+    rb"prompt is too long|exceeds the available context|exceed_context_size|exceed context limit|"
+    rb"input token count .* exceeds",
     re.I,
 )
 _WORDS: dict[int, tuple[str, str]] = {
@@ -37,6 +38,7 @@ _WORDS: dict[int, tuple[str, str]] = {
     504: ("timeout_error", "the model server took too long"),
     529: ("overloaded_error", "the model server is busy"),
 }
+AGENTS_OWN = (400, 413, 422)  # statuses that speak of the request itself, which is the agent's
 OVERFLOW = "context_length_exceeded"
 BUSY_CODE = "overloaded_error"
 
@@ -71,8 +73,8 @@ def refusal_of(error: BaseException, dialect: Dialect, *, rollout_id: str, call_
 def _upstream(error: UpstreamError, dialect: Dialect, incident: str) -> Refusal:
     status = error.status if error.status in _WORDS else (500 if error.status >= 500 else 400)
     code, message = _WORDS[status]
-    if status in (400, 413, 422) and (
-        _OVERFLOW.search(error.body[:20_000]) or _OVERFLOW.search(error.message.encode())
+    if isinstance(error, ContextFull) or (
+        status in AGENTS_OWN and (_OVERFLOW.search(error.body[:20_000]) or _OVERFLOW.search(error.message.encode()))
     ):
         return Refusal(status=400, code=OVERFLOW, message="prompt is too long: maximum context length exceeded")
     if status == 429 and dialect == "responses":

@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from rollyard.gate.gate import Gate
 
 LOG_LINES = 100
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the last call of a rollout got no answer, for the operator: `cause` may hold the model server's own words."""
+
+    cause: str
+    status: int | None = None  # the model server's, where it was one that refused
+    context_full: bool = False
+
+
 _UNSAVED = ("api_key",)  # settings that are secrets: used, never written down
 
 
@@ -74,6 +84,8 @@ class Session:
         self.completion_tokens = 0
         self.budget_stops = 0
         self.exhausted: str | None = None  # which part of the budget ran out first
+        self.refused: Refused | None = None  # None again once a later call was answered
+        self.answered = 0
         self.reached = False  # whether any request with this key arrived
         self.closing = False
         self.closed = False

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rollyard.core.errors import ConfigError, UpstreamError
+from rollyard.policy.model_server import shown_url, words_of
 from rollyard.policy.pool import BadAnswer, Pool
 
 if TYPE_CHECKING:
@@ -100,12 +101,17 @@ class Connection:
         status, answer, retry_after = await self.exchange("POST", url, body, headers)
         if 200 <= status < 300:
             return answer
-        raise UpstreamError(
-            f"the upstream answered {status}",
-            status=status,
-            body=self.scrub(answer, *secrets),
-            retry_after=retry_after,
-        )
+        raise self.refusal(url, status, answer, *secrets, retry_after=retry_after)
+
+    def refusal(
+        self, url: str, status: int, body: bytes, *secrets: str, retry_after: float | None = None
+    ) -> UpstreamError:
+        """What the server at `url` said instead of an answer, without our keys."""
+        body = self.scrub(body, *secrets)
+        message = f"{shown_url(url)} answered {status}"
+        if words := words_of(body):
+            message = f"{message}: {words}"
+        return UpstreamError(message, status=status, body=body, retry_after=retry_after)
 
     async def exchange(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
@@ -117,12 +123,11 @@ class Connection:
         try:
             answer = await self._pool.exchange(method, url, body, headers, self.timeouts.total)
         except TimeoutError as error:
-            raise UpstreamError("the upstream did not answer in time", status=504) from error
+            raise UpstreamError(f"{shown_url(url)} did not answer in time", status=504) from error
         except BadAnswer as error:
-            raise UpstreamError(f"the upstream's answer is unreadable ({error})", status=502) from None
+            raise UpstreamError(f"the answer of {shown_url(url)} is unreadable ({error})", status=502) from None
         except OSError as error:
-            # str(error) may hold an address; the type alone says what broke
-            raise UpstreamError(f"no answer from the upstream ({type(error).__name__})", status=502) from None
+            raise UpstreamError(f"no answer from {shown_url(url)} ({type(error).__name__})", status=502) from None
         return answer.status, answer.body, seconds(answer.headers.get("retry-after"))
 
     async def aclose(self) -> None:

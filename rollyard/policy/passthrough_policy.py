@@ -18,6 +18,7 @@ from rollyard.core.call import Call, Reply
 from rollyard.core.errors import Unsupported, UpstreamError
 from rollyard.core.protocols import RawRequest, RawResponse
 from rollyard.policy.connection import Connection, Timeouts, checked_url, resolve_key
+from rollyard.policy.model_server import cannot_answer, shown_url
 
 HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"}
@@ -59,11 +60,18 @@ class Through:
                 skip_auto_headers=("content-type", "user-agent", "accept-encoding", "accept"),
             )
         except (TimeoutError, aiohttp.ServerTimeoutError) as error:
-            raise UpstreamError("the upstream did not answer in time", status=504) from error
+            raise UpstreamError(f"{shown_url(self.url)} did not answer in time", status=504) from error
         except aiohttp.ClientError as error:
-            raise UpstreamError(f"no answer from the upstream ({type(error).__name__})", status=502) from None
+            raise UpstreamError(f"no answer from {shown_url(self.url)} ({type(error).__name__})", status=502) from None
         headers = {k.lower(): v for k, v in response.headers.items() if k.lower() not in HOP}
         return RawResponse(status=response.status, headers=MappingProxyType(headers), body=Chunks(response))
+
+    async def check(self, model: str) -> None:
+        """Whether somebody listens. Nothing else: how a key is sent, and for which model, is the agent's."""
+        try:
+            await self._connection.exchange("GET", joined(self.url, "/v1/models"), None, {})
+        except UpstreamError as error:
+            raise cannot_answer(error, model, ()) from None
 
     async def closed(self, rollout_id: str) -> None:
         return None

@@ -7,27 +7,36 @@ speaks. The answer's ids are parsed here, by the renderer: no tool parser of a s
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from rollyard.core.call import Call, CaptureLevel, Reply, Sampling
-from rollyard.core.errors import ConfigError, UpstreamError
-from rollyard.core.ids import new_id
-from rollyard.core.message import Message, Text
+from rollyard.core.call import Call, CaptureLevel, Reply
+from rollyard.core.errors import ConfigError, ContextFull, UpstreamError
 from rollyard.core.trajectory import Trajectory
 from rollyard.policy.answer import sampled_reply
 from rollyard.policy.connection import Connection, Timeouts, checked_url, json_object, resolve_key
 from rollyard.policy.engines import ENGINES, OWNERS, Ask, Engine, Sampled, joined
+from rollyard.policy.model_server import (
+    REFUSED_FOR_GOOD,
+    ServedModel,
+    cannot_answer,
+    chosen_model,
+    context_of,
+    read_models,
+)
 from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
-from rollyard.policy.upstream_policy import checked_sampling
+from rollyard.policy.upstream_policy import CHECK_S, checked_sampling, hello
 
+_log = logging.getLogger("rollyard.policy")
 MAX_RESUMES, RESUME_S = 64, 0.05
-DEFAULT_MAX_TOKENS = 4096  # for an agent that names none; servers would stop at 16
+DEFAULT_MAX_TOKENS = 4096  # for an agent that names none; servers would stop at 16, or only at their context
+ABSENT = (403, 404, 405)  # how servers answer for a route that they do not serve; vLLM says 403
 # where nobody chose: the whole distribution, said aloud, since servers have truncating defaults of their own
 OPEN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
@@ -46,8 +55,10 @@ def tokens(
     check: Check = "never",
     timeouts: Timeouts | None = None,
 ) -> Tokens:
-    """A policy on the server at `url` (with or without `/v1`). `kind="auto"` asks the server what it is. `sampling`
-    overrides what agents ask for; `check="always"` compares every bridge with a full render and counts."""
+    """A policy on the server at `url` (with or without `/v1`). `kind="auto"` asks the server what it is; without `model` the
+    only one that it lists is meant. An answer has at most what is left of the server's context (`max_context`), and 4096
+    tokens where the agent names no number. `sampling` overrides what agents ask for; `check="always"` compares every bridge
+    with a full render and counts."""
     return Tokens(
         checked_url(url).removesuffix("/v1"),
         model,
@@ -96,9 +107,12 @@ class Tokens:
         self._sampling = sampling
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
         self._connection = Connection(timeouts=timeouts, secrets=(key,) if key else ())
+        self._models: tuple[ServedModel, ...] = ()
+        self._known = False  # whether the server was asked for its models
+        self._discovering = asyncio.Lock()
 
     async def __call__(self, call: Call) -> Reply:
-        engine = self.engine or await self.discover()
+        engine = self.engine if self.engine is not None and self._known else await self.discover()
         call = self.prompts.prepare(call)
         ask = self._ask(call)
         started = time.time()
@@ -134,61 +148,80 @@ class Tokens:
 
     async def probe(self) -> CaptureLevel:
         """Samples one token and says what the server tells about it."""
-        hello = Call(
-            id=new_id("call"),
-            rollout_id="probe",
-            dialect="chat",
-            model=self.model or "default",
-            messages=(Message("user", (Text("Say hi."),)),),
-            sampling=Sampling(max_tokens=1),
-            kind="auxiliary",
-        )
-        level = (await self(hello)).capture
+        level = (await self(hello("default"))).capture
         self.prompts.forget("probe")
         return level
 
-    async def discover(self) -> Engine:
-        """Which engine serves here, by what its model list says; its model and context length where none were given."""
-        status, body, _ = await self._connection.exchange("GET", f"{self.root}/v1/models", None, self._headers)
-        if status != 200:
-            raise UpstreamError(f"the model server answered {status} to /v1/models", status=502)
-        listed = json_object(body).get("data")
-        first: dict[str, Any] = listed[0] if isinstance(listed, list) and listed else {}
-        owner = str(first.get("owned_by", ""))
-        if owner not in OWNERS:
-            raise ConfigError(f"cannot tell which engine serves {self.root} (owned_by {owner!r})", hint="pass kind=")
-        self.model = self.model or str(first.get("id"))
-        length = first.get("max_model_len") or (first.get("meta") or {}).get("n_ctx")
-        self.max_context = self.max_context or (length if isinstance(length, int) else None)
-        engine = ENGINES[OWNERS[owner]]
-        if engine.name == "vllm" and not await self._has(engine.path):
-            engine = ENGINES["completions"]
-        self.engine = engine
-        return engine
+    async def check(self, model: str) -> None:
+        """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
+        try:
+            await self.discover()
+            if not any(served.id == self._named(model) for served in self._models):
+                async with asyncio.timeout(CHECK_S):
+                    await self.probe()
+        except UpstreamError as error:
+            if not self._known or error.status in REFUSED_FOR_GOOD:
+                raise cannot_answer(error, self.model or model, self._models) from None
+        except TimeoutError:
+            return  # it is there, and busy
 
-    async def _has(self, path: str) -> bool:
-        """A route that exists refuses an empty body; one that does not is 404."""
-        status, _, _ = await self._connection.exchange("POST", self.root + path, b"{}", self._headers)
-        return status not in (404, 405)
+    async def discover(self) -> Engine:
+        """Which engine serves here and which models, by its model list, once. Where `kind` was given a server needs no list."""
+        async with self._discovering:
+            if not self._known:
+                self._models = await self._list_models()
+                self._known = True
+            if self.engine is None:
+                self.engine = await self._recognise()
+            return self.engine
+
+    async def _list_models(self) -> tuple[ServedModel, ...]:
+        url = f"{self.root}/v1/models"
+        status, body, _ = await self._connection.exchange("GET", url, None, self._headers)
+        if status == 401 or (status != 200 and self.engine is None):
+            raise self._connection.refusal(url, status, body)
+        return read_models(body) if status == 200 else ()
+
+    async def _recognise(self) -> Engine:
+        owners = {model.owner for model in self._models}
+        known = next((OWNERS[owner] for owner in sorted(owners) if owner in OWNERS), None)
+        if known is None:
+            owner = ", ".join(repr(owner) for owner in sorted(owners)) or "no model"
+            raise ConfigError(f"cannot tell which engine serves {self.root} (owned_by {owner})", hint="pass kind=")
+        engine = ENGINES[known]
+        if engine.name != "vllm":
+            return engine
+        status, _, _ = await self._connection.exchange("POST", self.root + engine.path, b"{}", self._headers)
+        if status not in ABSENT:  # a route that exists refuses an empty body
+            return engine
+        fallback = ENGINES["completions"]
+        _log.warning(
+            "%s%s answered %d: asking %s instead (vLLM serves the first with --enable-scale-out)",
+            *(self.root, engine.path, status, fallback.path),
+        )
+        return fallback
+
+    def _named(self, asked: str) -> str:
+        """The model that is meant where the agent calls it `asked`."""
+        return self.model or chosen_model(asked, self._models, self.root)
 
     def _ask(self, call: Call) -> Ask:
         assert call.prompt_ids is not None
+        model = call.options.get("model") or self._named(call.model)
+        context = self.max_context or context_of(model, self._models)
         unset = {name: value for name, value in OPEN.items() if getattr(call.sampling, name) is None}
         own = checked_sampling(call.options.get("sampling") or {})
         wanted = msgspec.structs.replace(call.sampling, **{**unset, **self._sampling, **own})
         limit = wanted.max_tokens or DEFAULT_MAX_TOKENS
         for cap in (self._cap, call.options.get("max_tokens_cap")):
             limit = min(limit, cap) if cap else limit
-        if self.max_context is not None:
-            left = self.max_context - len(call.prompt_ids)
+        if context is not None:
+            left = context - len(call.prompt_ids)
             if left < 1:
-                raise UpstreamError(
-                    f"the prompt has {len(call.prompt_ids)} tokens; the model's context is {self.max_context}",
-                    status=400,
-                )
+                raise ContextFull(f"the prompt has {len(call.prompt_ids)} tokens; the model's context is {context}")
             limit = min(limit, left)
         return Ask(
-            model=call.options.get("model") or self.model or call.model,
+            model=model,
             prompt=call.prompt_ids,
             sampling=msgspec.structs.replace(wanted, max_tokens=limit, logprobs=True),
             max_tokens=limit,

@@ -8,6 +8,7 @@ Nothing is retried: a refusal is relayed with its status.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -19,13 +20,22 @@ from rollyard.core.call import Call, CaptureLevel, Dialect, Reply, Sampling
 from rollyard.core.errors import ConfigError, PolicyError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
-from rollyard.policy.connection import Connection, Timeouts, checked_url, json_object, origin, resolve_key
+from rollyard.policy.connection import Connection, Timeouts, checked_url, origin, resolve_key
 from rollyard.policy.evidence import level_of
+from rollyard.policy.model_server import (
+    REFUSED_FOR_GOOD,
+    ServedModel,
+    cannot_answer,
+    chosen_model,
+    context_of,
+    read_models,
+)
 from rollyard.wire import CODECS
 from rollyard.wire.codec import Codec, Memo
 
 Speaks = Literal["auto", "chat", "completions", "messages", "responses", "gemini"]
 REFUSED = (400, 422)  # statuses with which servers refuse a field they do not know
+MODELS_S, CHECK_S = 10.0, 60.0  # for the model list, and for the one token of a check
 MAX_KNOWN = 256  # (url, model) pairs whose abilities are remembered
 
 
@@ -63,8 +73,10 @@ def upstream(
 ) -> Upstream:
     """A policy that relays to the server at `url` (what an OpenAI client is given: it ends in `/v1`).
 
-    `model` replaces the model of every call, side calls too. `sampling` overrides what agents ask for, by the field names
-    of `Sampling`; for training set `dict(temperature=1.0, top_p=1.0, top_k=-1)` or what the trainer assumes.
+    `model` replaces the model of every call, side calls too. Without it a call's own model is asked for where the server
+    lists it (or has no list), else the only model that it lists. Without `max_tokens_cap` an answer has at most half of the
+    context that the server's list names (`max_model_len`), if it names one. `sampling` overrides what agents ask for, by the
+    field names of `Sampling`; for training set `dict(temperature=1.0, top_p=1.0, top_k=-1)` or what the trainer assumes.
     """
     settings = Settings(
         url=checked_url(url),
@@ -88,10 +100,13 @@ class Upstream:
         self._key = key
         self._connection = Connection(timeouts=timeouts, secrets=(key,) if key else ())
         self._accepted: dict[tuple[str, str], Asks] = {}
+        self._models: tuple[ServedModel, ...] = ()
+        self._learned = False  # whether the server was asked for its models
+        self._learning = asyncio.Lock()
         self._memos: dict[str, Memo] = {}  # by rollout: the prompt ids of its turns before
 
     async def __call__(self, call: Call) -> Reply:
-        settings = session_settings(self.settings, call.options)
+        settings = await self._fitted(session_settings(self.settings, call.options), call.model)
         server = (settings.url, settings.model or call.model)
         if (known := self._accepted.get(server)) is not None:
             return await self._ask(call, settings, known)
@@ -113,22 +128,54 @@ class Upstream:
 
     async def probe(self) -> CaptureLevel:
         """Asks the server for one token and says what it tells about it."""
-        hello = Call(
-            id=new_id("call"),
-            rollout_id="probe",
-            dialect="chat",
-            model=self.settings.model or await self._first_model(),
-            messages=(Message("user", (Text("Say hi."),)),),
-            sampling=Sampling(max_tokens=1),
-            kind="auxiliary",
-        )
-        return (await self(hello)).capture
+        return (await self(hello("default"))).capture
 
-    async def _first_model(self) -> str:
-        headers = headers_of(CODECS[self.settings.dialect], self._key)
-        status, body, _ = await self._connection.exchange("GET", self.settings.url + "/models", None, headers)
-        listed = (json_object(body).get("data") or [{}]) if status == 200 else [{}]
-        return str(listed[0].get("id") or "default")
+    async def check(self, model: str) -> None:
+        """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
+        try:
+            await self._learn()
+            named = (await self._fitted(self.settings, model)).model or model
+            if not any(served.id == named for served in self._models):
+                async with asyncio.timeout(CHECK_S):
+                    await self(hello(model))
+        except UpstreamError as error:
+            if not self._learned or error.status in REFUSED_FOR_GOOD:
+                raise cannot_answer(error, self.settings.model or model, self._models) from None
+        except TimeoutError:
+            return  # it is there, and busy
+
+    async def _fitted(self, settings: Settings, asked: str) -> Settings:
+        """With what the server's model list says: the model, where none was chosen, and the cap of its context."""
+        if settings.url != self.settings.url:
+            return settings  # a session's own server
+        if not self._learned:
+            try:
+                await self._learn()
+            except UpstreamError:  # the call itself says better what is wrong
+                return settings
+        model = settings.model or chosen_model(asked, self._models, settings.url)
+        cap, context = settings.max_tokens_cap, context_of(model, self._models)
+        if cap is None and context is not None:
+            cap = max(1, context // 2)
+        return msgspec.structs.replace(settings, model=model, max_tokens_cap=cap)
+
+    async def _learn(self) -> None:
+        """The server's models, asked for once. No list is no harm; no answer, or a refused key, raises."""
+        async with self._learning:
+            if self._learned:
+                return
+            url = f"{self.settings.url}/models"
+            try:
+                async with asyncio.timeout(MODELS_S):
+                    status, body, _ = await self._connection.exchange(
+                        "GET", url, None, headers_of(CODECS[self.settings.dialect], self._key)
+                    )
+            except TimeoutError:
+                status, body = 504, b""
+            if status == 401:
+                raise self._connection.refusal(url, status, body)
+            self._models = read_models(body) if status == 200 else ()
+            self._learned = True
 
     async def _ask(self, call: Call, settings: Settings, asks: Asks) -> Reply:
         codec = CODECS[settings.dialect]
@@ -173,6 +220,19 @@ class Upstream:
 
     async def aclose(self) -> None:
         await self._connection.aclose()
+
+
+def hello(model: str) -> Call:
+    """The smallest call there is."""
+    return Call(
+        id=new_id("call"),
+        rollout_id="probe",
+        dialect="chat",
+        model=model,
+        messages=(Message("user", (Text("Say hi."),)),),
+        sampling=Sampling(max_tokens=1),
+        kind="auxiliary",
+    )
 
 
 def ladder(settings: Settings) -> tuple[Asks, ...]:

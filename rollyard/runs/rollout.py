@@ -19,7 +19,7 @@ import msgspec
 
 from rollyard import agents
 from rollyard.core.agent import Launch
-from rollyard.core.errors import AgentTimeout, Error, PolicyError, SandboxUnavailable
+from rollyard.core.errors import AgentTimeout, Error, SandboxUnavailable
 from rollyard.core.protocols import Backend, EventSink, Sandbox
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, Status, Verdict
 from rollyard.core.sandbox import SandboxSpec
@@ -279,9 +279,11 @@ class _Rollout:
                     self.status, self.stop_reason = "budget", spent
         except StageFailed as failed:
             self.ending = self.ending or Ending(how="exited", exit_code=None, events=tuple(watch.events), log=watch.log)
-            if isinstance(failed.error, AgentTimeout) and (broken := blame.model_was_away(self.session, limit_s)):
-                error = PolicyError(f"the model's answers failed until the agent's time was over: {broken}")
-                raise StageFailed("wait", "policy", error) from failed
+            if isinstance(failed.error, AgentTimeout):
+                if (away := blame.model_was_away(self.session, limit_s)) is not None:
+                    raise StageFailed("wait", "policy", away) from failed
+                if blame.context_was_full(self.session):
+                    self.stop_reason = blame.CONTEXT
             raise
         finally:
             self.log += watch.log

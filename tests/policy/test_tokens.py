@@ -61,7 +61,9 @@ PROMPTS = {
 
 async def asking(serving, kind, answer, seen, **options):
     async def handler(request):
-        seen.append((request.path, json.loads(await request.read() or b"{}")))
+        if request.method == "GET":
+            return web.json_response({}, status=404)  # no list of models
+        seen.append((request.path, json.loads(await request.read())))
         return web.json_response(answer)
 
     return ry.policy.tokens(await serving(handler), "m", kind=kind, renderer="bytes", **options)

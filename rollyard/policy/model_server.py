@@ -1,0 +1,110 @@
+"""What a model server says of itself: the models it serves, and why it refused.
+
+Its own words are for the operator (a failure's message, the log, the report) and never for the agent's sandbox: see
+`gate.refusals`. They are shortened, and what looks like a key is cut out of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rollyard.core.errors import ConfigError, PolicyError, UpstreamError
+
+MOST_WORDS = 2000
+MOST_LISTED = 20  # models that an error names
+REFUSED_FOR_GOOD = (401, 403, 404)  # the key, or the model's name: asking again is answered alike
+_KEYS = re.compile(r"\b(?:sk|rk|pk|gsk|xai|hf|AIza)[-_]?[A-Za-z0-9_-]{16,}|(?<=Bearer )\S+")
+
+
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    owner: str = ""  # which engine lists it
+    context: int | None = None  # tokens of prompt and answer together
+    root: str | None = None  # where its files are, on the server's machine
+
+
+def read_models(body: bytes) -> tuple[ServedModel, ...]:
+    """The list as OpenAI, vLLM, SGLang, llama.cpp and Anthropic give it; nothing for any other shape."""
+    try:
+        rows: Any = msgspec.json.decode(body).get("data")
+    except (msgspec.DecodeError, AttributeError):
+        return ()
+    if not isinstance(rows, list):
+        return ()
+    return tuple(_model(row) for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str))
+
+
+def _model(row: dict[str, Any]) -> ServedModel:
+    meta = row.get("meta")
+    context = row.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
+    root = row.get("root")
+    return ServedModel(
+        id=row["id"],
+        owner=str(row.get("owned_by", "")),
+        context=context if isinstance(context, int) and context > 0 else None,
+        root=root if isinstance(root, str) else None,
+    )
+
+
+def chosen_model(asked: str, models: Sequence[ServedModel], url: str) -> str:
+    """For a policy that was given no model: the agent's own name where the server lists it or lists nothing, else the only
+    model that there is."""
+    if not models or any(model.id == asked for model in models):
+        return asked
+    if len(models) == 1:
+        return models[0].id
+    raise ConfigError(
+        f"{shown_url(url)} serves several models and none is named {asked!r}: {listing(models)}",
+        hint="name one of them with model= (on the command line --model)",
+    )
+
+
+def context_of(name: str, models: Sequence[ServedModel]) -> int | None:
+    return next((model.context for model in models if model.id == name), None)
+
+
+def listing(models: Sequence[ServedModel]) -> str:
+    more = f" and {len(models) - MOST_LISTED} more" if len(models) > MOST_LISTED else ""
+    return ", ".join(model.id for model in models[:MOST_LISTED]) + more
+
+
+def shown_url(url: str) -> str:
+    """Without what could be a secret in it."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def words_of(body: bytes) -> str:
+    """The sentence in an error's body (OpenAI, Anthropic, Gemini, vLLM, FastAPI), or the body as it is; on one line."""
+    text = body[: 4 * MOST_WORDS].decode("utf-8", "replace")
+    try:
+        value: Any = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        value = None
+    if isinstance(value, list) and value:
+        value = value[0]
+    if isinstance(value, dict):
+        inner = value.get("error")
+        value = inner if isinstance(inner, dict | str) and inner else value
+        found = value if isinstance(value, str) else value.get("message") or value.get("detail")
+        if isinstance(found, str) and found.strip():
+            text = found
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return _KEYS.sub("[key]", line)[:MOST_WORDS]
+
+
+def cannot_answer(error: UpstreamError, model: str, models: Sequence[ServedModel]) -> PolicyError:
+    """The same refusal, as a run that has not begun ends with it."""
+    hint = "is the server running, and is the address right?"
+    if error.status == 401 or error.status == 403:
+        hint = "is the key right? --key-env names the variable that holds it"
+    elif error.status == 404:
+        hint = f"it serves: {listing(models)}" if models else "is the address right? it usually ends in /v1"
+    return UpstreamError(
+        f"the policy cannot answer (model {model!r}): {error.message}", status=error.status, body=error.body, hint=hint
+    )
