@@ -8,7 +8,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from rollyard.cli.main import ROLLOUTS_FAILED
+from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
 from rollyard.cli.printing import print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -48,5 +48,7 @@ def evaluate(
         print_json(report)
     else:
         typer.echo(f"{report}kept in {store}; look closer with: rollyard show {report.run_id}")
+    if report.stopped:
+        raise typer.Exit(INFRASTRUCTURE)
     if any(status != "completed" for status in report.statuses):
         raise typer.Exit(ROLLOUTS_FAILED)

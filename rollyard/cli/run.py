@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import anyio
 import typer
 
-from rollyard.cli.main import ROLLOUTS_FAILED
+from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -88,5 +88,7 @@ def run(
     }
     outcome = anyio.run(execute, Request(**fields))
     typer.echo(outcome.text, nl=False)
+    if outcome.stopped:
+        raise typer.Exit(INFRASTRUCTURE)
     if outcome.failed:
         raise typer.Exit(ROLLOUTS_FAILED)

@@ -195,6 +195,9 @@ class GateUnreachable(GateError):
     retry: ClassVar[Retry] = "safe"
 
 
+REFUSED_FOR_GOOD = (401, 403, 404)  # how a model server refuses a key or a model's name: asking again is answered alike
+
+
 class PolicyError(Error):
     """`status` is the model server's HTTP status, where there was one."""
 

@@ -15,13 +15,12 @@ from typing import Any, Literal
 import msgspec
 
 from rollyard.core.call import Call, CaptureLevel, Reply
-from rollyard.core.errors import ConfigError, ContextFull, UpstreamError
+from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, UpstreamError
 from rollyard.core.trajectory import Trajectory
 from rollyard.policy.answer import sampled_reply
 from rollyard.policy.connection import Connection, Timeouts, checked_url, json_object, resolve_key
 from rollyard.policy.engines import ENGINES, OWNERS, Ask, Engine, Sampled, joined
 from rollyard.policy.model_server import (
-    REFUSED_FOR_GOOD,
     ServedModel,
     cannot_answer,
     chosen_model,

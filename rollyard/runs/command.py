@@ -59,6 +59,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome(msgspec.Struct, frozen=True):
     text: str
     failed: bool
+    stopped: bool = False  # a policy was asked no more: what is left is owed
 
 
 async def execute(request: Request) -> Outcome:
@@ -118,10 +119,13 @@ async def _many(request: Request) -> Outcome:
     shown = display("none" if request.as_json and request.display == "auto" else request.display)
     where = _executor(request)
     report = await drive(config, store=request.store, display=shown, resume=request.resume, executor=where)
-    failed = any(status != "completed" for status in report.statuses)
+    failed, stopped = any(status != "completed" for status in report.statuses), bool(report.stopped)
     if request.as_json:
-        return Outcome(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed)
-    return Outcome(f"{report}kept in {request.store}; look closer with: rollyard show {report.run_id}\n", failed)
+        return Outcome(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed, stopped)
+    text = f"{report}kept in {request.store}; look closer with: rollyard show {report.run_id}\n"
+    if stopped:
+        text += f"resume with: rollyard run --resume {report.run_id} --store {request.store}\n"
+    return Outcome(text, failed, stopped)
 
 
 def _config(request: Request, tasks: str) -> RunConfig:

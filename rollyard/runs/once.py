@@ -21,7 +21,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.task import File, McpServer, Task, VerifierSpec
 from rollyard.gate import Budget, Gate
 from rollyard.runs.modes import choose
-from rollyard.runs.plan import Hooks, Plan
+from rollyard.runs.plan import AGENTS_MODEL, Hooks, Plan
 from rollyard.runs.provision import Provision
 from rollyard.runs.rollout import rollout
 from rollyard.runs.stages import nowhere
@@ -100,7 +100,7 @@ async def run_rollout(
         rollout_id=rollout_id or new_id("ro"),
         agent=chosen,
         mode=answering.mode,
-        model=model or "policy",
+        model=model or AGENTS_MODEL,
         episode_id=episode_id,
         seed=seed,
         labels=dict(labels or {}),
