@@ -29,6 +29,7 @@ def evaluate(
 ) -> None:
     """Evaluate agents and models on tasks, k attempts each, and report with intervals."""
     from rollyard.runs import evaluate as evaluation
+    from rollyard.runs.command import closing_words
     from rollyard.runs.progress import display as shown
     from rollyard.runs.report import Report
     from rollyard.store import Store
@@ -47,7 +48,7 @@ def evaluate(
     if as_json:
         print_json(report)
     else:
-        typer.echo(f"{report}kept in {store}; look closer with: rollyard show {report.run_id}")
+        typer.echo(closing_words(report, store), nl=False)
     if report.stopped:
         raise typer.Exit(INFRASTRUCTURE)
     if any(status != "completed" for status in report.statuses):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from rollyard.runs.drive import drive
 from rollyard.runs.executor import Executor, executor
 from rollyard.runs.once import run_rollout
 from rollyard.runs.progress import display, one_line, summary
+from rollyard.runs.report import Report, text
 from rollyard.store import Store
+
+STORE = "runs.db"  # where verbs look unless they are told
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 1
     parallel: int = 4
     sandbox: str = "local"
-    store: str = "runs.db"
+    store: str = STORE
     resume: str | None = None
     retries: int = 1
     limit: int | None = None
@@ -122,10 +126,26 @@ async def _many(request: Request) -> Outcome:
     failed, stopped = any(status != "completed" for status in report.statuses), bool(report.stopped)
     if request.as_json:
         return Outcome(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed, stopped)
-    text = f"{report}kept in {request.store}; look closer with: rollyard show {report.run_id}\n"
-    if stopped:
-        text += f"resume with: rollyard run --resume {report.run_id} --store {request.store}\n"
-    return Outcome(text, failed, stopped)
+    return Outcome(closing_words(report, request.store), failed, stopped)
+
+
+def closing_words(report: Report, store: str) -> str:
+    """What a finished run leaves on the terminal: its report, and the command that looks closer."""
+    command = f"rollyard show {report.run_id}{store_option(store)}"
+    shown = f"{text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
+    if report.stopped:
+        shown += f"resume with:\n  rollyard run --resume {report.run_id}{store_option(store)}\n"
+    return shown
+
+
+def store_option(store: str) -> str:
+    """What a command needs to find that store."""
+    return "" if store == STORE else f" --store {shlex.quote(store)}"
+
+
+def terminal_width() -> int:
+    """Of standard output; where that is no terminal, lines are as long as they are."""
+    return os.get_terminal_size(1).columns if os.isatty(1) else 240
 
 
 def _config(request: Request, tasks: str) -> RunConfig:

@@ -5,19 +5,21 @@ All four take the same two things: events as they happen and rollouts as they en
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
 from types import TracebackType
-from typing import IO, Any, Literal, Protocol, Self
+from typing import IO, Any, Protocol, Self
 
 import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import Event
-from rollyard.core.rollout import Rollout
+from rollyard.core.rollout import Failure, Rollout
+from rollyard.store.listing import printable
 
-Style = Literal["rich", "plain", "json", "none", "auto"]
+_CAUSE = 300  # characters of a failure's message that are shown while a run goes on
 
 
 class Display(Protocol):
@@ -33,20 +35,35 @@ class Display(Protocol):
 def display(style: str, out: IO[str] | None = None) -> Display:
     stream: IO[str] = out if out is not None else sys.stderr
     if style == "auto":
-        style = "rich" if stream.isatty() else "plain"
+        style = "rich" if moves_cursor(stream) else "plain"
     kinds: dict[str, type[Display]] = {"rich": _Rich, "plain": _Plain, "json": _Json, "none": _Nothing}
     if style not in kinds:
         raise ConfigError(f"no display named {style!r}; there are {', '.join(kinds)} and auto")
     return kinds[style](stream)  # type: ignore[call-arg]  # all four take the stream
 
 
+def moves_cursor(stream: IO[str]) -> bool:
+    """A terminal on which what was drawn can be drawn over."""
+    return stream.isatty() and os.environ.get("TERM", "dumb").lower() not in ("", "dumb", "unknown")
+
+
 def one_line(rollout: Rollout) -> str:
+    words = _words(rollout)
+    if rollout.failure is not None:
+        words.append(f"[{_cause(rollout.failure)}]")
+    return "  ".join(words)
+
+
+def _words(rollout: Rollout) -> list[str]:
     reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
     words = [rollout.task.id, f"#{rollout.attempt}", rollout.agent, rollout.status, reward]
-    words += [f"{rollout.calls} calls", f"{rollout.wall_s:.1f} s"]
-    if rollout.failure is not None:
-        words.append(f"[{rollout.failure.boundary}: {rollout.failure.message[:160]}]")
-    return "  ".join(words)
+    return [*words, f"{rollout.calls} calls", f"{rollout.wall_s:.1f} s"]
+
+
+def _cause(failure: Failure) -> str:
+    """On one line and printable: parts of it were written by programs."""
+    message = printable(" ".join(failure.message.split()))
+    return f"{failure.boundary}: {message[:_CAUSE] + '...' if len(message) > _CAUSE else message}"
 
 
 class _Nothing:
@@ -112,15 +129,14 @@ def summary(rollout: Rollout) -> dict[str, Any]:
 
 
 class _Rich(_Nothing):
-    """What is in flight by stage, what ended how, failures by boundary, rate and time left; redrawn four times a second."""
+    """What is in flight by stage, what ended how, failures by boundary, rate and time left; redrawn four times a second, and
+    gone when the run is over: the report says the rest."""
 
     def __init__(self, out: IO[str]) -> None:
         from rich.console import Console
-        from rich.live import Live
 
         super().__init__(out)
         self._console = Console(file=out, highlight=False)
-        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._draw)
         self._run_id, self._owed, self._done = "", 0, 0
         self._stage_of: dict[str, str] = {}
         self._statuses: Counter[str] = Counter()
@@ -129,6 +145,9 @@ class _Rich(_Nothing):
         self._clock = time.monotonic()
 
     def __enter__(self) -> Self:
+        from rich.live import Live
+
+        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._draw, transient=True)
         self._live.start()
         return self
 
@@ -146,13 +165,20 @@ class _Rich(_Nothing):
             self._stage_of[event.rollout_id] = event.fields["stage"]
 
     def rollout(self, rollout: Rollout) -> None:
+        from rich.padding import Padding
+        from rich.text import Text
+
         self._stage_of.pop(rollout.id, None)
         self._statuses[rollout.status] += 1
         if rollout.failure is not None:
             self._boundaries[rollout.failure.boundary] += 1
         if rollout.reward is not None:
             self._rewards.append(rollout.reward)
-        self._console.print(one_line(rollout), markup=False)
+        colour = "green" if rollout.status == "completed" else "red"
+        words = [Text(word, colour if word == rollout.status else "") for word in _words(rollout)]
+        self._console.print(Text("  ").join(words), no_wrap=True, overflow="ellipsis")
+        if rollout.failure is not None:
+            self._console.print(Padding(Text(_cause(rollout.failure)), (0, 0, 0, 2)))
 
     def _draw(self) -> Any:
         from rich.text import Text
@@ -161,13 +187,21 @@ class _Rich(_Nothing):
         took = time.monotonic() - self._clock
         rate = finished / took if took > 0 else 0.0
         left = max(0, self._owed - finished)
-        eta = f"{left / rate:.0f} s left" if rate else "starting"
-        mean = f"{sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else "-"
-        flight = ", ".join(f"{stage} {n}" for stage, n in Counter(self._stage_of.values()).items()) or "nothing"
+        mean = f"mean reward {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else "no reward yet"
+        stages = list(self._stage_of.values())  # a copy in one step: another thread draws
+        flight = ", ".join(f"{stage} {n}" for stage, n in Counter(stages).items()) or "nothing"
+        before = f", {self._done} done before" if self._done else ""
         lines = [
-            f"run {self._run_id}  {finished}/{self._owed} attempts  mean reward {mean}  {rate * 60:.1f}/min  {eta}",
-            f"in flight: {flight}",
+            f"run {self._run_id}  {finished}/{self._owed} attempts{before}  "
+            + (f"{_duration(left / rate)} left" if rate else "starting"),
+            f"{mean}  {rate * 60:.1f} a minute  in flight: {flight}",
         ]
         if self._boundaries:
             lines.append("failed at: " + ", ".join(f"{name} {n}" for name, n in self._boundaries.items()))
-        return Text("\n".join(lines))
+        return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

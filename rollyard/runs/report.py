@@ -10,6 +10,7 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
+from typing import TYPE_CHECKING
 
 import msgspec
 from anyio import to_thread
@@ -22,6 +23,9 @@ from rollyard.runs.statistics import Groups, Interval
 from rollyard.store import Store
 from rollyard.store.listing import printable
 from rollyard.store.values import RolloutRow, RunInfo, row_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SOLVED = 1.0
 
@@ -197,31 +201,17 @@ def run_prices(info: RunInfo) -> Prices:
     return msgspec.convert(info.config.get("prices", {}), dict[str, Price])
 
 
-def text(report: Report) -> str:
-    """The report as a terminal shows it."""
-    from rich import box
+def text(report: Report, width: int = 240) -> str:
+    """The report as a terminal of that many columns shows it."""
     from rich.console import Console
-    from rich.table import Table
 
     out = io.StringIO()
-    console = Console(file=out, width=240, no_color=True, highlight=False)
+    console = Console(file=out, width=width, no_color=True, highlight=False)
     console.print(
         f"run {report.run_id}: {report.tasks} tasks, {report.attempts} attempts, {report.scored} scored, "
         f"{report.attempts - report.scored} without a reward" + (f", {report.owed} still owed" if report.owed else "")
     )
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    ks = sorted({k for line in report.lines for k in line.pass_at})
-    heads = ["agent", "attempts", "reward [95 %]", *(f"pass@{k}" for k in ks), "calls", "tokens in", "out", "wall s"]
-    money = any(line.cost is not None for line in report.lines)
-    for head in [*heads, *(["cost"] if money else [])]:
-        table.add_column(head, justify="left" if head == "agent" else "right", no_wrap=True)
-    for line in report.lines:
-        cells = [line.name, f"{line.scored}/{line.attempts}", _shown(line.reward)]
-        cells += [_shown(line.pass_at[k]) if k in line.pass_at else "-" for k in ks]
-        cells += [str(line.calls), str(line.prompt_tokens), str(line.completion_tokens), f"{line.wall_s:.1f}"]
-        cells += [f"{line.cost:.4f}" if line.cost is not None else "-"] if money else []
-        table.add_row(*cells)
-    console.print(table)
+    _print_columns(console, _columns(report.lines))
     if report.stages:
         parts = ", ".join(f"{name} {mid:.2f}" for name, (mid, _) in report.stages.items())
         console.print(f"median seconds by stage: {parts}")
@@ -237,6 +227,49 @@ def text(report: Report) -> str:
         name = f"policy {policy!r}" if policy else "the policy"
         lines.append(f"stopped: {name} failed alike again and again and was asked no more; it said: {printable(said)}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _columns(lines: Sequence[Line]) -> list[list[str]]:
+    """Each with its head first; the first column says what the others are about."""
+    columns = [
+        ["agent", *(line.name for line in lines)],
+        ["attempts", *(f"{line.scored}/{line.attempts}" for line in lines)],
+        ["reward [95 %]", *(_shown(line.reward) for line in lines)],
+    ]
+    for k in sorted({k for line in lines for k in line.pass_at}):
+        columns.append([f"pass@{k}", *(_shown(line.pass_at[k]) if k in line.pass_at else "-" for line in lines)])
+    columns += [
+        ["calls", *(str(line.calls) for line in lines)],
+        ["tokens in", *(str(line.prompt_tokens) for line in lines)],
+        ["out", *(str(line.completion_tokens) for line in lines)],
+        ["wall s", *(f"{line.wall_s:.1f}" for line in lines)],
+    ]
+    if any(line.cost is not None for line in lines):
+        columns.append(["cost", *(f"{line.cost:.4f}" if line.cost is not None else "-" for line in lines)])
+    return columns
+
+
+def _print_columns(console: Console, columns: Sequence[Sequence[str]]) -> None:
+    """One table, or several below each other where one does not fit; each begins with the first column."""
+    from rich import box
+    from rich.table import Table
+
+    first, *others = columns
+    while others:
+        table = Table(box=box.SIMPLE, pad_edge=False)
+        table.add_column(first[0], no_wrap=True)
+        chosen, room = [first], console.width - _room(first)
+        while others and (len(chosen) == 1 or room >= _room(others[0])):
+            chosen.append(others.pop(0))
+            room -= _room(chosen[-1])
+            table.add_column(chosen[-1][0], justify="right", no_wrap=True)
+        for cells in zip(*(column[1:] for column in chosen), strict=True):
+            table.add_row(*cells)
+        console.print(table)
+
+
+def _room(column: Sequence[str]) -> int:
+    return max(map(len, column)) + 3  # and the space between columns
 
 
 def _shown(interval: Interval) -> str:
