@@ -16,11 +16,15 @@ from rollyard.core.task import File
 from rollyard.runs.config import POLICY, RunConfig, load
 from rollyard.runs.drive import drive
 from rollyard.runs.executor import Executor, executor
+from rollyard.runs.modes import choose
 from rollyard.runs.once import run_rollout
+from rollyard.runs.policy_health import check_servers
 from rollyard.runs.progress import display, one_line, summary
-from rollyard.runs.report import Report, text
+from rollyard.runs.report import Report
+from rollyard.runs.report import text as report_text
 from rollyard.store import Store
 
+_SERVERS = ("upstream:", "tokens:", "passthrough:")  # policies behind which a server stands
 STORE = "runs.db"  # where verbs look unless they are told
 
 
@@ -87,6 +91,7 @@ async def _one(request: Request) -> Outcome:
     named = _named(request.policies)
     if len(named) > 1 or len(request.agents) != 1:
         raise ConfigError("--instruction takes one agent and one policy")
+    await _check_server(request, next(iter(named.values()), None))
     async with Store.open(request.store) as store:
         done = await run_rollout(
             _text(request.instruction or ""),
@@ -111,6 +116,18 @@ async def _one(request: Request) -> Outcome:
     return Outcome(_json(done) if request.as_json else _shown(done), failed)
 
 
+async def _check_server(request: Request, policy: str | None) -> None:
+    """A server that will not answer is told of before anything opens."""
+    if request.base_url is None and not (policy or "").startswith(_SERVERS):
+        return
+    key = _key(request.key_env)
+    answering = choose(request.mode, policy=policy, base_url=request.base_url, model=request.model, key=key)
+    try:
+        await check_servers({POLICY: answering.policy}, request.model)
+    finally:
+        await answering.policy.aclose()
+
+
 async def _many(request: Request) -> Outcome:
     if request.resume is not None:
         config = None
@@ -132,7 +149,7 @@ async def _many(request: Request) -> Outcome:
 def closing_words(report: Report, store: str) -> str:
     """What a finished run leaves on the terminal: its report, and the command that looks closer."""
     command = f"rollyard show {report.run_id}{store_option(store)}"
-    shown = f"{text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
+    shown = f"{report_text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
     if report.stopped:
         shown += f"resume with:\n  rollyard run --resume {report.run_id}{store_option(store)}\n"
     return shown

@@ -6,25 +6,11 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from rollyard import policy as policies
-from rollyard.core.errors import ConfigError, Error
-from rollyard.core.protocols import Checkable, Policy
+from rollyard.core.errors import ConfigError
+from rollyard.core.protocols import Policy
 from rollyard.runs.config import RunConfig
-from rollyard.runs.plan import AGENTS_MODEL
 
 _SERVERS = ("upstream:", "passthrough:", "tokens:")  # policies that talk to a model server
-
-
-async def check_policies(policies: Mapping[str, Policy], model: str | None) -> None:
-    """Ask each policy's server once whether it will answer, before anything is opened for it."""
-    for name, policy in policies.items():
-        if not isinstance(policy, Checkable):
-            continue
-        try:
-            await policy.check(model or AGENTS_MODEL)
-        except Error as error:
-            if len(policies) > 1:
-                error.message = f"policy {name!r}: {error.message}"
-            raise
 
 
 def open_policies(stack: AsyncExitStack, config: RunConfig) -> Mapping[str, Policy]:

@@ -1,15 +1,33 @@
-"""When a policy is asked no more: it failed alike so often in a row that the next attempt would only fail too.
+"""Whether a policy's server answers: asked once before a run, and watched while it goes on.
 
-An answer of any kind ends a row. A refusal for good (the key, the model's name) counts each time. A server that is away
-fails every rollout in flight at the same moment, so there only a failure of an attempt that began after the last one counts:
-a short outage is waited out.
+`check_servers` ends a run that could only fail before anything opens. `PolicyHealth` says when a policy is asked no more: it
+failed alike so often in a row that the next attempt would only fail too. An answer of any kind ends a row. A refusal for good
+(the key, the model's name) counts each time. A server that is away fails every rollout in flight at the same moment, so there
+only a failure of an attempt that began after the last one counts: a short outage is waited out.
 """
 
 from __future__ import annotations
 
-from rollyard.core.errors import REFUSED_FOR_GOOD
+from collections.abc import Mapping
+
+from rollyard.core.errors import REFUSED_FOR_GOOD, Error
 from rollyard.core.failure_groups import alike
+from rollyard.core.protocols import Checkable, Policy
 from rollyard.core.rollout import Rollout
+from rollyard.runs.plan import AGENTS_MODEL
+
+
+async def check_servers(policies: Mapping[str, Policy], model: str | None) -> None:
+    """Ask each policy's server once whether it will answer. Raises with its address and its own words."""
+    for name, policy in policies.items():
+        if not isinstance(policy, Checkable):
+            continue
+        try:
+            await policy.check(model or AGENTS_MODEL)
+        except Error as error:
+            if len(policies) > 1:
+                error.message = f"policy {name!r}: {error.message}"
+            raise
 
 
 class _Row:
