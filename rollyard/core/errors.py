@@ -199,15 +199,7 @@ REFUSED_FOR_GOOD = (401, 403, 404)  # how a model server refuses a key or a mode
 
 
 class PolicyError(Error):
-    """`status` is the model server's HTTP status, where there was one."""
-
     boundary: ClassVar[Boundary | None] = "policy"
-
-    def __init__(
-        self, message: str, *, status: int | None = None, hint: str | None = None, rollout_id: str | None = None
-    ) -> None:
-        super().__init__(message, hint=hint, rollout_id=rollout_id)
-        self.status = status
 
 
 class UpstreamError(PolicyError):
@@ -225,7 +217,8 @@ class UpstreamError(PolicyError):
         retry_after: float | None = None,
         hint: str | None = None,
     ) -> None:
-        super().__init__(message, status=status, hint=hint)
+        super().__init__(message, hint=hint)
+        self.status = status
         self.body = body
         self.retry_after = retry_after
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rollyard.core.errors import AgentParked, AgentTimeout, Boundary, ConfigError, Error, PolicyError
+from rollyard.core.errors import AgentParked, AgentTimeout, Boundary, ConfigError, Error, UpstreamError
 from rollyard.core.rollout import Failure, Status
 
 
@@ -60,6 +60,6 @@ def classify(error: BaseException, *, stage: str, boundary: Boundary) -> tuple[S
         grade=rule.grade,
         trainable=rule.trainable,
         hint=error.hint if isinstance(error, Error) else None,
-        status=error.status if isinstance(error, PolicyError) else None,
+        status=error.status if isinstance(error, UpstreamError) else None,
     )
     return rule.status, failure
