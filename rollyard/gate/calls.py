@@ -223,7 +223,8 @@ class Calls:
 
     def _answered(self, session: Session, turn: Turn, call: Call, reply: Reply, body: bytes, first: Reader) -> None:
         now = session.last_activity = time.monotonic()
-        session.answered, session.refused = session.answered + 1, None
+        if reply.finish != "budget":
+            session.answered, session.refused = session.answered + 1, None
         self._counters.answered(call.dialect, call.kind, now - first.since)
         session.turns.done(turn)
         turn.answered(_replayable(reply), body, first)

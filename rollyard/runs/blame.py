@@ -22,11 +22,12 @@ def weigh(ending: Ending, session: Session | None, *, agent: str, idle_s: float)
             f"no call in flight, no CPU and no output for {idle_s:g} s (limits.idle)",
             hint="see the log tail; raise limits.idle if the agent was only waiting",
         )
-    if session is not None and session.exhausted is not None:
+    if session is not None and session.exhausted is not None and (session.answered or session.refused is None):
         return session.exhausted
     done = ending.done
     bad_exit = ending.how == "exited" and ending.exit_code != 0
-    if not bad_exit and (done is None or done.ok is not False):
+    spent_on_nothing = session is not None and session.exhausted is not None
+    if not bad_exit and not spent_on_nothing and (done is None or done.ok is not False):
         return None
     if (broken := _last_call_failed(session)) is not None:
         status = session.refused.status if session is not None and session.refused is not None else None
@@ -60,5 +61,9 @@ def _policy_failed(message: str, status: int | None) -> PolicyError:
 
 
 def _last_call_failed(session: Session | None) -> str | None:
-    records = session.trajectory.records if session is not None else ()
+    if session is None:
+        return None
+    if session.refused is not None:
+        return session.refused.cause
+    records = session.trajectory.records
     return records[-1].error if records else None

@@ -289,9 +289,11 @@ class Worker:
         policy = lease.attempt.policy
         if not self._health.note(policy, done, began=began, now=time.monotonic()):
             return
-        message = self._health.stopped[policy]
-        self._log.warning("policy.stopped", policy=policy, failures=self._config.policy_failures, message=message)
-        fields = {"policy": policy, "failures": self._config.policy_failures, "message": message}
+        fields = {
+            "policy": policy,
+            "failures": self._config.policy_failures,
+            "message": self._health.stopped[policy],
+        }
         event = Event(at=time.time(), name=POLICY_STOPPED, run_id=self._work.run_id, fields=fields)
         await insist(lambda: self._store.event(event))
         await self._means.sink(event)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
 import pytest
 from aiohttp import web
 
@@ -185,6 +187,36 @@ async def test_a_refused_request_of_the_agents_own_is_judged_and_a_prompt_that_n
         server.answers = [(400, {"error": {"message": "maximum context length is 10"}})]
         _, (first,) = await finish(store, backend, ry.policy.upstream(server.url, model="smol"), retries=0)
         assert (first.status, first.reward, first.failure.boundary) == ("infra_error", None, "policy")
+
+
+async def test_a_budget_that_was_spent_on_calls_that_nobody_answered_is_not_judged(tmp_path, backend, server):
+    server.answers = [(500, {"error": {"message": "the engine is dead"}})]
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        policy = ry.policy.upstream(server.url, model="smol")
+        _, (done,) = await finish(store, backend, policy, retries=0, max_calls=2)
+    assert (done.status, done.reward, done.failure.boundary) == ("infra_error", None, "policy")
+    assert "the engine is dead" in done.failure.message and done.failure.status == 500
+
+
+async def rollyard(*argv: str) -> tuple[int, str, str]:
+    done = await anyio.run_process([sys.executable, "-m", "rollyard", *argv], check=False)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+async def test_the_command_line_ends_with_3_before_anything_opens_and_when_a_policy_was_stopped(tmp_path, server):
+    server.answers = [BAD_KEY]
+    db = str(tmp_path / "runs.db")
+    chosen = ["run", "examples/tasks", "--filter", "bug-fix", "--agent", "shell-agent", "--store", db]
+    code, _, said = await rollyard(*chosen, "--base-url", server.url, "--model", "typo")
+    assert code == 3 and NO_MODEL in said and server.url in said and "Traceback" not in said
+    alone = ["run", "--instruction", "x", "--agent", "shell-agent", "--store", str(tmp_path / "one.db")]
+    code, _, said = await rollyard(*alone, "--base-url", server.url, "--model", "typo")
+    assert code == 3 and NO_MODEL in said and "Traceback" not in said
+    code, out, _ = await rollyard(*chosen, "--base-url", server.url, "--model", "smol", "--attempts", "12", "--json")
+    report = json.loads(out)
+    assert code == 3 and report["owed"] > 6 and "Incorrect API key provided: [key]" in report["stopped"][""]
+    code, out, _ = await rollyard(*chosen, "--base-url", server.url, "--model", "smol", "--attempts", "12")
+    assert code == 3 and f"{server.url}/chat/completions answered 401: Incorrect" in out and "--resume run_" in out
 
 
 def failed(message: str, status: int | None = None) -> Rollout:
