@@ -13,7 +13,7 @@ TOOLS := $(VENV)/.tools
 TORCH := $(VENV)/.torch
 export ROLLYARD_CACHE ?= $(HOME)/.cache/rollyard
 
-.PHONY: help setup system torch demo test test-slow check format drills bench docker docker-stop train
+.PHONY: help setup system torch demo test test-slow check format drills bench docker docker-stop train vllm
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -46,6 +46,9 @@ demo: $(RUNTIME)  ## the shortest look at what it does; installs the runtime and
 
 test: setup  ## the ordinary suite: minutes on two cores; without torch (make torch) its tests say that they are skipped
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadgroup --timeout 300 --hypothesis-profile ci
+
+vllm: setup  ## a real vLLM on the CPU (3.5 GB, once) for tests/policy/test_vllm.py
+	$(BIN)/python -m rollyard.testing.vllm
 
 test-slow: torch  ## soaks, churn, long waits, engines, foreign venvs, training
 	-@bash .ci/engine-packages docker && bash .ci/engine-packages podman

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rollyard.cli.main import ROLLOUTS_FAILED
+from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
 from rollyard.cli.printing import print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -57,5 +57,7 @@ def evaluate(
         print_json(report)
     else:
         typer.echo(closing_words(report, store), nl=False)
+    if report.stopped:
+        raise typer.Exit(INFRASTRUCTURE)
     if any(status != "completed" for status in report.statuses):
         raise typer.Exit(ROLLOUTS_FAILED)

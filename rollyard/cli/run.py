@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rollyard.cli.main import ROLLOUTS_FAILED
+from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -92,5 +92,7 @@ def run(
     work = partial(execute, request, shown)
     outcome = run_interruptibly(work, display=shown, store=store, resume=resume_command(request))
     typer.echo(outcome.text, nl=False)
+    if outcome.stopped:
+        raise typer.Exit(INFRASTRUCTURE)
     if outcome.failed:
         raise typer.Exit(ROLLOUTS_FAILED)

@@ -212,16 +212,11 @@ class GateUnreachable(GateError):
     retry: ClassVar[Retry] = "safe"
 
 
+REFUSED_FOR_GOOD = (401, 403, 404)  # how a model server refuses a key or a model's name: asking again is answered alike
+
+
 class PolicyError(Error):
-    """`status` is the model server's HTTP status, where there was one."""
-
     boundary: ClassVar[Boundary | None] = "policy"
-
-    def __init__(
-        self, message: str, *, status: int | None = None, hint: str | None = None, rollout_id: str | None = None
-    ) -> None:
-        super().__init__(message, hint=hint, rollout_id=rollout_id)
-        self.status = status
 
 
 class UpstreamError(PolicyError):
@@ -239,7 +234,8 @@ class UpstreamError(PolicyError):
         retry_after: float | None = None,
         hint: str | None = None,
     ) -> None:
-        super().__init__(message, status=status, hint=hint)
+        super().__init__(message, hint=hint)
+        self.status = status
         self.body = body
         self.retry_after = retry_after
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+POLICY_STOPPED = "policy.stopped"  # a run asks this policy no more; its attempts are owed
 AgentEventKind = Literal["assistant", "reasoning", "tool_call", "tool_result", "usage", "error", "done", "raw"]
 
 

@@ -154,6 +154,14 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class Checkable(Protocol):
+    """A policy that can say before a run whether its server will answer at all: nobody listens, the key is refused, the model
+    is not there. `model` is what agents call it. Raises; a server that is only busy passes."""
+
+    async def check(self, model: str) -> None: ...
+
+
+@runtime_checkable
 class Recalling(Protocol):
     """A policy that goes on from what was sampled before: after a restart the gate gives it each rollout's trajectory."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rollyard.core.call import Call, CallRecord, Finish, Reply
-from rollyard.core.errors import GateError, PolicyError, SessionClosed, StoreError
+from rollyard.core.errors import GateError, SessionClosed, StoreError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
 from rollyard.core.protocols import CallLog
@@ -223,7 +223,8 @@ class Calls:
 
     def _answered(self, session: Session, turn: Turn, call: Call, reply: Reply, body: bytes, first: Reader) -> None:
         now = session.last_activity = time.monotonic()
-        session.answered, session.refused = session.answered + 1, None
+        if reply.finish != "budget":
+            session.answered, session.refused = session.answered + 1, None
         self._counters.answered(call.dialect, call.kind, now - first.since)
         session.turns.done(turn)
         turn.answered(_replayable(reply), body, first)
@@ -240,7 +241,7 @@ class Calls:
         else:
             cause = refusal.message
         self._counters.refused(refusal.status)
-        status = failure.status if isinstance(failure, PolicyError) else None
+        status = failure.status if isinstance(failure, UpstreamError) else None
         session.refused = Refused(cause=cause, status=status, context_full=refusal.code == OVERFLOW)
         session.note(f"{call.dialect} {call.kind} {call.id} -> {refusal.status} {refusal.code} {refusal.id or ''}")
         if session.broken is None:

@@ -85,7 +85,7 @@ class Session:
         self.budget_stops = 0
         self.exhausted: str | None = None  # which part of the budget ran out first
         self.refused: Refused | None = None  # None again once a later call was answered
-        self.answered = 0
+        self.answered = 0  # calls that the policy answered
         self.reached = False  # whether any request with this key arrived
         self.closing = False
         self.closed = False

@@ -17,7 +17,6 @@ from rollyard.core.errors import ConfigError, PolicyError, UpstreamError
 
 MOST_WORDS = 2000
 MOST_LISTED = 20  # models that an error names
-REFUSED_FOR_GOOD = (401, 403, 404)  # the key, or the model's name: asking again is answered alike
 _KEYS = re.compile(r"\b(?:sk|rk|pk|gsk|xai|hf|AIza)[-_]?[A-Za-z0-9_-]{16,}|(?<=Bearer )\S+")
 
 

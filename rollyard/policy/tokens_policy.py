@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from rollyard.core.call import Call, CaptureLevel, Reply
-from rollyard.core.errors import ConfigError, ContextFull, UpstreamError
+from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, UpstreamError
 from rollyard.core.trajectory import Trajectory
 from rollyard.policy.answer import sampled_reply
 from rollyard.policy.connection import Connection, Timeouts, checked_url, json_object, resolve_key
 from rollyard.policy.engines import ENGINES, OWNERS, Ask, Engine, Sampled, joined
 from rollyard.policy.model_server import (
-    REFUSED_FOR_GOOD,
     ServedModel,
     cannot_answer,
     chosen_model,
@@ -36,6 +37,7 @@ from rollyard.policy.upstream_policy import CHECK_S, checked_sampling, hello
 _log = logging.getLogger("rollyard.policy")
 MAX_RESUMES, RESUME_S = 64, 0.05
 DEFAULT_MAX_TOKENS = 4096  # for an agent that names none; servers would stop at 16, or only at their context
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 ABSENT = (403, 404, 405)  # how servers answer for a route that they do not serve; vLLM says 403
 # where nobody chose: the whole distribution, said aloud, since servers have truncating defaults of their own
 OPEN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
@@ -45,7 +47,7 @@ def tokens(
     url: str,
     model: str | None = None,
     *,
-    renderer: Renderer | str,
+    renderer: Renderer | str | None = None,
     kind: Literal["auto", "vllm", "completions", "sglang", "llamacpp", "torch"] = "auto",
     key: str | None = None,
     key_env: str | None = None,
@@ -56,9 +58,10 @@ def tokens(
     timeouts: Timeouts | None = None,
 ) -> Tokens:
     """A policy on the server at `url` (with or without `/v1`). `kind="auto"` asks the server what it is; without `model` the
-    only one that it lists is meant. An answer has at most what is left of the server's context (`max_context`), and 4096
-    tokens where the agent names no number. `sampling` overrides what agents ask for; `check="always"` compares every bridge
-    with a full render and counts."""
+    only one that it lists is meant, and without `renderer` the files of that model, where the server's list says which they
+    are and they are on this machine or the Hub. An answer has at most what is left of the server's context (`max_context`),
+    and 4096 tokens where the agent names no number. `sampling` overrides what agents ask for; `check="always"` compares
+    every bridge with a full render and counts."""
     return Tokens(
         checked_url(url).removesuffix("/v1"),
         model,
@@ -86,7 +89,7 @@ class Tokens:
         self,
         root: str,
         model: str | None,
-        renderer: Renderer,
+        renderer: Renderer | None,
         *,
         engine: Engine | None,
         key: str | None,
@@ -98,9 +101,10 @@ class Tokens:
     ) -> None:
         self.root = root
         self.model = model
-        self.renderer = renderer
-        self.prompts = Prompts(renderer, check=check)
         self.engine = engine
+        self._check: Check = check
+        self._prompts = Prompts(renderer, check=check) if renderer is not None else None
+        self._to_recall: list[Trajectory] = []  # until there is a renderer
         self.max_context = max_context
         self.level: CaptureLevel | None = None
         self._cap = max_tokens_cap
@@ -110,6 +114,16 @@ class Tokens:
         self._models: tuple[ServedModel, ...] = ()
         self._known = False  # whether the server was asked for its models
         self._discovering = asyncio.Lock()
+
+    @property
+    def prompts(self) -> Prompts:
+        if self._prompts is None:
+            raise PolicyError("no renderer was given, and the server was not asked for its model yet")
+        return self._prompts
+
+    @property
+    def renderer(self) -> Renderer:
+        return self.prompts.renderer
 
     async def __call__(self, call: Call) -> Reply:
         engine = self.engine if self.engine is not None and self._known else await self.discover()
@@ -171,9 +185,24 @@ class Tokens:
             if not self._known:
                 self._models = await self._list_models()
                 self._known = True
+            if self._prompts is None:
+                self._prompts = await self._load_prompts()
             if self.engine is None:
                 self.engine = await self._recognise()
             return self.engine
+
+    async def _load_prompts(self) -> Prompts:
+        """Rendered as the files of the served model say."""
+        served = [model for model in self._models if model.root and model.id == (self.model or model.id)]
+        root = served[0].root if served else None
+        if root is None or not (HUB_NAME.fullmatch(root) or Path(root).is_dir()):  # a server's word is not run as code
+            known = "names no files of its model" if root is None else f"has its model in {root!r}, which is not here"
+            raise ConfigError(f"{self.root} {known}", hint="pass renderer=: a folder with the model's tokenizer.json")
+        prompts = Prompts(await asyncio.to_thread(load_renderer, root), check=self._check)
+        for trajectory in self._to_recall:
+            prompts.recall(trajectory)
+        self._to_recall.clear()
+        return prompts
 
     async def _list_models(self) -> tuple[ServedModel, ...]:
         url = f"{self.root}/v1/models"
@@ -246,10 +275,14 @@ class Tokens:
         )
 
     def recall(self, trajectory: Trajectory) -> None:
-        self.prompts.recall(trajectory)
+        if self._prompts is None:
+            self._to_recall.append(trajectory)
+        else:
+            self._prompts.recall(trajectory)
 
     async def closed(self, rollout_id: str) -> None:
-        self.prompts.forget(rollout_id)
+        if self._prompts is not None:
+            self._prompts.forget(rollout_id)
 
     async def aclose(self) -> None:
         await self._connection.aclose()

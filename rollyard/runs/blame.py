@@ -4,7 +4,7 @@ was refused after the model had answered others."""
 
 from __future__ import annotations
 
-from rollyard.core.errors import AgentError, AgentParked, PolicyError
+from rollyard.core.errors import AgentError, AgentParked, PolicyError, UpstreamError
 from rollyard.gate import Session
 from rollyard.gate.refusals import AGENTS_OWN
 from rollyard.runs.watch import Ending
@@ -22,17 +22,18 @@ def weigh(ending: Ending, session: Session | None, *, agent: str, idle_s: float)
             f"no call in flight, no CPU and no output for {idle_s:g} s (limits.idle)",
             hint="see the log tail; raise limits.idle if the agent was only waiting",
         )
-    if session is not None and session.exhausted is not None:
+    if session is not None and session.exhausted is not None and (session.answered or session.refused is None):
         return session.exhausted
     done = ending.done
     bad_exit = ending.how == "exited" and ending.exit_code != 0
-    if not bad_exit and (done is None or done.ok is not False):
+    spent_on_nothing = session is not None and session.exhausted is not None
+    if not bad_exit and not spent_on_nothing and (done is None or done.ok is not False):
         return None
     if (broken := _last_call_failed(session)) is not None:
         status = session.refused.status if session is not None and session.refused is not None else None
         if status in AGENTS_OWN and session is not None and session.answered:
             raise AgentError(f"agent {agent} gave up after a request of its own was refused: {broken}")
-        raise PolicyError(f"the model's answers failed and the agent gave up: {broken}", status=status)
+        raise _policy_failed(f"the model's answers failed and the agent gave up: {broken}", status)
     said = f": {done.text}" if done is not None and done.text else ""
     raise AgentError(f"agent {agent} ended with exit code {ending.exit_code}{said}")
 
@@ -52,9 +53,17 @@ def model_was_away(session: Session | None, limit_s: float) -> PolicyError | Non
     if broken is None:
         return None
     status = session.refused.status if session is not None and session.refused is not None else None
-    return PolicyError(f"the model's answers failed until the agent's time was over: {broken}", status=status)
+    return _policy_failed(f"the model's answers failed until the agent's time was over: {broken}", status)
+
+
+def _policy_failed(message: str, status: int | None) -> PolicyError:
+    return PolicyError(message) if status is None else UpstreamError(message, status=status)
 
 
 def _last_call_failed(session: Session | None) -> str | None:
-    records = session.trajectory.records if session is not None else ()
+    if session is None:
+        return None
+    if session.refused is not None:
+        return session.refused.cause
+    records = session.trajectory.records
     return records[-1].error if records else None

@@ -16,12 +16,16 @@ from rollyard.core.task import File
 from rollyard.runs.config import POLICY, RunConfig, anchor, load
 from rollyard.runs.drive import drive
 from rollyard.runs.executor import Executor, executor
+from rollyard.runs.modes import choose
 from rollyard.runs.once import run_rollout
+from rollyard.runs.policies import open_policy
+from rollyard.runs.policy_health import check_servers
 from rollyard.runs.progress import Display, one_line, summary
 from rollyard.runs.report import Report
 from rollyard.runs.report import text as report_text
 from rollyard.store import Store
 
+_SERVERS = ("upstream:", "tokens:", "passthrough:")  # policies behind which a server stands
 STORE = "runs.db"  # where verbs look unless they are told
 
 
@@ -63,6 +67,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome(msgspec.Struct, frozen=True):
     text: str
     failed: bool
+    stopped: bool = False  # a policy was asked no more: what is left is owed
 
 
 async def execute(request: Request, shown: Display) -> Outcome:
@@ -86,6 +91,7 @@ async def _one(request: Request, shown: Display) -> Outcome:
     named = _named(request.policies)
     if len(named) > 1 or len(request.agents) != 1:
         raise ConfigError("--instruction takes one agent and one policy")
+    await _check_server(request, next(iter(named.values()), None))
     async with Store.open(request.store) as store:
         with shown:
             done = await run_rollout(
@@ -112,6 +118,19 @@ async def _one(request: Request, shown: Display) -> Outcome:
     return Outcome(_json(done) if request.as_json else _shown(done), failed)
 
 
+async def _check_server(request: Request, policy: str | None) -> None:
+    """A server that will not answer is told of before anything opens."""
+    if request.base_url is None and not (policy or "").startswith(_SERVERS):
+        return
+    key = _key(request.key_env)
+    opened = None if policy is None else await open_policy(policy, model=request.model, key_env=request.key_env)
+    answering = choose(request.mode, policy=opened, base_url=request.base_url, model=request.model, key=key)
+    try:
+        await check_servers({POLICY: answering.policy}, request.model)
+    finally:
+        await answering.policy.aclose()
+
+
 async def _many(request: Request, shown: Display) -> Outcome:
     if request.resume is not None:
         config = None
@@ -123,16 +142,19 @@ async def _many(request: Request, shown: Display) -> Outcome:
         raise ConfigError("nothing to run", hint="name a folder of tasks, a run's TOML file, --instruction or --resume")
     where = _executor(request)
     report = await drive(config, store=request.store, display=shown, resume=request.resume, executor=where)
-    failed = any(status != "completed" for status in report.statuses)
+    failed, stopped = any(status != "completed" for status in report.statuses), bool(report.stopped)
     if request.as_json:
-        return Outcome(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed)
-    return Outcome(closing_words(report, request.store), failed)
+        return Outcome(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed, stopped)
+    return Outcome(closing_words(report, request.store), failed, stopped)
 
 
 def closing_words(report: Report, store: str) -> str:
     """What a finished run leaves on the terminal: its report, and the command that looks closer."""
     command = f"rollyard show {report.run_id}{store_option(store)}"
-    return f"{report_text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
+    text = f"{report_text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
+    if report.stopped:
+        text += f"resume with:\n  rollyard run --resume {report.run_id}{store_option(store)}\n"
+    return text
 
 
 def resume_command(request: Request) -> str:

@@ -34,6 +34,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     parallel: int = 4
     concurrency: Mapping[str, int] = {}
     retries: int = 1
+    policy_failures: int = 5  # equal failures in a row after which a policy is asked no more; 0: never
     lease_s: float = 60.0  # how long an attempt stays with a worker that gives no sign of life
     sandbox: str = "local"
     sandbox_options: Mapping[str, str] = {}
@@ -63,8 +64,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 1 <= self.lease_s < 86400:
             raise ConfigError(f"lease_s must be between a second and a day, got {self.lease_s}")
-        if self.retries < 0:
-            raise ConfigError(f"retries must not be negative, got {self.retries}")
+        for name in ("retries", "policy_failures"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         for field in ("concurrency", "prices"):
             for name in getattr(self, field):
                 if self.policies and name not in self.policies:

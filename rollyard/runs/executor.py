@@ -17,6 +17,7 @@ from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.protocols import Backend, EventSink, Policy
 from rollyard.core.rollout import Rollout
 from rollyard.gate import Gate
+from rollyard.runs.policy_health import check_servers
 from rollyard.runs.provision import Provision
 from rollyard.runs.stages import nowhere
 from rollyard.runs.work import Work
@@ -82,6 +83,8 @@ class Local:
     async def check(self, work: Work, given: Given) -> None:
         if given.gate is None:
             raise ConfigError("a run in this process needs a gate", hint="Run(..., gate=Gate(policy, log=store))")
+        if any(agent.dialect is not None for agent in work.agents.values()):
+            await check_servers(given.policies or {"": given.gate.policy}, work.config.model)
 
     @asynccontextmanager
     async def open(self, work: Work, given: Given, record: Record) -> AsyncGenerator[Crew]:

@@ -15,7 +15,7 @@ from rollyard.core.errors import (
     Boundary,
     ConfigError,
     Error,
-    PolicyError,
+    UpstreamError,
 )
 from rollyard.core.rollout import Failure, Status
 
@@ -71,6 +71,6 @@ def classify(error: BaseException, *, stage: str, boundary: Boundary) -> tuple[S
         grade=rule.grade,
         trainable=rule.trainable,
         hint=error.hint if isinstance(error, Error) else None,
-        status=error.status if isinstance(error, PolicyError) else None,
+        status=error.status if isinstance(error, UpstreamError) else None,
     )
     return rule.status, failure

@@ -22,7 +22,7 @@ from rollyard.core.sequences import as_commands, as_tuple
 from rollyard.core.task import File, McpServer, Task, VerifierSpec
 from rollyard.gate import Budget, Gate
 from rollyard.runs.modes import choose
-from rollyard.runs.plan import Hooks, Plan
+from rollyard.runs.plan import AGENTS_MODEL, Hooks, Plan
 from rollyard.runs.policies import open_policy
 from rollyard.runs.provision import Provision
 from rollyard.runs.rollout import rollout
@@ -106,7 +106,7 @@ async def run_rollout(
         rollout_id=rollout_id or new_id("ro"),
         agent=chosen,
         mode=answering.mode,
-        model=model or "policy",
+        model=model or AGENTS_MODEL,
         episode_id=episode_id,
         seed=seed,
         labels=dict(labels or {}),

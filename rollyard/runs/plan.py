@@ -22,6 +22,7 @@ from rollyard.core.task import McpServer, Task
 from rollyard.runs.failures import classify
 from rollyard.tasks import demands
 
+AGENTS_MODEL = "policy"  # what agents call the model where nobody named one
 Hook = Callable[[Sandbox, Rollout], Awaitable[None]]
 
 
@@ -36,7 +37,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str
     agent: Agent
     mode: Mode = "transparent_proxy"
-    model: str = "policy"
+    model: str = AGENTS_MODEL
     attempt: int = 0
     run_id: str | None = None
     attempt_id: str | None = None  # the claim it is done under

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from anyio import to_thread
 
+from rollyard.core.failure_groups import FailureGroup, group_failures
 from rollyard.core.rollout import Rollout
 from rollyard.runs import statistics
 from rollyard.runs.spending import Price, Prices, cost
 from rollyard.runs.statistics import Groups, Interval
 from rollyard.store import Store
+from rollyard.store.listing import printable
 from rollyard.store.values import RolloutRow, RunInfo, row_of
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     statuses: dict[str, int]
     groups: Groups
     owed: int = 0  # attempts that nobody has done yet
+    failure_groups: tuple[FailureGroup, ...] = ()  # the failures by what they say, the most frequent first
+    stopped: dict[str, str] = {}  # policies that were asked no more -> what their servers said
 
     @property
     def cost(self) -> float | None:
@@ -77,6 +81,8 @@ class Tally:
     def __init__(self, run_id: str, prices: Prices | None = None, *, ks: Sequence[int] = KS) -> None:
         self.run_id = run_id
         self.owed = 0
+        self.failure_groups: tuple[FailureGroup, ...] = ()
+        self.stopped: dict[str, str] = {}
         self._prices, self._ks = prices or {}, ks
         self._rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._tasks: dict[str, set[str]] = defaultdict(set)
@@ -92,6 +98,9 @@ class Tally:
         self.count(row_of(rollout))
         for stage in rollout.stages:
             self._stages[stage.name].append(stage.duration_s)
+        if (failure := rollout.failure) is not None:
+            said = FailureGroup(boundary=failure.boundary, cause=failure.cause, message=failure.message, count=1)
+            self.failure_groups = group_failures((*self.failure_groups, said))
 
     def count(self, row: RolloutRow) -> None:
         """A line alone: all but the time by stage."""
@@ -130,6 +139,8 @@ class Tally:
             statuses=dict(self._statuses),
             groups=statistics.groups(everything),
             owed=self.owed,
+            failure_groups=self.failure_groups,
+            stopped=self.stopped,
         )
 
     def _line(self, name: str) -> Line:
@@ -179,8 +190,10 @@ async def report(store: Store, run_id: str) -> Report:
     info = await store.get_run(run_id)
     tally = Tally(run_id, run_prices(info))
     tally.owed = info.attempts.get("owed", 0) + info.attempts.get("leased", 0)
+    tally.stopped = await store.stopped_policies(run_id)
     async for rollout in store.rollouts(run_id):
         tally.add(rollout)
+    tally.failure_groups = await store.failures(run_id)
     return await to_thread.run_sync(tally.report)
 
 
@@ -213,7 +226,12 @@ def text(report: Report, width: int = 240) -> str:
     for boundary, causes in report.failures.items():
         listing = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
         console.print(f"failed at {boundary}: {listing}")
-    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines() if line.strip())
+    lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+    lines += [f"  {group.count} x {printable(group.message)}" for group in report.failure_groups]
+    for policy, said in report.stopped.items():
+        name = f"policy {policy!r}" if policy else "the policy"
+        lines.append(f"stopped: {name} failed alike again and again and was asked no more; it said: {printable(said)}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 Column = list[str]

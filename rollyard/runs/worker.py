@@ -18,7 +18,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from rollyard.core.errors import ConfigError, LeaseLost, SandboxError, SandboxUnavailable, StoreError
-from rollyard.core.events import Event
+from rollyard.core.events import POLICY_STOPPED, Event
 from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt, Lease
 from rollyard.core.protocols import Backend, EventSink, Policy
@@ -27,7 +27,8 @@ from rollyard.core.task import Task
 from rollyard.gate import Budget, Gate
 from rollyard.runs.modes import Answering, choose
 from rollyard.runs.patience import insist
-from rollyard.runs.plan import Plan, check, refused
+from rollyard.runs.plan import AGENTS_MODEL, Plan, check, refused
+from rollyard.runs.policy_health import PolicyHealth
 from rollyard.runs.provision import Provision
 from rollyard.runs.rollout import rollout
 from rollyard.runs.spending import Spending
@@ -66,6 +67,7 @@ class Worker:
         self._held: dict[str, tuple[Lease, anyio.CancelScope]] = {}
         self._told: list[tuple[Lease, Event]] = []
         self._telling = anyio.Lock()
+        self._health = PolicyHealth(0 if work.stays else work.config.policy_failures)
         self._log: Any = structlog.get_logger("rollyard.runs.worker")
 
     @property
@@ -101,13 +103,17 @@ class Worker:
 
     async def _claim(self) -> Lease | None:
         run_id, ttl_s = self._work.run_id, self._config.lease_s
-        return await self._store.claim(run_id, owner=self._owner, ttl_s=ttl_s, concurrency=self._work.concurrency)
+        bounds = {**self._work.concurrency, **dict.fromkeys(self._health.stopped, 0)}
+        return await self._store.claim(run_id, owner=self._owner, ttl_s=ttl_s, concurrency=bounds)
 
     async def _nothing_left(self) -> bool:
         if await self._over_budget():
             return not self._held
         if self._work.stays:
             return False
+        if stopped := self._health.stopped:
+            left = await insist(lambda: self._store.attempts(self._work.run_id))
+            return not any(a.state in ("owed", "leased") and a.policy not in stopped for a in left) and not self._held
         counts = await insist(lambda: self._store.progress(self._work.run_id))
         return not counts.get("owed", 0) and not counts.get("leased", 0)
 
@@ -143,7 +149,10 @@ class Worker:
         try:
             with anyio.CancelScope() as scope:
                 self._held[attempt_id] = (lease, scope)
-                done = await self._commit(lease, await self._rollout(lease))
+                began = time.monotonic()
+                rollout_ended = await self._rollout(lease)
+                await self._note_health(lease, rollout_ended, began)
+                done = await self._commit(lease, rollout_ended)
                 if done is not None:
                     await finished(done)
         except BaseException:  # cancelled too: a lease without a worker goes back at once
@@ -209,7 +218,7 @@ class Worker:
         return Plan(
             rollout_id=new_id("ro"),
             agent=self._work.agents[attempt.agent],
-            model=config.model or "policy",
+            model=config.model or AGENTS_MODEL,
             attempt=attempt.number,
             run_id=self._work.run_id,
             attempt_id=attempt.id,
@@ -259,9 +268,13 @@ class Worker:
 
     async def _commit(self, lease: Lease, done: Rollout) -> Rollout | None:
         """None when there is nothing to show: the attempt was given back, or is somebody else's by now."""
-        if done.failure is not None and done.failure.retry and lease.attempt.tries <= self._config.retries:
-            await self._again(lease, done, done.failure)
-            return None
+        if done.failure is not None and done.failure.retry:
+            if done.failure.boundary == "policy" and lease.attempt.policy in self._health.stopped:
+                await self._leave_owed(lease, done, done.failure)
+                return None
+            if lease.attempt.tries <= self._config.retries:
+                await self._again(lease, done, done.failure)
+                return None
         event = self._event(COMMITTED, done, status=done.status, reward=done.reward)
         told = [*await self._own(lease), event]
         try:
@@ -270,6 +283,27 @@ class Worker:
             return None
         await self._means.sink(event)
         return done
+
+    async def _note_health(self, lease: Lease, done: Rollout, began: float) -> None:
+        """A policy that failed once too often is asked no more; what it owes is left for a resumed run."""
+        policy = lease.attempt.policy
+        if not self._health.note(policy, done, began=began, now=time.monotonic()):
+            return
+        fields = {
+            "policy": policy,
+            "failures": self._config.policy_failures,
+            "message": self._health.stopped[policy],
+        }
+        event = Event(at=time.time(), name=POLICY_STOPPED, run_id=self._work.run_id, fields=fields)
+        await insist(lambda: self._store.event(event))
+        await self._means.sink(event)
+
+    async def _leave_owed(self, lease: Lease, done: Rollout, failure: Failure) -> None:
+        event = self._event("attempt.left_owed", done, cause=failure.cause)
+        self._told.append((lease, event))
+        await self._means.sink(event)
+        await self._tell_now()  # before the claim that they belong to is given back
+        await insist(lambda: self._store.release(lease))
 
     async def _again(self, lease: Lease, done: Rollout, failure: Failure) -> None:
         """For another try; when a policy's server failed, not at once, and no worker asks it for more meanwhile."""

@@ -50,13 +50,15 @@ def latest(connection: Connection) -> int:
 
 
 def after(
-    connection: Connection, seq: int, *, run_id: str | None, rollout_id: str | None, limit: int
+    connection: Connection, seq: int, *, run_id: str | None, rollout_id: str | None, name: str | None, limit: int
 ) -> list[StoredEvent]:
     query = select(events).where(events.c.seq > seq).order_by(events.c.seq).limit(limit)
     if run_id is not None:
         query = query.where(events.c.run_id == run_id)
     if rollout_id is not None:
         query = query.where(events.c.rollout_id == rollout_id)
+    if name is not None:
+        query = query.where(events.c.name == name)
     return [_stored(row) for row in connection.execute(query)]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from rollyard.core.errors import StoreError
+from rollyard.core.failure_groups import FailureGroup
 from rollyard.core.message import Message
 from rollyard.core.rollout import Rollout
 from rollyard.store.check import RunCheck, check_run
@@ -51,17 +52,27 @@ async def shown(where: str, text: str) -> ShownRun | ShownRollout:
     async with Store.open(where, create=False) as store:
         kind, found = await store.resolve(text)
         if kind == "run":
-            return ShownRun(await store.get_run(found), (await store.list_rollouts(found, limit=1000)))
+            return ShownRun(
+                await store.get_run(found),
+                await store.list_rollouts(found, limit=1000),
+                await store.failures(found),
+                await store.stopped_policies(found),
+            )
         rollout = await store.get_rollout(found)
         return ShownRollout(rollout, await store.events(rollout_id=found, limit=100_000))
 
 
 class ShownRun:
-    def __init__(self, info: RunInfo, page: Page) -> None:
-        self._info, self._page = info, page
+    def __init__(self, info: RunInfo, page: Page, failures: Sequence[FailureGroup], stopped: Mapping[str, str]) -> None:
+        self._info, self._page, self._failures, self._stopped = info, page, failures, stopped
 
     def document(self, part: str) -> Any:
-        return {"run": self._info, "rollouts": self._page.rows}
+        return {
+            "run": self._info,
+            "failures": self._failures,
+            "stopped": self._stopped,
+            "rollouts": self._page.rows,
+        }
 
     def text(self, part: str) -> str:
         info = self._info
@@ -73,8 +84,11 @@ class ShownRun:
             f"rollouts  {info.rollouts}, {info.scored} scored, mean {mean}",
         ]
         lines += [f"{name:9} {value}" for name, value in info.config.items() if value not in (None, {}, [], "")]
+        for failure in self._failures:
+            lines.append(f"failed    {failure.count} at {failure.boundary}: {failure.cause}: {failure.message}")
+        lines += [f"stopped   {policy or 'the policy'}: {said}" for policy, said in self._stopped.items()]
         lines += [f"  {r.id}  {r.task_id}  #{r.attempt}  {r.agent}  {r.status}  {r.reward}" for r in self._page.rows]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class ShownRollout:

@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from sqlalchemy import Connection, Select, func, insert, select, update
+from sqlalchemy import Connection, Select, cast, func, insert, select, update
+from sqlalchemy.dialects.postgresql import JSONB
 
 from rollyard.core.errors import StoreError
 from rollyard.core.events import Event
+from rollyard.core.failure_groups import FailureGroup, group_failures
 from rollyard.core.lease import Lease
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
@@ -165,6 +167,20 @@ def lines(connection: Connection, run_id: str) -> list[RolloutRow]:
     """Every line of a run, in the order of ids."""
     query = select(*(rollouts.c[name] for name in _ROW)).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id)
     return [RolloutRow(**dict(zip(_ROW, row, strict=True))) for row in connection.execute(query)]
+
+
+def failures(connection: Connection, run_id: str) -> tuple[FailureGroup, ...]:
+    if connection.dialect.name == "postgresql":
+        message = cast(rollouts.c.body, JSONB)[("failure", "message")].astext
+    else:
+        message = func.json_extract(rollouts.c.body, "$.failure.message")
+    columns = (rollouts.c.boundary, rollouts.c.cause, message)
+    query = select(*columns, func.count(), func.min(rollouts.c.started_at))
+    query = query.where(rollouts.c.run_id == run_id, rollouts.c.boundary.is_not(None)).group_by(*columns)
+    return group_failures(
+        FailureGroup(boundary=boundary, cause=cause or "unknown", message=text or "", count=count)
+        for boundary, cause, text, count, _ in sorted(connection.execute(query), key=lambda row: row[-1])
+    )
 
 
 def spent(connection: Connection, run_id: str) -> list[Spent]:

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from rollyard.core.call import CallRecord
 from rollyard.core.delta import Blob
 from rollyard.core.errors import ConfigError
-from rollyard.core.events import Event
+from rollyard.core.events import POLICY_STOPPED, Event
+from rollyard.core.failure_groups import FailureGroup
 from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt, AttemptState, Lease
 from rollyard.core.node import Node
@@ -285,6 +286,18 @@ class Store:
         """Every rollout of a run as the line a list shows of it: what statistics need, and no bodies."""
         return await self._database.read(partial(rollouts.lines, run_id=run_id))
 
+    async def failures(self, run_id: str) -> tuple[FailureGroup, ...]:
+        """A run's failures by what they say, the most frequent first."""
+        return await self._database.read(partial(rollouts.failures, run_id=run_id))
+
+    async def stopped_policies(self, run_id: str) -> dict[str, str]:
+        """Policies that the run asks no more, with what their servers said: what is owed waits for the run to be resumed."""
+        counts = await self.progress(run_id)
+        if not counts.get("owed", 0) or counts.get("leased", 0):
+            return {}
+        found = await self.events(run_id=run_id, name=POLICY_STOPPED)
+        return {stored.event.fields["policy"]: stored.event.fields["message"] for stored in found}
+
     async def add_verdict(self, rollout_id: str, verdict: Verdict) -> None:
         """Judge a rollout again: this verdict counts from now on, the earlier ones stay listed."""
         work = partial(rollouts.rescore, rollout_id=rollout_id, verdict=verdict, at=self._clock())
@@ -311,10 +324,16 @@ class Store:
         return await self._database.read(events.latest)
 
     async def events(
-        self, *, run_id: str | None = None, rollout_id: str | None = None, after: int = 0, limit: int = 1000
+        self,
+        *,
+        run_id: str | None = None,
+        rollout_id: str | None = None,
+        name: str | None = None,
+        after: int = 0,
+        limit: int = 1000,
     ) -> list[StoredEvent]:
         """Events past number `after`, in order."""
-        work = partial(events.after, seq=after, run_id=run_id, rollout_id=rollout_id, limit=limit)
+        work = partial(events.after, seq=after, run_id=run_id, rollout_id=rollout_id, name=name, limit=limit)
         return await self._database.read(work)
 
     async def recent_events(self, run_id: str, *, limit: int = 1000) -> list[StoredEvent]:

