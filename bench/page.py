@@ -28,8 +28,8 @@ from rollyard.core.lease import Attempt
 from rollyard.core.message import Message, Text, ToolCall, ToolResult
 from rollyard.core.rollout import Failure, Rollout, StageRecord, Verdict
 from rollyard.core.task import Task
-from rollyard.core.trajectory import Trajectory
 from rollyard.store import Store
+from rollyard.trajectory.trajectory import Trajectory
 
 BUDGET_S = 1.0
 AGENTS, POLICIES, ATTEMPTS = ("pi", "codex"), ("small", "large"), 5

@@ -24,7 +24,7 @@ import rollyard as ry
 from bench.scale_model import Constants, Site, simulate
 from rollyard.core.events import Event
 from rollyard.core.task import Task, VerifierSpec
-from rollyard.runs.executor import executor
+from rollyard.runs.run.executor import executor
 from rollyard.testing.postgres import Postgres
 from rollyard.testing.ray_cluster import RayCluster
 

@@ -29,10 +29,10 @@ from rollyard.core.lease import Attempt
 from rollyard.core.message import Message, Text, ToolCall, ToolResult, ToolSpec, tools_digest
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
-from rollyard.core.trajectory import Trajectory
 from rollyard.store import Store
 from rollyard.store.calls import _call_row, _node_row
 from rollyard.store.exports import export
+from rollyard.trajectory.trajectory import Trajectory
 
 TURNS, ROLLOUTS = 20, 32
 TOOLS = tuple(ToolSpec(f"tool{n}", "d" * 400, '{"x":"' + "y" * 400 + '"}') for n in range(8))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rollyard.core.message import Message as Message
     from rollyard.core.rollout import Rollout as Rollout
     from rollyard.core.rollout import Verdict as Verdict
-    from rollyard.core.samples import samples as samples
     from rollyard.core.sandbox import Capabilities as Capabilities
     from rollyard.core.sandbox import Exit as Exit
     from rollyard.core.sandbox import Mount as Mount
@@ -36,24 +35,25 @@ if TYPE_CHECKING:
     from rollyard.envs.env import StepResult as StepResult
     from rollyard.gate.gate import Gate as Gate
     from rollyard.gate.limits import Budget as Budget
+    from rollyard.images.store import ImageStore as ImageStore
+    from rollyard.images.store import layer as layer
+    from rollyard.inside.plain_env import serve_tools as serve_tools
     from rollyard.policy.renderers.load import renderer as renderer
-    from rollyard.runs.config import RunConfig as RunConfig
     from rollyard.runs.envs import TaskEnv as TaskEnv
-    from rollyard.runs.evaluate import evaluate as evaluate
-    from rollyard.runs.evaluate import evaluate_task as evaluate_task
     from rollyard.runs.fleet_job import FleetJob as FleetJob
-    from rollyard.runs.once import run_rollout as run_rollout
-    from rollyard.runs.report import report as report
-    from rollyard.runs.run import Run as Run
-    from rollyard.sandbox.images import ImageStore as ImageStore
-    from rollyard.sandbox.images import layer as layer
+    from rollyard.runs.report.report import report as report
+    from rollyard.runs.rollout.run_rollout import run_rollout as run_rollout
+    from rollyard.runs.run.config import RunConfig as RunConfig
+    from rollyard.runs.run.evaluate import evaluate as evaluate
+    from rollyard.runs.run.evaluate import evaluate_task as evaluate_task
+    from rollyard.runs.run.run import Run as Run
     from rollyard.store.exports.export import export as export
     from rollyard.store.store import Store as Store
     from rollyard.tasks.taskset import Taskset as Taskset
     from rollyard.tasks.verifiers.python import verifier as verifier
-    from rollyard.tools.plain_env import serve_tools as serve_tools
     from rollyard.tools.tool import tool as tool
     from rollyard.tools.toolset import Toolset as Toolset
+    from rollyard.trajectory.samples import samples as samples
 
 __version__ = "0.1.0"
 
@@ -61,7 +61,7 @@ __version__ = "0.1.0"
 _NAMES: dict[str, str] = {
     "renderer": "rollyard.policy.renderers.load",
     "Error": "rollyard.core.errors",
-    "serve_tools": "rollyard.tools.plain_env",
+    "serve_tools": "rollyard.inside.plain_env",
     "Limits": "rollyard.core.limits",
     "Resources": "rollyard.core.sandbox",
     "SandboxSpec": "rollyard.core.sandbox",
@@ -73,18 +73,18 @@ _NAMES: dict[str, str] = {
     "Taskset": "rollyard.tasks.taskset",
     "Rollout": "rollyard.core.rollout",
     "Verdict": "rollyard.core.rollout",
-    "run_rollout": "rollyard.runs.once",
-    "Run": "rollyard.runs.run",
+    "run_rollout": "rollyard.runs.rollout.run_rollout",
+    "Run": "rollyard.runs.run.run",
     "Store": "rollyard.store.store",
-    "RunConfig": "rollyard.runs.config",
-    "report": "rollyard.runs.report",
+    "RunConfig": "rollyard.runs.run.config",
+    "report": "rollyard.runs.report.report",
     "export": "rollyard.store.exports.export",
-    "evaluate": "rollyard.runs.evaluate",
-    "evaluate_task": "rollyard.runs.evaluate",
+    "evaluate": "rollyard.runs.run.evaluate",
+    "evaluate_task": "rollyard.runs.run.evaluate",
     "FleetJob": "rollyard.runs.fleet_job",
-    "samples": "rollyard.core.samples",
-    "ImageStore": "rollyard.sandbox.images",
-    "layer": "rollyard.sandbox.images",
+    "samples": "rollyard.trajectory.samples",
+    "ImageStore": "rollyard.images.store",
+    "layer": "rollyard.images.store",
     "verifier": "rollyard.tasks.verifiers.python",
     "Gate": "rollyard.gate.gate",
     "Budget": "rollyard.gate.limits",

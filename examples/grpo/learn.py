@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from examples.grpo.world import demonstration
-from rollyard.core.samples import Sample, advantages
 from rollyard.train.tiny import TinyModel
+from rollyard.trajectory.samples import Sample, advantages
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 

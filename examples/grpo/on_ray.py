@@ -27,13 +27,13 @@ from examples.grpo.learn import Learner, warm_up
 from examples.grpo.world import SYSTEM, answered, renderer, task
 from rollyard import train as ry_train
 from rollyard.core.limits import Limits
-from rollyard.core.listening import listen
-from rollyard.core.samples import Sample
+from rollyard.net.binding import listen
 from rollyard.testing.postgres import Postgres
 from rollyard.testing.ray_cluster import RayCluster
 from rollyard.train.sampler import Sampler
 from rollyard.train.server import ModelServer
 from rollyard.train.tiny import TinyConfig, TinyModel
+from rollyard.trajectory.samples import Sample
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP, STALENESS = 8, 1

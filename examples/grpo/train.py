@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rollyard as ry
 from examples.grpo.learn import Learner, warm_up
 from examples.grpo.world import SYSTEM, answered, renderer, task
-from rollyard.core.samples import Sample, samples
 from rollyard.policy.renderers.bytelevel import END
-from rollyard.runs.provision import Provision
+from rollyard.runs.rollout.provision import Provision
 from rollyard.train.sampler import Request, Sampler
 from rollyard.train.tiny import TinyConfig, TinyModel
+from rollyard.trajectory.samples import Sample, samples
 
 GROUP, PROMPTS = 8, 4
 MAX_TOKENS = 16

@@ -20,7 +20,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """Compare two runs task by task: difference with an interval, a paired test, and the tasks that flipped."""
-    from rollyard.runs import compare as comparing
+    from rollyard.runs.report import compare as comparing
     from rollyard.store import Store
 
     async def work() -> None:

@@ -28,13 +28,13 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON on stdout")] = False,
 ) -> None:
     """Evaluate agents and models on tasks, k attempts each, and report with intervals."""
-    from rollyard.runs import evaluate as evaluation
-    from rollyard.runs.command import closing_words, store_option
-    from rollyard.runs.config import load
-    from rollyard.runs.interrupt import run_interruptibly
-    from rollyard.runs.policies import check_policies
-    from rollyard.runs.progress import display as make_display
-    from rollyard.runs.report import Report
+    from rollyard.runs.display.progress import display as make_display
+    from rollyard.runs.report.report import Report
+    from rollyard.runs.run import evaluate as evaluation
+    from rollyard.runs.run.command import closing_words, store_option
+    from rollyard.runs.run.config import load
+    from rollyard.runs.run.interrupt import run_interruptibly
+    from rollyard.runs.run.policies import check_policies
     from rollyard.store import Store
 
     loaded = load(config)
@@ -46,7 +46,7 @@ def evaluate(
             with shown:
                 report = await evaluation.evaluate(loaded, store=kept, display=shown, resume=resume)
             if out is not None:
-                from rollyard.runs.plots import write_report
+                from rollyard.runs.report.plots import write_report
 
                 await write_report(kept, report, out)
             return report

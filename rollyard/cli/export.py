@@ -27,7 +27,7 @@ def export(
     from rollyard.cli.printing import print_json
 
     if format == "html" or (format is None and out.endswith(".html")):
-        from rollyard.plane.page.export import export_page
+        from rollyard.page.export import export_page
 
         run_id, size = anyio.run(export_page, store, run, out)
         if json:

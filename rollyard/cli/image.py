@@ -29,7 +29,7 @@ def add(
     json: Json = False,
 ) -> None:
     """Take an image in, or give more names to one that is here."""
-    from rollyard.sandbox.images import ImageStore
+    from rollyard.images.store import ImageStore
 
     store = ImageStore()
     record = anyio.run(lambda: store.add(source, names=[*(name or []), *(alias or [])]))
@@ -43,7 +43,7 @@ def add(
 @app.command("list")
 def list_images(json: Json = False) -> None:
     """Images, snapshots and layers, oldest first."""
-    from rollyard.sandbox.images import ImageStore
+    from rollyard.images.store import ImageStore
 
     store = ImageStore()
     names = store.catalog.names()
@@ -66,7 +66,7 @@ def rm(
     json: Json = False,
 ) -> None:
     """Forget a name, with its last name the image; or a layer. Disk is freed once nothing has opened it for a day."""
-    from rollyard.sandbox.images import ImageStore
+    from rollyard.images.store import ImageStore
 
     store = ImageStore()
 
@@ -93,7 +93,7 @@ def layer(
     json: Json = False,
 ) -> None:
     """Build a layer (once) and print its id and where it lies in a sandbox."""
-    from rollyard.sandbox.images import ImageStore
+    from rollyard.images.store import ImageStore
 
     store = ImageStore()
     layer_id = anyio.run(lambda: store.layer(npm=npm or [], pip=pip or [], node=node, python=python))

@@ -26,7 +26,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """Run the same task with the same agent, every call answered as it was; say what differed."""
-    from rollyard.runs.progress import one_line, summary
+    from rollyard.runs.display.progress import one_line, summary
     from rollyard.runs.replay import Replayed
     from rollyard.runs.replay import replay as again
     from rollyard.store import Store

@@ -53,9 +53,9 @@ def run(
 
     rollyard run examples/tasks --agent pi --policy scripted:FILE --attempts 4 --store runs.db
     """
-    from rollyard.runs.command import Request, execute, resume_command
-    from rollyard.runs.interrupt import run_interruptibly
-    from rollyard.runs.progress import display as make_display
+    from rollyard.runs.display.progress import display as make_display
+    from rollyard.runs.run.command import Request, execute, resume_command
+    from rollyard.runs.run.interrupt import run_interruptibly
 
     fields: dict[str, Any] = {
         "tasks": tasks,

@@ -21,6 +21,6 @@ def view(
     as_json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
 ) -> None:
     """Serve the page: runs, rollouts, trajectories, tokens. Read-only unless --write, which prints a token."""
-    from rollyard.plane.page.serve import serve_page
+    from rollyard.page.serve import serve_page
 
     serve_page(store, host=host, port=port, write=write, tasks=tasks, as_json=as_json, say=typer.echo)

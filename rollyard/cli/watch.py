@@ -20,6 +20,6 @@ def watch(
     """Follow a run: a table to move in with j, k, enter and f (next failure), or lines until it ends.
 
     The table needs textual (the extra tui); without it, or without a terminal, lines are printed."""
-    from rollyard.runs.following import follow
+    from rollyard.runs.display.watch import follow
 
     anyio.run(follow, store, run, "json" if as_json else display)

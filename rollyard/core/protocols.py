@@ -15,7 +15,7 @@ from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.sandbox import Capabilities, Exit, Resources, SandboxInfo, SandboxSpec, Stat
 from rollyard.core.task import Task
-from rollyard.core.trajectory import Trajectory
+from rollyard.trajectory.trajectory import Trajectory
 
 Command = str | Sequence[str]
 

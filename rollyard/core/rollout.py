@@ -126,7 +126,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def turns(self) -> list[Turn]:
         """Per-turn records: messages, completion ids, logprobs, finish; [] where nothing was captured (`black_box`)."""
-        from rollyard.core.turns import turns
+        from rollyard.trajectory.turns import turns
 
         return turns(self.trajectory)
 

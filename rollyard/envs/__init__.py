@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollyard.envs.client import connect as connect
-    from rollyard.envs.context_tools import ContextTools as ContextTools
     from rollyard.envs.env import Env as Env
     from rollyard.envs.env import StepResult as StepResult
+    from rollyard.envs.fleet.context_tools import ContextTools as ContextTools
+    from rollyard.envs.fleet.task_config import TaskConfig as TaskConfig
+    from rollyard.envs.fleet.task_env import TaskLimits as TaskLimits
     from rollyard.envs.server import EnvServer as EnvServer
-    from rollyard.envs.task_config import TaskConfig as TaskConfig
-    from rollyard.envs.task_env import TaskLimits as TaskLimits
 
 _NAMES = {
     "connect": "rollyard.envs.client",
-    "ContextTools": "rollyard.envs.context_tools",
+    "ContextTools": "rollyard.envs.fleet.context_tools",
     "Env": "rollyard.envs.env",
     "StepResult": "rollyard.envs.env",
     "EnvServer": "rollyard.envs.server",
-    "TaskConfig": "rollyard.envs.task_config",
-    "TaskLimits": "rollyard.envs.task_env",
+    "TaskConfig": "rollyard.envs.fleet.task_config",
+    "TaskLimits": "rollyard.envs.fleet.task_env",
 }
 
 

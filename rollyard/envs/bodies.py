@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from rollyard.envs.answers import Refused
+from rollyard.envs.results import Refused
 
 LIMIT = 100 * 2**20
 STATUS = {

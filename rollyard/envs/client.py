@@ -22,9 +22,9 @@ import msgspec
 
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, EpisodeLost
 from rollyard.core.ids import new_id
-from rollyard.envs.client_socket import Lost, Socket
-from rollyard.envs.client_socket import dial as open_socket
 from rollyard.envs.env import StepResult
+from rollyard.net.websocket_client import Lost, Socket
+from rollyard.net.websocket_client import dial as open_socket
 
 SUBPROTOCOL = "rollyard.v1"
 _TRY_LATER = frozenset(("CAPACITY_REACHED", "FACTORY_ERROR"))

@@ -16,7 +16,7 @@ import msgspec
 
 from rollyard.core.errors import EnvError, EnvUnavailable, EpisodeLost, Unsupported
 from rollyard.envs.client import Options, Progress, backoff, dial, refusal
-from rollyard.envs.client_socket import Lost, Socket
+from rollyard.net.websocket_client import Lost, Socket
 
 
 class OpenEnvWire:

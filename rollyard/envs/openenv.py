@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.envs.answers import Refused
+from rollyard.envs.results import Refused
 from rollyard.envs.session import Session
 from rollyard.envs.sessions import Sessions
 from rollyard.envs.sockets import Peer

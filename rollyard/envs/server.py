@@ -24,19 +24,19 @@ from starlette.types import Receive, Scope, Send
 
 from rollyard.core.errors import ConfigError
 from rollyard.envs import openenv
-from rollyard.envs.answers import Refused
 from rollyard.envs.bodies import Body, json_response, number, object_of, refusal
 from rollyard.envs.env import Env
-from rollyard.envs.frames import SUBPROTOCOL, Connection
 from rollyard.envs.journal import Journal
-from rollyard.envs.mcp_door import McpDoor, to_tools
+from rollyard.envs.mcp_endpoint import McpDoor, to_tools
 from rollyard.envs.metrics import exposition
 from rollyard.envs.openapi import STATE, document
+from rollyard.envs.protocol import SUBPROTOCOL, Connection
+from rollyard.envs.results import Refused
 from rollyard.envs.session import Session
 from rollyard.envs.sessions import EnvLimits, Sessions
 from rollyard.envs.sockets import AsgiPeer, Peer
 from rollyard.envs.task_api import Splits, TaskApi
-from rollyard.envs.ws_server import EXTENSION
+from rollyard.net.websocket_server import EXTENSION
 
 _TASK_VERBS = ("tasks", "num_tasks", "task", "task_range")
 

@@ -20,10 +20,10 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.core.errors import Error as RollyardError
 from rollyard.core.ids import new_id, secret
-from rollyard.envs.answers import Answer, Refused, plain
 from rollyard.envs.env import RESERVED, Env
 from rollyard.envs.journal import Journal, Record
 from rollyard.envs.metrics import Counters
+from rollyard.envs.results import Answer, Refused, plain
 from rollyard.envs.telemetry import Telemetry
 from rollyard.tools.tool import ToolContext
 from rollyard.tools.toolset import Toolset

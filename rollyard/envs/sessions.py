@@ -15,10 +15,10 @@ from typing import Self
 import msgspec
 
 from rollyard.core.ids import new_id
-from rollyard.envs.answers import Refused
 from rollyard.envs.env import Env
 from rollyard.envs.journal import Journal, Record
 from rollyard.envs.metrics import Counters
+from rollyard.envs.results import Refused
 from rollyard.envs.session import Session, Terms, Watch, digest
 from rollyard.envs.telemetry import Telemetry
 

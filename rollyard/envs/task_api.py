@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.envs.answers import Refused
+from rollyard.envs.results import Refused
 
 _TYPES = ("train", "validation", "test")
 Splits = Mapping[str, Sequence[Any]]

@@ -23,11 +23,11 @@ from rollyard.core.call import Call, Reply
 from rollyard.core.errors import ConfigError, Error, GateError, PolicyError, ReplyRefused
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import CallLog, Held
-from rollyard.core.trajectory import Trajectory
-from rollyard.gate import documents
+from rollyard.gate import rollout_json
 from rollyard.gate.keys import key_of, same_key
 from rollyard.gate.limits import Budget
 from rollyard.gate.metrics import exposition
+from rollyard.trajectory.trajectory import Trajectory
 from rollyard.wire import CODECS
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Admin:
         session = self._gate.sessions.get(request.path_params["session_id"])
         if session is None:
             raise Refused(404, "unknown session")
-        return _json({**_summary(session), **documents.stats(session.trajectory), "log": session.log_tail()})
+        return _json({**_summary(session), **rollout_json.stats(session.trajectory), "log": session.log_tail()})
 
     async def delete(self, request: Request) -> Response:
         session = self._gate.sessions.get(request.path_params["session_id"])
@@ -219,21 +219,21 @@ class Admin:
         flags = request.query_params
         messages = flags.get("include_messages", "false").lower() in ("true", "1")
         return _json(
-            documents.rollout_document(
+            rollout_json.rollout_document(
                 trajectory,
                 metadata={} if session is None else _shown(session.metadata),
                 budget_stops=sum(1 for r in trajectory.records if r.finish == "budget"),
                 purpose="auto" if session is None else str(session.metadata.get("purpose", "auto")),
                 include_discarded=flags.get("include_discarded", "false").lower() in ("true", "1"),
-                requests=await documents.requests_of(trajectory, self._log) if messages else None,
+                requests=await rollout_json.requests_of(trajectory, self._log) if messages else None,
             )
         )
 
     async def entries(self, request: Request) -> Response:
         trajectory, session = await self._trajectory(request)
-        entries = documents.trace_entries(trajectory, await documents.requests_of(trajectory, self._log))
+        entries = rollout_json.trace_entries(trajectory, await rollout_json.requests_of(trajectory, self._log))
         if not entries or (session is not None and session.metadata.get("purpose") == "eval"):
-            level = documents.capture_level(trajectory.records)
+            level = rollout_json.capture_level(trajectory.records)
             raise Refused(409, f"nothing here can be trained on (capture level: {level or 'none yet'})")
         return _json({"session_id": trajectory.rollout_id, "entries": entries})
 
@@ -396,7 +396,7 @@ def _held(call: Call) -> dict[str, Any]:
         "model": call.model,
         "kind": call.kind,
         "thread": call.thread,
-        **documents.chat_request(call),
+        **rollout_json.chat_request(call),
         "sampling": {k: v for k, v in msgspec.to_builtins(call.sampling).items() if v is not None},
         "prompt_ids": None if call.prompt_ids is None else list(call.prompt_ids),
         "received_at": call.received_at,

@@ -21,13 +21,13 @@ from rollyard.core.message import Message, Text
 from rollyard.core.protocols import CallLog
 from rollyard.gate.classify import KEPT_HEADERS, label
 from rollyard.gate.fairness import Turnstile
-from rollyard.gate.http import Exchange
 from rollyard.gate.limits import GateLimits
 from rollyard.gate.metrics import Counters
+from rollyard.gate.pending import Reader, Refusal, Turn
 from rollyard.gate.refusals import OVERFLOW, refusal_of
 from rollyard.gate.restore import restore
 from rollyard.gate.session import Refused
-from rollyard.gate.turns import Reader, Refusal, Turn
+from rollyard.net.http_server import Exchange
 from rollyard.wire import CODECS, Route
 from rollyard.wire.codec import Codec, Request
 

@@ -22,16 +22,16 @@ import msgspec
 from rollyard.core.errors import CannotListen, ConfigError, GateUnreachable
 from rollyard.core.ids import secret
 from rollyard.core.lease import Lease
-from rollyard.core.listening import LOOPBACK
 from rollyard.core.protocols import CallLog, Listener, Policy, SessionRecord
-from rollyard.core.trajectory import Trajectory
-from rollyard.gate.asgi import App, Mounted
 from rollyard.gate.calls import Calls
-from rollyard.gate.doorway import Doorway, accept
 from rollyard.gate.keys import KeyRing, checked_key, key_hash
 from rollyard.gate.limits import Budget, GateLimits, Tls
+from rollyard.gate.listener import Doorway, accept
 from rollyard.gate.metrics import Counters
 from rollyard.gate.session import Session
+from rollyard.net.asgi import App, Mounted
+from rollyard.net.binding import LOOPBACK
+from rollyard.trajectory.trajectory import Trajectory
 
 _log = logging.getLogger("rollyard.gate")
 

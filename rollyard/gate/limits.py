@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.gate.http import HttpLimits
+from rollyard.net.http_server import HttpLimits
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from rollyard.core.call import Dialect
 from rollyard.core.errors import ContextFull, Error, GateError, PolicyClosed, StoreError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.gate.fairness import Busy
-from rollyard.gate.turns import Refusal
+from rollyard.gate.pending import Refusal
 
 _log = logging.getLogger("rollyard.gate")
 _OVERFLOW = re.compile(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from rollyard.core.call import CallRecord, Reply
 from rollyard.core.protocols import CallLog, Recalling
-from rollyard.core.trajectory import Trajectory
-from rollyard.gate.turns import Turn
+from rollyard.gate.pending import Turn
+from rollyard.trajectory.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from rollyard.gate.session import Session

@@ -13,17 +13,17 @@ import msgspec
 from rollyard.core.call import Reply, Usage
 from rollyard.core.lease import Lease
 from rollyard.core.protocols import Passthrough, Policy, SessionRecord
-from rollyard.core.trajectory import Trajectory
 from rollyard.gate.classify import Shape
 from rollyard.gate.fairness import Lane
 from rollyard.gate.keys import key_hash
 from rollyard.gate.limits import Budget
-from rollyard.gate.turns import Turns
+from rollyard.gate.pending import Turns
+from rollyard.trajectory.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from rollyard.gate.asgi import Mounted
-    from rollyard.gate.doorway import Doorway
     from rollyard.gate.gate import Gate
+    from rollyard.gate.listener import Doorway
+    from rollyard.net.asgi import Mounted
 
 LOG_LINES = 100
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from rollyard.core.errors import Error, PlaneForbidden
 from rollyard.core.ids import new_id
 from rollyard.core.plane import ApiKey
-from rollyard.plane.duty import readiness
+from rollyard.plane.drain import readiness
 from rollyard.plane.handlers.bundles import BundleHandlers
 from rollyard.plane.handlers.envs import EnvHandlers
 from rollyard.plane.handlers.instances import InstanceHandlers

@@ -17,11 +17,11 @@ from rollyard.core.message import Message
 from rollyard.core.protocols import Backend, Policy, Sandbox
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
-from rollyard.envs.code_check import TIMEOUT_S, Check, Checked, run_check
-from rollyard.envs.task_config import SUBMIT
+from rollyard.envs.fleet.task_config import SUBMIT
+from rollyard.envs.fleet.verifier_code import TIMEOUT_S, Check, Checked, run_check
 from rollyard.plane.fleet.jobs import Attempt, Outcome
 from rollyard.plane.fleet.tool_agent import tool_agent
-from rollyard.runs.once import run_rollout
+from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.store import Store
 from rollyard.tools import RemoteTools, Tool, tool
 from rollyard.tools.bridge import bridged

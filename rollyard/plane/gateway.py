@@ -28,10 +28,10 @@ from starlette.types import Message, Receive, Scope, Send
 from rollyard.core.errors import Error, PlaneGone, PlaneInvalid, PlaneNotFound, PlaneUnauthorized, PlaneUnavailable
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream
+from rollyard.net.forward import ForwardLimits, Target, forward_http
+from rollyard.net.forward_websocket import forward_ws
 from rollyard.plane.access import Access, bearer, sees
 from rollyard.plane.engines import PresigningEngine, refuse
-from rollyard.plane.forward import ForwardLimits, Target, forward_http
-from rollyard.plane.forward_ws import forward_ws
 from rollyard.plane.instances import Instances
 from rollyard.plane.metrics import Counters
 from rollyard.plane.signing import Signer

@@ -17,9 +17,9 @@ from rollyard.core.errors import PlaneGone, PlaneNotFound, SandboxGone, Unsuppor
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
+from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.engines import BackendEngine
 from rollyard.plane.instances import Instances
-from rollyard.plane.plans import CreateInstance
 from rollyard.sandbox.opening import Opening
 
 _PLAIN = ("layers", "workdir", "user", "options", "allowed_hosts")

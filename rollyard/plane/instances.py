@@ -29,10 +29,10 @@ from rollyard.core.errors import (
 )
 from rollyard.core.plane import EnvSpec, Happening, Instance, InstanceState, Pool, Taking
 from rollyard.core.protocols import Sandbox
+from rollyard.plane.create_request import FROM_POOL, CreateInstance, Settings, checked, journalled, planned
 from rollyard.plane.cursors import read_cursor, write_cursor
 from rollyard.plane.engines import Engine, refuse
 from rollyard.plane.hub import MAX_PAGE, Hub
-from rollyard.plane.plans import FROM_POOL, CreateInstance, Settings, checked, journalled, planned
 from rollyard.plane.storage import PlaneStore
 
 _log = structlog.get_logger("rollyard.plane")

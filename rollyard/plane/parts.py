@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rollyard.core.ids import new_id, secret
+from rollyard.net.forward import ForwardLimits
 from rollyard.plane.access import Access
 from rollyard.plane.bundles import Bundles
-from rollyard.plane.duty import Duty
+from rollyard.plane.create_request import Settings
+from rollyard.plane.drain import Duty
 from rollyard.plane.engines import Engine
-from rollyard.plane.forward import ForwardLimits
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.hub import Hub
 from rollyard.plane.instances import Instances
 from rollyard.plane.metrics import Counters
-from rollyard.plane.plans import Settings
 from rollyard.plane.pools import Pools
 from rollyard.plane.signing import Signer
 from rollyard.plane.storage import PlaneStore

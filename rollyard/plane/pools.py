@@ -17,8 +17,8 @@ import structlog
 
 from rollyard.core.errors import Error, PlaneInvalid, PlaneNotFound, PlaneQuota
 from rollyard.core.plane import Pool
+from rollyard.plane.create_request import CreateInstance, checked
 from rollyard.plane.instances import Instances
-from rollyard.plane.plans import CreateInstance, checked
 from rollyard.plane.storage import PlaneStore
 
 _log = structlog.get_logger("rollyard.plane")

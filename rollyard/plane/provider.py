@@ -28,9 +28,9 @@ from rollyard.core.errors import (
     PlaneUnavailable,
     Unsupported,
 )
-from rollyard.envs.databases import SandboxDatabases, program_path
-from rollyard.envs.inside import archive
-from rollyard.envs.provider import InstanceRequest
+from rollyard.envs.fleet.databases import SandboxDatabases, program_path
+from rollyard.envs.fleet.provider import InstanceRequest
+from rollyard.inside.verifier import archive
 from rollyard.plane.client import Plane
 
 URL_VARIABLE, KEY_VARIABLE = "ROLLYARD_URL", "ROLLYARD_KEY"

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from rollyard.core.plane import Role
 from rollyard.plane.access import NewKey
+from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.handlers.bundles import Download, Upload
 from rollyard.plane.handlers.envs import CreateEnv, ReleaseEnv, UpdateEnv
 from rollyard.plane.handlers.instances import DeleteMany, Exec, Extend, Fork, Link, Presign
 from rollyard.plane.handlers.owners import OwnerTerms
-from rollyard.plane.plans import CreateInstance
 from rollyard.plane.pools import PutPool
 
 _A: tuple[Role, ...] = ("admin",)

@@ -22,18 +22,18 @@ import uvloop
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import secret
-from rollyard.core.listening import LOOPBACK, listen
 from rollyard.core.plane import Terms
+from rollyard.net.binding import LOOPBACK, listen
+from rollyard.page.app import page_app
+from rollyard.page.hosts import OnlyHosts
+from rollyard.page.planes import PlaneTables
 from rollyard.plane.api import plane_app
-from rollyard.plane.duty import Duty
+from rollyard.plane.create_request import Settings
+from rollyard.plane.drain import Duty
 from rollyard.plane.engines import Engine, engine
 from rollyard.plane.faces import FaceOptions, Footing, open_face_parts, open_faces, sdk_key_of
 from rollyard.plane.logs import configure
-from rollyard.plane.page.app import page_app
-from rollyard.plane.page.hosts import OnlyHosts
-from rollyard.plane.page.planes import PlaneTables
 from rollyard.plane.parts import assemble
-from rollyard.plane.plans import Settings
 from rollyard.store.plane.opening import open_plane
 
 _STOP_S = 30

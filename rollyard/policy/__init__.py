@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollyard.policy.connection import Timeouts as Timeouts
-    from rollyard.policy.held import HeldCall as HeldCall
-    from rollyard.policy.named import PolicyText as PolicyText
-    from rollyard.policy.named import parse as parse
+    from rollyard.net.model_connection import Timeouts as Timeouts
+    from rollyard.policy.held_call import HeldCall as HeldCall
     from rollyard.policy.passthrough_policy import passthrough as passthrough
     from rollyard.policy.queue import Queue as Queue
     from rollyard.policy.queue import QueueSession as QueueSession
+    from rollyard.policy.reference import PolicyText as PolicyText
+    from rollyard.policy.reference import parse as parse
     from rollyard.policy.replay_policy import replay as replay
     from rollyard.policy.scripted_policy import scripted as scripted
     from rollyard.policy.tokens_policy import tokens as tokens

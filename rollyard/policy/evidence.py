@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from rollyard.core.call import CaptureLevel, Reply
-from rollyard.core.trajectory import flaws_of
+from rollyard.trajectory.trajectory import flaws_of
 
 
 def level_of(reply: Reply) -> CaptureLevel:

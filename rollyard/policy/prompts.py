@@ -21,8 +21,8 @@ import msgspec
 
 from rollyard.core.call import Call, Reply
 from rollyard.core.message import Message, ToolResult, tools_digest
-from rollyard.core.trajectory import Trajectory
 from rollyard.policy.renderers.protocol import Renderer, Turn, Unbridgeable
+from rollyard.trajectory.trajectory import Trajectory
 
 Check = Literal["never", "always"]
 

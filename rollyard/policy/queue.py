@@ -17,12 +17,12 @@ import msgspec
 
 from rollyard.core.call import Call, Reply
 from rollyard.core.errors import ConfigError, Error, PolicyClosed, ReplyRefused, UpstreamError
-from rollyard.core.trajectory import Trajectory
-from rollyard.policy.board import Board
-from rollyard.policy.held import HeldCall
+from rollyard.policy.held_call import HeldCall
+from rollyard.policy.held_calls import Board
 from rollyard.policy.prompts import Prompts
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
+from rollyard.trajectory.trajectory import Trajectory
 from rollyard.wire import CODECS
 
 

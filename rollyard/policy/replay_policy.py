@@ -22,8 +22,8 @@ import msgspec
 from rollyard.core.call import Call, CallRecord, Reply
 from rollyard.core.errors import ConfigError, PolicyError
 from rollyard.core.message import Message, ToolCall, ToolResult, tools_digest
-from rollyard.core.trajectory import Node
 from rollyard.policy.evidence import level_of
+from rollyard.trajectory.trajectory import Node
 
 
 class Recorded(Protocol):

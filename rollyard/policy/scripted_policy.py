@@ -25,7 +25,6 @@ from typing import Any, Protocol
 from rollyard.core.call import Call, Reply, Usage, floats
 from rollyard.core.errors import PolicyError, Unsupported, UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
-from rollyard.core.trajectory import Trajectory
 from rollyard.policy.evidence import examined
 from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.bytelevel import ByteRenderer
@@ -33,6 +32,7 @@ from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
 from rollyard.policy.script import DONE, Action, Script, Turn, load_script, turns_of
 from rollyard.policy.toolbox import named, shell_call, write_call
+from rollyard.trajectory.trajectory import Trajectory
 
 Answering = Callable[[Call], Any | Awaitable[Any]]
 STEP = re.compile(r"^s(\d+)_\d+_")

@@ -19,11 +19,11 @@ from rollyard.core.errors import EnvError, ReplyRefused, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.rollout import Rollout
 from rollyard.envs.env import StepResult
-from rollyard.gate import documents
-from rollyard.policy.held import HeldCall
+from rollyard.gate import rollout_json
+from rollyard.policy.held_call import HeldCall
 from rollyard.policy.queue import Queue, QueueSession
 from rollyard.runs.coding_env import TaskedEnv, ended, told
-from rollyard.runs.once import run_rollout
+from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.wire import CODECS
 
 _FIXED = ("policy", "base_url", "key", "mode")  # here the trainer answers, whatever the server has for others
@@ -122,7 +122,7 @@ def _observed(call: Call) -> dict[str, Any]:
         "rollout_id": call.rollout_id,
         "dialect": call.dialect,
         "kind": call.kind,
-        **documents.chat_request(call),
+        **rollout_json.chat_request(call),
         "sampling": {k: v for k, v in msgspec.to_builtins(call.sampling).items() if v is not None},
         "prompt_ids": None if call.prompt_ids is None else list(call.prompt_ids),
     }

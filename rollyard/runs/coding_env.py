@@ -21,7 +21,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
 from rollyard.envs.env import Env, StepResult
 from rollyard.runs.coding_request import CodingOptions, RolloutRequest, request_of, summary
-from rollyard.runs.once import run_rollout
+from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.tasks.taskset import Taskset
 from rollyard.tools import Tool, ToolContext, ToolError
 from rollyard.tools.tool import struct_tool

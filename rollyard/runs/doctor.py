@@ -24,14 +24,14 @@ import msgspec
 
 from rollyard.core.cache import cache_home
 from rollyard.core.errors import Error
+from rollyard.core.home import data_home, private_dir
 from rollyard.core.sandbox import SandboxSpec
+from rollyard.images import mount_table
+from rollyard.images.host import host_prefixes
 from rollyard.sandbox import backend
 from rollyard.sandbox.docker import netns
-from rollyard.sandbox.home import data_home, private_dir
-from rollyard.sandbox.host import host_prefixes
 from rollyard.sandbox.local import cgroups
 from rollyard.sandbox.local.backend import LocalBackend
-from rollyard.sandbox.local.inner import table
 from rollyard.sandbox.local.probe import Rung
 
 State = Literal["ok", "weak", "bad", "absent"]
@@ -178,8 +178,8 @@ def _rung(local: LocalBackend) -> Finding:
 
 def _mounts(local: LocalBackend) -> list[Finding]:
     """What is mounted below the directories of this machine that sandboxes show. Most machines have none."""
-    rows = table.read()
-    points = [mount.point for place in ("/usr", *host_prefixes()) for mount in table.below(rows, place)]
+    rows = mount_table.read()
+    points = [mount.point for place in ("/usr", *host_prefixes()) for mount in mount_table.below(rows, place)]
     if not points or not local.capabilities.images:
         return []
     more = f" and {len(points) - 3} more" if len(points) > 3 else ""

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from rollyard.core.protocols import Backend
-from rollyard.envs.code_check import TIMEOUT_S, Check, Checked, run_check
-from rollyard.envs.databases import Databases
-from rollyard.envs.ground import Leases
-from rollyard.envs.provider import Provider
-from rollyard.envs.task_config import TaskConfig
-from rollyard.envs.task_env import Judge, TaskLimits
-from rollyard.envs.task_env import TaskEnv as BareTaskEnv
+from rollyard.envs.fleet.databases import Databases
+from rollyard.envs.fleet.provider import Provider
+from rollyard.envs.fleet.task_config import TaskConfig
+from rollyard.envs.fleet.task_env import Judge, TaskLimits
+from rollyard.envs.fleet.task_env import TaskEnv as BareTaskEnv
+from rollyard.envs.fleet.task_instance import Leases
+from rollyard.envs.fleet.verifier_code import TIMEOUT_S, Check, Checked, run_check
 from rollyard.sandbox import backend
 
 
@@ -84,7 +84,7 @@ def judge_in(sandbox: str | Backend, *, timeout_s: float = TIMEOUT_S) -> Judge:
 
 
 def _fleet(api_key: str | None, base_url: str | None) -> Provider:
-    from rollyard.envs.fleet import FleetProvider
+    from rollyard.envs.fleet.sdk import FleetProvider
 
     return FleetProvider(api_key, base_url)
 

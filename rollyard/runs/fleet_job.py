@@ -22,7 +22,7 @@ from anyio import to_thread
 
 from rollyard.core.errors import ConfigError, EnvUnavailable, MissingExtra
 from rollyard.core.task import Task
-from rollyard.runs.quality import ModelScores, TaskQuality, judge_task, same_model
+from rollyard.runs.report.quality import ModelScores, TaskQuality, judge_task, same_model
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from rollyard import policy as policies
 from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Backend
 from rollyard.core.rollout import Rollout
-from rollyard.runs.once import run_rollout
+from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.store import Store
 
 

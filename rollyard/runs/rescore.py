@@ -18,11 +18,11 @@ from rollyard.core.protocols import Backend, Policy, Verifier
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.scratch import scratch
 from rollyard.core.task import Task
-from rollyard.runs.collect import unpack
-from rollyard.runs.judge import Judge
-from rollyard.runs.opening import task_spec
-from rollyard.runs.prepare import look_around, put_files
-from rollyard.runs.provision import Provision
+from rollyard.runs.rollout.collect import unpack
+from rollyard.runs.rollout.judge import Judge
+from rollyard.runs.rollout.prepare import look_around, put_files
+from rollyard.runs.rollout.provision import Provision
+from rollyard.runs.rollout.sandbox_spec import task_spec
 from rollyard.store import Store
 from rollyard.tasks.verifiers.python import Check, as_verifier
 

@@ -14,9 +14,9 @@ import uvloop
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import secret
-from rollyard.core.listening import LOOPBACK, listen
 from rollyard.envs.env import Env
 from rollyard.envs.sessions import EnvLimits
+from rollyard.net.binding import LOOPBACK, listen
 from rollyard.runs.coding_request import CodingOptions
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ async def listening(app: Any, host: str, port: int) -> AsyncGenerator[tuple[str,
     """The address, and what serves on it until a signal: connections wait in the socket's queue until then."""
     import uvicorn
 
-    from rollyard.envs.ws_server import SocketProtocol
+    from rollyard.net.websocket_server import SocketProtocol
 
     sock = listen(host, port)
     config = uvicorn.Config(
@@ -130,7 +130,7 @@ async def listening(app: Any, host: str, port: int) -> AsyncGenerator[tuple[str,
 
 
 def env_of(target: str) -> Callable[[], Env]:
-    from rollyard.tasks.modules import import_file
+    from rollyard.tasks.python_files import import_file
 
     place, colon, name = target.rpartition(":")
     if not colon or not name:

@@ -16,9 +16,9 @@ from typing import Any, Literal, cast
 from rollyard.core.errors import ConfigError, PathError
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Exit, Stat
-from rollyard.sandbox import tars
+from rollyard.images import tars
+from rollyard.sandbox.job_shim import STEP_S
 from rollyard.sandbox.retry import LOOKS, retrying
-from rollyard.sandbox.shim import STEP_S
 
 ROOT = "/tmp/.rollyard"  # what is ours in a sandbox
 TREE_S = 600.0

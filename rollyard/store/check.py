@@ -17,10 +17,10 @@ import msgspec
 from rollyard.core.call import CallRecord
 from rollyard.core.errors import StoreError
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import samples
-from rollyard.core.trajectory import Trajectory
-from rollyard.core.validate import Finding, counts, findings
 from rollyard.store.store import Store
+from rollyard.trajectory.laws import Finding, counts, findings
+from rollyard.trajectory.samples import samples
+from rollyard.trajectory.trajectory import Trajectory
 
 _PROMPT_KEYS = ("prompt_token_ids",)
 _ANSWER_KEYS = ("token_ids", "output_ids")

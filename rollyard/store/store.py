@@ -29,7 +29,6 @@ from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
-from rollyard.core.trajectory import Trajectory
 from rollyard.store import blobs, calls, clean, events, leases, rollouts, runs
 from rollyard.store.database import Database
 from rollyard.store.migrate import prepare
@@ -47,6 +46,7 @@ from rollyard.store.values import (
     StoredEvent,
     StoredVerdict,
 )
+from rollyard.trajectory.trajectory import Trajectory
 
 _STREAMED = 64  # rollouts read at once while streaming
 

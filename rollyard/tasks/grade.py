@@ -24,10 +24,10 @@ from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import Network, SandboxSpec
 from rollyard.core.scratch import scratch
 from rollyard.core.task import Artifact, VerifierSpec
-from rollyard.tasks import carry
+from rollyard.tasks import transfer
 from rollyard.tasks.python_startup import StartUp, look, put_back
 from rollyard.tasks.runner import RunnerNotStarted
-from rollyard.tasks.stand import HOME, LOGS, TESTS, Stand, clean_env
+from rollyard.tasks.verifier_sandbox import HOME, LOGS, TESTS, Stand, clean_env
 
 _TTL_MARGIN_S = 120.0
 _SHOWN = 8192
@@ -160,10 +160,10 @@ async def _sealed(
     place = case.site or case.place
     workdir = case.workdir if case.spec.carry_workdir else None
     with scratch("judge") as folder:
-        load = await carry.take(sandbox, carry.wanted(workdir, case.artifacts, case.workdir), folder)
+        load = await transfer.take(sandbox, transfer.wanted(workdir, case.artifacts, case.workdir), folder)
         fresh = await stack.enter_async_context(backend.open(_opening(case, place, place.image, place.layers)))
         before = await look(fresh, case.workdir)
-        await carry.put(load, fresh, user=case.agent_user)
+        await transfer.put(load, fresh, user=case.agent_user)
     return await _fresh_stand(case, fresh), list(load.notes), before
 
 

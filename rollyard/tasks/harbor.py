@@ -24,9 +24,9 @@ from rollyard.core.task import (
 )
 from rollyard.tasks import schema
 from rollyard.tasks.digest import folder_digest
-from rollyard.tasks.judged import read_verifier
-from rollyard.tasks.sites import healthcheck, read_site
+from rollyard.tasks.environment_table import healthcheck, read_site
 from rollyard.tasks.taskfile import ExtraFile, Folder, user_name
+from rollyard.tasks.verifier_table import read_verifier
 
 
 def load_folder(folder: str | Path, *, allow_network: bool = False) -> Task:

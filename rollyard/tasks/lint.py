@@ -13,7 +13,7 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Policy
 from rollyard.core.task import Task, VerifierSpec
-from rollyard.tasks.environ import references
+from rollyard.tasks.host_variables import references
 from rollyard.tasks.layers import layer_spec
 from rollyard.tasks.verifiers import verifier_for
 

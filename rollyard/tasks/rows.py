@@ -18,7 +18,7 @@ from rollyard.core.errors import ConfigError, Error
 from rollyard.core.sequences import as_commands
 from rollyard.core.task import File, Task, VerifierSpec
 from rollyard.tasks.digest import task_digest
-from rollyard.tasks.modules import import_file
+from rollyard.tasks.python_files import import_file
 from rollyard.tasks.taskfile import field_error
 from rollyard.tasks.verifiers.python import spec_of
 

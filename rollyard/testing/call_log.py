@@ -17,8 +17,8 @@ from rollyard.core.errors import SessionClosed, StoreError
 from rollyard.core.message import Message, Text, ToolCall, ToolResult, ToolSpec, tools_digest
 from rollyard.core.node import Added
 from rollyard.core.protocols import CallLog, SessionRecord
-from rollyard.core.trajectory import Trajectory
 from rollyard.testing.suite import Case, case, check
+from rollyard.trajectory.trajectory import Trajectory
 
 _TOOLS = (ToolSpec("sh", "run"),)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rollyard.core.cache import cache_home, make_once
 from rollyard.core.errors import ConfigError
-from rollyard.sandbox.host import host_rootfs
+from rollyard.images.host import host_rootfs
 
 PACKAGES = (
     "bash", "ca-certificates", "coreutils", "dash", "debianutils", "diffutils", "findutils", "git", "grep", "gzip", "hostname",

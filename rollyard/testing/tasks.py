@@ -20,8 +20,8 @@ from rollyard.core.protocols import Backend
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
 from rollyard.policy.scripted_policy import scripted
-from rollyard.runs.once import run_rollout
-from rollyard.runs.provision import Provision
+from rollyard.runs.rollout.provision import Provision
+from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.tasks.datasets import task_folders
 from rollyard.tasks.harbor import is_task
 from rollyard.tasks.lint import Finding, lint, size_of

@@ -17,7 +17,7 @@ from typing import Any
 from rollyard.core.errors import ConfigError, EnvError
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
-from rollyard.runs.once import run_rollout
+from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.tasks.rows import as_task
 from rollyard.train.adapters.openenv import proxy_trace, training_trace
 from rollyard.train.background import Work

@@ -10,7 +10,7 @@ import msgspec
 import uvloop
 
 from rollyard.core.errors import ConfigError, MissingExtra
-from rollyard.core.listening import LOOPBACK, listen
+from rollyard.net.binding import LOOPBACK, listen
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):

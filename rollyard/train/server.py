@@ -21,8 +21,8 @@ from starlette.routing import Route
 from rollyard.core.call import Call, Reply, ids
 from rollyard.core.errors import BadRequest, ConfigError, Error, PolicyError
 from rollyard.core.ids import new_id
-from rollyard.policy.answer import sampled_reply
 from rollyard.policy.renderers.protocol import Renderer
+from rollyard.policy.trainer_reply import sampled_reply
 from rollyard.train.sampler import Request, Sampled, Sampler
 from rollyard.train.tiny import load_weights
 from rollyard.wire import CODECS

@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
-from rollyard.core.archives import OPAQUE, is_whiteout, unpack
 from rollyard.core.errors import ConfigError
+from rollyard.images.archives import OPAQUE, is_whiteout, unpack
 
 
 def tar_of(*members, mode="w"):

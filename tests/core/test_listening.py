@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from rollyard.core.errors import CannotListen, ConfigError
-from rollyard.core.listening import listen
+from rollyard.net.binding import listen
 
 
 def test_a_client_that_is_told_the_port_is_never_refused():

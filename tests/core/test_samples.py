@@ -5,10 +5,10 @@ import pytest
 from rollyard.core.call import Call, Reply, Sampling, Usage, floats, ids
 from rollyard.core.message import Message, Text
 from rollyard.core.rollout import Failure, Rollout, Verdict
-from rollyard.core.samples import advantages, samples
 from rollyard.core.task import Task
-from rollyard.core.trajectory import Trajectory
-from rollyard.core.validate import counts, findings
+from rollyard.trajectory.laws import counts, findings
+from rollyard.trajectory.samples import advantages, samples
+from rollyard.trajectory.trajectory import Trajectory
 
 USER = Message("user", (Text("go"),))
 

@@ -6,7 +6,7 @@ import pytest
 
 from rollyard.core.call import Call, Reply, Usage, VersionSpan, floats, ids
 from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolResult, ToolSpec, tools_digest
-from rollyard.core.trajectory import Trajectory
+from rollyard.trajectory.trajectory import Trajectory
 
 SYSTEM = Message("system", (Text("you are a coder"),))
 USER = Message("user", (Text("fix the bug"),))

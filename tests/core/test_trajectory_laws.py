@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rollyard.core.call import Call, Reply, floats, ids
 from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolResult, ToolSpec, tools_digest
-from rollyard.core.trajectory import Trajectory
+from rollyard.trajectory.trajectory import Trajectory
 
 TOOLS = (ToolSpec("sh"),)
 OPS = ("turn", "turn", "turn", "retry", "drift", "edit", "compact", "spawn", "blind", "fail", "late")

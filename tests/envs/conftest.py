@@ -11,7 +11,7 @@ import uvicorn
 import rollyard as ry
 from rollyard.envs.server import EnvServer
 from rollyard.envs.sessions import EnvLimits
-from rollyard.envs.ws_server import SocketProtocol
+from rollyard.net.websocket_server import SocketProtocol
 from rollyard.tools import ToolContext
 
 

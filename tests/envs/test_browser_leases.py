@@ -28,7 +28,7 @@ from rollyard.envs.browser import BrowserLeases, Browsers, BrowserServer
 from rollyard.envs.browser.keys import presses
 from rollyard.envs.browser.leases import LABEL, BrowserLimits
 from rollyard.sandbox import backend
-from rollyard.tasks.modules import import_file
+from rollyard.tasks.python_files import import_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KEY = "the-lease-servers-own-key"

@@ -8,8 +8,8 @@ import sqlite3
 
 import pytest
 
-from rollyard.envs.code_check import Check, run_check
-from rollyard.envs.databases import SandboxDatabases
+from rollyard.envs.fleet.databases import SandboxDatabases
+from rollyard.envs.fleet.verifier_code import Check, run_check
 from rollyard.sandbox.local.backend import LocalBackend
 
 pytestmark = pytest.mark.anyio

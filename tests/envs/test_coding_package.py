@@ -18,8 +18,8 @@ import pytest
 import rollyard as ry
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.envs import connect
-from rollyard.tasks.build import build
-from rollyard.tasks.built import BuildOptions, FileCache
+from rollyard.images.build import build
+from rollyard.images.build_types import BuildOptions, FileCache
 from tests.envs.test_real_openenv import python_with_openenv
 
 pytestmark = pytest.mark.anyio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.envs.context_tools import Chat, ContextTools, text_of
+from rollyard.envs.fleet.context_tools import Chat, ContextTools, text_of
 from rollyard.tools import RemoteTools, Toolset
 from tests.plane.e2b_server import listening
 

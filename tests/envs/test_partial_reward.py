@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollyard.envs.partial_reward import fraction, partial
+from rollyard.envs.fleet.partial_reward import fraction, partial
 
 ERRORS = '>>> ERROR_ACCUMULATOR >>>\n["a", "b"]\n<<< ERROR_ACCUMULATOR <<<\n'
 SUCCESSES = ">>> SUCCESS_ACCUMULATOR >>> ['c', 'd', 'e', 'f', 'g', 'h'] <<< SUCCESS_ACCUMULATOR <<<\n"

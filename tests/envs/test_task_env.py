@@ -13,11 +13,11 @@ import pytest
 import rollyard as ry
 from rollyard import sync
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, MissingExtra, UnknownName, Unsupported
-from rollyard.envs.code_check import Checked
-from rollyard.envs.fleet import FleetProvider
-from rollyard.envs.provider import InstanceRequest, provision
-from rollyard.envs.task_config import TaskConfig
-from rollyard.envs.task_env import TaskEnv, TaskLimits
+from rollyard.envs.fleet.provider import InstanceRequest, provision
+from rollyard.envs.fleet.sdk import FleetProvider
+from rollyard.envs.fleet.task_config import TaskConfig
+from rollyard.envs.fleet.task_env import TaskEnv, TaskLimits
+from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.envs.telemetry import Telemetry
 from tests.fleet_server import KEY, WORLDS, serving
 

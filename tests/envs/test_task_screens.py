@@ -15,11 +15,11 @@ import uvicorn
 import rollyard as ry
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable
 from rollyard.core.message import Image, ToolSpec
-from rollyard.envs.code_check import Checked
-from rollyard.envs.fleet import FleetProvider
-from rollyard.envs.ground import offered
-from rollyard.envs.task_config import TaskConfig
-from rollyard.envs.task_env import TaskEnv
+from rollyard.envs.fleet.sdk import FleetProvider
+from rollyard.envs.fleet.task_config import TaskConfig
+from rollyard.envs.fleet.task_env import TaskEnv
+from rollyard.envs.fleet.task_instance import offered
+from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.fleet import World, load_world
 from rollyard.tools import Toolset, tool
 from tests.fleet_server import KEY, WORLDS, serving

@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from rollyard.envs.inside import names, snapshots
+from rollyard.inside.verifier import names, snapshots
 
 theirs = pytest.importorskip("fleet.verifiers.db", reason="the extra `fleet` (fleet-python) is not installed")
 

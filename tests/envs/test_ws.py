@@ -18,11 +18,11 @@ from websockets.protocol import CLIENT, SERVER, Protocol
 
 from rollyard.core.errors import EnvError, EnvUnavailable
 from rollyard.envs import connect
-from rollyard.envs.client_proxied import dial_through
-from rollyard.envs.client_socket import Lost, dial
 from rollyard.envs.server import EnvServer
-from rollyard.envs.ws import BINARY, PING, TEXT, Broken, Masks, Reader, frame
-from rollyard.envs.ws_server import SocketProtocol
+from rollyard.net.websocket import BINARY, PING, TEXT, Broken, Masks, Reader, frame
+from rollyard.net.websocket_client import Lost, dial
+from rollyard.net.websocket_proxied import dial_through
+from rollyard.net.websocket_server import SocketProtocol
 from tests.envs.conftest import Counter, served
 
 LIMIT = 10 * 2**20

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from rollyard.plane.api import plane_app
+from rollyard.plane.create_request import Settings
 from rollyard.plane.engines import NoopEngine
 from rollyard.plane.parts import assemble as assemble_parts
-from rollyard.plane.plans import Settings
 from rollyard.store.plane.opening import open_plane
 
 

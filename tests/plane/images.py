@@ -3,7 +3,7 @@
 from importlib import resources
 
 from rollyard.core.sandbox import SandboxSpec
-from rollyard.sandbox.images import ImageStore
+from rollyard.images.store import ImageStore
 from rollyard.sandbox.local.backend import LocalBackend
 
 

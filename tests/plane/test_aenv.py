@@ -11,8 +11,8 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import PlaneInvalid
+from rollyard.images.store import ImageStore
 from rollyard.plane.aenv.words import cores, duration, megabytes, seconds
-from rollyard.sandbox.images import ImageStore
 from tests.plane.arca_server import KEY, ArcaStandIn
 from tests.plane.e2b_server import listening
 from tests.plane.images import PLAIN_START, image_of, plain_image

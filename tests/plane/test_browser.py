@@ -20,11 +20,11 @@ from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolResult
 from rollyard.core.plane import EnvSpec, Terms
 from rollyard.core.rollout import Rollout, StageRecord, Verdict
 from rollyard.core.task import Task
-from rollyard.core.trajectory import Trajectory
+from rollyard.page.actions import LocalActions
+from rollyard.page.app import page_app
+from rollyard.page.planes import PlaneTables
 from rollyard.plane.instances import CreateInstance
-from rollyard.plane.page.actions import LocalActions
-from rollyard.plane.page.app import page_app
-from rollyard.plane.page.planes import PlaneTables
+from rollyard.trajectory.trajectory import Trajectory
 from tests.plane.test_page import HOSTILE, a_run, serving
 
 pytestmark = [
@@ -340,7 +340,7 @@ async def test_the_control_planes_tables_are_searched_sorted_and_opened(tmp_path
 
 
 async def test_an_exported_run_opens_from_a_file_without_a_script_or_a_request(tmp_path, backend):
-    from rollyard.plane.page.export import run_page
+    from rollyard.page.export import run_page
 
     async with ry.Store.open(tmp_path / "runs.db") as store:
         run_id, _ = await a_run(store, backend, HOSTILE)

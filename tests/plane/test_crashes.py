@@ -4,8 +4,8 @@ import pytest
 
 from rollyard.core.errors import PlaneNotFound
 from rollyard.core.plane import EnvSpec
+from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.engines import NoopEngine
-from rollyard.plane.plans import CreateInstance
 from rollyard.plane.pools import PutPool
 from rollyard.store.plane.opening import open_plane
 

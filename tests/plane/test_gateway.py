@@ -14,9 +14,9 @@ import uvicorn
 
 import rollyard as ry
 from rollyard.core.errors import PlaneNotFound, PlaneUnavailable, PlaneUnsupported
+from rollyard.net.forward import ForwardLimits
 from rollyard.plane.access import NewKey
 from rollyard.plane.engines import NoopEngine, engine
-from rollyard.plane.forward import ForwardLimits
 from rollyard.store import Store
 
 pytestmark = pytest.mark.anyio

@@ -24,11 +24,11 @@ import rollyard as ry
 from bench.page import PRICES, fill
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Task, VerifierSpec
-from rollyard.core.listening import LOOPBACK
-from rollyard.plane.page.actions import LocalActions
-from rollyard.plane.page.app import page_app
-from rollyard.plane.page.hosts import OnlyHosts
-from rollyard.plane.page.words import money
+from rollyard.net.binding import LOOPBACK
+from rollyard.page.actions import LocalActions
+from rollyard.page.app import page_app
+from rollyard.page.hosts import OnlyHosts
+from rollyard.page.words import money
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&{{7*7}}"

@@ -10,7 +10,7 @@ from sqlalchemy import event
 
 import rollyard as ry
 from bench.page import fill, paths
-from rollyard.plane.page.app import page_app
+from rollyard.page.app import page_app
 from tests.plane.test_page import get, serving
 
 pytestmark = pytest.mark.anyio

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from rollyard.core.errors import PlaneInvalid, PlaneNotFound, PlaneQuota
+from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.engines import NoopEngine
-from rollyard.plane.plans import CreateInstance
 from rollyard.plane.pools import PutPool
 from rollyard.store.plane.opening import open_plane
 

@@ -11,7 +11,7 @@ import rollyard as ry
 from rollyard.core.errors import PlaneDraining, PlaneNotFound
 from rollyard.core.plane import EnvSpec
 from rollyard.plane.access import NewKey
-from rollyard.plane.plans import CreateInstance
+from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.pools import PutPool
 from rollyard.plane.watch import Watcher
 from tests.plane.test_gateway import listening

@@ -6,8 +6,8 @@ import gzip
 import pytest
 
 from rollyard.core.errors import UpstreamError
-from rollyard.policy.connection import Connection, Timeouts
-from rollyard.policy.pool import BadAnswer, Pool
+from rollyard.net.http_client import BadAnswer, Pool
+from rollyard.net.model_connection import Connection, Timeouts
 
 pytestmark = pytest.mark.anyio
 

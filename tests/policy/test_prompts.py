@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from rollyard.core.call import Reply, floats, ids
 from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolResult, tools_digest
-from rollyard.core.trajectory import Trajectory
 from rollyard.policy.prompts import Prompts
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer
+from rollyard.trajectory.trajectory import Trajectory
 
 from .conftest import BASH, plain_call, user
 

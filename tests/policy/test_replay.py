@@ -3,9 +3,9 @@ import pytest
 
 from rollyard.core.errors import ConfigError, PolicyError
 from rollyard.core.message import Message, Text, ToolResult, tools_digest
-from rollyard.core.trajectory import Trajectory
 from rollyard.policy.replay_policy import replay
 from rollyard.policy.scripted_policy import scripted
+from rollyard.trajectory.trajectory import Trajectory
 
 from .conftest import BASH, plain_call, user
 

@@ -6,9 +6,9 @@ from aiohttp import web
 import rollyard as ry
 from rollyard.core.call import Sampling, ids
 from rollyard.core.errors import ConfigError, ContextFull, UpstreamError
-from rollyard.core.trajectory import Trajectory
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer
 from rollyard.testing.smollm import weights
+from rollyard.trajectory.trajectory import Trajectory
 
 from .conftest import plain_call, user
 

@@ -6,9 +6,9 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.task import Task, VerifierSpec
-from rollyard.runs.compare import compare, text
-from rollyard.runs.following import follow
+from rollyard.runs.display.watch import follow
 from rollyard.runs.replay import replay
+from rollyard.runs.report.compare import compare, text
 from rollyard.runs.rescore import rescore
 from tests.runs.conftest import CHECK, HELLO
 

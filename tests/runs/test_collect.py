@@ -3,7 +3,7 @@
 import pytest
 
 import rollyard as ry
-from rollyard.runs import collect
+from rollyard.runs.rollout import collect
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.runs.config import load
+from rollyard.runs.run.config import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / name for name in ("evaluation.md", "training.md", "browsers.md")] + [ROOT / "README.md"]

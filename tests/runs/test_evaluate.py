@@ -8,8 +8,8 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError
-from rollyard.runs.config import load
-from rollyard.runs.spending import Price
+from rollyard.runs.run.config import load
+from rollyard.runs.run.spending import Price
 from tests.runs.conftest import CHECK, HELLO
 
 pytestmark = pytest.mark.anyio
@@ -116,7 +116,7 @@ async def test_cancelling_ends_every_rollout_at_once(backend):
 
 
 async def test_a_report_is_written_as_json_text_html_and_pictures(tmp_path, backend):
-    from rollyard.runs.plots import write_report
+    from rollyard.runs.report.plots import write_report
 
     async with ry.Store.open(tmp_path / "runs.db") as store:
         report = await ry.evaluate(write(tmp_path), store=store, sandbox=backend)

@@ -11,7 +11,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError, UnknownName, Unsupported
 from rollyard.core.lease import Attempt
-from rollyard.runs.executor import executor
+from rollyard.runs.run.executor import executor
 from tests.runs import executor_law as law
 
 pytestmark = pytest.mark.anyio
@@ -110,6 +110,8 @@ async def test_ray_is_given_names_not_objects(tmp_path, backend):
 
 
 def test_ray_is_imported_only_when_it_is_chosen():
-    code = "import sys, rollyard.cli.run, rollyard.runs.drive, rollyard.runs.executor as e; e.executor('local');"
-    code += "assert 'ray' not in sys.modules and 'rollyard.runs.ray_executor' not in sys.modules"
+    code = (
+        "import sys, rollyard.cli.run, rollyard.runs.run.drive, rollyard.runs.run.executor as e; e.executor('local');"
+    )
+    code += "assert 'ray' not in sys.modules and 'rollyard.runs.run.ray_executor' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

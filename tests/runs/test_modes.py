@@ -9,7 +9,7 @@ from rollyard import agents
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.rollout import MODES
 from rollyard.core.task import McpServer
-from rollyard.runs.modes import HONOURED, choose
+from rollyard.runs.rollout.modes import HONOURED, choose
 from tests.runs.conftest import CHECK, HELLO
 
 pytestmark = pytest.mark.anyio

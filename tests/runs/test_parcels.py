@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 import rollyard as ry
 from rollyard.core.agent import LayerSpec
-from rollyard.runs.config import RunConfig
-from rollyard.runs.parcels import packed, unpacked
-from rollyard.runs.work import Work
-from rollyard.sandbox.images import ImageStore
+from rollyard.images.store import ImageStore
+from rollyard.runs.run.config import RunConfig
+from rollyard.runs.run.shipping import packed, unpacked
+from rollyard.runs.run.work import Work
 from rollyard.tasks.taskset import Taskset
 
 pytestmark = pytest.mark.anyio

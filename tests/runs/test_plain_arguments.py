@@ -151,7 +151,7 @@ async def test_files_say_one_command_as_a_string_too(tmp_path):
     assert task.setup == ("make",)
     verifier_for(task.verifier)
     (tmp_path / "run.toml").write_text('tasks = "x"\nagents = "pi"\n')
-    from rollyard.runs.config import load
+    from rollyard.runs.run.config import load
 
     with pytest.raises(ConfigError, match="agents"):
         load(tmp_path / "run.toml")

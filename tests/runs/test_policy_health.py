@@ -18,7 +18,7 @@ from rollyard.core.failure_groups import FailureGroup, alike, group_failures
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.policy.renderers.bytelevel import END
-from rollyard.runs.policy_health import PolicyHealth
+from rollyard.runs.run.policy_health import PolicyHealth
 from rollyard.store.listing import shown
 from tests.runs.conftest import CHECK
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollyard.runs.quality import ModelScores, judge_task, same_model
+from rollyard.runs.report.quality import ModelScores, judge_task, same_model
 
 
 def scores(model, *rewards, errors=()):

@@ -12,7 +12,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, Unsupported
-from rollyard.runs.executor import executor
+from rollyard.runs.run.executor import executor
 from tests.runs import executor_law as law
 
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("ray")]

@@ -10,7 +10,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError, SandboxInterrupted, Unsupported
 from rollyard.core.task import Step, Task, VerifierSpec
-from rollyard.runs.plan import Hooks
+from rollyard.runs.rollout.plan import Hooks
 from tests.runs.conftest import CHECK, HELLO
 
 pytestmark = pytest.mark.anyio

@@ -54,7 +54,7 @@ async def test_a_failure_that_may_be_retried_is_tried_again_and_only_the_last_is
             broken["left"] -= 1
             raise SandboxError("lost")
 
-    from rollyard.runs.plan import Hooks
+    from rollyard.runs.rollout.plan import Hooks
 
     async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted(HELLO), log=store) as gate:
         async with ry.Run(

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_keys_move_find_failures_and_open_a_rollout(tmp_path):
-    from rollyard.runs.watch_screen import RolloutScreen, WatchApp
+    from rollyard.runs.display.watch_screen import RolloutScreen, WatchApp
 
     async with ry.Store.open(tmp_path / "runs.db") as store:
         run_id, _ = await fill(store, 80, 2)
@@ -46,7 +46,7 @@ async def test_keys_move_find_failures_and_open_a_rollout(tmp_path):
 
 
 async def test_what_is_in_flight_stands_first_and_moves_down_when_it_ends(tmp_path):
-    from rollyard.runs.watch_screen import WatchApp
+    from rollyard.runs.display.watch_screen import WatchApp
 
     policy = ry.policy.scripted({"steps": [{"text": "done"}]})
     held = anyio.Event()
@@ -101,14 +101,12 @@ def test_a_run_that_is_over_is_printed_line_by_line_to_a_pipe(tmp_path):
 )
 def test_without_textual_a_terminal_gets_riches_display(there, tty, style):
     hidden = "" if there else "sys.modules['textual'] = None; "
-    code = (
-        f"import sys; {hidden}from rollyard.runs.following import chosen_style; print(chosen_style('auto', tty={tty}))"
-    )
+    code = f"import sys; {hidden}from rollyard.runs.display.watch import chosen_style; print(chosen_style('auto', tty={tty}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == style
 
 
 def test_asking_for_the_table_without_textual_says_what_to_install(tmp_path):
-    code = "import sys; sys.modules['textual'] = None; import rollyard.runs.watch_screen"
+    code = "import sys; sys.modules['textual'] = None; import rollyard.runs.display.watch_screen"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert "rollyard[tui]" in done.stderr

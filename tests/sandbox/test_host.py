@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import ConfigError
-from rollyard.sandbox.host import host_prefixes, host_rootfs
+from rollyard.images.host import host_prefixes, host_rootfs
 
 
 def test_skeleton_is_made_once_and_then_found(tmp_path):
@@ -73,7 +73,7 @@ def test_a_home_or_the_working_directory_is_never_a_prefix():
 
 
 def test_prefixes_named_by_the_user_are_shown_and_wrong_ones_are_refused(tmp_path):
-    code = "from rollyard.sandbox.host import host_prefixes; print(*host_prefixes(), sep='\\n')"
+    code = "from rollyard.images.host import host_prefixes; print(*host_prefixes(), sep='\\n')"
     env = dict(os.environ, ROLLYARD_HOST_PREFIXES=str(tmp_path))
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) in out.split()

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.core.archives import is_whiteout
 from rollyard.core.errors import ConfigError, UnknownName
-from rollyard.sandbox.images import ImageStore
-from rollyard.sandbox.oci import ImageConfig
-from rollyard.sandbox.stacks import MAX_LOWERS, MAX_OPTION_BYTES
+from rollyard.images.archives import is_whiteout
+from rollyard.images.oci import ImageConfig
+from rollyard.images.stacks import MAX_LOWERS, MAX_OPTION_BYTES
+from rollyard.images.store import ImageStore
 
 pytestmark = pytest.mark.anyio
 CONFIG = {"Env": ["PATH=/bin", "A=b=c"], "WorkingDir": "/app", "User": "1000", "Entrypoint": ["/run"], "Cmd": ["x"]}

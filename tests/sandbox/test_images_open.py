@@ -15,9 +15,9 @@ import pytest
 
 from rollyard.core.errors import UnknownName
 from rollyard.core.sandbox import SandboxSpec
+from rollyard.images.layers import layer_prefix
+from rollyard.images.oci import ImageConfig
 from rollyard.sandbox import backend
-from rollyard.sandbox.layers import layer_prefix
-from rollyard.sandbox.oci import ImageConfig
 
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("layers")]
 BUSYBOX = next((path for path in ("/bin/busybox", "/usr/bin/busybox") if os.path.exists(path)), None)

@@ -8,7 +8,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, UnknownName
-from rollyard.sandbox.layers import layer_prefix
+from rollyard.images.layers import layer_prefix
 
 LAYER = "ly_" + "0a" * 12
 

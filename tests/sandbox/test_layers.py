@@ -10,9 +10,9 @@ import pytest
 
 from rollyard.core.agent import LayerSpec
 from rollyard.core.errors import CommandFailed, ConfigError, UnknownName
-from rollyard.sandbox.images import ImageStore
-from rollyard.sandbox.layers import layer_prefix
-from rollyard.sandbox.programs import build_env
+from rollyard.images.host_programs import build_env
+from rollyard.images.layers import layer_prefix
+from rollyard.images.store import ImageStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("layers")]
 NPM = LayerSpec(npm=("semver@7.6.3",))
@@ -149,7 +149,7 @@ async def test_an_unknown_layer_or_python_says_what_to_do(store):
 
 @pytest.mark.adversarial
 def test_install_scripts_see_no_key_of_the_caller(tmp_path):
-    code = "from pathlib import Path; from rollyard.sandbox.programs import build_env; print(build_env(Path.cwd()))"
+    code = "from pathlib import Path; from rollyard.images.host_programs import build_env; print(build_env(Path.cwd()))"
     env = dict(os.environ, OPENAI_API_KEY="sk-canary", AWS_SECRET_ACCESS_KEY="canary", GITHUB_TOKEN="canary")
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     assert "canary" not in out

@@ -15,11 +15,10 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import PathError
 from rollyard.core.task import Artifact
-from rollyard.runs.collect import copy_out
-from rollyard.sandbox import tars
+from rollyard.images import tars, tree_pipe
+from rollyard.runs.rollout.collect import copy_out
 from rollyard.sandbox.local.backend import LocalBackend
-from rollyard.sandbox.local.inner import tree
-from rollyard.tasks import carry
+from rollyard.tasks import transfer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]
 NEST = """
@@ -52,7 +51,7 @@ async def test_what_is_left_deep_down_goes_with_its_sandbox(tmp_path, shape):
     async with LocalBackend(root=tmp_path) as backend:
         async with backend.open(ry.SandboxSpec()) as box:
             await nest(box, shape, "/workspace", "/tmp")
-            assert tree.usage(str(tmp_path / "boxes")) > int(shape[0]) * 2 * 4096
+            assert tree_pipe.usage(str(tmp_path / "boxes")) > int(shape[0]) * 2 * 4096
             await box.remove(f"/tmp/{shape[1]}")
             assert not await box.exists(f"/tmp/{shape[1]}")
     assert list((tmp_path / "boxes").iterdir()) == []
@@ -111,8 +110,8 @@ async def test_a_deep_working_directory_is_copied_judged_and_snapshotted(tmp_pat
             assert len(archive.getmembers()) == 3001
         scratch = tmp_path / "scratch"
         scratch.mkdir()
-        load = await carry.take(box, [Artifact(source="/workspace")], scratch)
-        await carry.put(load, box, user=None)
+        load = await transfer.take(box, [Artifact(source="/workspace")], scratch)
+        await transfer.put(load, box, user=None)
         deepest = "/workspace" + "/d" * 1500
         assert await box.exists(f"{deepest}/file")
         packed = io.BytesIO()

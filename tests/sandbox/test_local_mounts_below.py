@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import rollyard as ry
-from rollyard.sandbox.local.inner import table
+from rollyard.images import mount_table
 from tests.sandbox.test_local_ordinary_user import SINGLE, interpreter
 
 DIRECTORY, LIBRARY, ETC = Path("/usr/local/games"), Path("/usr/lib/os-release"), Path("/etc/issue")
@@ -184,7 +184,7 @@ asyncio.run(main())
 def test_the_trial_is_made_again_when_mounts_change(home, uid):
     code = """
 import json, pathlib, rollyard as ry
-from rollyard.sandbox.home import data_home
+from rollyard.core.home import data_home
 made = ry.sandbox.backend("local")
 print(made.rung, made.trial.error)
 for place in data_home().glob("trial-*.json"):
@@ -214,7 +214,7 @@ asyncio.run(main())
 
 
 def test_the_table_knows_what_is_visible_below_a_directory():
-    rows = table.read(
+    rows = mount_table.read(
         b"1 0 8:1 / / rw - ext4 /dev/a rw\n"
         b"2 1 0:5 / /usr/a\\040b rw shared:1 - tmpfs none rw\n"
         b"3 2 0:6 / /usr/a\\040b/in rw - proc none rw\n"
@@ -223,4 +223,4 @@ def test_the_table_knows_what_is_visible_below_a_directory():
     )
     assert [row.point for row in rows][1:3] == ["/usr/a b", "/usr/a b/in"]
     assert [row.view for row in rows] == [False, False, True, False, False]
-    assert table.below(rows, "/usr/nothing") == []
+    assert mount_table.below(rows, "/usr/nothing") == []

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from rollyard.core.errors import CommandFailed
-from rollyard.sandbox.programs import PATIENCE, build_env, run_npm, run_pip
+from rollyard.images.host_programs import PATIENCE, build_env, run_npm, run_pip
 
 pytestmark = pytest.mark.anyio
 needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from rollyard.core.archives import OPAQUE, is_whiteout, make_whiteout
-from rollyard.sandbox.uppers import copy_upper, merge
+from rollyard.images.archives import OPAQUE, is_whiteout, make_whiteout
+from rollyard.images.snapshots import copy_upper, merge
 
 LIST = """
 import ctypes, hashlib, json, os, sys

@@ -6,7 +6,7 @@ from rollyard.core.call import Call, Reply, Sampling, TokenText, Usage, floats, 
 from rollyard.core.message import Image, Message, Text, Thinking, ToolCall, ToolResult, ToolSpec, tools_digest
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
-from rollyard.core.trajectory import Trajectory
+from rollyard.trajectory.trajectory import Trajectory
 
 TOOLS = (ToolSpec("sh", "run a command", '{"type": "object"}'), ToolSpec("task", "start a sub-agent"))
 SYSTEM = Message("system", (Text("be good"),))

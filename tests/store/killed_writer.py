@@ -9,8 +9,8 @@ import sys
 
 from rollyard.core.call import Call, Reply, floats, ids
 from rollyard.core.message import Message, Text
-from rollyard.core.trajectory import Trajectory
 from rollyard.store import Store
+from rollyard.trajectory.trajectory import Trajectory
 
 
 async def write(path, life):

@@ -12,11 +12,11 @@ import pytest
 from rollyard.core.cache import cache_home, make_once
 from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.rollout import Rollout, Verdict
-from rollyard.core.samples import samples
 from rollyard.core.task import Task
 from rollyard.store import Store
 from rollyard.store.check import check_run
 from rollyard.store.exports import export
+from rollyard.trajectory.samples import samples
 from tests.store.builders import keep
 
 pytestmark = pytest.mark.anyio

@@ -8,9 +8,9 @@ from rollyard.core.errors import CommandFailed, ConfigError, Error, Unsupported
 from rollyard.core.limits import Deadline
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Site
-from rollyard.runs.provision import Provision
-from rollyard.tasks.build import build
-from rollyard.tasks.built import BuildOptions, FileCache
+from rollyard.images.build import build
+from rollyard.images.build_types import BuildOptions, FileCache
+from rollyard.runs.rollout.provision import Provision
 
 pytestmark = pytest.mark.anyio
 

@@ -8,10 +8,10 @@ import tarfile
 import pytest
 
 from rollyard.core.errors import ConfigError
-from rollyard.tasks import dockerfile
-from rollyard.tasks.context import Context
-from rollyard.tasks.copying import Copy, assemble
-from rollyard.tasks.dockerfile import Heredoc, Instruction
+from rollyard.images import dockerfile
+from rollyard.images.build_context import Context
+from rollyard.images.build_copy import Copy, assemble
+from rollyard.images.dockerfile import Heredoc, Instruction
 
 pytestmark = pytest.mark.adversarial
 

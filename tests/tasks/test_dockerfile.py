@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollyard.core.errors import ConfigError
-from rollyard.tasks import dockerwords
-from rollyard.tasks.context import Context, Ignore
-from rollyard.tasks.dockerfile import parse
+from rollyard.images import dockerfile_words
+from rollyard.images.build_context import Context, Ignore
+from rollyard.images.dockerfile import parse
 
 
 def plan(text, **args):
@@ -101,26 +101,26 @@ def test_errors_name_the_line(text, said):
     ],
 )
 def test_variables(text, value):
-    assert dockerwords.expand(text, {"A": "1", "E": ""}) == value
+    assert dockerfile_words.expand(text, {"A": "1", "E": ""}) == value
 
 
 def test_assignments_in_both_forms():
-    assert dockerwords.assignments('a=1 b="x y" c=$a d=x\\ y', {"a": "old"}) == {
+    assert dockerfile_words.assignments('a=1 b="x y" c=$a d=x\\ y', {"a": "old"}) == {
         "a": "1",
         "b": "x y",
         "c": "old",
         "d": "x y",
     }
-    assert dockerwords.assignments("name some words here", {}) == {"name": "some words here"}
+    assert dockerfile_words.assignments("name some words here", {}) == {"name": "some words here"}
     with pytest.raises(ValueError, match="name=value"):
-        dockerwords.assignments("a=1 b", {})
+        dockerfile_words.assignments("a=1 b", {})
     with pytest.raises(ValueError, match="never closed"):
-        dockerwords.assignments("a='1", {})
+        dockerfile_words.assignments("a='1", {})
 
 
 @given(st.text(alphabet="ab $\\'\"{}:-=", max_size=20))
 def test_no_text_breaks_the_word_reader(text):
-    for act in (dockerwords.split, lambda t: dockerwords.expand(t, {"a": "1"})):
+    for act in (dockerfile_words.split, lambda t: dockerfile_words.expand(t, {"a": "1"})):
         try:
             act(text)
         except ValueError:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rollyard.core.rollout import Verdict
-from rollyard.sandbox.layers import layer_prefix
+from rollyard.images.layers import layer_prefix
 from rollyard.tasks.harbor import load_folder
 from rollyard.tasks.rows import as_task
 

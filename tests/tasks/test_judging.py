@@ -7,12 +7,12 @@ from rollyard.core.errors import ConfigError, Unsupported, VerifierError
 from rollyard.core.rollout import Rollout
 from rollyard.core.sandbox import Capabilities, SandboxSpec
 from rollyard.core.task import Artifact, CollectHook, Site, Step
+from rollyard.images.layers import layer_prefix
 from rollyard.policy.scripted_policy import scripted
-from rollyard.runs.once import run_rollout
-from rollyard.sandbox.layers import layer_prefix
-from rollyard.tasks.demands import refuse, refuse_history
+from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.tasks.grade import Case, judge
 from rollyard.tasks.harbor import load_folder
+from rollyard.tasks.requirements import refuse, refuse_history
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.verifiers import verifier_for
 

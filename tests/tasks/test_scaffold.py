@@ -10,7 +10,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError
 from rollyard.policy.scripted_policy import scripted
-from rollyard.runs.once import run_rollout
+from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.tasks.scaffold import new_agent, new_task, new_taskset
 from rollyard.testing.tasks import CheckOptions, check_tasks
 

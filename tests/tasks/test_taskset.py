@@ -13,7 +13,7 @@ import rollyard as ry
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.task import VerifierSpec
 from rollyard.tasks import toml
-from rollyard.tasks.environ import references, resolve_env, resolve_text
+from rollyard.tasks.host_variables import references, resolve_env, resolve_text
 
 
 def test_a_folder_of_folders_is_a_taskset_in_name_order(folders, tmp_path):

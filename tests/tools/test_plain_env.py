@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.inside.plain_env import load
 from rollyard.tools import RemoteTools
-from rollyard.tools.plain_env import load
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parent / "plane" / "plain_project.py"
 DONE = {"task_name": "weather", "status": "done", "score": 1.0}
-PLAIN = Path(__import__("rollyard.tools.plain_env", fromlist=["x"]).__file__)
+PLAIN = Path(__import__("rollyard.inside.plain_env", fromlist=["x"]).__file__)
 
 
 @contextmanager

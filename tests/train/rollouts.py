@@ -8,7 +8,7 @@ from rollyard.core.call import Call, Reply, Sampling, VersionSpan, floats, ids
 from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolResult
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
-from rollyard.core.trajectory import Trajectory
+from rollyard.trajectory.trajectory import Trajectory
 
 SYSTEM = Message("system", (Text("you fix code"),))
 USER = Message("user", (Text("fix it"),))

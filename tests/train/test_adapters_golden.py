@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import Untrainable
-from rollyard.core.samples import samples
 from rollyard.train.adapters import (
     agent_lightning,
     areal,
@@ -29,6 +28,7 @@ from rollyard.train.adapters import (
     verifiers,
     verl,
 )
+from rollyard.trajectory.samples import samples
 from tests.train.rollouts import branchy, linear, unprovable, unscored
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -230,7 +230,7 @@ def test_one_row_per_prompt_warns_of_what_it_leaves_out_and_keeps_the_place_of_a
 def test_an_unknown_temperature_is_refused_where_the_trainer_divides_by_it():
     from msgspec.structs import replace
 
-    from rollyard.core.trajectory import Trajectory
+    from rollyard.trajectory.trajectory import Trajectory
     from tests.train.rollouts import SYSTEM, USER, call, reply, said
 
     t = Trajectory("ro-linear")

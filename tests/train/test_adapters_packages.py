@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.core.samples import samples
+from rollyard.trajectory.samples import samples
 from tests.plane.venvs import venv_or_skip
 from tests.train.rollouts import branchy, linear
 

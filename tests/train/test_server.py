@@ -18,14 +18,14 @@ import rollyard as ry  # noqa: E402
 from rollyard.core.call import Call, Sampling, ids  # noqa: E402
 from rollyard.core.errors import ConfigError  # noqa: E402
 from rollyard.core.ids import new_id  # noqa: E402
-from rollyard.core.listening import listen  # noqa: E402
 from rollyard.core.message import Message, Text, tools_digest  # noqa: E402
-from rollyard.core.trajectory import Trajectory  # noqa: E402
+from rollyard.net.binding import listen  # noqa: E402
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer  # noqa: E402
 from rollyard.train.sampler import Request, Sampler, padded  # noqa: E402
 from rollyard.train.serve_model import ModelOptions, key_of  # noqa: E402
 from rollyard.train.server import ModelServer  # noqa: E402
 from rollyard.train.tiny import TinyConfig, TinyModel, load_model, save_model  # noqa: E402
+from rollyard.trajectory.trajectory import Trajectory  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 torch.set_num_threads(1)  # two threads on a busy machine wait for each other

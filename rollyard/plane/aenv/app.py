@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rollyard.core.errors import CannotListen
-from rollyard.core.listening import listen
+from rollyard.net.binding import listen
 from rollyard.plane.aenv.callers import Callers
 from rollyard.plane.aenv.control import Control
 from rollyard.plane.aenv.data import DataPort

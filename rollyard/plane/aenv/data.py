@@ -20,9 +20,9 @@ from starlette.types import Message, Receive, Scope, Send
 from rollyard.core.errors import Error, PlaneInvalid, PlaneUnavailable
 from rollyard.plane.aenv.callers import INSTANCE_HEADER, URL_HEADER, Callers
 from rollyard.plane.aenv.words import failed
-from rollyard.plane.asking import ask
 from rollyard.plane.engines import START_JOB
 from rollyard.plane.gateway import Gateway
+from rollyard.plane.instance_http import ask
 from rollyard.plane.instances import Instances
 
 _log = structlog.get_logger("rollyard.plane")

@@ -10,7 +10,7 @@ import msgspec
 
 from rollyard.core.errors import EnvError, EnvUnavailable, Error, Unsupported
 from rollyard.core.protocols import Backend, Job, Sandbox
-from rollyard.envs.databases import SandboxDatabases
+from rollyard.envs.fleet.databases import SandboxDatabases
 from rollyard.plane.fleet.worlds import HOME, World
 
 _LIB = "/srv/rollyard-lib"

@@ -17,7 +17,7 @@ import structlog
 
 from rollyard.core.errors import Error
 from rollyard.core.ids import new_id
-from rollyard.envs.code_check import Checked
+from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.fleet.errors import Refusal
 from rollyard.plane.fleet.places import Make, Place, Places
 from rollyard.plane.fleet.tasks import FleetTask, Tasks

@@ -18,14 +18,14 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from rollyard.core.errors import EnvError, Error, PlaneError, SandboxError
-from rollyard.envs.code_check import Check, run_check
+from rollyard.envs.fleet.verifier_code import Check, run_check
+from rollyard.net.forward import ForwardLimits, Target, forward_http
+from rollyard.net.forward_websocket import forward_ws
 from rollyard.plane.fleet.boot import reset
 from rollyard.plane.fleet.control import body
 from rollyard.plane.fleet.errors import Refusal, refused
 from rollyard.plane.fleet.guard import Guard
 from rollyard.plane.fleet.places import Place, Places
-from rollyard.plane.forward import ForwardLimits, Target, forward_http
-from rollyard.plane.forward_ws import forward_ws
 from rollyard.plane.wire import rfc3339
 
 _BASE = "/i/{id}/api/v1/env"

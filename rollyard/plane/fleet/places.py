@@ -19,7 +19,7 @@ import structlog
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Backend, Sandbox
-from rollyard.envs.databases import SandboxDatabases
+from rollyard.envs.fleet.databases import SandboxDatabases
 from rollyard.plane.fleet.boot import booted
 from rollyard.plane.fleet.errors import Refusal
 from rollyard.plane.fleet.worlds import Catalog, World

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollyard.core.ids import new_id
-from rollyard.envs.code_check import Check, Checked, run_check
+from rollyard.envs.fleet.verifier_code import Check, Checked, run_check
 from rollyard.plane.fleet.control import body, owned
 from rollyard.plane.fleet.errors import Refusal
 from rollyard.plane.fleet.guard import Guard

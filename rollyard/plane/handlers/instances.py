@@ -12,10 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from rollyard.core.errors import PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.plane.access import owner_for, sees
+from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.engines import START_JOB
 from rollyard.plane.handlers.watching import waiting
 from rollyard.plane.parts import PlaneParts
-from rollyard.plane.plans import CreateInstance
 from rollyard.plane.watch import until_not
 from rollyard.plane.wire import answer, body, happening_json, instance_json, number, raw_body, rfc3339
 

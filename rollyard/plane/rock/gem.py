@@ -11,10 +11,10 @@ from starlette.routing import Route
 
 from rollyard.core.errors import EnvError, PlaneUnavailable, SandboxError, SandboxGone
 from rollyard.core.plane import ApiKey
-from rollyard.plane.asking import ask
+from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.gateway import Gateway
+from rollyard.plane.instance_http import ask
 from rollyard.plane.instances import Instances
-from rollyard.plane.plans import CreateInstance
 from rollyard.plane.rock.callers import Callers, body
 
 _READY_S = 60.0

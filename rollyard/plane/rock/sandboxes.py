@@ -17,8 +17,8 @@ from rollyard.core.errors import CommandFailed, PlaneInvalid, PlaneNotFound, Pla
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.core.sandbox import Resources
 from rollyard.plane.aenv.words import megabytes
+from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.instances import Instances
-from rollyard.plane.plans import CreateInstance
 from rollyard.plane.rock.callers import Callers, Endpoint, body
 from rollyard.plane.rock.shells import Shell
 

@@ -18,6 +18,8 @@ from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxGone, 
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Capabilities, Isolation, Resources, SandboxInfo, SandboxSpec
 from rollyard.core.sequences import as_tuple
+from rollyard.images.layers import layer_prefix
+from rollyard.images.store import ImageStore
 from rollyard.sandbox.docker import container, images, netns, routes, sweep
 from rollyard.sandbox.docker.box import DockerSandbox, remove
 from rollyard.sandbox.docker.container import Identity
@@ -26,8 +28,6 @@ from rollyard.sandbox.docker.engine import Engine, Refused, Stream, find_host
 from rollyard.sandbox.docker.faults import is_gone
 from rollyard.sandbox.docker.images import BuildRequest
 from rollyard.sandbox.docker.routes import NetnsWay, Route, Way
-from rollyard.sandbox.images import ImageStore
-from rollyard.sandbox.layers import layer_prefix
 from rollyard.sandbox.opening import Opening
 from rollyard.sandbox.relay import RelayWay
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying

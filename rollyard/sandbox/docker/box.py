@@ -15,7 +15,7 @@ from rollyard.core.errors import SandboxError, SandboxGone
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import ByteStream, Command, Listener
 from rollyard.core.sandbox import Capabilities, SandboxInfo
-from rollyard.sandbox import shim
+from rollyard.sandbox import job_shim
 from rollyard.sandbox.docker import container, keeper
 from rollyard.sandbox.docker.container import Identity
 from rollyard.sandbox.docker.engine import Engine, Refused, Stream
@@ -70,13 +70,13 @@ class DockerSandbox(Files):
         merged = {**self._env, **(env or {})}
         place, user = self._place(cwd), user or self._who.user
         if not stdin:
-            await shim.launch(self.plain, shim.argv_of(cmd), job_id=name, env=merged, cwd=place, user=user)
+            await job_shim.launch(self.plain, job_shim.argv_of(cmd), job_id=name, env=merged, cwd=place, user=user)
             return DockerJob(self, name)
-        argv = shim.attached(shim.argv_of(cmd), name)
+        argv = job_shim.attached(job_shim.argv_of(cmd), name)
         if not (await self.exists(place)):
             raise container.no_directory(place)
         entered = ["/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "rollyard", place, *argv]
-        _, stream = await self.attach(entered, env={**merged, shim.MARK: name}, user=user)
+        _, stream = await self.attach(entered, env={**merged, job_shim.MARK: name}, user=user)
         job = DockerJob(self, name, stdin=stream)
         self._jobs.append(job)
         await self._known(job)
@@ -84,12 +84,12 @@ class DockerSandbox(Files):
 
     async def _known(self, job: DockerJob) -> None:
         """The engine starts an attached program in its own time; a job exists once its directory does."""
-        deadline = time.monotonic() + shim.STEP_S
+        deadline = time.monotonic() + job_shim.STEP_S
         while time.monotonic() < deadline:
-            if await self._lstat(f"{shim.ROOT}/{job.id}/pid") is not None:
+            if await self._lstat(f"{job_shim.ROOT}/{job.id}/pid") is not None:
                 return
             await asyncio.sleep(0.02)
-        raise SandboxError(f"job {job.id} did not start in {shim.STEP_S:g} s")
+        raise SandboxError(f"job {job.id} did not start in {job_shim.STEP_S:g} s")
 
     async def job(self, job_id: str) -> DockerJob:
         job = DockerJob(self, check_id(job_id), started=0.0)

@@ -24,7 +24,7 @@ from typing import Any, Literal, cast
 
 from rollyard.core.errors import ConfigError, PathError, SandboxError, SandboxGone
 from rollyard.core.sandbox import Stat
-from rollyard.sandbox import tars
+from rollyard.images import tars
 from rollyard.sandbox.docker.engine import Refused
 from rollyard.sandbox.docker.faults import speaking
 from rollyard.sandbox.docker.programs import Programs

@@ -21,7 +21,7 @@ import pathspec
 
 from rollyard.core.errors import CommandFailed, ConfigError, SandboxUnavailable, UnknownName
 from rollyard.core.sandbox import Resources
-from rollyard.sandbox import tars
+from rollyard.images import tars
 from rollyard.sandbox.docker.container import MARK, Defaults
 from rollyard.sandbox.docker.engine import Engine, Refused
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from rollyard.core.errors import PathError, Unsupported
-from rollyard.sandbox import shim
+from rollyard.sandbox import job_shim
 from rollyard.sandbox.docker.engine import Stream
 from rollyard.sandbox.docker.files import Files
-from rollyard.sandbox.shim import ShimJob
+from rollyard.sandbox.job_shim import ShimJob
 
 _CPU_EVERY_S = 2.0
 
@@ -19,7 +19,7 @@ class DockerJob(ShimJob):
     def __init__(self, files: Files, job_id: str, *, started: float | None = None, stdin: Stream | None = None) -> None:
         super().__init__(files.plain, job_id, started=started)
         self._files, self._stdin = files, stdin
-        self._place = f"{shim.ROOT}/{job_id}"
+        self._place = f"{job_shim.ROOT}/{job_id}"
         self._cpu: tuple[float, float | None] = (-_CPU_EVERY_S, None)
 
     async def tail(self, n: int = 4096, *, stderr: bool = False) -> bytes:
@@ -52,7 +52,7 @@ class DockerJob(ShimJob):
         """By the job's own user, who alone may read its processes' environment, then by root."""
         owner = (await self._files.script('stat -c %u "$1"', self._place)).stdout.strip().decode()
         if owner.isdigit() and owner != "0":
-            await shim.kill_tree(self._files.plain, self.id, user=owner)
+            await job_shim.kill_tree(self._files.plain, self.id, user=owner)
         await super().kill()
         self.let_go()
 

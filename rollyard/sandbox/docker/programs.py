@@ -21,7 +21,7 @@ from rollyard.core.errors import PathError, SandboxError, SandboxGone, SandboxIn
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
-from rollyard.sandbox import shim
+from rollyard.sandbox import job_shim
 from rollyard.sandbox.docker.container import Identity
 from rollyard.sandbox.docker.engine import Engine, Refused, Stream
 from rollyard.sandbox.docker.faults import is_gone, speaking
@@ -83,9 +83,9 @@ class Programs:
         mark = new_id("exec")
         started, output, nonce = time.monotonic(), Output(max_output), secrets.token_hex(8)
         user = user or self._who.user
-        merged = {**self._env, **(env or {}), shim.MARK: mark}
+        merged = {**self._env, **(env or {}), job_shim.MARK: mark}
         place = self._place(cwd)
-        argv = ["/bin/sh", "-c", _ENTER, "rollyard", nonce, place, *shim.argv_of(cmd)]
+        argv = ["/bin/sh", "-c", _ENTER, "rollyard", nonce, place, *job_shim.argv_of(cmd)]
         exec_id = await self._create(argv, merged, user, stdin=stdin is not None)
         try:
             async with asyncio.timeout(timeout):
@@ -115,7 +115,9 @@ class Programs:
             duration_s=time.monotonic() - started,
         )
 
-    async def script(self, script: str, *args: str, stdin: bytes | None = None, timeout: float = shim.STEP_S) -> Exit:
+    async def script(
+        self, script: str, *args: str, stdin: bytes | None = None, timeout: float = job_shim.STEP_S
+    ) -> Exit:
         """A short script of our own, as root."""
         return await self.plain(["/bin/sh", "-c", script, "rollyard", *args], stdin=stdin, timeout=timeout)
 
@@ -258,7 +260,7 @@ class Programs:
         """By the program's own user, who alone may read its environment, and by root."""
         for who in dict.fromkeys((user, ROOT)):
             try:
-                await shim.kill_tree(self.plain, mark, user=who)
+                await job_shim.kill_tree(self.plain, mark, user=who)
             except SandboxGone:
                 return
 

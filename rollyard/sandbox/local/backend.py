@@ -23,11 +23,12 @@ from rollyard.core.errors import (
     SandboxInterrupted,
     SandboxUnavailable,
 )
+from rollyard.core.home import data_home, private_dir
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
 from rollyard.core.sequences import as_tuple
-from rollyard.sandbox.home import data_home, private_dir
-from rollyard.sandbox.images import ImageStore
+from rollyard.images.rootfs import Rootfs
+from rollyard.images.store import ImageStore
 from rollyard.sandbox.local import cgroups, ids, places, probe
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
@@ -42,7 +43,6 @@ from rollyard.sandbox.local.pool import Pool
 from rollyard.sandbox.local.probe import RUNGS, Rung
 from rollyard.sandbox.opening import Opening
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
-from rollyard.sandbox.rootfs import Rootfs
 
 DEFAULT_DISK_MB = 4096
 _ROOTFS_S = 2.0

@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 
 from rollyard.core.errors import SandboxError
+from rollyard.images import tree_pipe
 from rollyard.sandbox.local.box import LocalSandbox
-from rollyard.sandbox.local.inner import tree
 
 _NOTICEABLE = 2**20
 
@@ -46,7 +46,7 @@ class DiskWatch:
                 continue
             before = now
             for box, limit in list(self._limits.values()):
-                used = await asyncio.to_thread(tree.usage, str(box.written))
+                used = await asyncio.to_thread(tree_pipe.usage, str(box.written))
                 if used > limit:
                     await self._stop(box, used, limit)
 

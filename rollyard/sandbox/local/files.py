@@ -17,8 +17,9 @@ import msgspec
 
 from rollyard.core.errors import ConfigError, PathError, Unsupported
 from rollyard.core.sandbox import Stat
+from rollyard.images import tree_pipe
 from rollyard.sandbox.local.channel import Channel, Refused
-from rollyard.sandbox.local.inner import protocol, tree
+from rollyard.sandbox.local.inner import protocol
 from rollyard.sandbox.local.job import ANSWER_S
 from rollyard.sandbox.local.journal import Entry
 
@@ -124,7 +125,7 @@ class Files:
 
         def send(fd: int) -> None:
             with open(fd, "wb") as out:
-                tree.pack(source, out)
+                tree_pipe.pack(source, out)
 
         read, write = os.pipe()
         await self._transfer("unpack", fields, read, write, send)
@@ -136,7 +137,7 @@ class Files:
 
         def take(fd: int) -> None:
             with open(fd, "rb") as source:
-                tree.unpack(source, target, max_bytes=max_bytes)
+                tree_pipe.unpack(source, target, max_bytes=max_bytes)
 
         read, write = os.pipe()
         await self._transfer("pack", fields, write, read, take)

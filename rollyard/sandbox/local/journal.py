@@ -24,8 +24,8 @@ import structlog
 
 from rollyard.core import folders
 from rollyard.core.errors import SandboxGone
+from rollyard.core.home import private_dir
 from rollyard.core.sandbox import Capabilities, SandboxInfo
-from rollyard.sandbox.home import private_dir
 from rollyard.sandbox.local import ids
 from rollyard.sandbox.local.inner import remains
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollyard.sandbox.host import ETC_FILES, ETC_SSL_FILES, ETC_TREES, STANDARD_PATH, host_prefixes
+from rollyard.images.host import ETC_FILES, ETC_SSL_FILES, ETC_TREES, STANDARD_PATH, host_prefixes
 from rollyard.sandbox.local.journal import Home
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

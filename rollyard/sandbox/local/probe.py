@@ -23,12 +23,12 @@ from typing import Literal
 
 import msgspec
 
+from rollyard.core.home import private_dir
 from rollyard.core.sandbox import Isolation
-from rollyard.sandbox.home import private_dir
-from rollyard.sandbox.host import SYSTEM_LINKS
+from rollyard.images import mount_table
+from rollyard.images.host import SYSTEM_LINKS
 from rollyard.sandbox.local.cgroups import Cgroups
 from rollyard.sandbox.local.ids import IdMap
-from rollyard.sandbox.local.inner import table
 from rollyard.sandbox.local.journal import PACKAGES
 
 Rung = Literal["A", "B", "C", "D", "E"]
@@ -80,7 +80,7 @@ def _remembered(root: Path, ids: IdMap) -> Trial:
 def _mounts() -> str:
     """Changes when something is mounted at or below a directory that a trial takes, or is taken away there."""
     tried = tuple(f"{place}/" for place in _TRIED)
-    rows = [row[2:] for row in table.read() if f"{row.point}/".startswith(tried)]
+    rows = [row[2:] for row in mount_table.read() if f"{row.point}/".startswith(tried)]
     return hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()[:16]
 
 

@@ -20,7 +20,8 @@ from rollyard.core.errors import Error, PathError, SandboxError, Unsupported
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import ByteStream, Command, Listener
 from rollyard.core.sandbox import Capabilities, SandboxInfo
-from rollyard.sandbox import shim
+from rollyard.sandbox import job_shim
+from rollyard.sandbox.job_shim import ShimJob
 from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.relay import Relay, RelayWay, program
 from rollyard.sandbox.relay.filepair import FilePair
@@ -29,7 +30,6 @@ from rollyard.sandbox.remote.files import RemoteFiles
 from rollyard.sandbox.remote.programs import check_env
 from rollyard.sandbox.remote.provider import LiveProgram, SandboxLink, SandboxProvider, StreamingLink
 from rollyard.sandbox.retry import LOOKS, retrying
-from rollyard.sandbox.shim import ShimJob
 
 T = TypeVar("T")
 _CLOSE_S = 10.0
@@ -106,17 +106,17 @@ class RemoteSandbox(RemoteFiles):
         link, name, place = self._link_of(user), job_id or new_id("job"), self._place(cwd)
         if "/" in name or name.startswith("."):
             raise PathError(name, "EINVAL", hint="a job id is a plain name")
-        argv, env = shim.argv_of(cmd), check_env(env)
+        argv, env = job_shim.argv_of(cmd), check_env(env)
         if not stdin:
-            await shim.launch(self.plain, argv, job_id=name, env=env, cwd=place, user=user)
+            await job_shim.launch(self.plain, argv, job_id=name, env=env, cwd=place, user=user)
             return RemoteJob(self, name)
         if not isinstance(link, StreamingLink):
             raise Unsupported(f"jobs of the {self.info.backend} backend have no stdin", hint="give input in a file")
         if not await self.exists(place):
             raise PathError(place, "ENOENT", hint="the working directory")
-        line = await self._fit_line(["/bin/sh", "-c", _ENTER, "rollyard", place, *shim.attached(argv, name)], user)
-        running = await self.ask(link.start(line, env={**env, shim.MARK: name}), timeout=shim.STEP_S)
-        await self.repeat_script(_STARTED, f"{shim.ROOT}/{name}")
+        line = await self._fit_line(["/bin/sh", "-c", _ENTER, "rollyard", place, *job_shim.attached(argv, name)], user)
+        running = await self.ask(link.start(line, env={**env, job_shim.MARK: name}), timeout=job_shim.STEP_S)
+        await self.repeat_script(_STARTED, f"{job_shim.ROOT}/{name}")
         return RemoteJob(self, name, program=running)
 
     async def job(self, job_id: str) -> RemoteJob:
@@ -128,7 +128,7 @@ class RemoteSandbox(RemoteFiles):
 
     async def kill_processes(self) -> None:
         """All that were started through this backend, and what they started; the relay is none of them."""
-        await shim.kill_all(self.plain)
+        await job_shim.kill_all(self.plain)
 
     async def listen(self, port: int = 0) -> Listener:
         return await self._way.listen(port)
@@ -152,7 +152,7 @@ class RemoteSandbox(RemoteFiles):
         """Frames as lines over a program of the SDK, which hands out text."""
         nonce = secrets.token_hex(12)
         line = shlex.join(["/bin/sh", "-c", 'echo "$0"; exec "$@"', nonce, *argv, "lines"])
-        running = await self.ask(link.start(line, env={}), timeout=shim.STEP_S)
+        running = await self.ask(link.start(line, env={}), timeout=job_shim.STEP_S)
         stack.push_async_callback(running.disconnect)
         # Ended also when its connection is what broke: it holds the ports that the next one is to listen on.
         stack.push_async_callback(self._end_relay, running.kill)

@@ -25,7 +25,7 @@ from rollyard.core.errors import Error, PathError, SandboxError, SandboxInterrup
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
-from rollyard.sandbox import shim
+from rollyard.sandbox import job_shim
 from rollyard.sandbox.paths import ROOT, TREE_S
 from rollyard.sandbox.remote.errors import gone_error, translate_errors
 from rollyard.sandbox.remote.provider import SandboxLink, SandboxProvider, StreamingLink
@@ -70,7 +70,7 @@ class RemotePrograms:
         max_output: int = 16 * 2**20,
     ) -> Exit:
         mark, began, place = new_id("exec"), time.monotonic(), self._place(cwd)
-        argv, run, root = shim.argv_of(cmd), partial(self.plain, user=user), f"{ROOT}/x"
+        argv, run, root = job_shim.argv_of(cmd), partial(self.plain, user=user), f"{ROOT}/x"
         # A provider that streams lets one call stand for as long as the program runs; our own deadline comes first.
         one_call_s = timeout + _SPARE_S if isinstance(self._link, StreamingLink) else None
         try:
@@ -78,7 +78,7 @@ class RemotePrograms:
                 if stdin is not None:
                     await self._put(f"{root}/{mark}.in", stdin, user)
                     argv = ["/bin/sh", "-c", 'exec "$@" <"$0"', f"{root}/{mark}.in", *argv]
-                done = await shim.finish(
+                done = await job_shim.finish(
                     run,
                     argv,
                     mark,
@@ -89,14 +89,14 @@ class RemotePrograms:
                     one_call_s=one_call_s,
                 )
         except TimeoutError:
-            await shim.kill_tree(run, mark, user=user)
-            out, err = await shim.so_far(run, mark, most=max_output, root=root)
+            await job_shim.kill_tree(run, mark, user=user)
+            out, err = await job_shim.so_far(run, mark, most=max_output, root=root)
             done = Exit(
                 exit_code=None, stdout=out, stderr=err, timed_out=True, signal=9, duration_s=time.monotonic() - began
             )
         except (asyncio.CancelledError, SandboxInterrupted):
             with anyio.move_on_after(_GRACE_S, shield=True), contextlib.suppress(Error):  # the first error is told
-                await shim.kill_tree(run, mark, user=user)
+                await job_shim.kill_tree(run, mark, user=user)
             raise
         await self._discard(mark, f"{mark}.in", user=user)
         return done
@@ -131,10 +131,10 @@ class RemotePrograms:
         await self._put(path, f'rm -f "$0"; exec {line}'.encode(), user)
         return f"/bin/sh {path}"
 
-    async def script(self, script: str, *args: str, user: str | None = None, timeout: float = shim.STEP_S) -> Exit:
+    async def script(self, script: str, *args: str, user: str | None = None, timeout: float = job_shim.STEP_S) -> Exit:
         return await self.plain(["/bin/sh", "-c", script, "rollyard", *args], cwd="/", user=user, timeout=timeout)
 
-    async def repeat_script(self, script: str, *args: str, timeout: float = shim.STEP_S) -> Exit:
+    async def repeat_script(self, script: str, *args: str, timeout: float = job_shim.STEP_S) -> Exit:
         """A script that does no harm when it is run twice."""
         return await retrying(lambda: self.script(script, *args, timeout=timeout), LOOKS, idempotent=True)
 

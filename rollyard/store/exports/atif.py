@@ -20,9 +20,9 @@ from rollyard.core.call import CallRecord
 from rollyard.core.message import Image, Message, Opaque, Text, ToolCall, ToolSpec
 from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Refused
-from rollyard.core.trajectory import Trajectory
 from rollyard.store.exports.sink import Lines, partial_name
+from rollyard.trajectory.samples import Refused
+from rollyard.trajectory.trajectory import Trajectory
 
 VERSION = "ATIF-v1.8"
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Refused, Sample, samples
-from rollyard.core.turns import turns
 from rollyard.store.exports.sink import Lines
+from rollyard.trajectory.samples import Refused, Sample, samples
+from rollyard.trajectory.turns import turns
 
 
 class AttemptLines(Lines):

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from rollyard.core.errors import MissingExtra
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Refused, Sample, samples
 from rollyard.store.exports.sink import partial_name
+from rollyard.trajectory.samples import Refused, Sample, samples
 
 GROUP_TOKENS = 250_000  # a row group is written when this many tokens have gathered
 

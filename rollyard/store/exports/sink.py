@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Refused
+from rollyard.trajectory.samples import Refused
 
 
 class Writer(Protocol):

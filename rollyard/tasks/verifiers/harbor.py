@@ -14,7 +14,7 @@ from rollyard.core.protocols import Policy, Sandbox, Verifier
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import VerifierSpec
 from rollyard.tasks.runner import RunnerNotStarted, not_started
-from rollyard.tasks.stand import LOGS, TESTS
+from rollyard.tasks.verifier_sandbox import LOGS, TESTS
 from rollyard.tasks.verifiers.durable import again, run_once
 from rollyard.tasks.verifiers.options import read_options
 from rollyard.tasks.verifiers.rewards import parse_json, parse_text

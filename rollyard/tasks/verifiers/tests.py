@@ -10,7 +10,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.scratch import scratch
 from rollyard.core.task import VerifierSpec
 from rollyard.tasks.files import stage
-from rollyard.tasks.stand import TESTS
+from rollyard.tasks.verifier_sandbox import TESTS
 
 
 async def upload_tests(spec: VerifierSpec, sandbox: Sandbox, rollout: Rollout) -> None:

@@ -16,8 +16,8 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
 from rollyard.gate import Gate
 from rollyard.policy import scripted
-from rollyard.runs.once import run_rollout
-from rollyard.runs.provision import Provision
+from rollyard.runs.rollout.provision import Provision
+from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.testing.suite import check
 
 WRITE = {"shell": "echo hello > out.txt"}

@@ -7,8 +7,8 @@ from importlib.resources import files
 
 from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import Rollout
-from rollyard.runs.plan import Hooks
-from rollyard.runs.prepare import HOME
+from rollyard.runs.rollout.plan import Hooks
+from rollyard.runs.rollout.prepare import HOME
 from rollyard.testing.agent.ground import DONE, WRITE, Ground
 from rollyard.testing.suite import Skip, case, check
 

@@ -11,7 +11,7 @@ from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import McpServer
 from rollyard.policy.toolbox import fillers
-from rollyard.runs.plan import Hooks
+from rollyard.runs.rollout.plan import Hooks
 from rollyard.testing.agent.ground import DONE, WRITE, Ground, Seen
 from rollyard.testing.suite import case, check
 from rollyard.tools import tool

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rollyard.core.limits import Limits
 from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import Rollout
-from rollyard.runs.plan import Hooks
-from rollyard.runs.prepare import HOME
+from rollyard.runs.rollout.plan import Hooks
+from rollyard.runs.rollout.prepare import HOME
 from rollyard.testing.agent.ground import DONE, LIMITS, WRITE, Ground
 from rollyard.testing.suite import Skip, case, check
 

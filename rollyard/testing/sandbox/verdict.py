@@ -14,10 +14,10 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Backend
 from rollyard.core.registry import load
 from rollyard.core.sandbox import SandboxSpec
+from rollyard.images.layers import layer_prefix
+from rollyard.images.store import ImageStore
 from rollyard.sandbox import GROUP
 from rollyard.sandbox import backend as open_backend
-from rollyard.sandbox.images import ImageStore
-from rollyard.sandbox.layers import layer_prefix
 from rollyard.testing.sandbox import check_sandbox
 from rollyard.testing.sandbox.ground import Ground
 from rollyard.testing.suite import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollyard.core.rollout import Rollout
-from rollyard.gate.documents import chat_messages
+from rollyard.gate.rollout_json import chat_messages
 from rollyard.train.adapters.rows import Answer, answers_of
 
 

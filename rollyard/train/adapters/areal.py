@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Sample
 from rollyard.train.adapters.rows import answers_of, rows_of
+from rollyard.trajectory.samples import Sample
 
 
 def concat(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:

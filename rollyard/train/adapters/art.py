@@ -12,10 +12,10 @@ from typing import Any
 
 from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Sample
-from rollyard.core.trajectory import Trajectory
-from rollyard.gate.documents import chat_messages
+from rollyard.gate.rollout_json import chat_messages
 from rollyard.train.adapters.rows import graph_of, main_row, scored_rows, versions_of
+from rollyard.trajectory.samples import Sample
+from rollyard.trajectory.trajectory import Trajectory
 
 _FINISH = {"tool_calls": "tool_calls", "length": "length", "refusal": "content_filter"}
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Sample
 from rollyard.train.adapters.rows import main_row, scored_rows
+from rollyard.trajectory.samples import Sample
 
 
 def execution(rollout: Rollout, *, label: Any = None) -> dict[str, Any]:

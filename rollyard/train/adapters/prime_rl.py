@@ -10,8 +10,8 @@ from typing import Any
 
 from rollyard.core.errors import Untrainable
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Sample
 from rollyard.train.adapters.rows import Advantages, advantages_of, rows_of, spread
+from rollyard.trajectory.samples import Sample
 
 
 def training_samples(

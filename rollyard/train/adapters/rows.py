@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from rollyard.core.branch import BranchKind
 from rollyard.core.call import CallRecord, floats
 from rollyard.core.errors import Untrainable
 from rollyard.core.message import Message
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import TRAINED_KINDS, Sample, advantages, samples
-from rollyard.core.trajectory import Trajectory
+from rollyard.trajectory.branch import BranchKind
+from rollyard.trajectory.samples import TRAINED_KINDS, Sample, advantages, samples
+from rollyard.trajectory.trajectory import Trajectory
 
 Advantages = Mapping[str, float]  # rollout id -> its advantage
 

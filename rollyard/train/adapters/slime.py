@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Sample
 from rollyard.train.adapters.rows import scored_rows, versions_of
+from rollyard.trajectory.samples import Sample
 
 
 def rollout_groups(rollouts: Iterable[Rollout]) -> list[list[dict[str, Any]]]:

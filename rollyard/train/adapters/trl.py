@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Sample
-from rollyard.gate.documents import chat_messages
+from rollyard.gate.rollout_json import chat_messages
 from rollyard.train.adapters.rows import (
     Advantages,
     advantages_of,
@@ -23,6 +22,7 @@ from rollyard.train.adapters.rows import (
     scored_rows,
     versions_of,
 )
+from rollyard.trajectory.samples import Sample
 
 
 def rollout_rows(rollouts: Sequence[Rollout], *, pad_id: int = 0) -> dict[str, list[Any]]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollyard.core.branch import Span
 from rollyard.core.message import Message
 from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Sample
-from rollyard.gate.documents import chat_messages
+from rollyard.gate.rollout_json import chat_messages
 from rollyard.train.adapters.rows import graph_of, scored_rows
+from rollyard.trajectory.branch import Span
+from rollyard.trajectory.samples import Sample
 
 
 def trace(rollout: Rollout) -> dict[str, Any]:

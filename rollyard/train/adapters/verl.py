@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollyard.core.rollout import Rollout
-from rollyard.core.samples import Sample
 from rollyard.train.adapters.rows import rows_of, versions_of
+from rollyard.trajectory.samples import Sample
 
 
 def outputs(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ app = make()
 def main() -> None:
     import uvicorn
 
-    from rollyard.envs.ws_server import SocketProtocol
+    from rollyard.net.websocket_server import SocketProtocol
 
     uvicorn.run(
         app, host="0.0.0.0", port=int(os.environ.get("PORT", "8000")), ws=SocketProtocol, ws_max_size=100 * 2**20

@@ -12,8 +12,8 @@ import errno
 import os
 from typing import Any, NamedTuple
 
+from rollyard.images import mount_table
 from rollyard.sandbox.local.inner import syscalls as sys
-from rollyard.sandbox.local.inner import table
 
 Plan = dict[str, Any]
 MAX_BELOW = 96  # each is a descriptor, and a message carries 250
@@ -59,7 +59,7 @@ class Held:
         return held
 
 
-def hold(plan: Plan, held: Held, *, userns: int | None = None, mounted: table.Table | None = None) -> None:
+def hold(plan: Plan, held: Held, *, userns: int | None = None, mounted: mount_table.Table | None = None) -> None:
     """Fill `held` with what `plan` shows. Real root gives the user namespace by which ids are mapped where the file system
     can, and the table of the mounts to show one by one."""
     if plan["writable"]:
@@ -90,7 +90,9 @@ def _part(path: str, userns: int | None) -> tuple[int, bool]:
     return fd, _map(fd, userns)
 
 
-def _hold_tree(tree: Plan, held: Held, userns: int | None, mounted: table.Table | None) -> list[table.Mount] | None:
+def _hold_tree(
+    tree: Plan, held: Held, userns: int | None, mounted: mount_table.Table | None
+) -> list[mount_table.Mount] | None:
     """Hold the source of a tree or a bind, and return what is mounted below it; None when it came along."""
     source = tree["source"]
     try:
@@ -109,7 +111,7 @@ def _hold_tree(tree: Plan, held: Held, userns: int | None, mounted: table.Table 
 
 def _hold_below(
     tree: Plan,
-    inside: list[table.Mount],
+    inside: list[mount_table.Mount],
     held: Held,
     *,
     late: bool = False,
@@ -127,7 +129,7 @@ def _hold_below(
 
 def _hold_whole(tree: Plan, held: Held) -> None:
     """With everything that is mounted below it. Views of the machine come along, so they are covered later."""
-    found = table.below(table.read(), tree["source"])
+    found = mount_table.below(mount_table.read(), tree["source"])
     if any(os.listdir(path) for path in tree["over"]):
         what = f"{tree['target']}, which this image changes ({_named(found)})"
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), what)
@@ -138,7 +140,7 @@ def _hold_whole(tree: Plan, held: Held) -> None:
     held.hidden += [_place(tree, mount) for mount in found if mount.view]
 
 
-def _place(tree: Plan, mount: table.Mount) -> str:
+def _place(tree: Plan, mount: mount_table.Mount) -> str:
     """Where in the sandbox a mount of the host comes to lie."""
     return tree["target"].rstrip("/") + mount.point[len(tree["source"].rstrip("/")) :]
 
@@ -155,11 +157,11 @@ def _map(fd: int, userns: int | None) -> bool:
 
 
 def _in_the_way(error: OSError, path: str) -> OSError:
-    found = table.below(table.read(), path) if error.errno in (errno.EINVAL, errno.EPERM) else []
+    found = mount_table.below(mount_table.read(), path) if error.errno in (errno.EINVAL, errno.EPERM) else []
     return OSError(error.errno, error.strerror, f"{error.filename}{f' ({_named(found)})' if found else ''}")
 
 
-def _named(found: list[table.Mount]) -> str:
+def _named(found: list[mount_table.Mount]) -> str:
     points = [mount.point for mount in found]
     rest = f" and {len(points) - 3} more" if len(points) > 3 else ""
     return f"mounted below it: {', '.join(points[:3])}{rest}"

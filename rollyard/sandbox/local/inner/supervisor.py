@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rollyard.core import folders
-from rollyard.sandbox.local.inner import files, keeper, landlock, protocol, syscalls, tree, users
+from rollyard.images import tree_pipe
+from rollyard.sandbox.local.inner import files, keeper, landlock, protocol, syscalls, users
 from rollyard.sandbox.local.inner.protocol import Message
 
 _FINISHED_KEPT = 4096
@@ -449,7 +450,7 @@ class Supervisor:
 
         def task() -> Message:
             with open(fds[0], "rb", closefd=False) as source:
-                tree.unpack(source, message["path"], owner=(user.uid, user.gid) if user.uid or user.gid else None)
+                tree_pipe.unpack(source, message["path"], owner=(user.uid, user.gid) if user.uid or user.gid else None)
             return {}
 
         return self._work(message, client, task)
@@ -457,7 +458,7 @@ class Supervisor:
     def op_pack(self, message: Message, fds: list[int], client: _Client) -> Message | None:
         def task() -> Message:
             with open(fds[0], "wb", closefd=False) as out:
-                tree.pack(message["path"], out, max_bytes=message["max_bytes"])
+                tree_pipe.pack(message["path"], out, max_bytes=message["max_bytes"])
             return {}
 
         return self._work(message, client, task)

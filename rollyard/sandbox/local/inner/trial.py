@@ -8,7 +8,8 @@ import socket
 import sys
 from typing import Any
 
-from rollyard.sandbox.local.inner import idmap, landlock, mounts, protocol, seccomp, sources, syscalls, table
+from rollyard.images import mount_table
+from rollyard.sandbox.local.inner import idmap, landlock, mounts, protocol, seccomp, sources, syscalls
 from rollyard.sandbox.local.inner.zygote import NAMESPACES
 
 _USR = {"target": "/usr", "source": "/usr", "writable": True, "over": []}
@@ -39,7 +40,7 @@ def attempt(id_map: dict[str, Any], *, proc: bool) -> str | None:
         idmap.write(pid, id_map)
         real_root = id_map["kind"] == "range"
         if real_root:  # as the zygote does
-            sources.hold(PLAN, held, userns=idmap.namespace(id_map), mounted=table.Table())
+            sources.hold(PLAN, held, userns=idmap.namespace(id_map), mounted=mount_table.Table())
         protocol.send(ours, {"held": held.message() if real_root else None}, held.fds)
         got = protocol.receive(ours)
         return (got[0].get("error") if got else "the process ended early") or None

@@ -17,7 +17,8 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from rollyard.sandbox.local.inner import bootstrap, idmap, protocol, remains, sources, syscalls, table
+from rollyard.images import mount_table
+from rollyard.sandbox.local.inner import bootstrap, idmap, protocol, remains, sources, syscalls
 
 NAMESPACES = (
     syscalls.CLONE_NEWUSER
@@ -51,7 +52,7 @@ class Zygote:
         self._userns: dict[str, int] = {}
         self._settling: list[int] = []
         self._made = 0
-        self._mounted = table.Table()
+        self._mounted = mount_table.Table()
         self._poller = select.poll()
 
     def serve(self) -> NoReturn:

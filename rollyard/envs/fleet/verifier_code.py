@@ -1,0 +1,160 @@
+"""Verifier code: Python that somebody wrote into a task, run in a sandbox of its own and never in this process.
+
+The sandbox has no network. The code's questions about databases come out over the program's pipes, one at a time, and are
+answered from the instance, read-only. What is not a score is None: an exception, a syntax error, a timeout, a text, a NaN.
+Code is known by its sha256, so the same code is the same verifier everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rollyard.core.errors import EnvError, Error
+from rollyard.core.protocols import Backend, Job, Sandbox
+from rollyard.core.sandbox import SandboxSpec
+from rollyard.envs.fleet.databases import Databases, program_path
+from rollyard.inside.verifier import archive
+
+TIMEOUT_S = 60.0
+JUDGE_ERROR = "JUDGE ERROR:"
+_PREVIEW_LINES = 6
+_MARGIN_S = 60.0
+_MAX_LINE = 64 * 2**20
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """`function` is the verifier among the code's functions; without it the one marked `@verifier`, or the first that takes an
+    environment. `pickled` are arguments as a remote client sent them: they are opened in the sandbox only."""
+
+    code: str
+    task_key: str = ""
+    function: str | None = None
+    final_answer: str | None = None
+    conversation: Any = None
+    pickled: str | None = None
+    env_key: str | None = None
+    instance_id: str | None = None
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.code.encode()).hexdigest()
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """`score` is None unless the code ran and gave one; `error` then says why, in words for people."""
+
+    score: float | None
+    sha256: str
+    seconds: float
+    result: Any = None
+    stdout: str = ""
+    error: str | None = None
+    cause: Mapping[str, Any] = {}  # type, message, line, text, traceback
+    functions: tuple[str, ...] = ()
+
+
+async def run_check(
+    backend: Backend, check: Check, databases: Databases | None = None, *, timeout_s: float = TIMEOUT_S
+) -> Checked:
+    """Opens a sandbox for this one check. A sandbox that cannot be had is an error; everything after that is a result."""
+    spec = SandboxSpec(ttl_s=timeout_s + _MARGIN_S, labels={"rollyard.check": check.sha256[:16]})
+    async with backend.open(spec) as sandbox:
+        started = time.monotonic()
+        names = await databases.names() if databases is not None else ()
+        job = await _started(sandbox, check, names)
+        try:
+            async with asyncio.timeout(timeout_s):
+                ended = await _conversed(job, databases)
+        except TimeoutError:
+            ended = _broken("Timeout", f"the verifier took longer than {timeout_s:g} s")
+        finally:
+            await job.kill()
+        return _concluded(check, ended, time.monotonic() - started)
+
+
+async def _started(sandbox: Sandbox, check: Check, names: Any) -> Job:
+    path = program_path()
+    await sandbox.write(path, archive(), mode=0o444)
+    job = await sandbox.start(["python3", "-I", path, "check"], stdin=True)
+    asked = {
+        "code": check.code,
+        "function": check.function,
+        "final_answer": check.final_answer,
+        "conversation": check.conversation,
+        "pickled": check.pickled,
+        "env": {"env_key": check.env_key, "instance_id": check.instance_id, "databases": list(names)},
+    }
+    await job.write(msgspec.json.encode(asked) + b"\n")
+    return job
+
+
+async def _conversed(job: Job, databases: Databases | None) -> dict[str, Any]:
+    """Answer its questions until it says how it ended."""
+    held = b""
+    async for _, chunk in job.stream():
+        held += chunk
+        if len(held) > _MAX_LINE:
+            return _broken("TooMuch", "the verifier's program wrote more than can be read")
+        *lines, held = held.split(b"\n")
+        for line in lines:
+            try:
+                said: dict[str, Any] = msgspec.json.decode(line)
+            except msgspec.DecodeError:
+                return _broken("Garbled", "the verifier's program wrote something that is not its own")
+            if "ended" in said:
+                return said["ended"]
+            await job.write(msgspec.json.encode(await _answered(said, databases)) + b"\n")
+    errors = (await job.tail(stderr=True)).decode("utf-8", "backslashreplace")
+    return _broken("Died", f"the verifier's program ended without a result: {errors.strip()[-500:] or 'no output'}")
+
+
+async def _answered(said: Mapping[str, Any], databases: Databases | None) -> dict[str, Any]:
+    if databases is None:
+        return {"ok": False, "error": "there is no instance whose databases could be read"}
+    try:
+        rows = await databases.query(said["database"], said["query"], said["args"])
+        if rows.truncated:
+            return {"ok": False, "error": f"more than {len(rows.rows)} rows: narrow the query"}
+        return {"ok": True, "columns": rows.columns, "rows": rows.rows}
+    except EnvError as error:
+        return {"ok": False, "error": error.message}
+    except Error as error:
+        return {"ok": False, "error": f"the instance could not be asked: {error.message}"}
+
+
+def _broken(kind: str, message: str) -> dict[str, Any]:
+    return {"score": None, "error": {"type": kind, "message": message}, "functions": [], "stdout": "", "result": None}
+
+
+def _concluded(check: Check, ended: Mapping[str, Any], seconds: float) -> Checked:
+    score, cause, stdout = ended["score"], ended["error"], ended["stdout"]
+    if score is not None and JUDGE_ERROR in stdout:
+        score, cause = None, {"type": "JudgeError", "message": "a model judge failed while the verifier ran"}
+    functions = tuple(ended["functions"])
+    return Checked(
+        score=score,
+        sha256=check.sha256,
+        seconds=seconds,
+        result=ended["result"],
+        stdout=stdout,
+        error=None if score is not None else explained(check, cause or {}, functions),
+        cause=cause or {},
+        functions=functions,
+    )
+
+
+def explained(check: Check, cause: Mapping[str, Any], functions: tuple[str, ...]) -> str:
+    """A failure in words: which task, what went wrong and where, which functions there are, how the code begins."""
+    line = f" at line {cause['line']}: {cause.get('text') or ''}" if cause.get("line") else ""
+    preview = "\n".join(f"  {text}" for text in check.code.strip().splitlines()[:_PREVIEW_LINES])
+    return (
+        f"verifier of task {check.task_key or '(unnamed)'} gave no score: "
+        f"{cause.get('type', 'Error')}: {cause.get('message', '')}{line}\n"
+        f"functions found: {', '.join(functions) or 'none'}\ncode begins:\n{preview}"
+    )

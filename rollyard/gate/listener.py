@@ -1,0 +1,180 @@
+"""A doorway: one listener, who may come through it, and where each request goes.
+
+A sandbox's doorway leads to the agent's face alone: its own rollout's calls and tools. The gate's own address also has the
+operator's and the trainer's faces, each with a key of its own. Keys are checked when the headers are in, before a byte of
+the body is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rollyard.core.call import Dialect
+from rollyard.core.errors import GateError, Unauthorized
+from rollyard.gate.black_box import relay
+from rollyard.gate.keys import key_of
+from rollyard.net import asgi
+from rollyard.net.http_server import Connection, Exchange, HttpLimits
+from rollyard.wire import CODECS, Route, route
+
+if TYPE_CHECKING:
+    from rollyard.gate.gate import Gate
+    from rollyard.gate.session import Session
+
+_OPERATOR = ("sessions", "metrics", "calls", "policy_version", "pause", "resume")
+_ROUTES = 2048
+
+
+class NotFound(GateError):
+    status = 404
+    code = "not_found_error"
+
+
+class Doorway:
+    """`session` is the only one that may come through, when it is set. `operator` opens the admin and trainer faces."""
+
+    def __init__(
+        self, gate: Gate, *, session: Session | None = None, operator: bool = False, capacity: int | None = None
+    ) -> None:
+        self.limits: HttpLimits = gate.limits.http
+        self.connections: set[Connection] = set()
+        self.closing: Callable[[], Any] | None = None  # stops the listening
+        self._gate = gate
+        self._session = session
+        self._operator = operator
+        self._capacity = capacity
+        self._routes: dict[tuple[str, str, bool, bool, bool], Route | None] = {}
+
+    def connection(self) -> Connection:
+        return Connection(self, time.monotonic)
+
+    async def aclose(self) -> None:
+        if self.closing is not None:
+            stop, self.closing = self.closing, None
+            await stop()
+        for connection in tuple(self.connections):
+            connection.close()
+
+    def tick(self, now: float) -> None:
+        for connection in tuple(self.connections):
+            connection.tick(now)
+
+    # -- Face
+
+    def connected(self, connection: Connection) -> bool:
+        if self._capacity is not None and len(self.connections) >= self._capacity:
+            return False
+        self.connections.add(connection)
+        return True
+
+    def lost(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+
+    def refusal(self, exchange: Exchange, status: int, why: str) -> bytes:
+        self._gate.counters.refused(status)
+        code = "request_too_large" if status == 413 else "invalid_request_error"
+        return CODECS[_dialect(exchange.path)].error(status, code, why)
+
+    def begin(self, exchange: Exchange) -> None:
+        path = exchange.path
+        if path == "/health" or (path == "/" and exchange.method in ("GET", "HEAD")):
+            exchange.context = None
+            return
+        if self._operator and path.split("/", 2)[1] in _OPERATOR:
+            exchange.context = self._gate.operator_app
+            return
+        try:
+            exchange.context = self._admit(exchange, path)
+        except GateError as error:
+            if isinstance(error, Unauthorized):
+                self._gate.counters.bad_keys += 1
+            self._gate.counters.refused(error.status)
+            exchange.keep_alive = False
+            body = CODECS[_dialect(path)].error(error.status, error.code, error.message)
+            exchange.respond(error.status, body)
+
+    def complete(self, exchange: Exchange) -> None:
+        context = exchange.context
+        if context is None:
+            exchange.respond(200, b'{"status":"ok"}')
+        elif isinstance(context, tuple):
+            self._serve(exchange, *context)
+        else:
+            self._gate.spawn(asgi.run(context, exchange, path=exchange.path, state={}))
+
+    # -- the agent's face
+
+    def _admit(self, exchange: Exchange, path: str) -> tuple[Session, Route | None, str]:
+        """Whose request this is. Raises when the key opens nothing here, or the path names another rollout."""
+        session = self._gate.session_of(key_of(exchange.headers, exchange.query))
+        if self._session is not None and session is not self._session:
+            raise Unauthorized("this key opens nothing here")
+        found = self._route(exchange.method, path, exchange)
+        inner = path
+        if path.startswith("/r/"):
+            named, _, rest = path[3:].partition("/")
+            if named != session.rollout_id:
+                raise NotFound("this key has no such rollout")
+            inner = "/" + rest
+        session.reached = True
+        if session.budget.body is not None:
+            exchange.body_limit = min(exchange.body_limit, session.budget.body)
+        if found is None and inner != "/mcp" and session.through is None:
+            raise NotFound("there is nothing here")
+        return session, found, inner
+
+    def _serve(self, exchange: Exchange, session: Session, found: Route | None, inner: str) -> None:
+        if inner == "/mcp":
+            if session.tools is None:
+                exchange.respond(404, b'{"error":"this rollout has no tools here"}')
+                return
+            session.spawn(asgi.run(session.tools, exchange, path="/mcp", state={"rollout_id": session.rollout_id}))
+        elif session.through is not None:
+            limit_s = self._gate.limits.call_s
+            session.spawn(relay(self._gate.calls, session, session.through, found, exchange, inner, limit_s))
+        elif found is None:
+            exchange.respond(404, b'{"error":"there is nothing here"}')
+        elif found.endpoint == "generate":
+            self._gate.calls.receive(session, found, exchange)
+        elif found.endpoint == "count_tokens":
+            self._gate.calls.count(session, found, exchange)
+        else:
+            codec, model = CODECS[found.dialect], session.model(found.model)
+            exchange.respond(200, codec.model(model) if found.model else codec.models([model]))
+
+    def _route(self, method: str, path: str, exchange: Exchange) -> Route | None:
+        anthropic = b"anthropic-version" in exchange.headers
+        google = b"x-goog-api-key" in exchange.headers
+        key = (method, path, b"alt=sse" in exchange.query, anthropic, google)
+        try:
+            return self._routes[key]
+        except KeyError:
+            if len(self._routes) >= _ROUTES:
+                self._routes.clear()
+            query = {"alt": "sse"} if key[2] else {}
+            found = self._routes[key] = route(method, path, query, anthropic=anthropic, google=google)
+            return found
+
+
+def _dialect(path: str) -> Dialect:
+    """Whose error shape a path's clients read, before anything else is known."""
+    if "/messages" in path:
+        return "messages"
+    if "/responses" in path:
+        return "responses"
+    if "/v1beta" in path or "enerateContent" in path:
+        return "gemini"
+    return "chat"
+
+
+async def accept(doorway: Doorway, listener: Any) -> None:
+    """Serve a listener that hands out streams instead of having a socket."""
+    from rollyard.net.streams import serve_stream
+
+    async with asyncio.TaskGroup() as group:
+        while True:
+            stream = await listener.accept()
+            group.create_task(serve_stream(stream, doorway.connection()))

@@ -1,0 +1,143 @@
+"""Frozen states: copying an overlay's upper directory out of a live sandbox, and merging stacks of them.
+
+The upper belongs to the sandbox, which may be changing it while it is read. So it is walked by directory handles without
+following a link: a directory that turns into a link to somewhere else is left out, not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollyard.core import folders
+from rollyard.images.archives import OPAQUE, is_whiteout, make_whiteout
+
+OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class _Copy:
+    def __init__(self, uid_shift: int) -> None:
+        self.shift = uid_shift
+        self.owned = os.geteuid() == 0
+        self.links: dict[tuple[int, int], Path] = {}
+        self.bytes = 0
+
+
+def copy_upper(upper: Path, target: Path, *, uid_shift: int = 0) -> int:
+    """Copy with owners, modes, times, hard links, whiteouts and opaque marks; sockets, pipes and devices stay behind.
+    `uid_shift` is taken off every owner. Returns the bytes copied."""
+    copy = _Copy(uid_shift)
+    made: list[tuple[Path, os.stat_result]] = []
+    for folder in folders.walk(upper):
+        place = target.joinpath(*folder.names)
+        place.mkdir(exist_ok=not folder.names)
+        made.append((place, os.fstat(folder.fd)))
+        with contextlib.suppress(OSError):  # absent on most directories
+            os.setxattr(place, OPAQUE, os.getxattr(folder.fd, OPAQUE))
+        for name in folder.others:
+            try:
+                _copy_entry(folder.fd, name, place / name, copy)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                    raise  # those four: it went away or turned into something else while we looked
+    for place, status in reversed(made):
+        _dress(place, status, copy)
+    return copy.bytes
+
+
+def _copy_entry(handle: int, name: str, place: Path, copy: _Copy) -> None:
+    status = os.stat(name, dir_fd=handle, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        place.symlink_to(os.readlink(name, dir_fd=handle))
+        _dress(place, status, copy)
+    elif is_whiteout(status):
+        make_whiteout(place)
+    elif stat.S_ISREG(status.st_mode):
+        if status.st_nlink > 1 and (first := copy.links.get((status.st_dev, status.st_ino))):
+            place.hardlink_to(first)
+            return
+        source = os.open(name, OPEN_FILE, dir_fd=handle)
+        with os.fdopen(source, "rb") as reader, place.open("xb") as writer:
+            shutil.copyfileobj(reader, writer, 1 << 20)
+        copy.bytes += status.st_size
+        copy.links[status.st_dev, status.st_ino] = place
+        _dress(place, status, copy)
+
+
+def _dress(place: Path, status: os.stat_result, copy: _Copy) -> None:
+    if copy.owned:
+        uid, gid = max(0, status.st_uid - copy.shift), max(0, status.st_gid - copy.shift)
+        os.chown(place, uid, gid, follow_symlinks=False)
+    if not stat.S_ISLNK(status.st_mode):
+        place.chmod(stat.S_IMODE(status.st_mode))
+    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+
+
+def merge(stack: Sequence[Path], target: Path, *, bottom: bool) -> None:
+    """One tree that shows what `stack` (topmost first) shows. Files are shared by hard links. With `bottom` nothing lies
+    below it, so marks of removal are dropped; otherwise they are kept for what is."""
+    target.mkdir(exist_ok=True)
+    for layer in reversed(stack):
+        _lay(layer, target, bottom)
+
+
+def _lay(layer: Path, target: Path, bottom: bool) -> None:
+    todo, made = [(layer, target)], list[tuple[Path, Path]]()
+    while todo:
+        folder, place = todo.pop()
+        made.append((folder, place))
+        for entry in os.scandir(folder):
+            _lay_entry(Path(entry.path), place / entry.name, bottom, todo)
+    for folder, place in reversed(made):
+        _dress(place, folder.stat(), _Copy(0))
+
+
+def _lay_entry(source: Path, place: Path, bottom: bool, todo: list[tuple[Path, Path]]) -> None:
+    status = source.lstat()
+    if is_whiteout(status):
+        _clear(place)
+        if not bottom:
+            make_whiteout(place)
+    elif stat.S_ISDIR(status.st_mode):
+        opaque = is_opaque(source)
+        if opaque or place.is_symlink() or not place.is_dir():
+            hidden = os.path.lexists(place)  # a file or a mark of removal there hides what lies deeper
+            _clear(place)
+            place.mkdir()
+            if (opaque or hidden) and not bottom:
+                os.setxattr(place, OPAQUE, b"y")
+        todo.append((source, place))
+    else:
+        _clear(place)
+        _share(source, place)
+
+
+def is_opaque(directory: Path) -> bool:
+    try:
+        return os.getxattr(directory, OPAQUE) == b"y"
+    except OSError:
+        return False
+
+
+def _clear(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        folders.remove(place)
+    else:
+        place.unlink(missing_ok=True)
+
+
+def _share(source: Path, place: Path) -> None:
+    try:
+        os.link(source, place, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+            raise
+        shutil.copy2(source, place, follow_symlinks=False)
+        if os.geteuid() == 0:
+            status = source.lstat()
+            os.chown(place, status.st_uid, status.st_gid, follow_symlinks=False)

@@ -1,0 +1,158 @@
+"""One pooled HTTP connection to a model server.
+
+What it is not: a retrying client. A request is sent once; a refusal becomes an `UpstreamError` with the server's status, a
+broken connection one with 502, a deadline one with 504. The key goes only to the server it was given for (no redirects, no
+environment proxies) and is cut out of every body that may end in an error.
+
+Trap: servers close idle connections after five seconds (uvicorn's default, so vLLM's and SGLang's), and a POST on a
+connection that is being closed cannot be sent again safely; idle connections are therefore dropped on our side first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rollyard.core.errors import ConfigError, UpstreamError
+from rollyard.net.http_client import BadAnswer, Pool
+from rollyard.policy.model_server import shown_url, words_of
+
+if TYPE_CHECKING:
+    import aiohttp
+
+IDLE_S = 4.0
+MAX_BODY = 256 * 2**20
+HIDDEN = b"[key]"
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds: to connect, and for a whole answer. `idle` bounds the silence inside a relayed stream."""
+
+    connect: float = 10.0
+    total: float = 600.0
+    idle: float = 600.0
+
+
+def checked_url(url: str) -> str:
+    """The base url without a trailing slash; refuses what could not be dialled or would carry a secret."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"not an http(s) url: {parts.scheme or 'no scheme'}://{parts.hostname or ''}")
+    if parts.username or parts.password:
+        raise ConfigError("a url must not hold credentials", hint="pass key= or key_env=")
+    return url.rstrip("/")
+
+
+def resolve_key(key: str | None, key_env: str | None) -> str | None:
+    if key is not None and key_env is not None:
+        raise ConfigError("give key or key_env, not both")
+    if key_env is not None:
+        key = os.environ.get(key_env)
+        if not key:
+            raise ConfigError(f"the environment variable {key_env} is not set")
+    if key is not None and (not key.strip() or not key.isprintable()):
+        raise ConfigError("the upstream key is empty or has unprintable characters")
+    return key
+
+
+def origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+class Connection:
+    """Whole answers come over a `Pool`; `session` is a general client for those that must be relayed as they come. Each is
+    opened on first use, in the loop that uses it."""
+
+    def __init__(self, *, timeouts: Timeouts | None = None, secrets: tuple[str, ...] = ()) -> None:
+        self.timeouts = timeouts or Timeouts()
+        self._secrets = tuple(s.encode() for s in secrets)
+        self._session: aiohttp.ClientSession | None = None
+        self._pool: Pool | None = None
+        self._ended = False
+
+    def session(self) -> aiohttp.ClientSession:
+        if self._ended:
+            raise ConfigError("this policy was closed")
+        if self._session is None:
+            import aiohttp
+
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ttl_dns_cache=60),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=True,
+                read_bufsize=2**18,
+            )
+        return self._session
+
+    def scrub(self, body: bytes, *more: str) -> bytes:
+        for word in (*self._secrets, *(m.encode() for m in more if m)):
+            body = body.replace(word, HIDDEN)
+        return body
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], *secrets: str) -> bytes:
+        """The body of a 2xx answer; everything else raises `UpstreamError`."""
+        status, answer, retry_after = await self.exchange("POST", url, body, headers)
+        if 200 <= status < 300:
+            return answer
+        raise self.refusal(url, status, answer, *secrets, retry_after=retry_after)
+
+    def refusal(
+        self, url: str, status: int, body: bytes, *secrets: str, retry_after: float | None = None
+    ) -> UpstreamError:
+        """What the server at `url` said instead of an answer, without our keys."""
+        body = self.scrub(body, *secrets)
+        message = f"{shown_url(url)} answered {status}"
+        if words := words_of(body):
+            message = f"{message}: {words}"
+        return UpstreamError(message, status=status, body=body, retry_after=retry_after)
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, bytes, float | None]:
+        if self._ended:
+            raise ConfigError("this policy was closed")
+        if self._pool is None:
+            self._pool = Pool(connect_s=self.timeouts.connect, idle_s=IDLE_S, max_body=MAX_BODY)
+        try:
+            answer = await self._pool.exchange(method, url, body, headers, self.timeouts.total)
+        except TimeoutError as error:
+            raise UpstreamError(f"{shown_url(url)} did not answer in time", status=504) from error
+        except BadAnswer as error:
+            raise UpstreamError(f"the answer of {shown_url(url)} is unreadable ({error})", status=502) from None
+        except OSError as error:
+            raise UpstreamError(f"no answer from {shown_url(url)} ({type(error).__name__})", status=502) from None
+        return answer.status, answer.body, seconds(answer.headers.get("retry-after"))
+
+    async def aclose(self) -> None:
+        self._ended = True
+        if self._pool is not None:
+            await self._pool.aclose()
+        session, self._session = self._session, None
+        if session is not None:
+            async with asyncio.timeout(5):
+                await session.close()
+
+
+def seconds(value: str | None) -> float | None:
+    """`Retry-After` as seconds; its date form is left alone."""
+    try:
+        return max(0.0, float(value)) if value is not None else None
+    except ValueError:
+        return None
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise UpstreamError("the upstream's answer is not JSON", status=502, body=body[:4096]) from error
+    if not isinstance(value, dict):
+        raise UpstreamError("the upstream's answer is not a JSON object", status=502, body=body[:4096])
+    return value

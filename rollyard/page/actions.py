@@ -1,0 +1,147 @@
+"""What the page may do on this machine: start a rollout, cancel one it started, judge one again.
+
+Rollouts started here run in a task group that ends with the server; one that ends is kept in the store like any other.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from rollyard import agents
+from rollyard.core import registry
+from rollyard.core.errors import ConfigError
+from rollyard.core.events import Event
+from rollyard.core.ids import new_id
+from rollyard.core.rollout import MODES
+from rollyard.core.task import Task
+from rollyard.runs.rescore import rescore
+from rollyard.runs.rollout.modes import choose
+from rollyard.runs.rollout.run_rollout import run_rollout
+from rollyard.runs.run.policies import open_policy
+from rollyard.store import Store
+from rollyard.tasks.taskset import Taskset
+
+
+class LocalActions:
+    def __init__(self, store: Store, tasks: str | None, *, where: str = "runs.db") -> None:
+        self._store, self._where, self._taskset = store, where, tasks or ""
+        self._tasks: dict[str, Task] = {task.id: task for task in Taskset.load(tasks)} if tasks is not None else {}
+        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._group: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._group = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._group is not None
+        self._group.cancel_scope.cancel()
+        return await self._group.__aexit__(kind, error, trace)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        return tuple(self._scopes)
+
+    def choices(self) -> Mapping[str, Any]:
+        return {
+            "agents": agents.names(),
+            "modes": MODES,
+            "sandboxes": registry.names("rollyard.sandboxes"),
+            "tasks": list(self._tasks),
+        }
+
+    def command(self, form: Mapping[str, str]) -> str:
+        """The same from a terminal."""
+        task = self._wanted(form)
+        words = ["rollyard", "run"]
+        if isinstance(task, Task):
+            words += [self._taskset, "--filter", task.id]
+        else:
+            words += ["--instruction", task]
+        for name in ("agent", "mode", "policy", "model", "sandbox"):
+            if form.get(name):
+                words += [f"--{name}", form[name]]
+        for name in ("setup", "verify"):
+            for line in _lines(form.get(name, "")):
+                words += [f"--{name}", line]
+        return shlex.join([*words, "--store", self._where])
+
+    def _wanted(self, form: Mapping[str, str]) -> Task | str:
+        if form.get("task"):
+            if form.get("instruction", "").strip() or form.get("setup", "").strip() or form.get("verify", "").strip():
+                raise ConfigError("a stored task brings its own instruction, setup and verify commands")
+            if form["task"] not in self._tasks:
+                raise ConfigError(f"no stored task {form['task']!r}")
+            return self._tasks[form["task"]]
+        instruction = form.get("instruction", "").strip()
+        if not instruction:
+            raise ConfigError("choose a stored task or type an instruction")
+        return instruction
+
+    async def start(self, form: Mapping[str, str]) -> str:
+        """Everything that can be refused is refused here; the rollout itself runs on in the background."""
+        assert self._group is not None
+        task = self._wanted(form)
+        agent = agents.get(form.get("agent", ""))
+        answering = choose(
+            form.get("mode") or None,
+            policy=await open_policy(form.get("policy", ""), store=self._store, model=form.get("model") or None)
+            if agent.calls_model
+            else None,
+            calls_nobody=not agent.calls_model,
+        )
+        rollout_id = new_id("ro")
+        options: dict[str, Any] = {
+            "agent": agent,
+            "mode": answering.mode,
+            "policy": answering.policy,
+            "sandbox": form.get("sandbox") or "local",
+            "setup": _lines(form.get("setup", "")),
+            "verify": _lines(form.get("verify", "")),
+            "store": self._store,
+            "sink": self._store.event,
+            "rollout_id": rollout_id,
+            "labels": {"started": "page"},
+        }
+        begun = {
+            "agent": agent.name,
+            "mode": answering.mode,
+            "command": self.command(form),
+        }  # so that its page is there from the first moment
+        await self._store.event(Event(at=time.time(), name="rollout.asked", rollout_id=rollout_id, fields=begun))
+        self._group.start_soon(self._run, rollout_id, task, options)
+        return rollout_id
+
+    async def _run(self, rollout_id: str, task: Task | str, options: dict[str, Any]) -> None:
+        with anyio.CancelScope() as scope:
+            self._scopes[rollout_id] = scope
+            try:
+                await run_rollout(task, **options)
+            finally:
+                del self._scopes[rollout_id]
+                with anyio.move_on_after(5, shield=True):
+                    await options["policy"].aclose()
+
+    async def cancel(self, rollout_id: str) -> bool:
+        scope = self._scopes.get(rollout_id)
+        if scope is None:
+            return False
+        scope.cancel()
+        return True
+
+    async def rescore(self, rollout_id: str) -> None:
+        async for _ in rescore(self._store, rollout_id):
+            pass
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,0 +1,241 @@
+"""The page's routes. `page_app(store)` is a Starlette application; the control plane mounts it, `rollyard view` serves it.
+
+Every answer carries the same strict headers. Anything that changes something needs the token, by form field, and only exists
+when one was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from rollyard.core.errors import ConfigError, Error
+from rollyard.page import rollouts, tables
+from rollyard.page.asked import Asked
+from rollyard.page.export import run_page
+from rollyard.page.planes import PlaneTables
+from rollyard.page.rendering import HEADERS, http_error, page, refused
+from rollyard.store import Store
+
+_STATIC = Path(__file__).parent / "static"
+
+
+class Actions(Protocol):
+    """What a person with the token may do. Starting returns the new rollout's id; `command` says the same for a terminal."""
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Rollouts that were started here and can be cancelled here."""
+        ...
+
+    def choices(self) -> Mapping[str, Any]: ...
+    def command(self, form: Mapping[str, str]) -> str: ...
+    async def start(self, form: Mapping[str, str]) -> str: ...
+    async def cancel(self, rollout_id: str) -> bool: ...
+    async def rescore(self, rollout_id: str) -> None: ...
+
+
+def page_app(
+    store: Store, *, plane: PlaneTables | None = None, actions: Actions | None = None, token: str | None = None
+) -> Starlette:
+    """Read-only without `actions` and `token`; `plane` adds the control plane's tables."""
+    if (actions is None) != (token is None):
+        raise ConfigError("actions need a token, and a token is for actions")
+    shown = _Page(store, plane, actions, token)
+    routes: list[BaseRoute] = [
+        Route("/", shown.runs),
+        Route("/runs/{run_id}", shown.run),
+        Route("/runs/{run_id}/tasks", shown.tasks),
+        Route("/runs/{run_id}/tasks/{task_id:path}", shown.run),
+        Route("/runs/{run_id}/run.html", shown.whole),
+        Route("/rollouts/{rollout_id}", shown.rollout),
+        Route("/rollouts/{rollout_id}/steps", shown.steps),
+        Route("/rollouts/{rollout_id}/tokens", shown.tokens),
+        Route("/rollouts/{rollout_id}/diff", shown.diff),
+        Route("/rollouts/{rollout_id}/raw/{call_id}", shown.raw),
+        Route("/rollouts/{rollout_id}/files/{name:path}", shown.file),
+        Route("/compare", shown.compare),
+        Route("/live", shown.live),
+        Route("/start", shown.start, methods=["GET", "POST"]),
+        Route("/rollouts/{rollout_id}/cancel", shown.cancel, methods=["POST"]),
+        Route("/rollouts/{rollout_id}/rescore", shown.rescore, methods=["POST"]),
+        Mount("/static", StaticFiles(directory=_STATIC)),
+    ]
+    if plane is not None:
+        routes += _plane_routes(shown, plane)
+    return Starlette(routes=routes, exception_handlers={Error: refused, HTTPException: http_error})
+
+
+def _plane_routes(shown: _Page, plane: PlaneTables) -> list[BaseRoute]:
+    async def overview(request: Request) -> Response:
+        return shown.show(request, "plane.html", **await plane.overview())
+
+    async def instances(request: Request) -> Response:
+        return shown.show(request, "instances.html", **await plane.instances(_asked(request)))
+
+    async def instance(request: Request) -> Response:
+        return shown.show(request, "instance.html", **await plane.instance(request.path_params["id"]))
+
+    async def hub(request: Request) -> Response:
+        return shown.show(request, "hub.html", **await plane.hub(_asked(request)))
+
+    async def quotas(request: Request) -> Response:
+        return shown.show(request, "quotas.html", **await plane.quotas(_asked(request)))
+
+    return [
+        Route("/plane", overview),
+        Route("/plane/instances", instances),
+        Route("/plane/instances/{id}", instance),
+        Route("/plane/hub", hub),
+        Route("/plane/quotas", quotas),
+    ]
+
+
+def _asked(request: Request) -> Asked:
+    return Asked(request.query_params)
+
+
+class _Page:
+    def __init__(self, store: Store, plane: PlaneTables | None, actions: Actions | None, token: str | None) -> None:
+        self._store, self._planed, self._actions, self._token = store, plane is not None, actions, token
+        self._summaries = tables.Summaries(store)
+
+    def show(self, request: Request, name: str, *, status: int = 200, **fields: Any) -> HTMLResponse:
+        return page(request, name, status=status, writable=self._actions is not None, planed=self._planed, **fields)
+
+    async def runs(self, request: Request) -> Response:
+        return self.show(request, "runs.html", **await tables.runs(self._store, _asked(request)))
+
+    async def run(self, request: Request) -> Response:
+        run_id, task = request.path_params["run_id"], request.path_params.get("task_id")
+        shown = await tables.run(self._store, self._summaries, run_id, task, _asked(request))
+        return self.show(request, "run.html", **shown)
+
+    async def tasks(self, request: Request) -> Response:
+        shown = await tables.tasks(self._store, self._summaries, request.path_params["run_id"], _asked(request))
+        return self.show(request, "tasks.html", **shown)
+
+    async def whole(self, request: Request) -> Response:
+        run_id, text = await run_page(self._store, request.path_params["run_id"])
+        headers = {"Content-Disposition": f'attachment; filename="{run_id}.html"', "X-Content-Type-Options": "nosniff"}
+        return Response(text, media_type="text/html", headers=headers)
+
+    async def rollout(self, request: Request) -> Response:
+        rollout_id = request.path_params["rollout_id"]
+        try:
+            shown = await rollouts.rollout(self._store, rollout_id, branch=_asked(request).number("branch"))
+        except Error:
+            running = await rollouts.under_way(self._store, rollout_id)
+            if running is None:
+                raise
+            ours = self._actions is not None and rollout_id in self._actions.running
+            return self.show(request, "live.html", cancellable=ours, **running)
+        return self.show(request, "rollout.html", **shown)
+
+    async def steps(self, request: Request) -> Response:
+        asked = _asked(request)
+        shown = await rollouts.steps(
+            self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=asked.number("from")
+        )
+        return self.show(request, "steps.html", **shown)
+
+    async def tokens(self, request: Request) -> Response:
+        asked = _asked(request)
+        start = asked.number("from") if asked.text("from") else None
+        shown = await rollouts.tokens(
+            self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=start
+        )
+        return self.show(request, "tokens.html", **shown)
+
+    async def raw(self, request: Request) -> Response:
+        found = await rollouts.raw(self._store, request.path_params["rollout_id"], request.path_params["call_id"])
+        return Response(found, media_type="text/plain; charset=utf-8", headers=HEADERS)
+
+    async def diff(self, request: Request) -> Response:
+        found = await rollouts.diff(self._store, request.path_params["rollout_id"])
+        return Response(found, media_type="text/plain; charset=utf-8", headers=HEADERS)
+
+    async def file(self, request: Request) -> Response:
+        data = await rollouts.file(self._store, request.path_params["rollout_id"], request.path_params["name"])
+        headers = {**HEADERS, "Content-Disposition": "attachment"}
+        return Response(data, media_type="application/octet-stream", headers=headers)
+
+    async def compare(self, request: Request) -> Response:
+        first, second = request.query_params.get("a", ""), request.query_params.get("b", "")
+        return self.show(request, "compare.html", **await tables.compare(self._store, first, second))
+
+    async def live(self, request: Request) -> Response:
+        """What changed past event number `after`, as JSON; the page's script asks and redraws."""
+        asked = _asked(request)
+        found = await rollouts.live(self._store, asked.text("run"), asked.text("rollout"), asked.number("after"))
+        return Response(msgspec.json.encode(found), media_type="application/json", headers=HEADERS)
+
+    # what needs the token
+
+    async def start(self, request: Request) -> Response:
+        actions = self._writable()
+        if request.method == "GET":
+            return self._start_form(request, actions, dict(request.query_params))
+        form = await self._form(request)
+        try:
+            if form.get("do") == "show":
+                return self._start_form(request, actions, form, command=actions.command(form))
+            self._check_token(form)
+            rollout_id = await actions.start(form)
+        except Error as error:
+            return self._start_form(request, actions, form, problem=str(error))
+        return self._go(request, f"/rollouts/{rollout_id}")
+
+    def _start_form(
+        self,
+        request: Request,
+        actions: Actions,
+        form: Mapping[str, str],
+        *,
+        problem: str | None = None,
+        command: str | None = None,
+    ) -> Response:
+        kept = {name: value for name, value in form.items() if name != "token"}
+        fields = {"form": kept, "problem": problem, "command": command}
+        return self.show(request, "start.html", status=400 if problem else 200, **actions.choices(), **fields)
+
+    async def cancel(self, request: Request) -> Response:
+        async def end(rollout_id: str) -> None:
+            if not await self._writable().cancel(rollout_id):
+                raise HTTPException(409, "it has ended, or was not started on this page; end its run where it runs")
+
+        return await self._act(request, end)
+
+    async def rescore(self, request: Request) -> Response:
+        return await self._act(request, self._writable().rescore)
+
+    async def _act(self, request: Request, action: Callable[[str], Awaitable[Any]]) -> Response:
+        self._check_token(await self._form(request))
+        rollout_id = request.path_params["rollout_id"]
+        await action(rollout_id)
+        return self._go(request, f"/rollouts/{rollout_id}")
+
+    def _go(self, request: Request, path: str) -> Response:
+        return RedirectResponse(request.scope.get("root_path", "").rstrip("/") + path, status_code=303, headers=HEADERS)
+
+    def _writable(self) -> Actions:
+        if self._actions is None:
+            raise HTTPException(403, "this page is read-only; start it with a token to allow changes")
+        return self._actions
+
+    async def _form(self, request: Request) -> dict[str, str]:
+        return {key: value for key, value in (await request.form()).items() if isinstance(value, str)}
+
+    def _check_token(self, form: Mapping[str, str]) -> None:
+        if self._token is None or not compare_digest(form.get("token", ""), self._token):
+            raise HTTPException(403, "the token is missing or wrong")

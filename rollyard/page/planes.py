@@ -1,0 +1,111 @@
+"""The control plane's tables: instances, environments, engines, the sweep, quotas. Reads only, and shows no secret: what an
+instance's environment variables hold is left out."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import msgspec
+
+from rollyard.page.asked import Asked
+from rollyard.plane.engines import Engine
+from rollyard.plane.sweep import Sweeper
+from rollyard.store.plane import SqlPlane
+from rollyard.store.plane.survey import EnvSortKey, InstanceSortKey, Look, OwnerSortKey
+
+PAGE = 50
+STATES = ("creating", "running", "deleting", "deleted", "expired", "failed")
+
+
+class PlaneTables:
+    """Over a server's own engines and sweep, or over the records alone."""
+
+    def __init__(
+        self,
+        records: SqlPlane,
+        engines: Mapping[str, Engine] | None = None,
+        sweeper: Sweeper | None = None,
+        default_quota: int | None = None,
+    ) -> None:
+        self._records, self._engines, self._sweeper = records, engines or {}, sweeper
+        self._default_quota = default_quota
+
+    async def overview(self) -> dict[str, Any]:
+        counts = await self._records.ever()
+        by_state: Counter[str] = Counter()
+        for (_, state), count in counts.items():
+            by_state[state] += count
+        names = sorted({*self._engines, *(engine for engine, _ in counts)})
+        engines = [
+            {
+                "name": name,
+                "served": name in self._engines,
+                "abilities": _abilities(self._engines.get(name)),
+                "live": sum(counts.get((name, state), 0) for state in ("creating", "running", "deleting")),
+                "failed": counts.get((name, "failed"), 0),
+                "all": sum(count for (engine, _), count in counts.items() if engine == name),
+            }
+            for name in names
+        ]
+        return {
+            "states": {state: by_state[state] for state in STATES},
+            "engines": engines,
+            "lease": await self._records.sweep_lease(),
+            "swept": self._sweeper.last if self._sweeper is not None else None,
+            "swept_at": self._sweeper.last_at if self._sweeper is not None else None,
+            "now": time.time(),
+        }
+
+    async def instances(self, asked: Asked) -> dict[str, Any]:
+        same: dict[str, Any] = {name: asked.text(name) for name in ("state", "engine", "owner") if asked.text(name)}
+        look = _look(asked, get_args(InstanceSortKey), "created_at", same, down=True)
+        found, total = await self._records.instances_page(look)
+        engines = sorted({*self._engines, *(engine for engine, _ in await self._records.ever())})
+        return {"instances": found, "engines": engines, "states": STATES, "now": time.time(), **_paged(look, total)}
+
+    async def instance(self, instance_id: str) -> dict[str, Any]:
+        found = await self._records.get_instance(instance_id)
+        return {"instance": found, "history": await self._records.history(instance_id), "now": time.time()}
+
+    async def hub(self, asked: Asked) -> dict[str, Any]:
+        same: dict[str, Any] = {"status": asked.text("status")} if asked.text("status") else {}
+        look = _look(asked, get_args(EnvSortKey), "name", same)
+        found, total = await self._records.envs_page(look)
+        return {"envs": found, **_paged(look, total)}
+
+    async def quotas(self, asked: Asked) -> dict[str, Any]:
+        look = _look(asked, get_args(OwnerSortKey), "owner", {})
+        found, total = await self._records.owners_page(look)
+        return {"owners": found, "default_quota": self._default_quota, **_paged(look, total)}
+
+
+def _abilities(engine: Engine | None) -> list[str]:
+    if engine is None:
+        return []
+    return [name.replace("_", " ") for name, able in msgspec.structs.asdict(engine.abilities).items() if able]
+
+
+def _look(asked: Asked, keys: tuple[str, ...], default: str, same: dict[str, Any], *, down: bool = False) -> Look:
+    return Look(
+        search=asked.text("q"),
+        same=same,
+        sort=asked.sort(keys, default),
+        descending=asked.down(default=down),
+        limit=PAGE,
+        offset=asked.number("offset"),
+    )
+
+
+def _paged(look: Look, total: int) -> dict[str, Any]:
+    end = look.offset + look.limit
+    return {
+        "total": total,
+        "offset": look.offset,
+        "size": PAGE,
+        "next": end if end < total else None,
+        "sort": look.sort,
+        "down": look.descending,
+    }

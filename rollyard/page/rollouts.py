@@ -1,0 +1,258 @@
+"""One rollout: what happened, step by step and token by token, whether it is over or still under way.
+
+A trajectory of thousands of calls is never drawn whole: steps and tokens come in windows, pictures are thinned out.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.events import Event
+from rollyard.core.rollout import Rollout
+from rollyard.page import steps as step_texts
+from rollyard.page.drawing import branch_graph, timeline
+from rollyard.runs.report.report import run_prices
+from rollyard.runs.run.spending import cost
+from rollyard.runs.run.worker import STARTED
+from rollyard.store import Store
+from rollyard.store.values import StoredEvent, row_of
+from rollyard.trajectory.branch import Branch
+from rollyard.trajectory.trajectory import Trajectory
+
+STEPS = 60
+TOKENS = 2000
+EVENTS = 300
+CHIPS = 40  # branches that are named one by one
+
+
+class UnderWay(msgspec.Struct, frozen=True):
+    """A rollout that is not committed yet: its calls and events are there already."""
+
+    id: str
+    trajectory: Trajectory
+
+
+async def under_way(store: Store, rollout_id: str) -> dict[str, Any] | None:
+    """What is known of a rollout that still runs; None when nothing is."""
+    events = await store.events(rollout_id=rollout_id, limit=1000)
+    if not events:
+        return None
+    stages = [s.event.fields.get("stage") for s in events if s.event.name == "stage.started"]
+    found = UnderWay(rollout_id, await store.trajectory(rollout_id))
+    branches = found.trajectory.branches
+    newest = max(0, len(branches[0].nodes) - STEPS) if branches else 0
+    return {
+        "rollout": found,
+        "branches": branches,
+        "branch": 0,
+        "graph": branch_graph(branches),
+        "events": [_line(stored) for stored in events[-EVENTS:]],
+        "stage": stages[-1] if stages else None,
+        "begun": next((s.event.fields for s in events if s.event.name == STARTED), {}),
+        "run_id": events[0].event.run_id,
+        "command": _asked(events),
+        **_window(branches, 0, newest),
+    }
+
+
+async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, Any]:
+    found = await _rollout(store, rollout_id)
+    branches: tuple[Branch, ...] = found.trajectory.branches
+    chosen = min(branch, max(0, len(branches) - 1))
+    events = await store.events(rollout_id=found.id, limit=EVENTS)
+    prices, config = {}, dict[str, Any]()
+    if found.run_id is not None:
+        info = await store.get_run(found.run_id)
+        prices, config = run_prices(info), info.config
+    return {
+        "rollout": found,
+        "cost": cost(prices, row_of(found)),
+        "branches": branches[:CHIPS],
+        "all_branches": len(branches),
+        "branch": chosen,
+        "flaws": branches[chosen].flaws[:CHIPS] if branches else (),
+        "graph": branch_graph(branches),
+        "timeline": timeline(found, found.trajectory.records),
+        "spent": time_spent(found),
+        "events": [_line(stored) for stored in events],
+        "artifacts": await store.artifacts(found.id),
+        "verdicts": await store.verdicts(found.id),
+        "command": _asked(events) or _command(found, config),
+        "diff": step_texts.diff_lines(found.diff or ""),
+        "cut": step_texts.cut,
+        **_window(branches, chosen, 0),
+    }
+
+
+async def steps(store: Store, rollout_id: str, *, branch: int, start: int) -> dict[str, Any]:
+    found = await _rollout(store, rollout_id)
+    return {"rollout": found, "branch": branch, **_window(found.trajectory.branches, branch, start)}
+
+
+def _window(branches: Sequence[Branch], branch: int, start: int) -> dict[str, Any]:
+    if not branches:
+        return {"steps": [], "start": 0, "total": 0, "window": STEPS}
+    nodes = branches[min(branch, len(branches) - 1)].nodes
+    return {
+        "steps": step_texts.shown(nodes[start : start + STEPS], start),
+        "start": start,
+        "total": len(nodes),
+        "window": STEPS,
+    }
+
+
+def time_spent(found: Rollout) -> dict[str, float]:
+    """Seconds of the model, of the agent beside it, and of everything around the agent. Calls may overlap; their union counts."""
+    spans = sorted((r.received_at, r.finished_at) for r in found.trajectory.records if r.finished_at is not None)
+    model, end = 0.0, float("-inf")
+    for begin, finish in spans:
+        model += max(0.0, finish - max(begin, end))
+        end = max(end, finish)
+    agent = sum(stage.duration_s for stage in found.stages if stage.name in ("launch", "wait"))
+    around = sum(stage.duration_s for stage in found.stages) - agent
+    return {"model": model, "agent": max(0.0, agent - model), "sandbox and verifier": around}
+
+
+async def tokens(store: Store, rollout_id: str, *, branch: int, start: int | None) -> dict[str, Any]:
+    """One branch token by token: id, logprob, whether it trains, the policy's version, what was inserted."""
+    found = await _rollout(store, rollout_id)
+    branches: tuple[Branch, ...] = found.trajectory.branches
+    if not branches:
+        raise ConfigError(f"rollout {rollout_id} has no recorded calls")
+    chosen = branches[min(branch, len(branches) - 1)]
+    if start is None:  # where it gets interesting: a little before the first sampled token
+        start = max(0, chosen.prompt_len - 100)
+    sources = {record.id: record.prompt_source for record in found.trajectory.records}
+    return {
+        "rollout": found,
+        "branch": chosen,
+        "branches": branches[:CHIPS],
+        "spans": _spans(chosen, sources, start, start + TOKENS),
+        "start": start,
+        "total": len(chosen.ids) if chosen.ids is not None else 0,
+        "window": TOKENS,
+    }
+
+
+def _spans(branch: Branch, sources: Mapping[str, str | None], start: int, stop: int) -> list[dict[str, Any]]:
+    nodes = {node.id: node for node in branch.nodes}
+    shown: list[dict[str, Any]] = []
+    for span in branch.spans:
+        low, high = max(span.start, start), min(span.end, stop)
+        if low >= high or branch.ids is None:
+            continue
+        node = nodes[span.node]
+        inserted = {n for a, b in node.inserted for n in range(a + span.start, b + span.start)}
+        cells: list[dict[str, Any]] = [
+            {
+                "id": branch.ids[n],
+                "text": node.texts[n - span.start] if n - span.start < len(node.texts) else "",
+                "logprob": branch.logprobs[n] if branch.mask[n] else None,
+                "heat": heat(branch.logprobs[n]) if branch.mask[n] else ("held" if span.sampled else "ctx"),
+                "version": branch.versions[n] if branch.versions[n] >= 0 else None,
+                "inserted": n in inserted,
+            }
+            for n in range(low, high)
+        ]
+        shown.append(
+            {
+                "role": span.role,
+                "sampled": span.sampled,
+                "start": low,
+                "end": high,
+                "cells": cells,
+                "trained": branch.mask[low:high].count(1),
+                "versions": sorted({cell["version"] for cell in cells} - {None}),
+                "source": sources.get(span.call_id or "") if span.sampled else None,
+                "inserted": sum(cell["inserted"] for cell in cells),
+            }
+        )
+    return shown
+
+
+def heat(logprob: float) -> str:
+    """Ten steps from certain to surprising, as a class of the style sheet."""
+    return f"h{min(9, int(-logprob * 1.5))}" if logprob <= 0 else "h0"
+
+
+async def raw(store: Store, rollout_id: str, call_id: str) -> bytes:
+    found = await store.trajectory(rollout_id)
+    try:
+        record = found.record(call_id)
+    except KeyError as error:
+        raise ConfigError(f"rollout {rollout_id} has no call {call_id!r}") from error
+    parts = [b"record\n", msgspec.json.format(msgspec.json.encode(record), indent=2)]
+    for name, digest in (("request", record.raw_request), ("response", record.raw_response)):
+        if digest:
+            body = await store.load_blob(digest)
+            try:
+                body = msgspec.json.format(body, indent=2)
+            except msgspec.DecodeError:
+                pass
+            parts += [f"\n\n{name}\n".encode(), body]
+    return b"".join(parts)
+
+
+async def file(store: Store, rollout_id: str, name: str) -> bytes:
+    for info in await store.artifacts(rollout_id):
+        if info.name == name:
+            return await store.get_blob(info.digest)
+    raise ConfigError(f"rollout {rollout_id} kept no file {name!r}")
+
+
+async def diff(store: Store, rollout_id: str) -> bytes:
+    return ((await _rollout(store, rollout_id)).diff or "").encode()
+
+
+async def live(store: Store, run_id: str | None, rollout_id: str | None, after: int) -> dict[str, Any]:
+    """The newest event number and whether there is more to come; the page redraws itself when the number moves."""
+    found = await store.events(run_id=run_id, rollout_id=rollout_id, after=after, limit=500)
+    seq = found[-1].seq if found else after
+    finished = (await store.get_run(run_id)).finished if run_id is not None else None
+    return {"seq": seq, "finished": finished, "events": [_line(s) for s in found[-100:]], "at": time.time()}
+
+
+def _line(stored: StoredEvent) -> dict[str, Any]:
+    event = stored.event
+    return {
+        "seq": stored.seq,
+        "name": event.name,
+        "at": event.at,
+        "rollout": event.rollout_id,
+        "text": _event_text(event),
+    }
+
+
+def _event_text(event: Event) -> str:
+    fields = {name: value for name, value in event.fields.items() if name not in {"stdout", "stderr"}}
+    return msgspec.json.encode(fields).decode()[:300] if fields else ""
+
+
+async def _rollout(store: Store, rollout_id: str) -> Rollout:
+    kind, found = await store.resolve(rollout_id)
+    if kind != "rollout":
+        raise ConfigError(f"{rollout_id!r} is a run")
+    return await store.get_rollout(found)
+
+
+def _asked(events: Sequence[StoredEvent]) -> str | None:
+    """The command of a rollout that was started on a page, kept with its first event."""
+    return next((s.event.fields.get("command") for s in events if s.event.name == "rollout.asked"), None)
+
+
+def _command(found: Rollout, config: Mapping[str, Any]) -> str:
+    """How to run the same again from a terminal; the policy as the run's config has it."""
+    policies: Mapping[str, str] = config.get("policies", {})
+    policy = policies.get(found.labels.get("policy", ""), next(iter(policies.values()), "..."))
+    words = ["rollyard", "run"]
+    words += [found.task.source] if found.task.source is not None else ["--instruction", found.task.instruction[:400]]
+    words += ["--agent", found.agent, "--sandbox", found.sandbox, "--policy", policy]
+    if config.get("model"):
+        words += ["--model", str(config["model"])]
+    return shlex.join(words)

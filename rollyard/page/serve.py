@@ -1,0 +1,53 @@
+"""Serving the page on its own: one Starlette application on loopback, with the token of this start when changes are allowed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import msgspec
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+from rollyard.core.ids import secret
+from rollyard.net.binding import LOOPBACK, listen
+from rollyard.page.actions import LocalActions
+from rollyard.page.app import page_app
+from rollyard.page.hosts import OnlyHosts
+from rollyard.page.planes import PlaneTables
+from rollyard.store import Store
+
+_log = structlog.get_logger("rollyard.page")
+
+
+def serve_page(
+    store: str, *, host: str, port: int, write: bool, tasks: str | None, as_json: bool, say: Callable[[str], None]
+) -> None:
+    asyncio.run(_serve(store, host, port, write, tasks, as_json, say))
+
+
+async def _serve(
+    store: str, host: str, port: int, write: bool, tasks: str | None, as_json: bool, say: Callable[[str], None]
+) -> None:
+    if host not in LOOPBACK:
+        _log.warning("the page listens beyond loopback; it shows everything the store holds", host=host)
+    async with AsyncExitStack() as stack:
+        kept = await stack.enter_async_context(Store.open(store, create=write))
+        token = secret("page") if write else None
+        actions = await stack.enter_async_context(LocalActions(kept, tasks, where=store)) if write else None
+        sock = listen(host, port)
+        stack.callback(sock.close)
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{sock.getsockname()[1]}/"
+        plane = PlaneTables(kept.plane) if await kept.plane.in_use() else None
+        app: ASGIApp = page_app(kept, plane=plane, actions=actions, token=token)
+        if host in LOOPBACK:
+            app = OnlyHosts(app, LOOPBACK)
+        config = uvicorn.Config(app, log_level="warning", lifespan="off")
+        if as_json:
+            say(msgspec.json.encode({"url": url, "token": token}).decode())
+        else:
+            say(f"the page is at {url}" + (f"  token for changes: {token}" if token else "  (read-only)"))
+        await uvicorn.Server(config).serve(sockets=[sock])

@@ -1,0 +1,198 @@
+"""The tables of runs: all runs, one run's rollouts, its tasks, two runs compared. Reads only; every table is paged.
+
+Statistics of a run come from its lines, which the database gives without bodies, and are kept until the run changes: a page of
+a run of ten thousand rollouts costs what its fifty rows cost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import anyio.to_thread
+import msgspec
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.failure_groups import FailureGroup
+from rollyard.page.asked import Asked
+from rollyard.runs.display.watch import in_flight
+from rollyard.runs.report.compare import compare as compare_runs
+from rollyard.runs.report.report import Report, Tally, line_name, run_prices
+from rollyard.runs.run.spending import Prices, cost
+from rollyard.store import Store
+from rollyard.store.values import RolloutRow, RunInfo, RunSortKey, SortKey
+
+PAGE = 50
+_KEPT = 32  # runs whose statistics are remembered
+
+
+async def runs(store: Store, asked: Asked) -> dict[str, Any]:
+    sort: RunSortKey = asked.sort(get_args(RunSortKey), "created_at")
+    down, offset = asked.down(default=True), asked.number("offset")
+    found = await store.list_runs(search=asked.text("q"), sort=sort, descending=down, limit=PAGE + 1, offset=offset)
+    return {
+        "runs": found[:PAGE],
+        "offset": offset,
+        "next": offset + PAGE if len(found) > PAGE else None,
+        "size": PAGE,
+        "sort": sort,
+        "down": down,
+    }
+
+
+class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One task of a run: mean reward and scored attempts by line, and over all."""
+
+    task: str
+    cells: Mapping[str, tuple[float, int]]
+    attempts: int
+    scored: int
+    mean: float | None
+    varies: bool  # some group of it has attempts with different rewards
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    report: Report
+    tasks: tuple[TaskLine, ...]
+    prices: Prices
+
+
+class Summaries:
+    """A run's statistics, computed off the event loop and again only once the run has changed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, tuple[RunInfo, Summary]] = {}
+
+    async def of(self, info: RunInfo) -> Summary:
+        known = self._known.get(info.id)
+        if known is not None and known[0] == info:
+            return known[1]
+        rows = await self._store.lines(info.id)
+        failures, stopped = await self._store.failures(info.id), await self._store.stopped_policies(info.id)
+        made = await anyio.to_thread.run_sync(_summary, info, rows, failures, stopped)
+        self._known.pop(info.id, None)
+        self._known[info.id] = info, made
+        while len(self._known) > _KEPT:
+            del self._known[next(iter(self._known))]
+        return made
+
+
+def _summary(
+    info: RunInfo, rows: Sequence[RolloutRow], failures: tuple[FailureGroup, ...], stopped: dict[str, str]
+) -> Summary:
+    prices = run_prices(info)
+    tally = Tally(info.id, prices, ks=(1,))
+    tally.failure_groups, tally.stopped = failures, stopped
+    groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    attempts: dict[str, int] = defaultdict(int)
+    for row in rows:
+        tally.count(row)
+        attempts[row.task_id] += 1
+        scored = groups[row.task_id][line_name(row)]
+        if row.reward is not None:
+            scored.append(row.reward)
+    tasks = tuple(_task_line(task, attempts[task], groups[task]) for task in sorted(groups))
+    return Summary(report=tally.report(), tasks=tasks, prices=prices)
+
+
+def _task_line(task: str, attempts: int, by_line: Mapping[str, Sequence[float]]) -> TaskLine:
+    everything = [reward for rewards in by_line.values() for reward in rewards]
+    return TaskLine(
+        task=task,
+        cells={name: (sum(rewards) / len(rewards), len(rewards)) for name, rewards in by_line.items() if rewards},
+        attempts=attempts,
+        scored=len(everything),
+        mean=sum(everything) / len(everything) if everything else None,
+        varies=any(len(set(rewards)) > 1 for rewards in by_line.values()),
+    )
+
+
+async def run(store: Store, summaries: Summaries, run_id: str, task: str | None, asked: Asked) -> dict[str, Any]:
+    """A run's rollouts, or those of one of its tasks."""
+    info = await _info(store, run_id)
+    sort: SortKey = asked.sort(get_args(SortKey), "started_at")
+    down, offset = asked.down(), asked.number("offset")
+    page = await store.list_rollouts(
+        info.id,
+        task_id=task,
+        agent=asked.text("agent"),
+        policy=asked.text("policy"),
+        status=asked.text("status"),
+        boundary=asked.text("boundary"),
+        search=asked.text("q"),
+        sort=sort,
+        descending=down,
+        limit=PAGE,
+        offset=offset,
+    )
+    summary = await summaries.of(info)
+    return {
+        **_head(info, summary),
+        "page": page,
+        "costs": {row.id: cost(summary.prices, row) for row in page.rows},
+        "offset": offset,
+        "next": page.next,
+        "size": PAGE,
+        "sort": sort,
+        "down": down,
+        "task": task,
+        "flying": await in_flight(store, info) if task is None else [],
+    }
+
+
+_SORTS: Mapping[str, Callable[[TaskLine], Any]] = {
+    "task": lambda line: line.task,
+    "mean": lambda line: -1.0 if line.mean is None else line.mean,
+    "attempts": lambda line: line.attempts,
+}
+
+
+async def tasks(store: Store, summaries: Summaries, run_id: str, asked: Asked) -> dict[str, Any]:
+    """A run task by task: the heat grid of task x agent."""
+    info = await _info(store, run_id)
+    summary = await summaries.of(info)
+    wanted = asked.text("q")
+    kept = [line for line in summary.tasks if wanted is None or wanted in line.task]
+    if asked.text("varies"):
+        kept = [line for line in kept if line.varies]
+    sort, down, offset = asked.sort(("task", "mean", "attempts"), "task"), asked.down(), asked.number("offset")
+    kept.sort(key=_SORTS[sort], reverse=down)
+    return {
+        **_head(info, summary),
+        "tasks": kept[offset : offset + PAGE],
+        "total": len(kept),
+        "offset": offset,
+        "next": offset + PAGE if offset + PAGE < len(kept) else None,
+        "size": PAGE,
+        "sort": sort,
+        "down": down,
+    }
+
+
+def _head(info: RunInfo, summary: Summary) -> dict[str, Any]:
+    lines = summary.report.lines
+    return {
+        "run": info,
+        "report": summary.report,
+        "names": [line.name for line in lines],
+        "prompt_tokens": sum(line.prompt_tokens for line in lines),
+        "completion_tokens": sum(line.completion_tokens for line in lines),
+        "cost": summary.report.cost,
+        "agents": sorted({line.name.partition(" / ")[0] for line in lines}),
+        "policies": sorted({line.name.partition(" / ")[2] for line in lines} - {""}),
+    }
+
+
+async def compare(store: Store, first: str, second: str) -> dict[str, Any]:
+    known = await store.list_runs(limit=100)
+    found = await compare_runs(store, first, second) if first and second else None
+    return {"a": first, "b": second, "found": found, "runs": known}
+
+
+async def _info(store: Store, run_id: str) -> RunInfo:
+    kind, found = await store.resolve(run_id)
+    if kind != "run":
+        raise ConfigError(f"{run_id!r} is a rollout")
+    return await store.get_run(found)

@@ -1,0 +1,286 @@
+"""The statistics of a run as one frozen value, and that value as text.
+
+Tasks, not attempts, are resampled for intervals. An attempt without a reward is counted under its failure and nowhere else.
+Cost appears only where the run's config has prices.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+import msgspec
+from anyio import to_thread
+
+from rollyard.core.failure_groups import FailureGroup, group_failures
+from rollyard.core.rollout import Rollout
+from rollyard.runs.report import statistics
+from rollyard.runs.report.statistics import Groups, Interval
+from rollyard.runs.run.spending import Price, Prices, cost
+from rollyard.store import Store
+from rollyard.store.listing import printable
+from rollyard.store.values import RolloutRow, RunInfo, row_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SOLVED = 1.0
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent (and policy) of the run."""
+
+    name: str
+    tasks: int
+    attempts: int
+    scored: int
+    reward: Interval
+    pass_at: dict[int, Interval]
+    pass_hat: dict[int, Interval]
+    prompt_tokens: int
+    completion_tokens: int
+    calls: int
+    wall_s: float
+    cost: float | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    tasks: int
+    attempts: int
+    scored: int
+    lines: tuple[Line, ...]
+    rewards: dict[str, int]  # histogram: lower edge of a tenth -> attempts; "unscored" apart
+    stages: dict[str, tuple[float, float]]  # stage -> median and total seconds
+    failures: dict[str, dict[str, int]]  # boundary -> cause -> attempts
+    statuses: dict[str, int]
+    groups: Groups
+    owed: int = 0  # attempts that nobody has done yet
+    failure_groups: tuple[FailureGroup, ...] = ()  # the failures by what they say, the most frequent first
+    stopped: dict[str, str] = {}  # policies that were asked no more -> what their servers said
+
+    @property
+    def cost(self) -> float | None:
+        """Of all lines that have a price."""
+        known = [line.cost for line in self.lines if line.cost is not None]
+        return sum(known) if known else None
+
+    def __str__(self) -> str:
+        return text(self)
+
+
+KS = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Tally:
+    """Takes rollouts, or their lines in a list, one at a time, so that a run of any size is summed in bounded memory."""
+
+    def __init__(self, run_id: str, prices: Prices | None = None, *, ks: Sequence[int] = KS) -> None:
+        self.run_id = run_id
+        self.owed = 0
+        self.failure_groups: tuple[FailureGroup, ...] = ()
+        self.stopped: dict[str, str] = {}
+        self._prices, self._ks = prices or {}, ks
+        self._rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._tasks: dict[str, set[str]] = defaultdict(set)
+        self._sums: dict[str, Counter[str]] = defaultdict(Counter)
+        self._wall: dict[str, float] = defaultdict(float)
+        self._costs: dict[str, float] = {}
+        self._histogram: Counter[str] = Counter()
+        self._stages: dict[str, list[float]] = defaultdict(list)
+        self._failures: dict[str, Counter[str]] = defaultdict(Counter)
+        self._statuses: Counter[str] = Counter()
+
+    def add(self, rollout: Rollout) -> None:
+        self.count(row_of(rollout))
+        for stage in rollout.stages:
+            self._stages[stage.name].append(stage.duration_s)
+        if (failure := rollout.failure) is not None:
+            said = FailureGroup(boundary=failure.boundary, cause=failure.cause, message=failure.message, count=1)
+            self.failure_groups = group_failures((*self.failure_groups, said))
+
+    def count(self, row: RolloutRow) -> None:
+        """A line alone: all but the time by stage."""
+        name = line_name(row)
+        self._tasks[name].add(row.task_id)
+        sums = self._sums[name]
+        sums["attempts"] += 1
+        sums["calls"] += row.calls
+        sums["prompt_tokens"] += row.prompt_tokens or 0
+        sums["completion_tokens"] += row.completion_tokens or 0
+        self._wall[name] += row.wall_s
+        spent = cost(self._prices, row)
+        if spent is not None:
+            self._costs[name] = self._costs.get(name, 0.0) + spent
+        self._statuses[row.status] += 1
+        if row.reward is None:
+            self._histogram["unscored"] += 1
+        else:
+            self._rewards[name][row.task_id].append(row.reward)
+            self._histogram[f"{min(int(row.reward * 10), 10) / 10:.1f}"] += 1
+        if row.boundary is not None:
+            self._failures[row.boundary][row.cause or "unknown"] += 1
+
+    def report(self) -> Report:
+        lines = tuple(self._line(name) for name in sorted(self._sums))
+        everything = {f"{n}\0{t}": v for n, tasks in self._rewards.items() for t, v in tasks.items()}
+        return Report(
+            run_id=self.run_id,
+            tasks=len(set().union(*self._tasks.values())) if self._tasks else 0,
+            attempts=sum(line.attempts for line in lines),
+            scored=sum(line.scored for line in lines),
+            lines=lines,
+            rewards=dict(sorted(self._histogram.items())),
+            stages={name: (median(times), sum(times)) for name, times in self._stages.items()},
+            failures={boundary: dict(causes) for boundary, causes in sorted(self._failures.items())},
+            statuses=dict(self._statuses),
+            groups=statistics.groups(everything),
+            owed=self.owed,
+            failure_groups=self.failure_groups,
+            stopped=self.stopped,
+        )
+
+    def _line(self, name: str) -> Line:
+        rewards, sums = self._rewards[name], self._sums[name]
+        per_task = [fmean(values) for values in rewards.values()]
+        attempts = {task: (len(values), sum(v >= SOLVED for v in values)) for task, values in rewards.items()}
+        top = max((n for n, _ in attempts.values()), default=0)
+        ks = [k for k in self._ks if k <= top]
+        return Line(
+            name=name,
+            tasks=len(self._tasks[name]),
+            attempts=sums["attempts"],
+            scored=sum(len(values) for values in rewards.values()),
+            reward=statistics.bootstrap_mean(per_task),
+            pass_at={k: _over(attempts, k, statistics.pass_at_k) for k in ks},
+            pass_hat={k: _over(attempts, k, statistics.pass_hat_k) for k in ks},
+            prompt_tokens=sums["prompt_tokens"],
+            completion_tokens=sums["completion_tokens"],
+            calls=sums["calls"],
+            wall_s=self._wall[name],
+            cost=self._costs.get(name),
+        )
+
+
+def _over(attempts: Mapping[str, tuple[int, int]], k: int, estimate: statistics.PassEstimate) -> Interval:
+    """Mean over the tasks that have at least k scored attempts; one task alone gets Wilson's interval at k = 1."""
+    usable = [(n, c) for n, c in attempts.values() if n >= k]
+    if len(usable) == 1 and k == 1:
+        return statistics.wilson(usable[0][1], usable[0][0])
+    return statistics.bootstrap_mean([estimate(n, c, k) for n, c in usable])
+
+
+def line_name(row: RolloutRow) -> str:
+    """The agent, and the policy's name where the run compares several."""
+    return f"{row.agent} / {row.policy}" if row.policy else row.agent
+
+
+def summarise(run_id: str, rollouts: Iterable[Rollout], prices: Prices | None = None) -> Report:
+    tally = Tally(run_id, prices)
+    for rollout in rollouts:
+        tally.add(rollout)
+    return tally.report()
+
+
+async def report(store: Store, run_id: str) -> Report:
+    """The statistics of a run, read from the store as a stream, with cost where the run's config has prices."""
+    info = await store.get_run(run_id)
+    tally = Tally(run_id, run_prices(info))
+    tally.owed = info.attempts.get("owed", 0) + info.attempts.get("leased", 0)
+    tally.stopped = await store.stopped_policies(run_id)
+    async for rollout in store.rollouts(run_id):
+        tally.add(rollout)
+    tally.failure_groups = await store.failures(run_id)
+    return await to_thread.run_sync(tally.report)
+
+
+def run_prices(info: RunInfo) -> Prices:
+    return msgspec.convert(info.config.get("prices", {}), dict[str, Price])
+
+
+def text(report: Report, width: int = 240) -> str:
+    """The report as a terminal of that many columns shows it."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    console = Console(file=out, width=width, no_color=True, highlight=False)
+    console.print(
+        f"run {report.run_id}: {report.tasks} tasks, {report.attempts} attempts, {report.scored} scored, "
+        f"{report.attempts - report.scored} without a reward" + (f", {report.owed} still owed" if report.owed else "")
+    )
+    names, scores, spent = _columns(report.lines)
+    if sum(map(_room, (names, *scores, *spent))) <= width:
+        _print_columns(console, names, [*scores, *spent])
+    else:
+        _print_columns(console, names, scores)
+        _print_columns(console, names, spent)
+    if report.stages:
+        parts = ", ".join(f"{name} {mid:.2f}" for name, (mid, _) in report.stages.items())
+        console.print(f"median seconds by stage: {parts}")
+    if report.groups.groups:
+        found = report.groups
+        console.print(f"groups: {found.groups}, without variance {found.zero_variance} (all solved {found.all_solved})")
+    for boundary, causes in report.failures.items():
+        listing = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
+        console.print(f"failed at {boundary}: {listing}")
+    lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+    lines += [f"  {group.count} x {printable(group.message)}" for group in report.failure_groups]
+    for policy, said in report.stopped.items():
+        name = f"policy {policy!r}" if policy else "the policy"
+        lines.append(f"stopped: {name} failed alike again and again and was asked no more; it said: {printable(said)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+Column = list[str]
+
+
+def _columns(lines: Sequence[Line]) -> tuple[Column, list[Column], list[Column]]:
+    """What each line is about, how well it did, and what that took. A column's head comes first."""
+    names = ["agent", *(line.name for line in lines)]
+    scores = [
+        ["attempts", *(f"{line.scored}/{line.attempts}" for line in lines)],
+        ["reward [95 %]", *(_shown(line.reward) for line in lines)],
+    ]
+    for k in sorted({k for line in lines for k in line.pass_at}):
+        scores.append([f"pass@{k}", *(_shown(line.pass_at[k]) if k in line.pass_at else "-" for line in lines)])
+    spent = [
+        ["calls", *(str(line.calls) for line in lines)],
+        ["tokens in", *(str(line.prompt_tokens) for line in lines)],
+        ["out", *(str(line.completion_tokens) for line in lines)],
+        ["wall s", *(f"{line.wall_s:.1f}" for line in lines)],
+    ]
+    if any(line.cost is not None for line in lines):
+        spent.append(["cost", *(f"{line.cost:.4f}" if line.cost is not None else "-" for line in lines)])
+    return names, scores, spent
+
+
+def _print_columns(console: Console, first: Column, others: Sequence[Column]) -> None:
+    """One table, or several below each other where one does not fit; each begins with `first`."""
+    from rich import box
+    from rich.table import Table
+
+    waiting = list(others)
+    while waiting:
+        table = Table(box=box.SIMPLE, pad_edge=False)
+        table.add_column(first[0], no_wrap=True)
+        chosen, room = [first], console.width - _room(first)
+        while waiting and (len(chosen) == 1 or room >= _room(waiting[0])):
+            chosen.append(waiting.pop(0))
+            room -= _room(chosen[-1])
+            table.add_column(chosen[-1][0], justify="right", no_wrap=True)
+        for cells in zip(*(column[1:] for column in chosen), strict=True):
+            table.add_row(*cells)
+        console.print(table)
+
+
+def _room(column: Column) -> int:
+    return max(map(len, column)) + 3  # and the space between columns
+
+
+def _shown(interval: Interval) -> str:
+    if interval.value is None:
+        return "-"
+    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"

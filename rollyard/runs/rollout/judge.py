@@ -1,0 +1,109 @@
+"""From a task's verifier to a verdict: chooses the verifier, gathers its tools, and hands over to the grades of `tasks`."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from rollyard.core.limits import Deadline
+from rollyard.core.protocols import Backend, Policy, Sandbox, Verifier
+from rollyard.core.rollout import CommandRecord, Rollout, Verdict
+from rollyard.core.sandbox import Network, SandboxSpec
+from rollyard.core.task import Site, Step, Task, VerifierSpec
+from rollyard.images.layers import layer_prefix
+from rollyard.runs.rollout.prepare import put_files
+from rollyard.runs.rollout.provision import Provision
+from rollyard.tasks import grade
+from rollyard.tasks.host_variables import resolve_env
+from rollyard.tasks.python_startup import StartUp, look
+from rollyard.tasks.verifiers import verifier_for
+
+
+class Judge:
+    """`verifier` is a callable that takes the place of the task's own; `policy` answers a model judge."""
+
+    def __init__(
+        self, backend: Backend, provision: Provision, verifier: Verifier | None = None, policy: Policy | None = None
+    ) -> None:
+        self._backend, self._provision, self._verifier, self._policy = backend, provision, verifier, policy
+
+    def spec(self, task: Task, step: Step | None) -> VerifierSpec | None:
+        """How this task (or step) is judged; None when nobody does."""
+        own = step.verifier if step is not None else task.verifier
+        if self._verifier is None:
+            return own
+        chosen = getattr(self._verifier, "grade", None)
+        if own is not None:
+            return msgspec.structs.replace(own, grade=chosen) if chosen is not None else own
+        return VerifierSpec(kind="python", grade=chosen or "sealed")
+
+    def specs(self, task: Task) -> tuple[VerifierSpec, ...]:
+        """How the task is judged, or each of its steps."""
+        found = (self.spec(task, step) for step in task.steps or (None,))
+        return tuple(spec for spec in found if spec is not None)
+
+    async def look(self, task: Task, sandbox: Sandbox, workdir: str) -> StartUp | None:
+        """What Python loads unasked, before the agent starts; only a verdict in the agent's own file system needs it."""
+        if all(spec.grade == "sealed" for spec in self.specs(task)):
+            return None
+        return await look(sandbox, workdir)
+
+    async def collect(self, spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[CommandRecord, ...]:
+        """The task's hooks that save run-time state, while the processes they look at still live."""
+        return await grade.collect(spec, sandbox, workdir)
+
+    async def __call__(
+        self,
+        spec: VerifierSpec,
+        rollout: Rollout,
+        sandbox: Sandbox,
+        *,
+        place: SandboxSpec,
+        workdir: str,
+        collected: tuple[CommandRecord, ...],
+        step: Step | None,
+        deadline: Deadline,
+        before: StartUp | None,
+    ) -> Verdict:
+        task = rollout.task
+
+        async def prepare(fresh: Sandbox) -> None:
+            """The task's files and setup, in a sandbox from its image."""
+            await put_files(fresh, task.files, workdir, task.user)
+            for command in task.setup:
+                await fresh.exec(command, cwd=workdir, timeout=max(1.0, deadline.left))
+
+        layers = await self._provision.layers(spec.layers)
+        case = grade.Case(
+            spec=spec,
+            rollout=rollout,
+            place=place,
+            workdir=workdir,
+            artifacts=(*task.artifacts, *(step.artifacts if step is not None else ())),
+            site=await self._site(spec.site, place, deadline) if spec.site is not None else None,
+            agent_user=task.user,
+            layers=layers,
+            tools=tuple(f"{layer_prefix(layer)}/bin" for layer in layers),
+            env=resolve_env(spec.env, os.environ, where=f"task {task.id}: verifier.env"),
+            timeout_s=max(1.0, deadline.left),
+            collected=collected,
+            before=before,
+        )
+        verifier = self._verifier or verifier_for(spec, self._policy)
+        return await grade.judge(case, sandbox, self._backend, verifier, forget=self._provision.forget, prepare=prepare)
+
+    async def _site(self, site: Site, place: SandboxSpec, deadline: Deadline) -> SandboxSpec:
+        """A place of the verifier's own, with its image built."""
+        built = await self._provision.image(site, self._backend, deadline)
+        return msgspec.structs.replace(
+            place,
+            image=built.image,
+            layers=await self._provision.layers(site.layers),
+            env={**built.env, **resolve_env(site.env, os.environ, where="verifier.environment.env")},
+            workdir=site.workdir or built.workdir,
+            user=built.user,
+            resources=site.resources,
+            network=msgspec.convert(site.network or "none", Network),
+            allowed_hosts=site.allowed_hosts,
+        )

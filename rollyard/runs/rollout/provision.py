@@ -1,0 +1,187 @@
+"""From a task and an agent to something a backend can open: the image, the agent's layer, and the route to the gate.
+
+Backends with layers mount the agent read-only. Backends without get the same layer uploaded once, unless the image already
+has the agent. Nothing is ever installed by piping a download into a shell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import msgspec
+import stamina
+
+from rollyard import agents
+from rollyard.core.agent import Agent, LayerSpec
+from rollyard.core.errors import (
+    AgentInstallFailed,
+    GateUnreachable,
+    SandboxError,
+    UnknownName,
+    Unsupported,
+    VerifierError,
+)
+from rollyard.core.limits import Deadline
+from rollyard.core.protocols import Backend, OwnImages, Sandbox
+from rollyard.core.task import Site, Step, Task, VerifierSpec
+from rollyard.images.build import build
+from rollyard.images.build_types import BuildOptions, Built, FileCache
+from rollyard.images.layers import layer_prefix
+from rollyard.images.store import ImageStore
+from rollyard.tasks.layers import layer_spec
+
+SOLUTION = "/solution"
+_PROBE = b"GET /health HTTP/1.1\r\nHost: gate\r\nConnection: close\r\n\r\n"
+
+
+class Ground(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rollout stands on. `agent_layer` is the agent's; `layers` are all that the backend mounts."""
+
+    built: Built
+    layers: tuple[str, ...]
+    agent_layer: str | None
+
+    @property
+    def prefix(self) -> str:
+        return layer_prefix(self.agent_layer) if self.agent_layer is not None else ""
+
+
+class Provision:
+    """Shared by the rollouts of a run, so that a layer or an image is built once and found ever after."""
+
+    def __init__(self, images: ImageStore | None = None, own: OwnImages | None = None) -> None:
+        self.images = images or ImageStore()
+        self._own = own
+        self._builds = FileCache(self.images.root / "builds")
+        self._locks: dict[str, anyio.Lock] = {}
+
+    @classmethod
+    def of(cls, backend: Backend | str) -> Provision:
+        """On the backend's own image store where it has one: an image or layer made elsewhere would be unknown to it."""
+        images = getattr(backend, "images", None)
+        own = backend if isinstance(backend, OwnImages) else None
+        return cls(images if isinstance(images, ImageStore) else None, own)
+
+    async def ground(self, task: Task, agent: Agent, backend: Backend, deadline: Deadline) -> Ground:
+        layer = await self.agent_layer(agent)
+        built = await self.image(task, backend, deadline)
+        if task.layers and not backend.capabilities.layers:
+            raise Unsupported(f"backend {backend.name!r} mounts no layers, and task {task.id!r} names some")
+        layers = await self.layers(task.layers)
+        if layer is not None and backend.capabilities.layers:
+            layers = (*layers, layer)
+        return Ground(built=built, layers=layers, agent_layer=layer)
+
+    async def verifier_tools(self, specs: Sequence[VerifierSpec], backend: Backend, deadline: Deadline) -> None:
+        """Build what judging will need before the agent runs: a tool that cannot be had must not cost an agent's work."""
+        try:
+            for spec in specs:
+                await self.layers(spec.layers)
+                if spec.site is not None:
+                    await self.layers(spec.site.layers)
+                    await self.image(spec.site, backend, deadline)
+        except SandboxError as error:
+            raise VerifierError(f"the verifier's tools could not be built: {error.message}", hint=error.hint) from error
+
+    async def layers(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Ids for layers as a task writes them: an id, or pinned packages to build once."""
+        found: list[str] = []
+        for name in names:
+            spec = layer_spec(name)
+            found.append(name if spec is None else await self.images.build_layer(spec))
+        return tuple(found)
+
+    async def agent_layer(self, agent: Agent) -> str | None:
+        if agent.layer == LayerSpec():
+            return None
+        try:
+            return await self.images.build_layer(agent.layer)
+        except SandboxError as error:
+            raise AgentInstallFailed(
+                f"agent {agent.name!r} could not be installed: {error.message}", hint=error.hint
+            ) from error
+
+    async def image(self, site: Site, backend: Backend, deadline: Deadline) -> Built:
+        """A known image, or one built from the site's Dockerfile and found again by its content. A ready image that the site
+        names beside its Dockerfile is taken where there is one."""
+        if site.build is None or (site.image != "host" and await self._ready_image(site.image, backend)):
+            return Built(image=site.image, workdir="")
+        lock = self._locks.setdefault(site.build, anyio.Lock())
+        async with lock:
+            timeout_s = min(site.build_timeout_s, max(1.0, deadline.left))
+            if isinstance(backend, OwnImages):
+                image = await backend.build_image(site.build, resources=site.resources, timeout_s=timeout_s)
+                return Built(image=image, workdir="")
+            options = BuildOptions(timeout_s=timeout_s, resources=site.resources)
+            return await build(site.build, backend, self.images, self._builds, options)
+
+    async def _ready_image(self, image: str, backend: Backend) -> bool:
+        """A backend that builds looks into its own store; one that does not has to take the name as it is."""
+        if not backend.capabilities.snapshot:
+            return True
+        try:
+            await self.images.resolve(image)
+        except UnknownName:
+            return False
+        return True
+
+    async def forget(self, image: str) -> None:
+        """Remove a snapshot that judging made."""
+        await (self._own.remove_image(image) if self._own is not None else self.images.remove(image))
+
+    async def ready(self, sandbox: Sandbox, agent: Agent, ground: Ground, deadline: Deadline) -> str:
+        """The prefix the agent lies under in this sandbox; "" when it was there already and is found on PATH."""
+        if ground.agent_layer is None or sandbox.capabilities.layers:
+            return ground.prefix
+        if agent.check:
+            found = await sandbox.exec(agents.installed(agent, ""), timeout=max(1.0, min(30.0, deadline.left)))
+            if found.ok:
+                return ""
+        source = self.images.layers.tree(ground.agent_layer) / ground.prefix.lstrip("/")
+        try:
+            async for attempt in stamina.retry_context(on=_may_repeat, attempts=3, timeout=deadline.left):
+                with attempt:
+                    await sandbox.upload_dir(str(source), ground.prefix)
+        except SandboxError as error:
+            raise AgentInstallFailed(f"agent {agent.name!r} could not be uploaded: {error}") from error
+        return ground.prefix
+
+    async def solution(self, sandbox: Sandbox, task: Task, step: Step | None, agent: Agent) -> str | None:
+        """The task's solution, put into the sandbox for the oracle alone."""
+        folder = step.solution if step is not None else task.solution
+        if agent.name != "oracle":
+            return None
+        if folder is None:
+            raise Unsupported(f"task {task.id!r} has no solution for the oracle to run")
+        source = Path(folder)
+        script = "solve.sh"
+        if source.is_file():
+            source, script = source.parent, source.name
+        await sandbox.upload_dir(str(source), SOLUTION)
+        return f"{SOLUTION}/{script}"
+
+    async def prove_route(self, sandbox: Sandbox, port: int) -> None:
+        """One request through the very listener the agent will use, before the agent starts. It reaches no policy."""
+        if not sandbox.capabilities.dial:
+            return
+        try:
+            with anyio.fail_after(10):
+                stream = await sandbox.dial(port)
+                try:
+                    await stream.send(_PROBE)
+                    head = await stream.receive()
+                finally:
+                    await stream.aclose()
+        except (OSError, TimeoutError, SandboxError) as error:
+            raise GateUnreachable(
+                f"the gate does not answer at 127.0.0.1:{port} inside the sandbox: {error or 'no answer in 10 s'}",
+                hint="is the gate running? `async with Gate(...)` must surround the rollout",
+            ) from error
+        if b" 200 " not in head.split(b"\r\n", 1)[0]:
+            raise GateUnreachable(f"the gate refused a probe from inside the sandbox: {head[:80]!r}")
+
+
+def _may_repeat(error: Exception) -> bool:
+    return isinstance(error, SandboxError) and error.retry in {"safe", "if_idempotent"}

@@ -1,0 +1,65 @@
+"""What a task's sandbox is opened with: the image and its defaults, the task's own wishes, labels that name the rollout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rollyard.core.limits import Limits
+from rollyard.core.protocols import Backend
+from rollyard.core.sandbox import Network, SandboxSpec
+from rollyard.core.task import Task
+from rollyard.images.build_types import Built
+from rollyard.runs.rollout.plan import Plan
+from rollyard.tasks.host_variables import resolve_env
+
+
+def task_spec(
+    task: Task, built: Built, layers: tuple[str, ...], *, labels: Mapping[str, str], limits: Limits
+) -> SandboxSpec:
+    """The place a task describes, from its pristine image."""
+    return SandboxSpec(
+        image=built.image,
+        layers=layers,
+        env={**built.env, **resolve_env(task.env, os.environ, where=f"task {task.id}")},
+        workdir=task.workdir or built.workdir or None,
+        user=task.user or built.user,
+        labels=labels,
+        ttl_s=limits.ttl_s,
+        boot_s=limits.boot,
+        resources=task.resources,
+        network=msgspec.convert(task.network or "none", Network),
+        allowed_hosts=task.allowed_hosts,
+    )
+
+
+def rollout_spec(plan: Plan, task: Task, built: Built, layers: tuple[str, ...], backend: Backend) -> SandboxSpec:
+    """The same place for one rollout: its labels, its isolation, and the model's host where the agent goes there itself."""
+    labels = {"rollyard.task": task.id, "rollyard.rollout": plan.rollout_id, "rollyard.attempt": str(plan.attempt)}
+    for name, value in (("run", plan.run_id), ("claim", plan.attempt_id), ("episode", plan.episode_id)):
+        if value is not None:
+            labels[f"rollyard.{name}"] = value
+    spec = task_spec(task, built, layers, labels={**plan.labels, **labels}, limits=plan.limits_for(task))
+    network, hosts = _with_direct(spec, plan, backend)
+    return msgspec.structs.replace(
+        spec,
+        network=network,
+        allowed_hosts=hosts,
+        min_isolation=plan.min_isolation,
+        allow_unsafe=plan.allow_unsafe,
+        lifetime=plan.lifetime,
+        options=plan.sandbox_options,
+    )
+
+
+def _with_direct(spec: SandboxSpec, plan: Plan, backend: Backend) -> tuple[Network, tuple[str, ...]]:
+    """A direct agent gets the model's host as well, and nothing else where that can be said."""
+    if plan.direct is None or spec.network == "host":
+        return spec.network, spec.allowed_hosts
+    host = urlsplit(plan.direct[0]).hostname or ""
+    if backend.capabilities.network_allowlist:
+        return "allowlist", (*spec.allowed_hosts, host)
+    return "host", ()

@@ -1,0 +1,273 @@
+"""What `rollyard run` was asked for, turned into a run or a single rollout, and its outcome as text."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.limits import Limits
+from rollyard.core.rollout import Rollout
+from rollyard.core.task import File
+from rollyard.runs.display.progress import Display, one_line, summary
+from rollyard.runs.report.report import Report
+from rollyard.runs.report.report import text as report_text
+from rollyard.runs.rollout.modes import choose
+from rollyard.runs.rollout.run_rollout import run_rollout
+from rollyard.runs.run.config import POLICY, RunConfig, anchor, load
+from rollyard.runs.run.drive import drive
+from rollyard.runs.run.executor import Executor, executor
+from rollyard.runs.run.policies import open_policy
+from rollyard.runs.run.policy_health import check_servers
+from rollyard.store import Store
+
+_SERVERS = ("upstream:", "tokens:", "passthrough:")  # policies behind which a server stands
+STORE = "runs.db"  # where verbs look unless they are told
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    tasks: str | None = None
+    agents: tuple[str, ...]
+    policies: tuple[str, ...] = ()
+    base_url: str | None = None
+    model: str | None = None
+    key_env: str | None = None
+    mode: str | None = None
+    attempts: int = 1
+    parallel: int = 4
+    sandbox: str = "local"
+    store: str = STORE
+    resume: str | None = None
+    retries: int = 1
+    limit: int | None = None
+    filter: tuple[str, ...] = ()
+    seed: int | None = None
+    agent_s: float | None = None
+    max_calls: int | None = None
+    instruction: str | None = None
+    setup: tuple[str, ...] = ()
+    verify: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    allow_network: bool = False
+    allow_unsafe: bool = False
+    executor: str = "local"
+    ray_address: str | None = None
+    per_node: int | None = None
+    as_json: bool = False
+
+    @property
+    def limits(self) -> Limits | None:
+        return None if self.agent_s is None else Limits(agent=self.agent_s)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    text: str
+    failed: bool
+    stopped: bool = False  # a policy was asked no more: what is left is owed
+
+
+async def execute(request: Request, shown: Display) -> Outcome:
+    if request.instruction is not None:
+        if request.executor != "local":
+            raise ConfigError("--instruction runs one rollout, in this process", hint="leave out --executor")
+        if request.tasks is not None or request.resume is not None:
+            raise ConfigError("--instruction runs one rollout; it takes no tasks and no --resume")
+        return await _one(request, shown)
+    if request.setup or request.verify or request.files:
+        raise ConfigError("--setup, --verify and --file go with --instruction", hint="tasks bring their own")
+    return await _many(request, shown)
+
+
+def _executor(request: Request) -> Executor:
+    given = {"address": request.ray_address, "per_node": request.per_node}
+    return executor(request.executor, **{name: value for name, value in given.items() if value is not None})
+
+
+async def _one(request: Request, shown: Display) -> Outcome:
+    named = _named(request.policies)
+    if len(named) > 1 or len(request.agents) != 1:
+        raise ConfigError("--instruction takes one agent and one policy")
+    await _check_server(request, next(iter(named.values()), None))
+    async with Store.open(request.store) as store:
+        with shown:
+            done = await run_rollout(
+                _text(request.instruction or ""),
+                agent=request.agents[0],
+                mode=request.mode,
+                model=request.model,
+                base_url=request.base_url,
+                key=_key(request.key_env),
+                policy=next(iter(named.values()), None),
+                sandbox=request.sandbox,
+                files=[_file(text) for text in request.files],
+                setup=request.setup,
+                verify=request.verify,
+                limits=request.limits,
+                seed=request.seed,
+                max_calls=request.max_calls,
+                allow_network=request.allow_network,
+                allow_unsafe=request.allow_unsafe,
+                store=store,
+                sink=shown.event,
+            )
+    failed = done.failure is not None
+    return Outcome(_json(done) if request.as_json else _shown(done), failed)
+
+
+async def _check_server(request: Request, policy: str | None) -> None:
+    """A server that will not answer is told of before anything opens."""
+    if request.base_url is None and not (policy or "").startswith(_SERVERS):
+        return
+    key = _key(request.key_env)
+    opened = None if policy is None else await open_policy(policy, model=request.model, key_env=request.key_env)
+    answering = choose(request.mode, policy=opened, base_url=request.base_url, model=request.model, key=key)
+    try:
+        await check_servers({POLICY: answering.policy}, request.model)
+    finally:
+        await answering.policy.aclose()
+
+
+async def _many(request: Request, shown: Display) -> Outcome:
+    if request.resume is not None:
+        config = None
+    elif request.tasks is not None and request.tasks.endswith(".toml") and Path(request.tasks).name != "dataset.toml":
+        config = load(request.tasks)
+    elif request.tasks is not None:
+        config = _config(request, request.tasks)
+    else:
+        raise ConfigError("nothing to run", hint="name a folder of tasks, a run's TOML file, --instruction or --resume")
+    where = _executor(request)
+    report = await drive(config, store=request.store, display=shown, resume=request.resume, executor=where)
+    failed, stopped = any(status != "completed" for status in report.statuses), bool(report.stopped)
+    if request.as_json:
+        return Outcome(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed, stopped)
+    return Outcome(closing_words(report, request.store), failed, stopped)
+
+
+def closing_words(report: Report, store: str) -> str:
+    """What a finished run leaves on the terminal: its report, and the command that looks closer."""
+    command = f"rollyard show {report.run_id}{store_option(store)}"
+    text = f"{report_text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
+    if report.stopped:
+        text += f"resume with:\n  rollyard run --resume {report.run_id}{store_option(store)}\n"
+    return text
+
+
+def resume_command(request: Request) -> str:
+    """With a place for the run's id."""
+    words = ["rollyard run --resume {run}"]
+    if request.executor != "local":
+        words.append(f"--executor {request.executor}")
+        words += [f"--ray-address {shlex.quote(request.ray_address)}"] if request.ray_address is not None else []
+        words += [f"--per-node {request.per_node}"] if request.per_node is not None else []
+    return " ".join(words) + store_option(request.store)
+
+
+def store_option(store: str) -> str:
+    """What a command needs to find that store."""
+    return "" if store == STORE else f" --store {shlex.quote(store)}"
+
+
+def terminal_width() -> int:
+    """Of standard output; where that is no terminal, lines are as long as they are."""
+    return os.get_terminal_size(1).columns if os.isatty(1) else 240
+
+
+def _config(request: Request, tasks: str) -> RunConfig:
+    if request.policies and request.base_url is not None:
+        raise ConfigError("--policy and --base-url both say who answers", hint="give one of them")
+    return RunConfig(
+        tasks=str(Path(tasks).resolve()) if Path(tasks).exists() else tasks,
+        agents=request.agents,
+        policies=_named(request.policies) or _server(request),
+        model=request.model,
+        key_env=request.key_env,
+        mode=request.mode,
+        attempts=request.attempts,
+        parallel=request.parallel,
+        retries=request.retries,
+        sandbox=request.sandbox,
+        limits=request.limits,
+        seed=request.seed,
+        filter=request.filter,
+        limit=request.limit,
+        max_calls=request.max_calls,
+        allow_network=request.allow_network,
+        allow_unsafe=request.allow_unsafe,
+    )
+
+
+def _named(policies: tuple[str, ...]) -> Mapping[str, str]:
+    """`NAME=kind:where` for several, or one without a name."""
+    named: dict[str, str] = {}
+    for number, text in enumerate(policies):
+        name, separator, rest = text.partition("=")
+        if not separator or ":" in name or "#" in name:  # the = of an option
+            name, rest = (POLICY if number == 0 else f"{POLICY}{number + 1}"), text
+        if name in named:
+            raise ConfigError(f"two policies are named {name!r}")
+        named[name] = anchor(rest, Path.cwd())
+    return named
+
+
+def _server(request: Request) -> Mapping[str, str]:
+    if request.base_url is None:
+        return {}
+    kind = "passthrough" if request.mode == "black_box" else "upstream"
+    return {POLICY: f"{kind}:{request.base_url}"}
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise ConfigError(f"the variable {variable!r} named by --key-env is not set")
+    return os.environ[variable]
+
+
+def _text(text: str) -> str:
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read the instruction from {text[1:]!r}: {error.strerror}") from error
+
+
+def _file(text: str) -> File:
+    source, separator, target = text.rpartition(":")
+    if not separator or not target:
+        raise ConfigError(f"--file {text!r} is not SRC:DST")
+    return File(path=target, source=source)
+
+
+def _shown(done: Rollout) -> str:
+    lines = [one_line(done)]
+    for record in (*done.setup, *(done.verdict.commands if done.verdict else ())):
+        lines.append(f"  $ {record.command}  -> {record.exit_code}")
+    if done.diff:
+        lines.append(done.diff.rstrip())
+    if done.failure is not None:
+        lines += [
+            f"failed at {done.failure.boundary} in {done.failure.stage}: {done.failure.message}",
+            done.log_tail[-2000:],
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _json(done: Rollout) -> str:
+    fields = summary(done) | {
+        "sandbox_id": done.sandbox_id,
+        "mode": done.mode,
+        "exit_code": done.exit_code,
+        "setup": msgspec.to_builtins(done.setup),
+        "verdict": msgspec.to_builtins(done.verdict),
+        "diff": done.diff,
+        "log_tail": done.log_tail,
+        "gate_log_tail": done.gate_log_tail,
+    }
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode() + "\n"

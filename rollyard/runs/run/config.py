@@ -1,0 +1,120 @@
+"""One TOML file is one run. `RunConfig` is that file as a frozen value; the command line and Python fill the same one."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollyard.core.errors import ConfigError
+from rollyard.core.limits import Limits
+from rollyard.core.sandbox import Isolation
+from rollyard.core.sequences import check_sequences
+from rollyard.runs.run.spending import Price
+
+POLICY = "policy"  # the name of a run's only policy
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a run is: tasks x agents x policies x attempts, and how each rollout is made.
+
+    `policies` maps a name (shown in reports) to how it is reached: `upstream:URL`, `tokens:URL`, `scripted:FILE`,
+    `replay:ID`. `concurrency` bounds the rollouts in flight per policy name, `prices` say what its tokens cost."""
+
+    tasks: str = ""
+    agents: tuple[str, ...] = ("pi",)
+    policies: Mapping[str, str] = {}
+    model: str | None = None
+    key_env: str | None = None  # the variable that holds the model server's key; the key itself is never kept
+    mode: str | None = None
+    attempts: int = 1
+    parallel: int = 4
+    concurrency: Mapping[str, int] = {}
+    retries: int = 1
+    policy_failures: int = 5  # equal failures in a row after which a policy is asked no more; 0: never
+    lease_s: float = 60.0  # how long an attempt stays with a worker that gives no sign of life
+    sandbox: str = "local"
+    sandbox_options: Mapping[str, str] = {}
+    limits: Limits | None = None
+    seed: int | None = None
+    filter: tuple[str, ...] = ()  # globs on task ids
+    limit: int | None = None
+    labels: Mapping[str, str] = {}
+    system_prompt: str | None = None
+    disabled_tools: tuple[str, ...] = ()
+    disable_thinking: bool = False
+    max_tokens_cap: int | None = None
+    top_logprobs: int | None = None
+    max_calls: int | None = None  # a session's budget of model calls
+    max_tokens: int | None = None  # the run's budget of completion tokens
+    prices: Mapping[str, Price] = {}  # by policy name
+    max_cost: float | None = None  # the run's budget of money, in the currency of `prices`
+    allow_network: bool = False
+    allow_unsafe: bool = False
+    min_isolation: Isolation = "landlock"
+    gate_url: str | None = None
+
+    def __post_init__(self) -> None:
+        check_sequences(self)
+        for name in ("attempts", "parallel"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 1 <= self.lease_s < 86400:
+            raise ConfigError(f"lease_s must be between a second and a day, got {self.lease_s}")
+        for name in ("retries", "policy_failures"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        for field in ("concurrency", "prices"):
+            for name in getattr(self, field):
+                if self.policies and name not in self.policies:
+                    raise ConfigError(f"{field} names the policy {name!r}, which the run does not have")
+        if self.max_cost is not None and not self.prices:
+            raise ConfigError(
+                "max_cost needs prices", hint="give [prices.NAME] prompt and completion per million tokens"
+            )
+
+
+def load(path: str | Path) -> RunConfig:
+    """A TOML file with `RunConfig`'s fields; relative task paths are relative to the file."""
+    return convert(read_toml(path), str(path))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    file = Path(path)
+    try:
+        values: dict[str, Any] = tomllib.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"no such file: {file}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from error
+    if "tasks" in values and (file.parent / values["tasks"]).exists():
+        values["tasks"] = str((file.parent / values["tasks"]).resolve())
+    for name, text in values.get("policies", {}).items():
+        values["policies"][name] = anchor(str(text), file.parent)
+    return values
+
+
+def anchor(policy: str, folder: Path) -> str:
+    """A script, and the store of a recording, are found again by a run that is resumed elsewhere."""
+    kind, colon, rest = policy.partition(":")
+    where, mark, options = rest.partition("#")
+    if kind == "scripted" and colon and (folder / where).exists():
+        where = str((folder / where).resolve())
+    if kind == "replay":
+        options = "&".join(_anchor_store(option, folder) for option in options.split("&"))
+    return f"{kind}{colon}{where}{mark}{options}"
+
+
+def _anchor_store(option: str, folder: Path) -> str:
+    name, _, path = option.partition("=")
+    return f"store={(folder / path).resolve()}" if name == "store" and (folder / path).exists() else option
+
+
+def convert(values: Mapping[str, Any], source: str) -> RunConfig:
+    try:
+        return msgspec.convert(values, RunConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {error}", hint="see `rollyard run --help` for the fields") from error

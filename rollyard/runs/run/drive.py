@@ -1,0 +1,93 @@
+"""From a `RunConfig` to a finished run: opens the store, the policies and the gate, shows progress, and reports.
+
+This is what `rollyard run` does. A run's config is kept in the store, so `resume` needs only the run's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+import anyio
+
+from rollyard.core.protocols import Backend, Policy
+from rollyard.gate import Gate
+from rollyard.runs.display.progress import Display
+from rollyard.runs.report.report import Report, report
+from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.run.config import RunConfig, convert
+from rollyard.runs.run.executor import Executor, Local
+from rollyard.runs.run.policies import check_policies, open_policies
+from rollyard.runs.run.run import Run
+from rollyard.store import Store
+from rollyard.tasks.taskset import Taskset
+
+
+async def drive(
+    config: RunConfig | None,
+    *,
+    store: str,
+    display: Display,
+    resume: str | None = None,
+    executor: Executor | None = None,
+) -> Report:
+    """Run `config` (or what is left of the run `resume`) to its end and report. Ctrl-C cancels cleanly; attempts stay owed."""
+    if config is not None:
+        check_policies(config)
+    async with Store.open(store, create=resume is None) as kept:
+        if resume is not None:
+            config = convert((await kept.get_run(resume)).config, f"run {resume}")
+        assert config is not None  # one of the two is given
+        with display:
+            return await carry_out(config, store=kept, display=display, resume=resume, executor=executor)
+
+
+async def carry_out(
+    config: RunConfig,
+    *,
+    store: Store,
+    display: Display | None = None,
+    resume: str | None = None,
+    answering: Mapping[str, Policy] | None = None,
+    sandbox: str | Backend | None = None,
+    executor: Executor | None = None,
+) -> Report:
+    """The whole matrix of a config through one queue. `answering` are policies of the caller's, by name; an executor on other
+    machines opens the config's there."""
+    async with AsyncExitStack() as stack:
+        loading = partial(Taskset.load, config.tasks, allow_network=config.allow_network)
+        tasks = await anyio.to_thread.run_sync(loading)
+        where = executor or Local()
+        here = await _in_this_process(stack, config, store, answering) if where.name == Local.name else {}
+        async with Run(
+            tasks,
+            store=store,
+            config=config,
+            resume=resume,
+            sink=display.event if display is not None else nowhere,
+            sandbox=sandbox,
+            executor=where,
+            **here,
+        ) as run:
+            if display is not None:
+                display.begin(run.id, run.owed, run.done)
+            try:
+                async for rollout in run:
+                    if display is not None:
+                        display.rollout(rollout)
+            except anyio.get_cancelled_exc_class():
+                if display is not None:
+                    display.stop()
+                raise
+        return await report(store, run.id)
+
+
+async def _in_this_process(
+    stack: AsyncExitStack, config: RunConfig, store: Store, answering: Mapping[str, Policy] | None
+) -> dict[str, Any]:
+    """The policies and the gate that a local run is given; workers elsewhere open their own."""
+    named = answering or await open_policies(stack, config, store)
+    gate = await stack.enter_async_context(Gate(next(iter(named.values())), log=store))
+    return {"gate": gate, "policies": named if len(named) > 1 else None}

@@ -1,0 +1,65 @@
+"""Whether a policy's server answers: asked once before a run, and watched while it goes on.
+
+`check_servers` ends a run that could only fail before anything opens. `PolicyHealth` says when a policy is asked no more: it
+failed alike so often in a row that the next attempt would only fail too. An answer of any kind ends a row. A refusal for good
+(the key, the model's name) counts each time. A server that is away fails every rollout in flight at the same moment, so there
+only a failure of an attempt that began after the last one counts: a short outage is waited out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rollyard.core.errors import REFUSED_FOR_GOOD, Error
+from rollyard.core.failure_groups import alike
+from rollyard.core.protocols import Checkable, Policy
+from rollyard.core.rollout import Rollout
+from rollyard.runs.rollout.plan import AGENTS_MODEL
+
+
+async def check_servers(policies: Mapping[str, Policy], model: str | None) -> None:
+    """Ask each policy's server once whether it will answer. Raises with its address and its own words."""
+    for name, policy in policies.items():
+        if not isinstance(policy, Checkable):
+            continue
+        try:
+            await policy.check(model or AGENTS_MODEL)
+        except Error as error:
+            if len(policies) > 1:
+                error.message = f"policy {name!r}: {error.message}"
+            raise
+
+
+class _Row:
+    def __init__(self, message: str) -> None:
+        self.message, self.alike, self.count, self.at = message, alike(message), 0, 0.0
+
+
+class PolicyHealth:
+    """`stopped` maps a policy's name to what its server said last. `most` 0 stops none."""
+
+    def __init__(self, most: int) -> None:
+        self.stopped: dict[str, str] = {}
+        self._most = most
+        self._rows: dict[str, _Row] = {}
+
+    def note(self, policy: str, done: Rollout, *, began: float, now: float) -> bool:
+        """True when this rollout's failure was the one too many."""
+        failure = done.failure
+        if failure is None or failure.boundary != "policy":
+            self._rows.pop(policy, None)
+            return False
+        row = self._rows.get(policy)
+        if row is None or row.alike != alike(failure.message) or _was_answered(done):
+            row = self._rows[policy] = _Row(failure.message)
+        if failure.status in REFUSED_FOR_GOOD or began >= row.at:
+            row.count, row.at = row.count + 1, now
+        if not self._most or row.count < self._most or policy in self.stopped:
+            return False
+        self.stopped[policy] = failure.message
+        return True
+
+
+def _was_answered(done: Rollout) -> bool:
+    records = done.trajectory.records if done.trajectory is not None else ()
+    return any(record.error is None for record in records)

@@ -1,0 +1,291 @@
+"""`ray`: a run's workers on the nodes of a Ray cluster. Imported only when chosen; the extra is `rollyard[ray]`.
+
+One worker (or `per_node`) sits on every live node and pulls attempts from the shared store. The driver starts workers, starts
+them again where they died and where a node joined, shows what the store says, and cancels. It carries no rollout: workers are
+detached, so a driver that dies leaves the run going, and one that comes back with `resume` finds its workers by name.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import structlog
+
+from rollyard.core.errors import ConfigError, Error, MissingExtra, StoreError, Unsupported
+from rollyard.core.rollout import Rollout
+from rollyard.runs.run.executor import Crew, Given, Record
+from rollyard.runs.run.ray_worker import Ended, NodeWorker, Posting
+from rollyard.runs.run.shipping import packed
+from rollyard.runs.run.store_retry import insist
+from rollyard.runs.run.work import Work
+from rollyard.runs.run.worker import COMMITTED
+
+T = TypeVar("T")
+
+NAMESPACE = "rollyard"
+_LOOK_S = 1.0  # between looks at the cluster's nodes
+_POLL_S = 0.25  # between looks at the store
+_CALL_S = 60.0  # for one request to the cluster
+_STOP_S = 45.0  # for a worker to close its sandboxes
+_SHORT_S = 15.0  # a worker that lived less counts as one that cannot start
+_TRIES = 5
+
+
+class Ray:
+    """`address` is `auto` (the cluster this machine belongs to), `host:port`, or `local` for a throw-away one here.
+    Workers that are not `detached` end with the process that started them."""
+
+    name = "ray"
+
+    def __init__(self, address: str = "auto", *, per_node: int = 1, detached: bool = True) -> None:
+        if find_spec("ray") is None:
+            raise MissingExtra("ray", "ray", why="the executor 'ray'")
+        if per_node < 1:
+            raise ConfigError(f"per_node must be at least 1, got {per_node}")
+        self._address, self._per_node, self._detached = address, per_node, detached
+
+    async def check(self, work: Work, given: Given) -> None:
+        if not isinstance(given.sandbox, str):
+            raise Unsupported("workers on other machines open their own sandboxes", hint="give the backend's name")
+        if given.gate is not None or given.policies:
+            raise Unsupported(
+                "workers on other machines open their own gate and policies",
+                hint='leave out gate= and policies=, and name them in the config: policies={"policy": "upstream:URL"}',
+            )
+        if not work.config.policies:
+            raise ConfigError("nobody answers the model calls", hint='policies={"policy": "upstream:URL"}')
+        ray = await self._connect()
+        nodes = len(await _off_loop(lambda: _live_nodes(ray)))
+        if nodes > 1 and not given.store.shared:
+            raise Unsupported(
+                f"a SQLite store is a file of one machine, and this Ray cluster has {nodes} nodes",
+                hint="--store postgresql://USER@HOST/NAME",
+            )
+
+    async def _connect(self) -> Any:
+        return await _off_loop(lambda: connected(self._address))
+
+    @asynccontextmanager
+    async def open(self, work: Work, given: Given, record: Record) -> AsyncGenerator[Crew]:
+        ray = await self._connect()
+        nodes = await _off_loop(lambda: _live_nodes(ray))
+        await record()
+        posting = Posting(
+            work=work,
+            store=_reachable(given.store.where),
+            slots=math.ceil(work.config.parallel / (len(nodes) * self._per_node)),
+            parcels=await packed(work, given.store),
+            secrets=_secrets(work.config.key_env),
+        )
+        crew = _RayCrew(ray, posting, given, self._per_node, self._detached)
+        await crew.listen()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(crew.supervise, group)
+                try:
+                    yield crew
+                finally:
+                    group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):  # after the group: a worker may have been starting until then
+                await crew.dismiss()
+
+
+class _RayCrew:
+    def __init__(self, ray: Any, posting: Posting, given: Given, per_node: int, detached: bool) -> None:
+        self._ray, self._posting, self._given = ray, posting, given
+        self._per_node, self._detached = per_node, detached
+        self._run_id = posting.work.run_id
+        self._actors: dict[str, Any] = {}  # by name, those that were alive when last seen
+        self._finished: set[str] = set()
+        self._failed: dict[str, int] = {}  # how often in a row a worker ended at once
+        self._broken: Error | None = None
+        self._cancelled = False
+        self._after = 0  # the last event that is not news
+        self._log: Any = structlog.get_logger("rollyard.runs.ray")
+
+    # what the caller sees
+
+    async def listen(self) -> None:
+        """What happens from now on is news; what an earlier driver has shown is not."""
+        self._after = await insist(self._given.store.latest_event)
+
+    async def __aiter__(self) -> AsyncIterator[Rollout]:
+        store, sink = self._given.store, self._given.sink
+        last = False
+        while not self._cancelled:
+            found = await insist(lambda: store.events(run_id=self._run_id, after=self._after))
+            for stored in found:
+                self._after = stored.seq
+                await sink(stored.event)
+                if stored.event.name == COMMITTED and stored.event.rollout_id is not None:
+                    rollout_id = stored.event.rollout_id
+                    yield await insist(lambda rollout_id=rollout_id: store.get_rollout(rollout_id))
+            if found:
+                continue
+            if last:
+                return
+            if self._broken is not None:
+                raise self._broken
+            last = await self._over()
+            if not last:
+                await anyio.sleep(_POLL_S)
+
+    async def _over(self) -> bool:
+        if self._posting.work.stays:
+            return False
+        counts = await insist(lambda: self._given.store.progress(self._run_id))
+        if not counts.get("owed", 0) and not counts.get("leased", 0):
+            return True
+        return bool(self._finished) and not self._actors  # the run's budget is spent
+
+    async def cancel(self) -> None:
+        self._cancelled = True
+        await self.dismiss()
+
+    # the workers
+
+    async def supervise(self, group: Any) -> None:
+        """A worker on every node that is alive, also on one that joined or came back."""
+        while self._broken is None and not self._cancelled:
+            for node in await self._nodes():
+                for number in range(self._per_node):
+                    name = f"{self._run_id}/{node}/{number}"
+                    if name not in self._actors and name not in self._finished:
+                        await self._start(name, node, group)
+            await anyio.sleep(_LOOK_S)
+
+    async def _nodes(self) -> list[str]:
+        try:
+            return await _off_loop(lambda: _live_nodes(self._ray))
+        except (self._ray.exceptions.RayError, OSError, RuntimeError, TimeoutError) as error:
+            self._log.warning("cluster.away", error=str(error))
+            return []
+
+    async def _start(self, name: str, node: str, group: Any) -> None:
+        try:
+            with anyio.CancelScope(shield=True):  # one that starts while the run ends must be known, to be dismissed
+                self._actors[name] = await _off_loop(
+                    lambda: _actor(self._ray, name, node, self._posting, self._detached)
+                )
+        except (self._ray.exceptions.RayError, ValueError, TimeoutError) as error:  # the node went away meanwhile
+            self._log.warning("worker.not_started", node=node, error=str(error))
+            return
+        group.start_soon(self._follow, name, self._actors[name])
+
+    async def _follow(self, name: str, actor: Any) -> None:
+        began = time.monotonic()
+        try:
+            ended: Ended = await actor.run.remote()
+        except self._ray.exceptions.RayError as error:
+            self._lost(name, time.monotonic() - began, error)
+            await anyio.sleep(_LOOK_S)
+            self._actors.pop(name, None)
+            return
+        if ended.error is not None:
+            kind = StoreError if ended.boundary == "store" else ConfigError
+            self._broken = kind(f"a worker gave up: {ended.error}", hint=ended.hint)
+        self._finished.add(name)
+        with anyio.CancelScope(shield=True):  # the run may end at this moment, and then nobody else would
+            await _off_loop(lambda: self._ray.kill(actor))
+        self._actors.pop(name, None)
+
+    def _lost(self, name: str, lived_s: float, error: Exception) -> None:
+        """A worker or its node died: its leases run out and its attempts are done elsewhere."""
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        self._log.warning("worker.lost", worker=name, lived_s=round(lived_s, 1), error=reason)
+        self._failed[name] = self._failed.get(name, 0) + 1 if lived_s < _SHORT_S else 0
+        if self._failed[name] >= _TRIES:
+            self._broken = Error(f"the worker on node {name.split('/')[1]} ended {_TRIES} times at once: {reason}")
+
+    async def dismiss(self) -> None:
+        """Every worker that is left gives its attempts back, removes its sandboxes and ends."""
+        actors, self._actors = self._actors, {}
+        async with anyio.create_task_group() as group:
+            for actor in actors.values():
+                group.start_soon(self._dismiss, actor)
+
+    async def _dismiss(self, actor: Any) -> None:
+        try:
+            with anyio.move_on_after(_STOP_S):
+                await actor.stop.remote()
+            await _off_loop(lambda: self._ray.kill(actor))
+        except self._ray.exceptions.RayError as error:  # it is dead already, which is what was wanted
+            self._log.info("worker.gone", error=type(error).__name__)
+
+
+def connected(address: str) -> Any:
+    """Ray itself, this process being a driver of the cluster at `address`."""
+    if find_spec("ray") is None:
+        raise MissingExtra("ray", "ray", why="the executor 'ray'")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray: Any = import_module("ray")
+    if not ray.is_initialized():
+        try:
+            _join(ray, address)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"no Ray cluster answers at {address!r}: {str(error).splitlines()[0]}",
+                hint="start one with `ray start --head`, or give --ray-address HOST:PORT",
+            ) from error
+    return ray
+
+
+def _join(ray: Any, address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit():  # Ray itself would wait half a minute for nobody
+        socket.create_connection((host.rpartition("/")[2], int(port)), timeout=5).close()
+    ray.init(
+        address=address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level="ERROR",
+        **({"include_dashboard": False} if address == "local" else {}),
+    )
+
+
+def _live_nodes(ray: Any) -> list[str]:
+    return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+
+
+def _actor(ray: Any, name: str, node: str, posting: Posting, detached: bool) -> Any:
+    strategies: Any = import_module("ray.util.scheduling_strategies")
+    return (
+        ray.remote(NodeWorker)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached" if detached else None,
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=0,
+            scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+        )
+        .remote(posting)
+    )
+
+
+async def _off_loop(call: Callable[[], T]) -> T:
+    """Ray's own calls block; none of them may stop the loop, nor wait for ever."""
+    with anyio.fail_after(_CALL_S):
+        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+
+
+def _reachable(where: str) -> str:
+    """The store as a worker names it, whose working directory is another."""
+    return where if "://" in where else str(Path(where).absolute())
+
+
+def _secrets(variable: str | None) -> dict[str, str]:
+    value = os.environ.get(variable) if variable is not None else None
+    return {variable: value} if variable is not None and value else {}

@@ -1,0 +1,102 @@
+"""The worker that Ray runs on a node: it opens the store, a sandbox backend, the policies and a gate beside them, and works.
+
+It imports no Ray. Model calls go from the gate here to the policy's own server; calls, events and verdicts go from here to the
+store; nothing passes through the driver, which may be gone. It ends by itself when the run owes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from rollyard.core.errors import Error
+from rollyard.core.rollout import Rollout
+from rollyard.gate import Gate
+from rollyard.runs.rollout.provision import Provision
+from rollyard.runs.run.policies import open_policies
+from rollyard.runs.run.shipping import Parcels, unpacked
+from rollyard.runs.run.work import Work
+from rollyard.runs.run.worker import Means, Worker
+from rollyard.sandbox import backend as open_backend
+from rollyard.store import Store
+
+LINGER_S = 15.0
+STORE_S = 60.0  # a worker that starts while its store restarts waits for it
+
+
+class Posting(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is sent. `secrets` are variables that the policies read their keys from; they are kept nowhere."""
+
+    work: Work
+    store: str
+    slots: int
+    parcels: Parcels
+    secrets: Mapping[str, str] = {}
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker ended: by itself, or with an error that another try would meet again. A plain value, since an error's own
+    class may not survive the way back."""
+
+    error: str | None = None
+    hint: str | None = None
+    boundary: str | None = None
+
+
+class NodeWorker:
+    """The class that Ray makes an actor of. `run` may be called again by a driver that came back."""
+
+    def __init__(self, posting: Posting) -> None:
+        self._posting = posting
+        self._task: asyncio.Task[Ended] | None = None
+        os.environ.update(posting.secrets)
+
+    async def where(self) -> tuple[str, int]:
+        return socket.gethostname(), os.getpid()
+
+    async def run(self) -> Ended:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+        return await asyncio.shield(self._task)
+
+    async def stop(self) -> None:
+        """Cancel what is in flight, give the attempts back, remove the sandboxes."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _work(self) -> Ended:
+        ended = Ended()
+        try:
+            await work_here(self._posting)
+        except* Error as errors:
+            first: BaseException = errors
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            assert isinstance(first, Error)
+            ended = Ended(error=first.message, hint=first.hint, boundary=first.boundary)
+        # The driver ends this process once it has read how the run ended. Where no driver is left, nobody would.
+        asyncio.get_running_loop().call_later(LINGER_S, os._exit, 0)
+        return ended
+
+
+async def work_here(posting: Posting, clock: Callable[[], float] | None = None) -> None:
+    """Until the run owes nothing. `clock` is the store's."""
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(Store.open(posting.store, wait_s=STORE_S, clock=clock))
+        backend = await stack.enter_async_context(open_backend(posting.work.config.sandbox))
+        provision = Provision.of(backend)
+        work = await unpacked(posting.work, posting.parcels, store, provision.images)
+        answering = await open_policies(stack, work.config, store)
+        gate = await stack.enter_async_context(Gate(next(iter(answering.values())), log=store))
+        named = answering if work.policies != ("",) else {}
+        await Worker(work, Means(store, gate, backend, named, provision)).run(posting.slots, _kept)
+
+
+async def _kept(_: Rollout) -> None:
+    """The driver reads finished rollouts from the store."""

@@ -1,0 +1,246 @@
+"""What workers on other machines need of this one's files, shipped through the store by content, once per node.
+
+A parcel is a directory or file as a tar in pieces; each piece is a body in the store under its digest, so the same task
+folder, agent layer or image is sent once and found ever after, also by a node that joins when the driver is gone. A node
+unpacks a parcel under a name that is its digest, and paths in tasks and policies are changed to where it lies there. Parts of
+the image store (layers, trees of images) keep their place and name, since those are digests already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+from anyio.abc import Process
+
+from rollyard.core.agent import LayerSpec
+from rollyard.core.cache import hold_lock_async
+from rollyard.core.errors import StoreError
+from rollyard.core.home import private_dir
+from rollyard.images.store import ImageStore
+from rollyard.images.trees import publish, remove_tree
+from rollyard.runs.run.work import Work
+from rollyard.store import Store
+
+T = TypeVar("T")
+
+PIECE = 4 << 20
+_UNPACK_S = 1800.0
+_PATHS = (
+    "source",
+    "build",
+    "compose",
+    "solution",
+    "workdir_files",
+    "image",
+    "tests",
+)  # fields of tasks that are host paths
+_SCRIPT = "scripted:"
+_TAR = ("tar", "--sort=name", "--mtime=@0", "--numeric-owner", "--xattrs", "--xattrs-include=*", "--format=pax")
+_SAME_ALWAYS = "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime"
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    """`name` is a path of the machine it was packed on, or one below the image store."""
+
+    name: str
+    pieces: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("".join(self.pieces).encode()).hexdigest()[:32]
+
+
+class Parcels(msgspec.Struct, frozen=True, kw_only=True):
+    """`files` are unpacked anywhere; `parts` are pieces of an image store; `layers` and `names` say what those are."""
+
+    files: tuple[Parcel, ...] = ()
+    parts: tuple[Parcel, ...] = ()
+    layers: tuple[tuple[LayerSpec, str], ...] = ()
+    names: Mapping[str, str] = {}
+
+
+async def packed(work: Work, store: Store, images: ImageStore | None = None) -> Parcels:
+    """Put what the work refers to on this machine into the store. A store of one machine needs none of it."""
+    if not store.shared:
+        return Parcels()
+    images = images or ImageStore()
+    layers = [(a.layer, await images.build_layer(a.layer)) for a in work.agents.values() if a.layer != LayerSpec()]
+    parts, names = _images_of(work, images)
+    parts |= {f"layers/{layer_id}" for _, layer_id in layers}
+    files = [await _pack(Path(root), root, store) for root in _roots(work)]
+    return Parcels(
+        files=tuple(files),
+        parts=tuple([await _part(images, name, store) for name in sorted(parts)]),
+        layers=tuple(layers),
+        names=names,
+    )
+
+
+async def unpacked(work: Work, parcels: Parcels, store: Store, images: ImageStore) -> Work:
+    """The same work with its files on this machine."""
+    for part in parcels.parts:
+        await _unpack(part, images.root / part.name, store, images.root)
+    for spec, layer_id in parcels.layers:
+        images.layers.remember(spec, layer_id)
+    for name, image_id in parcels.names.items():
+        await images.catalog.name(image_id, [name])
+    places: dict[str, str] = {}
+    for parcel in parcels.files:
+        place = images.root / "parcels" / parcel.digest
+        await _unpack(parcel, place, store, images.root)
+        places[parcel.name] = str(place)
+    return _moved_work(work, places) if places else work
+
+
+# what is to be sent
+
+
+def _roots(work: Work) -> list[str]:
+    """Host paths that tasks and scripts lie under; none lies under another."""
+    found = {path for task in work.tasks.values() for path in _paths_in(task)}
+    found |= {text.removeprefix(_SCRIPT) for text in work.config.policies.values() if text.startswith(_SCRIPT)}
+    if Path(work.config.tasks).is_absolute() and Path(work.config.tasks).is_dir():
+        found.add(work.config.tasks)
+    real = sorted(path for path in found if Path(path).is_absolute() and Path(path).exists())
+    return [path for n, path in enumerate(real) if not any(_below(path, root) for root in real[:n])]
+
+
+def _paths_in(value: Any) -> Iterable[str]:
+    if isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            inner = getattr(value, name)
+            yield from _texts(inner) if name in _PATHS or name == "options" else _paths_in(inner)
+    elif isinstance(value, tuple):
+        for inner in value:  # pyright: ignore[reportUnknownVariableType] - of structs, or of nothing that matters
+            yield from _paths_in(inner)
+
+
+def _texts(value: Any) -> list[str]:
+    inner: Any = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else [value]
+    return [text for text in inner if isinstance(text, str) and text.startswith("/")]
+
+
+def _images_of(work: Work, images: ImageStore) -> tuple[set[str], dict[str, str]]:
+    """The parts of the image store that the tasks' images are made of, and the names those have."""
+    parts: set[str] = set()
+    names: dict[str, str] = {}
+    for name in {task.image for task in work.tasks.values()} - {"host"}:
+        record = images.catalog.look_up(name)
+        if record is None:  # a path, or a name that only the nodes know
+            continue
+        parts.add(f"images/{record.id}.json")
+        for kind, _, which in (ref.partition(":") for ref in (*record.stack, *sum(record.over.values(), ()))):
+            if kind in ("tree", "layer"):
+                parts.add(f"{kind}s/{which}")
+        if name != record.id:
+            names[name] = record.id
+    return parts, names
+
+
+async def _part(images: ImageStore, name: str, store: Store) -> Parcel:
+    """A part never changes, so it is read once; afterwards the store is only asked whether it still has the pieces."""
+    noted = private_dir(images.root / "parcels") / f"{name.replace('/', '.')}.pieces"
+    if noted.is_file():
+        parcel = Parcel(name, tuple(noted.read_text().split()))
+        if not await store.missing_blobs(parcel.pieces):
+            return parcel
+    parcel = await _pack(images.root / name, name, store)
+    noted.write_text("\n".join(parcel.pieces))
+    return parcel
+
+
+async def _pack(path: Path, name: str, store: Store) -> Parcel:
+    command = [*_TAR, _SAME_ALWAYS, "-cf", "-", "-C", str(path.parent), "--", path.name]
+    pieces: list[str] = []
+    async with await anyio.open_process(command) as tar:
+        async for piece in _in_pieces(tar):
+            pieces.append(await store.put_blob(piece))
+    if tar.returncode:
+        raise StoreError(f"{path} could not be packed: tar ended with {tar.returncode}")
+    return Parcel(name, tuple(pieces))
+
+
+async def _in_pieces(tar: Process) -> AsyncIterator[bytes]:
+    assert tar.stdout is not None
+    kept = bytearray()
+    async for data in tar.stdout:
+        kept += data
+        while len(kept) >= PIECE:
+            yield bytes(kept[:PIECE])
+            del kept[:PIECE]
+    if kept:
+        yield bytes(kept)
+
+
+# what has arrived
+
+
+async def _unpack(parcel: Parcel, target: Path, store: Store, root: Path) -> None:
+    """Once per node: whoever comes second finds it there."""
+    if target.exists():
+        return
+    async with hold_lock_async(root / "locks" / f"parcel-{parcel.digest}", _UNPACK_S):
+        if target.exists():
+            return
+        work = Path(tempfile.mkdtemp(prefix=".new-", dir=private_dir(target.parent)))
+        try:
+            command = ["tar", "--xattrs", "--xattrs-include=*", "--numeric-owner", "-xpf", "-", "-C", str(work)]
+            async with await anyio.open_process(command) as tar:
+                assert tar.stdin is not None
+                for piece in parcel.pieces:
+                    await tar.stdin.send(await store.get_blob(piece))
+                await tar.stdin.aclose()
+            if tar.returncode:
+                raise StoreError(f"{parcel.name} could not be unpacked: tar ended with {tar.returncode}")
+            publish(work / Path(parcel.name).name, target)
+        finally:
+            await anyio.to_thread.run_sync(remove_tree, work)
+
+
+def _moved_work(work: Work, places: Mapping[str, str]) -> Work:
+    policies = {
+        name: _SCRIPT + _moved(text.removeprefix(_SCRIPT), places) if text.startswith(_SCRIPT) else text
+        for name, text in work.config.policies.items()
+    }
+    config = msgspec.structs.replace(work.config, policies=policies, tasks=_moved(work.config.tasks, places))
+    tasks = {task_id: _moved_in(task, places) for task_id, task in work.tasks.items()}
+    return msgspec.structs.replace(work, config=config, tasks=tasks)
+
+
+def _moved_in(value: Any, places: Mapping[str, str]) -> Any:
+    if isinstance(value, msgspec.Struct):
+        changed: dict[str, Any] = {}
+        for name in value.__struct_fields__:
+            inner = getattr(value, name)
+            moved = _moved_texts(inner, places) if name in _PATHS or name == "options" else _moved_in(inner, places)
+            if moved is not inner:
+                changed[name] = moved
+        return msgspec.structs.replace(value, **changed) if changed else value
+    if isinstance(value, tuple):
+        return tuple(_moved_in(inner, places) for inner in value)  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def _moved_texts(value: Any, places: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _moved(inner, places) if isinstance(inner, str) else inner for name, inner in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_moved(inner, places) if isinstance(inner, str) else inner for inner in value)
+    return _moved(value, places) if isinstance(value, str) else value
+
+
+def _moved(path: str, places: Mapping[str, str]) -> str:
+    for root, place in places.items():
+        if _below(path, root):
+            return place + path[len(root) :]
+    return path
+
+
+def _below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")

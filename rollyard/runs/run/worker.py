@@ -1,0 +1,360 @@
+"""A worker: it claims attempts from the store, runs each through the one lifecycle, and commits what came of it.
+
+There may be one in this process or a hundred on other machines; they meet only in the store. Nothing is kept here that
+matters: a worker that is killed loses its leases, its attempts run again elsewhere, and one that was presumed dead and wakes
+up commits nothing. A store that is away for a while is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+import anyio
+import msgspec
+import structlog
+from anyio.abc import TaskGroup
+
+from rollyard.core.errors import ConfigError, LeaseLost, SandboxError, SandboxUnavailable, StoreError
+from rollyard.core.events import POLICY_STOPPED, Event
+from rollyard.core.ids import new_id
+from rollyard.core.lease import Attempt, Lease
+from rollyard.core.protocols import Backend, EventSink, Policy
+from rollyard.core.rollout import Failure, Rollout
+from rollyard.core.task import Task
+from rollyard.gate import Budget, Gate
+from rollyard.runs.rollout.lifecycle import rollout
+from rollyard.runs.rollout.modes import Answering, choose
+from rollyard.runs.rollout.plan import AGENTS_MODEL, Plan, check, refused
+from rollyard.runs.rollout.provision import Provision
+from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.run.policy_health import PolicyHealth
+from rollyard.runs.run.spending import Spending
+from rollyard.runs.run.store_retry import insist
+from rollyard.runs.run.work import Work, owner_name
+from rollyard.store import Store
+
+Finished = Callable[[Rollout], Awaitable[None]]
+
+STARTED = "rollout.started"
+COMMITTED = "rollout.committed"  # the event that is kept in the same transaction as its rollout
+FLUSH_S, SHARED_FLUSH_S = 0.1, 2.0  # events of this long become one write; on a shared store appends take turns
+LONGEST_FLUSH_S = 30.0  # and the longer one had to wait, the rarer they become: many workers do not block each other
+LOST_CLAIMS = 10  # how often an attempt may take its worker with it before it is given up
+_IDLE_S, _LONGEST_IDLE_S = 0.1, 1.0
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # for a policy whose server failed, doubled with every try
+_RELEASE_S = 5.0
+
+
+class Means(NamedTuple):
+    """What a worker works with, opened by whoever starts it and closed after it."""
+
+    store: Store
+    gate: Gate
+    backend: Backend
+    policies: Mapping[str, Policy]  # by the names that attempts have; an attempt without one is the gate's
+    provision: Provision
+    sink: EventSink = nowhere
+
+
+class Worker:
+    def __init__(self, work: Work, means: Means) -> None:
+        self._work, self._means, self._store = work, means, means.store
+        self._config = work.config
+        self._owner = owner_name()
+        self._held: dict[str, tuple[Lease, anyio.CancelScope]] = {}
+        self._told: list[tuple[Lease, Event]] = []
+        self._telling = anyio.Lock()
+        self._health = PolicyHealth(0 if work.stays else work.config.policy_failures)
+        self._log: Any = structlog.get_logger("rollyard.runs.run.worker")
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._held)
+
+    async def run(self, slots: int, finished: Finished) -> None:
+        """Work, up to `slots` rollouts at a time, until the run owes nothing. Cancelled, it gives its attempts back."""
+        async with anyio.create_task_group() as beside:
+            beside.start_soon(self._keep)
+            beside.start_soon(self._tell_often)
+            async with anyio.create_task_group() as group:
+                await self._pull(anyio.CapacityLimiter(slots), group, finished)
+            beside.cancel_scope.cancel()
+
+    # claims
+
+    async def _pull(self, slots: anyio.CapacityLimiter, group: TaskGroup, finished: Finished) -> None:
+        idle = _IDLE_S
+        while True:
+            place = object()
+            await slots.acquire_on_behalf_of(place)
+            lease = None if await self._over_budget() else await insist(self._claim)
+            if lease is not None:
+                group.start_soon(self._attempt, lease, slots, place, finished)
+                idle = _IDLE_S
+                continue
+            slots.release_on_behalf_of(place)
+            if await self._nothing_left():
+                return
+            await anyio.sleep(idle)
+            idle = min(2 * idle, _LONGEST_IDLE_S)
+
+    async def _claim(self) -> Lease | None:
+        run_id, ttl_s = self._work.run_id, self._config.lease_s
+        bounds = {**self._work.concurrency, **dict.fromkeys(self._health.stopped, 0)}
+        return await self._store.claim(run_id, owner=self._owner, ttl_s=ttl_s, concurrency=bounds)
+
+    async def _nothing_left(self) -> bool:
+        if await self._over_budget():
+            return not self._held
+        if self._work.stays:
+            return False
+        if stopped := self._health.stopped:
+            left = await insist(lambda: self._store.attempts(self._work.run_id))
+            return not any(a.state in ("owed", "leased") and a.policy not in stopped for a in left) and not self._held
+        counts = await insist(lambda: self._store.progress(self._work.run_id))
+        return not counts.get("owed", 0) and not counts.get("leased", 0)
+
+    async def _over_budget(self) -> bool:
+        """What all workers have used, as the store says."""
+        config = self._config
+        if config.max_cost is None and config.max_tokens is None:
+            return False
+        spending = Spending(config.prices, max_cost=config.max_cost, max_tokens=config.max_tokens)
+        for line in await insist(lambda: self._store.spent(self._work.run_id)):
+            spending.add(line)
+        return spending.over
+
+    async def _keep(self) -> None:
+        """Heartbeats for all leases in one write; a lost one ends its rollout, which could not be committed anyway."""
+        while True:
+            await anyio.sleep(self._config.lease_s / 3)
+            held = [lease for lease, _ in self._held.values()]
+            try:
+                lost = await self._store.heartbeats(held, ttl_s=self._config.lease_s)
+                await self._store.reclaim(self._work.run_id)
+            except StoreError as error:
+                self._log.warning("lease.not_kept", leases=len(held), error=str(error))
+                continue
+            for attempt_id in lost & self._held.keys():
+                self._held[attempt_id][1].cancel()
+
+    # one claim
+
+    async def _attempt(self, lease: Lease, slots: anyio.CapacityLimiter, place: object, finished: Finished) -> None:
+        """Run it, then commit it or give it back for another try."""
+        attempt_id = lease.attempt.id
+        try:
+            with anyio.CancelScope() as scope:
+                self._held[attempt_id] = (lease, scope)
+                began = time.monotonic()
+                rollout_ended = await self._rollout(lease)
+                await self._note_health(lease, rollout_ended, began)
+                done = await self._commit(lease, rollout_ended)
+                if done is not None:
+                    await finished(done)
+        except BaseException:  # cancelled too: a lease without a worker goes back at once
+            with anyio.move_on_after(_RELEASE_S, shield=True):
+                await self._store.release(lease)
+            raise
+        finally:
+            self._held.pop(attempt_id, None)
+            slots.release_on_behalf_of(place)
+
+    async def _rollout(self, lease: Lease) -> Rollout:
+        attempt, config, means = lease.attempt, self._config, self._means
+        task, plan = await self._task(attempt), self._plan(attempt)
+        if attempt.tries > config.retries + 1 + LOST_CLAIMS:
+            message = f"given up after {attempt.tries - 1} claims: whoever did it died, or lost it"
+            hint = "does it use up a node's memory?"
+            return refused(task, plan, means.backend.name, SandboxUnavailable(message, hint=hint))
+        await self._clear(attempt)
+
+        async def tell(event: Event) -> None:
+            self._told.append((lease, event))
+            await means.sink(event)
+
+        try:
+            answering = self._answering(attempt)
+            plan = self._plan(attempt, answering)
+            await tell(self._begun(attempt, plan.rollout_id))
+            return await rollout(
+                task,
+                plan,
+                backend=means.backend,
+                gate=means.gate,
+                session_options={
+                    "policy": means.policies.get(attempt.policy),
+                    "budget": Budget(calls=config.max_calls),
+                    "settings": answering.settings,
+                    "lease": lease,
+                },
+                provision=means.provision,
+                sink=tell,
+            )
+        except ConfigError as error:  # this agent and this task do not fit: one cell of the matrix, not the end of it
+            return refused(task, plan, means.backend.name, error)
+
+    async def _clear(self, attempt: Attempt) -> None:
+        """Remove what whoever had the attempt before may have left here."""
+        if attempt.tries == 1 or not self._means.backend.capabilities.list:
+            return
+        try:
+            await self._means.backend.reap({"rollyard.claim": attempt.id})
+        except (SandboxError, OSError) as error:  # what cannot be removed now ends with its own time
+            self._log.warning("sandbox.not_reaped", attempt=attempt.id, error=str(error))
+
+    async def _task(self, attempt: Attempt) -> Task:
+        known = self._work.tasks.get(attempt.task_id)
+        if known is not None:
+            return known
+        return msgspec.msgpack.decode(await insist(lambda: self._store.get_blob(attempt.task_digest)), type=Task)
+
+    def _plan(self, attempt: Attempt, answering: Answering | None = None) -> Plan:
+        config = self._config
+        asked: dict[str, Any] = {"mode": answering.mode, **answering.left_to_agent} if answering is not None else {}
+        return Plan(
+            rollout_id=new_id("ro"),
+            agent=self._work.agents[attempt.agent],
+            model=config.model or AGENTS_MODEL,
+            attempt=attempt.number,
+            run_id=self._work.run_id,
+            attempt_id=attempt.id,
+            group_id=_group(attempt),
+            seed=attempt.seed,
+            labels={**config.labels, **({"policy": attempt.policy} if attempt.policy else {})},
+            limits=config.limits,
+            system_prompt=config.system_prompt,
+            disabled_tools=config.disabled_tools,
+            **asked,
+            allow_network=config.allow_network,
+            allow_unsafe=config.allow_unsafe,
+            min_isolation=config.min_isolation,
+            verifier=self._work.verifier,
+            hooks=self._work.hooks,
+            gate_url=config.gate_url,
+            sandbox_options=config.sandbox_options,
+        )
+
+    def refuse_hopeless(self) -> None:
+        """Refuse a run of which nothing can be done. Where something can, what cannot is kept as refused, cell by cell."""
+        first: ConfigError | None = None
+        names = product(self._work.tasks, self._work.agents, self._work.policies)
+        for task, agent, policy in names:
+            attempt = Attempt(
+                id="", run_id=self._work.run_id, task_id=task, task_digest="", agent=agent, policy=policy, number=0
+            )
+            try:
+                check(self._plan(attempt, self._answering(attempt)), self._work.tasks[task], self._means.backend)
+            except ConfigError as error:
+                first = first or error
+            else:
+                return
+        if first is not None:
+            raise first
+
+    def _answering(self, attempt: Attempt) -> Answering:
+        config = self._config
+        return choose(
+            config.mode,
+            policy=self._means.policies.get(attempt.policy, self._means.gate.policy),
+            switches=self._work.agents[attempt.agent].switches,
+            disable_thinking=config.disable_thinking,
+            max_tokens_cap=config.max_tokens_cap,
+            top_logprobs=config.top_logprobs,
+        )
+
+    async def _commit(self, lease: Lease, done: Rollout) -> Rollout | None:
+        """None when there is nothing to show: the attempt was given back, or is somebody else's by now."""
+        if done.failure is not None and done.failure.retry:
+            if done.failure.boundary == "policy" and lease.attempt.policy in self._health.stopped:
+                await self._leave_owed(lease, done, done.failure)
+                return None
+            if lease.attempt.tries <= self._config.retries:
+                await self._again(lease, done, done.failure)
+                return None
+        event = self._event(COMMITTED, done, status=done.status, reward=done.reward)
+        told = [*await self._own(lease), event]
+        try:
+            await insist(lambda: self._store.commit_rollout(done, lease=lease, told=told))
+        except LeaseLost:
+            return None
+        await self._means.sink(event)
+        return done
+
+    async def _note_health(self, lease: Lease, done: Rollout, began: float) -> None:
+        """A policy that failed once too often is asked no more; what it owes is left for a resumed run."""
+        policy = lease.attempt.policy
+        if not self._health.note(policy, done, began=began, now=time.monotonic()):
+            return
+        fields = {
+            "policy": policy,
+            "failures": self._config.policy_failures,
+            "message": self._health.stopped[policy],
+        }
+        event = Event(at=time.time(), name=POLICY_STOPPED, run_id=self._work.run_id, fields=fields)
+        await insist(lambda: self._store.event(event))
+        await self._means.sink(event)
+
+    async def _leave_owed(self, lease: Lease, done: Rollout, failure: Failure) -> None:
+        event = self._event("attempt.left_owed", done, cause=failure.cause)
+        self._told.append((lease, event))
+        await self._means.sink(event)
+        await self._tell_now()  # before the claim that they belong to is given back
+        await insist(lambda: self._store.release(lease))
+
+    async def _again(self, lease: Lease, done: Rollout, failure: Failure) -> None:
+        """For another try; when a policy's server failed, not at once, and no worker asks it for more meanwhile."""
+        event = self._event("attempt.retried", done, cause=failure.cause)
+        self._told.append((lease, event))
+        await self._means.sink(event)
+        after_s = 0.0
+        if failure.boundary == "policy":
+            after_s = min(_PAUSE_S * 2 ** (lease.attempt.tries - 1), _LONGEST_PAUSE_S)
+            await insist(lambda: self._store.pause(self._work.run_id, lease.attempt.policy, after_s))
+        await self._tell_now()  # before the claim that they belong to is given back
+        await insist(lambda: self._store.release(lease, after_s=after_s))
+
+    # events
+
+    def _begun(self, attempt: Attempt, rollout_id: str) -> Event:
+        fields = {"task": attempt.task_id, "attempt": attempt.number, "agent": attempt.agent, "policy": attempt.policy}
+        return Event(at=time.time(), name=STARTED, run_id=self._work.run_id, rollout_id=rollout_id, fields=fields)
+
+    def _event(self, name: str, done: Rollout, **fields: Any) -> Event:
+        fields = {"task": done.task.id, "attempt": done.attempt, **fields}
+        return Event(at=time.time(), name=name, run_id=self._work.run_id, rollout_id=done.id, fields=fields)
+
+    async def _own(self, lease: Lease) -> list[Event]:
+        """What one rollout told and nobody has written yet."""
+        async with self._telling:
+            own = [event for under, event in self._told if under is lease]
+            self._told = [told for told in self._told if told[0] is not lease]
+            return own
+
+    async def _tell_often(self) -> None:
+        usual = every = SHARED_FLUSH_S if self._store.shared else FLUSH_S
+        while True:
+            await anyio.sleep(every)
+            if self._told:
+                began = time.monotonic()
+                await self._tell_now()
+                every = max(usual, min(LONGEST_FLUSH_S, 10 * (time.monotonic() - began)))
+
+    async def _tell_now(self) -> None:
+        async with self._telling:
+            told, self._told = self._told, []
+            try:
+                await self._store.events_under(told)
+            except BaseException as error:  # told again with the next ones; only a cancellation goes further
+                self._told[:0] = told
+                if not isinstance(error, StoreError):
+                    raise
+
+
+def _group(attempt: Attempt) -> str:
+    """The group that an attempt's id names (`GROUP:NUMBER`), or all attempts at the same cell of the run."""
+    group, colon, _ = attempt.id.rpartition(":")
+    return group if colon else f"{attempt.run_id}/{attempt.task_id}/{attempt.agent}/{attempt.policy}"

@@ -1,0 +1,140 @@
+"""Where a call goes: found by lineage, proved by tokens, and where it forks, why.
+
+A straight continuation leaves `place` early; everything about reasons runs only once a fork is certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rollyard.core.call import Call, CallRecord, Edge
+from rollyard.core.message import Message
+from rollyard.core.node import BreakReason, Node
+from rollyard.trajectory.call_index import Ledger
+from rollyard.trajectory.fork_reason import changed_echo, changed_history, quotes
+from rollyard.trajectory.graph import WIDTH, Graph
+from rollyard.trajectory.lineage import ROOT, START, Step, repeats
+
+
+class Place(NamedTuple):
+    """Below `step.node`, after `end` known tokens. `answer` is the nearest recorded answer above; `orphan` an answer that
+    the request quotes and nobody has recorded."""
+
+    step: Step
+    end: int
+    answer: Node | None
+    edge: Edge
+    parent_call_id: str | None
+    reason: str | None = None
+    mismatch: int | None = None
+    orphan: Message | None = None
+
+    @property
+    def below(self) -> int | None:
+        return None if self.step.node == ROOT else self.step.node
+
+    def new_messages(self, call: Call) -> list[Message]:
+        """What the request adds, less what only repeats a part of the answer above."""
+        above = self.answer.message if self.answer is not None else None
+        return [message for message in call.messages[self.step.consumed :] if not repeats(above, message)]
+
+
+def place(graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes | None) -> Place:
+    """`digest` names the request's body; `packed` are the ids of its prompt, None where nobody knows them."""
+    steps = graph.lineage.walk(call.messages, call.tools_digest)
+    reached = graph.answer_above(steps[-1].node) if steps else None
+    if packed is None:
+        step, end = max(steps, key=lambda at: (at.consumed, at.node), default=START), 0
+    else:
+        step, end = _prove(graph, steps, reached, packed, len(call.messages))
+    here = Place(step, end, graph.answer_above(step.node), "root", None)
+    failed = ledger.failed(digest)
+    if failed is not None:
+        return here._replace(edge="retry_of", parent_call_id=failed)
+    repeated = ledger.at_prompt.get(step.node)
+    if repeated is not None and step.consumed == len(call.messages):
+        return here._replace(edge="retry_of", parent_call_id=repeated)
+    quoted = [message for message in here.new_messages(call) if message.role == "assistant"]
+    if here.answer is not None and here.answer is reached and not quoted and repeated is None:
+        return here._replace(edge="extends", parent_call_id=here.answer.call_id)
+    if quoted and not graph.lineage.knows(quoted[-1]):
+        here = here._replace(orphan=quoted[-1])
+    return _fork(graph, ledger, call, here, _Evidence(steps, reached, ledger.latest(call.thread), packed))
+
+
+def _prove(graph: Graph, steps: Sequence[Step], reached: Node | None, packed: bytes, count: int) -> tuple[Step, int]:
+    """The deepest step whose ids the prompt begins with; failing the lineage, the longest call that it begins with."""
+    best, end = START, 0
+    for step in steps:
+        at, known = graph.climb(step, packed)
+        if (known, at.consumed) > (end, best.consumed):
+            best, end = at, known
+    if reached is None or graph.answer_above(best.node) is not reached:
+        leaf = graph.longest_prefix(packed, end)
+        if leaf is not None:
+            consumed = max(0, min(len(graph.path(leaf)), count - 1))
+            best, end = Step(leaf, consumed, START, exact=False), graph.end(leaf) or 0
+    total = len(packed) // WIDTH
+    while end < total and best.consumed >= count and best.previous is not None:  # the delta needs a message to lie on
+        best = best.previous
+        end = graph.end(best.node) or 0
+    return best, end
+
+
+class _Evidence(NamedTuple):
+    """What is known of a call that forks: how far its words were recognised, and its thread's latest call."""
+
+    steps: Sequence[Step]
+    reached: Node | None
+    latest: CallRecord | None
+    packed: bytes | None
+
+
+def _fork(graph: Graph, ledger: Ledger, call: Call, here: Place, seen: _Evidence) -> Place:
+    """Name the edge and the reason. What the policy said of its own prompt is better informed than a comparison."""
+    reason, mismatch = _why(graph, call, here, seen)
+    edge: Edge = "root"
+    parent: str | None = None
+    latest = seen.latest
+    if here.answer is not None:
+        edge, parent = "extends", here.answer.call_id
+        reason = "history_edited" if reason == "new_root" else reason
+    elif call.kind == "compaction":
+        reason, mismatch = "compaction", None
+    elif latest is not None and (latest.kind == "compaction" or _is_quoted(graph, latest, call)):
+        edge, parent, reason, mismatch = "compacted_from", latest.id, "compaction", None
+    elif (spawner := ledger.spawner(call)) is not None:
+        edge, parent, reason, mismatch = "spawned_by", spawner, "new_root", None
+    return here._replace(edge=edge, parent_call_id=parent, reason=call.break_reason or reason, mismatch=mismatch)
+
+
+def _is_quoted(graph: Graph, latest: CallRecord, call: Call) -> bool:
+    return latest.leaf is not None and quotes(graph.nodes[latest.leaf].message, call.messages)
+
+
+def _why(graph: Graph, call: Call, here: Place, seen: _Evidence) -> tuple[BreakReason, int | None]:
+    """The reason, and where it first differs: the token where both sides have ids, else the message."""
+    mismatch: int | None = None
+    if seen.reached is not None and here.answer is not seen.reached:  # the words were the same, the tokens were not
+        before = seen.reached
+        reason = changed_echo(_echoes(graph, call, seen.steps[-1]), seen.steps[-1].skipped)
+    elif seen.latest is not None and seen.latest.leaf is not None:
+        before = graph.nodes[seen.latest.leaf]
+        same_tools = seen.latest.tools_digest == call.tools_digest
+        reason, mismatch = changed_history(graph.messages(before.id), call.messages, same_tools)
+    else:
+        return "new_root", None
+    if reason != "new_root" and seen.packed is not None:
+        found = graph.mismatch(before.id, seen.packed)
+        mismatch = mismatch if found is None else found
+    return reason, mismatch
+
+
+def _echoes(graph: Graph, call: Call, step: Step) -> list[tuple[Node, Message]]:
+    pairs: list[tuple[Node, Message]] = []
+    at: Step | None = step
+    while at is not None and at.node != ROOT:
+        pairs.append((graph.nodes[at.node], call.messages[at.consumed - 1]))
+        at = at.previous
+    return pairs

@@ -1,0 +1,191 @@
+"""Samples: a rollout as rows that a trainer takes, one per branch, and the reasons for every branch that is not a row.
+
+A row is refused rather than repaired. The reward belongs to the rollout and is repeated on its rows; a baseline is computed
+over rollouts (`rollout_id`), never over rows, and a loss is normalised the same way (`count` says how many rows share it).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable
+from statistics import fmean, pstdev
+from typing import TypeVar
+
+import msgspec
+
+from rollyard.core.call import floats
+from rollyard.core.rollout import Rollout
+from rollyard.trajectory.branch import Branch, BranchKind, Span, can_train
+from rollyard.trajectory.trajectory import Trajectory
+
+T = TypeVar("T", int, float)
+TRAINED_KINDS: tuple[BranchKind, ...] = ("agent", "subagent", "compaction")
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """All arrays have one entry per token. `mask` is 1 on tokens that train; `logprobs` is 0.0, `versions` -1 and
+    `temperatures` 1.0 on all others. `temperatures` is None where some answer's effective temperature is not known."""
+
+    rollout_id: str
+    run_id: str | None
+    group_id: str | None
+    task_id: str
+    attempt: int
+    index: int
+    count: int
+    kind: BranchKind
+    call_ids: tuple[str, ...]
+    spans: tuple[Span, ...]
+    ids: array[int]
+    mask: bytes
+    logprobs: array[float]
+    versions: array[int]
+    temperatures: array[float] | None
+    prompt_len: int
+    truncated: bool
+    reward: float | None
+
+    @property
+    def trained(self) -> int:
+        return self.mask.count(1)
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """A branch that is no row, and why."""
+
+    rollout_id: str
+    branch: int
+    kind: BranchKind
+    call_ids: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+class Samples(msgspec.Struct, frozen=True):
+    rows: tuple[Sample, ...]
+    refused: tuple[Refused, ...]
+
+
+def samples(
+    rollout: Rollout,
+    trajectory: Trajectory | None = None,
+    *,
+    kinds: Collection[BranchKind] = TRAINED_KINDS,
+    unscored: bool = False,
+) -> Samples:
+    """Rows of a rollout. `kinds` are the branches wanted; `unscored` also gives rows of a rollout that has no reward."""
+    graph = trajectory if trajectory is not None else rollout.trajectory
+    if graph is None:
+        return Samples((), ())
+    against = _against(rollout, unscored)
+    trained: set[int] = set()
+    kept: list[tuple[Branch, bytes]] = []
+    refused: list[Refused] = []
+    for branch in graph.branches:
+        reasons = list(against)
+        if branch.kind not in kinds:
+            reasons.append(f"{branch.kind} branches are not asked for")
+        if branch.ids is None:
+            reasons += branch.flaws
+        mask = b""
+        if not reasons:
+            mask = _mask(branch, trained)
+            if not any(mask):
+                reasons += branch.flaws or ("every answer on it trains in another row",)
+        if reasons:
+            refused.append(_refused(rollout, branch, reasons))
+        else:
+            kept.append((branch, mask))
+    rows = tuple(_row(rollout, graph, branch, mask, n, len(kept)) for n, (branch, mask) in enumerate(kept))
+    return Samples(rows, tuple(refused))
+
+
+def advantages(rows: Iterable[Sample], *, scale: bool = True) -> dict[str, float]:
+    """Group-relative advantages by rollout: each rollout counts once in its group's mean however many rows it has, and one
+    without a reward counts nowhere. `scale` divides by the group's standard deviation where there is one."""
+    groups: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row.reward is not None:
+            groups.setdefault(row.group_id or row.task_id, {})[row.rollout_id] = row.reward
+    found: dict[str, float] = {}
+    for rewards in groups.values():
+        mean, spread = fmean(rewards.values()), pstdev(rewards.values())
+        by = spread if scale and spread > 0 else 1.0
+        found |= {rollout_id: (reward - mean) / by for rollout_id, reward in rewards.items()}
+    return found
+
+
+def _against(rollout: Rollout, unscored: bool) -> list[str]:
+    reasons: list[str] = []
+    if not rollout.trainable and rollout.failure is not None:
+        reasons.append(f"the rollout failed at its {rollout.failure.boundary} ({rollout.failure.cause})")
+    if rollout.reward is None and not unscored:
+        reasons.append("the rollout has no reward")
+    return reasons
+
+
+def _mask(branch: Branch, trained: set[int]) -> bytes:
+    """Each answer trains once among the rows that are kept."""
+    nodes = {node.id: node for node in branch.nodes}
+    mask = bytearray(len(branch.ids or ()))
+    for span in branch.spans:
+        if can_train(nodes[span.node]) and span.node not in trained:
+            trained.add(span.node)
+            mask[span.start : span.end] = b"\1" * (span.end - span.start)
+    return bytes(mask)
+
+
+def _row(rollout: Rollout, graph: Trajectory, branch: Branch, mask: bytes, index: int, count: int) -> Sample:
+    assert branch.ids is not None
+    return Sample(
+        rollout_id=rollout.id,
+        run_id=rollout.run_id,
+        group_id=rollout.group_id,
+        task_id=rollout.task.id,
+        attempt=rollout.attempt,
+        index=index,
+        count=count,
+        kind=branch.kind,
+        call_ids=tuple(span.call_id for span in branch.spans if span.sampled and span.call_id is not None),
+        spans=branch.spans,
+        ids=branch.ids,
+        mask=mask,
+        logprobs=_blanked(branch, mask, branch.logprobs, floats((0.0,))),
+        versions=_blanked(branch, mask, branch.versions, array("q", (-1,))),
+        temperatures=_temperatures(branch, graph, mask),
+        prompt_len=branch.prompt_len,
+        truncated=graph.record(branch.call_ids[-1]).finish == "length",
+        reward=rollout.reward,
+    )
+
+
+def _blanked(branch: Branch, mask: bytes, values: array[T], blank: array[T]) -> array[T]:
+    """An answer that trains in another row, or in none, is context here like any other."""
+    found = values
+    for span in branch.spans:
+        if span.sampled and span.start < span.end and not mask[span.start]:
+            found = found[:] if found is values else found
+            found[span.start : span.end] = blank * (span.end - span.start)
+    return found
+
+
+def _temperatures(branch: Branch, graph: Trajectory, mask: bytes) -> array[float] | None:
+    """What each answer was really sampled at; the requested value stands in only where the policy reports no other."""
+    found = floats((1.0,)) * len(branch.ids or ())
+    for span in branch.spans:
+        if span.sampled and span.call_id is not None and any(mask[span.start : span.end]):
+            record = graph.record(span.call_id)
+            used = record.effective if record.effective is not None else record.requested
+            if used.temperature is None:
+                return None
+            found[span.start : span.end] = floats((used.temperature,)) * (span.end - span.start)
+    return found
+
+
+def _refused(rollout: Rollout, branch: Branch, reasons: list[str]) -> Refused:
+    return Refused(
+        rollout_id=rollout.id,
+        branch=branch.index,
+        kind=branch.kind,
+        call_ids=branch.call_ids,
+        reasons=tuple(dict.fromkeys(reasons)),
+    )

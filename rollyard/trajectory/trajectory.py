@@ -1,0 +1,314 @@
+"""The trajectory: a graph of all calls of one rollout.
+
+A path from a root to a leaf is a branch, and a branch is one training sequence: the concatenated deltas are exactly the ids
+the model saw and sampled. `add` places a call: its lineage is found by what the messages say (`lineage`), and believed only
+where the recorded ids are an exact prefix of the ids the model was given (`placing`). Where they are not, the path forks,
+and the reason is recorded; no sampled token is ever changed. Pure: no I/O, no clock.
+
+Per call, beyond one look-up per message and one comparison of memory, work and memory grow with what is new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from rollyard.core.call import Call, CallRecord, Reply, VersionSpan
+from rollyard.core.delta import Blob
+from rollyard.core.message import Message
+from rollyard.core.node import Added, BreakReason, Match, Node
+from rollyard.trajectory.attach import Place, place
+from rollyard.trajectory.body_cache import Tip, keep
+from rollyard.trajectory.branch import Branch, branches_of
+from rollyard.trajectory.call_index import Ledger
+from rollyard.trajectory.graph import WIDTH, Graph
+from rollyard.trajectory.lineage import ROOT, Step, repeats
+
+__all__ = ["Added", "Branch", "BreakReason", "Match", "Node", "Trajectory"]
+
+SENTINEL = -9999.0  # what an engine writes where it has no logprob
+POSITIVE = 1e-3  # above zero by more than rounding
+
+
+class Trajectory:
+    def __init__(self, rollout_id: str) -> None:
+        self.rollout_id = rollout_id
+        self._graph = Graph()
+        self._ledger = Ledger()
+        self._tools: set[bytes] = set()
+
+    # reading
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self._graph.nodes)
+
+    @property
+    def records(self) -> tuple[CallRecord, ...]:
+        """In commit order."""
+        return tuple(self._ledger.records.values())
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        """Computed anew at each use."""
+        return branches_of(self._graph.nodes, self._ledger.records)
+
+    def record(self, call_id: str) -> CallRecord:
+        return self._ledger.records[call_id]
+
+    def messages(self, call_id: str) -> tuple[Message, ...]:
+        """The canonical messages that a call's answer was sampled from."""
+        leaf = self.record(call_id).prompt_leaf
+        return () if leaf is None else tuple(self._graph.messages(leaf))
+
+    def answer(self, call_id: str) -> Node | None:
+        leaf = self.record(call_id).leaf
+        return None if leaf is None else self._graph.nodes[leaf]
+
+    def prompt_ids(self, call_id: str) -> array[int] | None:
+        return self._graph.ids(self.record(call_id).prompt_leaf)
+
+    def sequence(self, call_id: str) -> array[int] | None:
+        """Prompt and sampled ids of a call, as one: what the next prompt must begin with."""
+        return self._graph.ids(self.record(call_id).leaf)
+
+    # placing
+
+    def match(self, call: Call) -> Match | None:
+        """The deepest earlier call whose history and answer this request begins with, however it was re-serialised."""
+        nodes = self._graph.nodes
+        for step in reversed(self._graph.lineage.walk(call.messages, call.tools_digest)):
+            at: Step | None = step
+            while at is not None and at.node != ROOT and not nodes[at.node].sampled:
+                at = at.previous
+            if at is None or at.node == ROOT:
+                continue
+            answer = nodes[at.node]
+            return Match(
+                call_id=answer.call_id or "",
+                leaf=answer.id,
+                consumed=at.consumed,
+                new=tuple(m for m in call.messages[at.consumed :] if not repeats(answer.message, m)),
+                exact=at.exact,
+                skipped=at.skipped,
+            )
+        return None
+
+    def add(self, call: Call, reply: Reply | None, *, error: str | None = None) -> Added:
+        """Place a call and its answer. `reply` is None when it failed: then only its record and body remain."""
+        if call.id in self._ledger.records:
+            raise ValueError(f"call {call.id} was already added")
+        prompt = call.prompt_ids if reply is None or reply.prompt_ids is None else reply.prompt_ids
+        if reply is not None and reply.break_reason is not None:
+            call = replace(call, break_reason=reply.break_reason)
+        packed = None if prompt is None else prompt.tobytes()
+        digest = call.raw_digest or (hashlib.sha256(call.raw).digest() if call.raw else b"")
+        found = place(self._graph, self._ledger, call, digest, packed)
+        tips = self._graph.tips
+        tip = (tips.get(found.answer.id) if found.answer is not None else None) or tips.latest() or Tip()
+        blobs: dict[bytes, Blob] = {}
+        request = keep(call.raw, digest, tip.request, blobs)
+        response = keep(reply.raw, b"", tip.response, blobs) if reply is not None else None
+        if call.tools and call.tools_digest not in self._tools:
+            self._tools.add(call.tools_digest)
+            blobs[call.tools_digest] = msgspec.msgpack.encode(call.tools)
+        nodes: list[Node] = []
+        if reply is not None:
+            nodes = self._new_nodes(call, reply, prompt, found)
+            whole = None
+            if packed is not None and self._graph.end(nodes[-1].id) is not None:
+                whole = packed + bytes(nodes[-1].ids or b"")
+            replaced = found.answer.id if found.answer is not None else None
+            tips.put(nodes[-1].id, Tip(whole, request, response or tip.response), instead_of=replaced)
+        bodies = digest, response.digest if response is not None else b""
+        record = _record(call, reply, error, found, nodes, bodies, len(self._ledger.records))
+        self._ledger.note(record, reply.message if reply is not None else None, found.orphan)
+        moved = self._adopt(record, nodes[-1]) if nodes else []
+        if moved:
+            nodes += moved
+            record = self._ledger.records[call.id] = replace(record, new_nodes=tuple(node.id for node in nodes))
+        return Added(record=record, nodes=tuple(nodes), blobs=blobs)
+
+    def _new_nodes(self, call: Call, reply: Reply, prompt: array[int] | None, found: Place) -> list[Node]:
+        delta = None if prompt is None else prompt[found.end :]
+        messages = found.new_messages(call)
+        if not messages and delta:
+            messages = [call.messages[-1] if call.messages else Message("user")]
+        inserted = () if delta is None else shifted(reply.inserted or call.inserted, found.end)
+        nodes = self._graph.add_context(call.id, call.tools_digest, found.below, messages, delta, inserted)
+        spans = reply.spans
+        if not spans and reply.version_start is not None and reply.completion_ids is not None:
+            spans = (VersionSpan(reply.version_start, 0, len(reply.completion_ids)),)
+        answer = Node(
+            id=len(self._graph.nodes),
+            parent=nodes[-1].id if nodes else found.below,
+            message=reply.message,
+            sampled=True,
+            call_id=call.id,
+            ids=reply.completion_ids,
+            logprobs=reply.logprobs,
+            spans=spans,
+            texts=tuple(token.text for token in reply.tokens),
+            trainable=reply.trainable and not flaws_of(reply),
+        )
+        return [*nodes, self._graph.add(answer, call.tools_digest)]
+
+    # late parents
+
+    def _adopt(self, parent: CallRecord, answer: Node) -> list[Node]:
+        """A parent that came late takes the roots that quote its answer and begin with its tokens (or messages)."""
+        changed: list[Node] = []
+        for child in self._ledger.waiting_for(answer.message):
+            changed += self._take(parent, answer, child)
+        return changed
+
+    def _take(self, parent: CallRecord, answer: Node, child: CallRecord) -> list[Node]:
+        assert child.leaf is not None and child.prompt_leaf is not None
+        path, prompt = self._graph.path(answer.id), self._graph.path(child.prompt_leaf)
+        rest = prompt[len(path) :]
+        if not rest or child.tools_digest != parent.tools_digest:
+            return []
+        delta: array[int] | None = None
+        inserted: tuple[tuple[int, int], ...] = ()
+        if self._graph.end(child.prompt_leaf) is not None:
+            whole, known = self._graph.packed(child.prompt_leaf), self._graph.end(answer.id)
+            if known is None or not whole.startswith(self._graph.packed(answer.id)):
+                return []
+            delta = array("i", whole[known * WIDTH :])
+            inserted = shifted(prompt[-1].inserted, len(prompt[-1].ids or ()) - len(delta))
+        elif any(a.message.digest != b.message.digest for a, b in zip(path, prompt, strict=False)):
+            return []
+        messages = [node.message for node in rest]
+        nodes = self._graph.add_context(child.id, child.tools_digest, answer.id, messages, delta, inserted)
+        moved = self._graph.move(child.leaf, nodes[-1].id, child.tools_digest)
+        self._ledger.records[child.id] = _adopted(child, parent.id, nodes[-1].id)
+        self._ledger.at_prompt.setdefault(nodes[-1].id, child.id)
+        return [*nodes, moved]
+
+    # coming back
+
+    @classmethod
+    def restore(cls, rollout_id: str, records: Iterable[CallRecord], nodes: Iterable[Node]) -> Trajectory:
+        """The graph as it was, from what `add` handed out. A call whose parent came late is found under it."""
+        self = cls(rollout_id)
+        ordered = sorted(records, key=lambda record: record.seq)
+        tools = {record.id: record.tools_digest for record in ordered}
+        self._graph.restore((node, tools[node.call_id or ""]) for node in nodes)
+        for record in ordered:
+            self._tools.add(record.tools_digest)
+            answer = None if record.leaf is None else self._graph.nodes[record.leaf].message
+            record = self._as_placed(record)
+            self._ledger.note(record, answer, self._unknown_answer(record))
+        return self
+
+    def _as_placed(self, record: CallRecord) -> CallRecord:
+        """A stored record with its edge as the nodes have it now: an answer that was moved has another parent."""
+        if record.leaf is None or self._graph.nodes[record.leaf].parent == record.prompt_leaf:
+            return record
+        prompt_leaf = self._graph.nodes[record.leaf].parent
+        above = self._graph.answer_above(prompt_leaf)
+        return _adopted(record, above.call_id if above is not None else None, prompt_leaf)
+
+    def _unknown_answer(self, record: CallRecord) -> Message | None:
+        """The last answer a forked call quotes that nobody has recorded."""
+        if record.break_reason is None or record.prompt_leaf is None or record.leaf is None:
+            return None
+        for node in reversed(self._graph.path(record.prompt_leaf)):
+            if node.sampled:
+                return None
+            if node.message.role == "assistant":
+                return None if self._graph.lineage.knows(node.message) else node.message
+        return None
+
+
+def shifted(ranges: Iterable[tuple[int, int]], by: int) -> tuple[tuple[int, int], ...]:
+    """Ranges counted from `by` on; those before it are gone."""
+    return tuple((start - by, end - by) for start, end in ranges if start >= by)
+
+
+def _adopted(record: CallRecord, parent_call_id: str | None, prompt_leaf: int | None) -> CallRecord:
+    return replace(
+        record,
+        edge="extends",
+        parent_call_id=parent_call_id,
+        prompt_leaf=prompt_leaf,
+        break_reason=None,
+        first_mismatch=None,
+    )
+
+
+def flaws_of(reply: Reply) -> tuple[str, ...]:
+    """What the policy found, and what can be seen without knowing the model: an answer with a flaw never trains."""
+    found = list(reply.flaws)
+    logprobs = reply.logprobs
+    if logprobs is None or reply.completion_ids is None:
+        return tuple(found)
+    if len(logprobs) != len(reply.completion_ids):
+        found.append(f"{len(logprobs)} logprobs for {len(reply.completion_ids)} tokens")
+    if not math.isfinite(sum(logprobs)):
+        found.append("a logprob is not finite")
+    elif min(logprobs, default=0.0) <= SENTINEL:
+        found.append("a logprob is the engine's placeholder")
+    elif max(logprobs, default=0.0) > POSITIVE:
+        found.append("a logprob is positive")
+    return tuple(dict.fromkeys(found))
+
+
+def _record(
+    call: Call,
+    reply: Reply | None,
+    error: str | None,
+    found: Place,
+    nodes: Sequence[Node],
+    bodies: tuple[bytes, bytes],
+    seq: int,
+) -> CallRecord:
+    record = CallRecord(
+        id=call.id,
+        rollout_id=call.rollout_id,
+        seq=seq,
+        dialect=call.dialect,
+        kind=call.kind,
+        edge=found.edge,
+        parent_call_id=found.parent_call_id,
+        break_reason=found.reason or call.break_reason,
+        first_mismatch=found.mismatch,
+        thread=call.thread,
+        parent_thread=call.parent_thread,
+        model_requested=call.model,
+        prompt_leaf=nodes[-1].parent if nodes else found.below,
+        tools_digest=call.tools_digest,
+        requested=call.sampling,
+        error=error,
+        raw_request=bodies[0],
+        raw_response=bodies[1],
+        received_at=call.received_at,
+    )
+    if reply is None:
+        return replace(record, capture="none", trainable=False)
+    return replace(
+        record,
+        leaf=nodes[-1].id,
+        new_nodes=tuple(node.id for node in nodes),
+        model_served=reply.model,
+        capture=reply.capture,
+        prompt_source=reply.prompt_source or call.prompt_source,
+        finish=reply.finish,
+        stop_reason=reply.stop_reason,
+        version_start=reply.version_start,
+        version_end=reply.version_end,
+        spans=reply.spans,
+        effective=reply.sampling,
+        logprobs_mode=reply.logprobs_mode,
+        engine=reply.engine,
+        usage=reply.usage,
+        trainable=reply.trainable and not flaws_of(reply),
+        flaws=flaws_of(reply),
+        started_at=reply.started_at,
+        finished_at=reply.finished_at,
+    )
