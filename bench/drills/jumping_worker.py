@@ -10,10 +10,10 @@ import asyncio
 import sys
 import time
 
+from rollyard.runs.run.assignment import Work, chosen
 from rollyard.runs.run.config import convert
 from rollyard.runs.run.ray_worker import Posting, work_here
 from rollyard.runs.run.shipping import Parcels
-from rollyard.runs.run.work import Work, chosen
 from rollyard.store import Store
 from rollyard.tasks.taskset import Taskset
 

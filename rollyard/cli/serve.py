@@ -209,8 +209,8 @@ def plane(
     json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
 ) -> None:
     """Serve the control plane: environments, instances, engines, the page."""
-    from rollyard.plane.faces import FaceOptions
-    from rollyard.plane.fleet_face import FleetOptions
+    from rollyard.plane.compat import FaceOptions
+    from rollyard.plane.compat_fleet import FleetOptions
     from rollyard.plane.serve import PlaneOptions, Ready, serve_plane
 
     def say(ready: Ready) -> None:

@@ -21,9 +21,9 @@ from starlette.staticfiles import StaticFiles
 
 from rollyard.core.errors import ConfigError, Error
 from rollyard.page import rollouts, tables
-from rollyard.page.asked import Asked
 from rollyard.page.export import run_page
 from rollyard.page.planes import PlaneTables
+from rollyard.page.query import Asked
 from rollyard.page.rendering import HEADERS, http_error, page, refused
 from rollyard.store import Store
 

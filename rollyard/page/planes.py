@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from rollyard.page.asked import Asked
+from rollyard.page.query import Asked
 from rollyard.plane.engines import Engine
 from rollyard.plane.sweep import Sweeper
 from rollyard.store.plane import SqlPlane

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from rollyard.core.errors import ConfigError, PlaneNotFound, StoreError
-from rollyard.page.words import FILTERS
+from rollyard.page.formats import FILTERS
 
 HEADERS = {
     "Content-Security-Policy": (

@@ -15,7 +15,7 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.failure_groups import FailureGroup
-from rollyard.page.asked import Asked
+from rollyard.page.query import Asked
 from rollyard.runs.display.watch import in_flight
 from rollyard.runs.report.compare import compare as compare_runs
 from rollyard.runs.report.report import Report, Tally, line_name, run_prices

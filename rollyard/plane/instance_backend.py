@@ -20,7 +20,7 @@ from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
 from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.engines import BackendEngine
 from rollyard.plane.instances import Instances
-from rollyard.sandbox.opening import Opening
+from rollyard.sandbox.pending import Opening
 
 _PLAIN = ("layers", "workdir", "user", "options", "allowed_hosts")
 

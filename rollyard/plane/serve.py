@@ -28,13 +28,13 @@ from rollyard.page.app import page_app
 from rollyard.page.hosts import OnlyHosts
 from rollyard.page.planes import PlaneTables
 from rollyard.plane.api import plane_app
+from rollyard.plane.compat import FaceOptions, Footing, open_face_parts, open_faces, sdk_key_of
 from rollyard.plane.create_request import Settings
 from rollyard.plane.drain import Duty
 from rollyard.plane.engines import Engine, engine
-from rollyard.plane.faces import FaceOptions, Footing, open_face_parts, open_faces, sdk_key_of
 from rollyard.plane.logs import configure
 from rollyard.plane.parts import assemble
-from rollyard.store.plane.opening import open_plane
+from rollyard.store.plane.open import open_plane
 
 _STOP_S = 30
 

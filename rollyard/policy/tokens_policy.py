@@ -19,7 +19,6 @@ import msgspec
 from rollyard.core.call import Call, CaptureLevel, Reply
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, UpstreamError
 from rollyard.net.model_connection import Connection, Timeouts, checked_url, json_object, resolve_key
-from rollyard.policy.engines import ENGINES, OWNERS, Ask, Engine, Sampled, joined
 from rollyard.policy.model_server import (
     ServedModel,
     cannot_answer,
@@ -30,6 +29,7 @@ from rollyard.policy.model_server import (
 from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
+from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, Engine, Sampled, joined
 from rollyard.policy.trainer_reply import sampled_reply
 from rollyard.policy.upstream_policy import CHECK_S, checked_sampling, hello
 from rollyard.trajectory.trajectory import Trajectory

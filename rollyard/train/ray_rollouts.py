@@ -27,11 +27,11 @@ from rollyard.core.protocols import Verifier
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
 from rollyard.runs.rollout.plan import Hooks
+from rollyard.runs.run.assignment import Work
 from rollyard.runs.run.config import POLICY, RunConfig
 from rollyard.runs.run.executor import Crew, Given
 from rollyard.runs.run.ray_executor import NAMESPACE, Ray, connected
 from rollyard.runs.run.run import agents_of
-from rollyard.runs.run.work import Work
 from rollyard.store import Store
 from rollyard.tasks.verifiers.python import Check, as_verifier
 from rollyard.trajectory.samples import Sample, samples

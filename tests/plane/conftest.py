@@ -13,7 +13,7 @@ from rollyard.plane.api import plane_app
 from rollyard.plane.create_request import Settings
 from rollyard.plane.engines import NoopEngine
 from rollyard.plane.parts import assemble as assemble_parts
-from rollyard.store.plane.opening import open_plane
+from rollyard.store.plane.open import open_plane
 
 
 class Clock:

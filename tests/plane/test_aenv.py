@@ -12,7 +12,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import PlaneInvalid
 from rollyard.images.store import ImageStore
-from rollyard.plane.aenv.words import cores, duration, megabytes, seconds
+from rollyard.plane.aenv.envelope import cores, duration, megabytes, seconds
 from tests.plane.arca_server import KEY, ArcaStandIn
 from tests.plane.e2b_server import listening
 from tests.plane.images import PLAIN_START, image_of, plain_image

@@ -7,7 +7,7 @@ from rollyard.core.plane import EnvSpec
 from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.engines import NoopEngine
 from rollyard.plane.pools import PutPool
-from rollyard.store.plane.opening import open_plane
+from rollyard.store.plane.open import open_plane
 
 pytestmark = pytest.mark.anyio
 HOST = CreateInstance(image="host")

@@ -6,7 +6,7 @@ import pytest
 
 from rollyard.core.errors import PlaneConflict, PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import EnvSpec
-from rollyard.store.plane.opening import open_plane
+from rollyard.store.plane.open import open_plane
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ from rollyard.core.sandbox import Mount
 from rollyard.plane.engines import NoopEngine
 from rollyard.plane.instances import CreateInstance
 from rollyard.plane.sweep import Sweeper
-from rollyard.store.plane.opening import open_plane
+from rollyard.store.plane.open import open_plane
 
 pytestmark = pytest.mark.anyio
 HOST = CreateInstance(image="host")

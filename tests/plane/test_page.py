@@ -27,8 +27,8 @@ from rollyard.core.task import Task, VerifierSpec
 from rollyard.net.binding import LOOPBACK
 from rollyard.page.actions import LocalActions
 from rollyard.page.app import page_app
+from rollyard.page.formats import money
 from rollyard.page.hosts import OnlyHosts
-from rollyard.page.words import money
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&{{7*7}}"

@@ -8,7 +8,7 @@ from rollyard.core.errors import PlaneInvalid, PlaneNotFound, PlaneQuota
 from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.engines import NoopEngine
 from rollyard.plane.pools import PutPool
-from rollyard.store.plane.opening import open_plane
+from rollyard.store.plane.open import open_plane
 
 pytestmark = pytest.mark.anyio
 WARM = CreateInstance(pool="p")

@@ -6,7 +6,7 @@ import pytest
 from rollyard.core.errors import ConfigError
 from rollyard.core.plane import Terms
 from rollyard.store import Store
-from rollyard.store.plane.opening import open_plane
+from rollyard.store.plane.open import open_plane
 from tests.plane.writers import instance
 
 pytestmark = pytest.mark.anyio

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 import rollyard as ry
 from rollyard.core.agent import LayerSpec
 from rollyard.images.store import ImageStore
+from rollyard.runs.run.assignment import Work
 from rollyard.runs.run.config import RunConfig
 from rollyard.runs.run.shipping import packed, unpacked
-from rollyard.runs.run.work import Work
 from rollyard.tasks.taskset import Taskset
 
 pytestmark = pytest.mark.anyio

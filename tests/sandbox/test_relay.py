@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import rollyard.sandbox.relay as package
 from rollyard.core.errors import GateUnreachable, SandboxGone, SandboxInterrupted
 from rollyard.core.sandbox import Exit
-from rollyard.sandbox.relay import Relay, frames
+from rollyard.sandbox.relay import Relay, protocol
 from rollyard.sandbox.relay.filepair import FilePair
 
 INSIDE = Path(package.__file__).parent
@@ -171,13 +171,13 @@ async def test_a_16_mb_body_passes_both_ways_after_a_half_close(program):
 async def test_a_reader_that_stalls_does_not_stall_the_others(program):
     async with relayed(program) as (relay, _):
         listener = await relay.listen()
-        stuck = asyncio.create_task(talk(listener.port, b"s" * (4 * frames.CREDIT)))
+        stuck = asyncio.create_task(talk(listener.port, b"s" * (4 * protocol.CREDIT)))
         stalled = await listener.accept()
         server = asyncio.create_task(accept_and_echo(listener))
         assert await talk(listener.port, b"hello") == b"hello"
         server.cancel()
         finishing = asyncio.create_task(echo(stalled))
-        assert len(await stuck) == 4 * frames.CREDIT
+        assert len(await stuck) == 4 * protocol.CREDIT
         await finishing
 
 
@@ -308,13 +308,13 @@ async def test_a_way_that_breaks_is_told_to_the_writer(tmp_path):
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(sorted(frames.KINDS)), st.integers(0, 2**32 - 1), st.binary(max_size=50))),
+    st.lists(st.tuples(st.sampled_from(sorted(protocol.KINDS)), st.integers(0, 2**32 - 1), st.binary(max_size=50))),
     st.lists(st.integers(1, 20), min_size=1),
     st.booleans(),
 )
 def test_frames_survive_any_split(sent, sizes, lines):
-    data = b"".join(frames.pack(*frame, lines=lines) for frame in sent)
-    reader, got, at, turn = frames.Reader(lines=lines), [], 0, 0
+    data = b"".join(protocol.pack(*frame, lines=lines) for frame in sent)
+    reader, got, at, turn = protocol.Reader(lines=lines), [], 0, 0
     while at < len(data):
         size = sizes[turn % len(sizes)]
         got += list(reader.feed(data[at : at + size]))

@@ -20,8 +20,8 @@ from rollyard.core.plane import ApiKey, EnvRecord, Instance, Role
 from rollyard.core.sandbox import Mount
 from rollyard.plane.access import sees
 from rollyard.plane.aenv.callers import Callers
+from rollyard.plane.aenv.envelope import failed, ok, read, seconds
 from rollyard.plane.aenv.shapes import OWNER_LABEL, instance_shape
-from rollyard.plane.aenv.words import failed, ok, read, seconds
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.hub import Hub
 from rollyard.plane.instances import CreateInstance, Instances

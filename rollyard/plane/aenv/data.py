@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from rollyard.core.errors import Error, PlaneInvalid, PlaneUnavailable
 from rollyard.plane.aenv.callers import INSTANCE_HEADER, URL_HEADER, Callers
-from rollyard.plane.aenv.words import failed
+from rollyard.plane.aenv.envelope import failed
 from rollyard.plane.engines import START_JOB
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.instance_http import ask

@@ -10,8 +10,8 @@ from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneUnsupported
 from rollyard.core.plane import EnvRecord, Role
 from rollyard.plane.aenv.callers import Callers
 from rollyard.plane.aenv.control import Endpoint, enveloped
+from rollyard.plane.aenv.envelope import ok, read
 from rollyard.plane.aenv.shapes import env_shape, spec_of, status_word
-from rollyard.plane.aenv.words import ok, read
 from rollyard.plane.hub import Hub
 from rollyard.plane.wire import MAX_BODY, number, raw_body
 

@@ -15,7 +15,7 @@ import msgspec
 from rollyard.core.errors import PlaneInvalid
 from rollyard.core.plane import DATA_PORT, EnvRecord, EnvSpec, Instance
 from rollyard.core.sandbox import Resources
-from rollyard.plane.aenv.words import cores, duration, megabytes, seconds
+from rollyard.plane.aenv.envelope import cores, duration, megabytes, seconds
 from rollyard.plane.wire import rfc3339
 
 KEPT = "aenv"

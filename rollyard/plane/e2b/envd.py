@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rollyard.core.errors import Error, SandboxGone
-from rollyard.plane.e2b import frames
+from rollyard.plane.e2b import connect_frames
 from rollyard.plane.e2b.boxes import Box, Boxes, Tokens
 from rollyard.plane.e2b.directories import METHODS
 from rollyard.plane.e2b.errors import Refusal, connect, explain, rest
@@ -106,21 +106,21 @@ class Envd:
         every = request.headers.get("keepalive-ping-interval", "")
         try:
             box = await self._box(request)
-            process = await begin(box, frames.only_message(await _whole(request)))
+            process = await begin(box, connect_frames.only_message(await _whole(request)))
         except SandboxGone as gone:
             return connect(gone)
         except (Error, Refusal) as error:
-            return Response(_failed(error), media_type=frames.CONTENT_TYPE)
+            return Response(_failed(error), media_type=connect_frames.CONTENT_TYPE)
 
         async def body() -> AsyncIterator[bytes]:
             try:
                 async for event in process.events(float(every) if every.isdigit() and int(every) else KEEPALIVE_S):
-                    yield frames.message({"event": event})
-                yield frames.end()
+                    yield connect_frames.message({"event": event})
+                yield connect_frames.end()
             except (Error, Refusal) as error:
                 yield _failed(error)
 
-        return StreamingResponse(body(), media_type=frames.CONTENT_TYPE)
+        return StreamingResponse(body(), media_type=connect_frames.CONTENT_TYPE)
 
     def _unary(
         self, serve: Callable[[Request, Box, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -196,7 +196,7 @@ async def _whole(request: Request) -> bytes:
 
 def _failed(error: Error | Refusal) -> bytes:
     found = explain(error)
-    return frames.end({"code": found.code, "message": found.message})
+    return connect_frames.end({"code": found.code, "message": found.message})
 
 
 def _path(request: Request) -> str:

@@ -22,6 +22,6 @@ from rollyard.plane.fleet.app import fleet_app
 from rollyard.plane.fleet.errors import Refusal
 from rollyard.plane.fleet.guard import one_key
 from rollyard.plane.fleet.tasks import Tasks
-from rollyard.plane.fleet.worlds import World, load_world, load_worlds
+from rollyard.plane.fleet.world import World, load_world, load_worlds
 
 __all__ = ["Refusal", "Tasks", "World", "fleet_app", "load_world", "load_worlds", "one_key"]

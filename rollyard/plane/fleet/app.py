@@ -10,13 +10,13 @@ from rollyard.core.ids import secret as new_secret
 from rollyard.core.protocols import Backend
 from rollyard.plane.fleet.control import Control
 from rollyard.plane.fleet.guard import Admit, Guard, anybody
+from rollyard.plane.fleet.instances import Places
 from rollyard.plane.fleet.job_routes import JobRoutes
 from rollyard.plane.fleet.jobs import Jobs, Runner
 from rollyard.plane.fleet.manager import Manager
-from rollyard.plane.fleet.places import Places
 from rollyard.plane.fleet.tasks import TaskRoutes, Tasks
 from rollyard.plane.fleet.verifiers import Shelf, Verifiers
-from rollyard.plane.fleet.worlds import Catalog, World
+from rollyard.plane.fleet.world import Catalog, World
 
 
 def fleet_app(

@@ -11,7 +11,7 @@ import msgspec
 from rollyard.core.errors import EnvError, EnvUnavailable, Error, Unsupported
 from rollyard.core.protocols import Backend, Job, Sandbox
 from rollyard.envs.fleet.databases import SandboxDatabases
-from rollyard.plane.fleet.worlds import HOME, World
+from rollyard.plane.fleet.world import HOME, World
 
 _LIB = "/srv/rollyard-lib"
 _RESET_S = 60.0

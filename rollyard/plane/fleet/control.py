@@ -13,7 +13,7 @@ from starlette.routing import Route
 from rollyard.core.errors import Error
 from rollyard.plane.fleet.errors import Refusal, refused
 from rollyard.plane.fleet.guard import Guard
-from rollyard.plane.fleet.places import REGIONS, Make, Place, Places
+from rollyard.plane.fleet.instances import REGIONS, Make, Place, Places
 from rollyard.plane.wire import rfc3339
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from rollyard.core.errors import Error
 from rollyard.core.ids import new_id
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.fleet.errors import Refusal
-from rollyard.plane.fleet.places import Make, Place, Places
+from rollyard.plane.fleet.instances import Make, Place, Places
 from rollyard.plane.fleet.tasks import FleetTask, Tasks
 
 _log = structlog.get_logger("rollyard.fleet")

@@ -25,7 +25,7 @@ from rollyard.plane.fleet.boot import reset
 from rollyard.plane.fleet.control import body
 from rollyard.plane.fleet.errors import Refusal, refused
 from rollyard.plane.fleet.guard import Guard
-from rollyard.plane.fleet.places import Place, Places
+from rollyard.plane.fleet.instances import Place, Places
 from rollyard.plane.wire import rfc3339
 
 _BASE = "/i/{id}/api/v1/env"

@@ -24,7 +24,7 @@ from rollyard.envs.fleet.verifier_code import Check, Checked, run_check
 from rollyard.plane.fleet.control import body, owned
 from rollyard.plane.fleet.errors import Refusal
 from rollyard.plane.fleet.guard import Guard
-from rollyard.plane.fleet.places import Places
+from rollyard.plane.fleet.instances import Places
 from rollyard.plane.wire import rfc3339
 
 _MAX_CODE = 4 * 2**20

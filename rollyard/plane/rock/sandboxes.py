@@ -16,7 +16,7 @@ from starlette.routing import Route
 from rollyard.core.errors import CommandFailed, PlaneInvalid, PlaneNotFound, PlaneUnsupported
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.core.sandbox import Resources
-from rollyard.plane.aenv.words import megabytes
+from rollyard.plane.aenv.envelope import megabytes
 from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.instances import Instances
 from rollyard.plane.rock.callers import Callers, Endpoint, body

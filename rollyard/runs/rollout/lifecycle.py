@@ -25,7 +25,7 @@ from rollyard.core.rollout import CommandRecord, Failure, Rollout, Status, Verdi
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import McpServer, Step, Task
 from rollyard.gate import Gate, Session
-from rollyard.runs.rollout import blame, collect, prepare
+from rollyard.runs.rollout import collect, model_outage, prepare
 from rollyard.runs.rollout.agent_monitor import Ending, Watch
 from rollyard.runs.rollout.failures import classify
 from rollyard.runs.rollout.judge import Judge
@@ -280,16 +280,16 @@ class _Rollout:
         try:
             async with self.stages.stage("wait", limit_s=limit_s):
                 self.ending = await watch.wait()
-                spent = blame.weigh(self.ending, self.session, agent=agent.name, idle_s=self.limits.idle)
+                spent = model_outage.weigh(self.ending, self.session, agent=agent.name, idle_s=self.limits.idle)
                 if spent is not None:
                     self.status, self.stop_reason = "budget", spent
         except StageFailed as failed:
             self.ending = self.ending or Ending(how="exited", exit_code=None, events=tuple(watch.events), log=watch.log)
             if isinstance(failed.error, AgentTimeout):
-                if (away := blame.model_was_away(self.session, limit_s)) is not None:
+                if (away := model_outage.model_was_away(self.session, limit_s)) is not None:
                     raise StageFailed("wait", "policy", away) from failed
-                if blame.context_was_full(self.session):
-                    self.stop_reason = blame.CONTEXT
+                if model_outage.context_was_full(self.session):
+                    self.stop_reason = model_outage.CONTEXT
             raise
         finally:
             self.log += watch.log

@@ -19,8 +19,8 @@ from rollyard.core.rollout import Rollout
 from rollyard.gate import Gate
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.run.assignment import Work
 from rollyard.runs.run.policy_health import check_servers
-from rollyard.runs.run.work import Work
 from rollyard.runs.run.worker import Means, Worker
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store

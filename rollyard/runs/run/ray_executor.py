@@ -23,11 +23,11 @@ import structlog
 
 from rollyard.core.errors import ConfigError, Error, MissingExtra, StoreError, Unsupported
 from rollyard.core.rollout import Rollout
+from rollyard.runs.run.assignment import Work
 from rollyard.runs.run.executor import Crew, Given, Record
 from rollyard.runs.run.ray_worker import Ended, NodeWorker, Posting
 from rollyard.runs.run.shipping import packed
 from rollyard.runs.run.store_retry import insist
-from rollyard.runs.run.work import Work
 from rollyard.runs.run.worker import COMMITTED
 
 T = TypeVar("T")

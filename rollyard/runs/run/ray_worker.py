@@ -18,9 +18,9 @@ from rollyard.core.errors import Error
 from rollyard.core.rollout import Rollout
 from rollyard.gate import Gate
 from rollyard.runs.rollout.provision import Provision
+from rollyard.runs.run.assignment import Work
 from rollyard.runs.run.policies import open_policies
 from rollyard.runs.run.shipping import Parcels, unpacked
-from rollyard.runs.run.work import Work
 from rollyard.runs.run.worker import Means, Worker
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store

@@ -29,9 +29,9 @@ from rollyard.gate import Gate
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.run.assignment import Work, chosen, owner_is_dead
 from rollyard.runs.run.config import RunConfig
 from rollyard.runs.run.executor import Executor, Given, Local
-from rollyard.runs.run.work import Work, chosen, owner_is_dead
 from rollyard.store import Store
 from rollyard.tasks.taskset import Taskset
 from rollyard.tasks.verifiers.python import Check, as_verifier

@@ -24,7 +24,7 @@ from rollyard.core.errors import StoreError
 from rollyard.core.home import private_dir
 from rollyard.images.store import ImageStore
 from rollyard.images.trees import publish, remove_tree
-from rollyard.runs.run.work import Work
+from rollyard.runs.run.assignment import Work
 from rollyard.store import Store
 
 T = TypeVar("T")

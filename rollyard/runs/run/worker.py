@@ -30,10 +30,10 @@ from rollyard.runs.rollout.modes import Answering, choose
 from rollyard.runs.rollout.plan import AGENTS_MODEL, Plan, check, refused
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.run.assignment import Work, owner_name
 from rollyard.runs.run.policy_health import PolicyHealth
 from rollyard.runs.run.spending import Spending
 from rollyard.runs.run.store_retry import insist
-from rollyard.runs.run.work import Work, owner_name
 from rollyard.store import Store
 
 Finished = Callable[[Rollout], Awaitable[None]]

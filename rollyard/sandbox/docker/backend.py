@@ -28,7 +28,7 @@ from rollyard.sandbox.docker.engine import Engine, Refused, Stream, find_host
 from rollyard.sandbox.docker.faults import is_gone
 from rollyard.sandbox.docker.images import BuildRequest
 from rollyard.sandbox.docker.routes import NetnsWay, Route, Way
-from rollyard.sandbox.opening import Opening
+from rollyard.sandbox.pending import Opening
 from rollyard.sandbox.relay import RelayWay
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, one_by_one

@@ -41,7 +41,7 @@ from rollyard.sandbox.local.journal import Entry, Home, Journal
 from rollyard.sandbox.local.launcher import Launcher
 from rollyard.sandbox.local.pool import Pool
 from rollyard.sandbox.local.probe import RUNGS, Rung
-from rollyard.sandbox.opening import Opening
+from rollyard.sandbox.pending import Opening
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 
 DEFAULT_DISK_MB = 4096

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from rollyard.core.errors import GateUnreachable, SandboxError, SandboxGone
-from rollyard.sandbox.relay import frames
-from rollyard.sandbox.relay.frames import CHUNK, CREDIT, Frame, Garbled, Reader, pack
+from rollyard.sandbox.relay import protocol
+from rollyard.sandbox.relay.protocol import CHUNK, CREDIT, Frame, Garbled, Reader, pack
 
 READY_S = 15.0
 CALL_S = 15.0
@@ -38,7 +38,7 @@ class RelayStream:
             self._left = await self._chunks.get()
             if not self._left:
                 return b""
-            await self._relay.send(frames.WINDOW, self._id, str(len(self._left)).encode())
+            await self._relay.send(protocol.WINDOW, self._id, str(len(self._left)).encode())
         data, self._left = self._left[:max_bytes], self._left[max_bytes:]
         return data
 
@@ -52,30 +52,30 @@ class RelayStream:
                 raise BrokenPipeError(self._broken or "this side has ended")
             part = bytes(view[: min(CHUNK, self._credit)])
             self._credit -= len(part)
-            await self._relay.send(frames.PAYLOAD, self._id, part)
+            await self._relay.send(protocol.PAYLOAD, self._id, part)
             view = view[len(part) :]
 
     async def send_eof(self) -> None:
         if not self._ended and self._broken is None:
             self._ended = True
-            await self._relay.send(frames.END, self._id)
+            await self._relay.send(protocol.END, self._id)
 
     async def aclose(self) -> None:
         if self._broken is None:
-            self.take(frames.CLOSED, b"closed here")
-            await self._relay.send(frames.CLOSED, self._id)
+            self.take(protocol.CLOSED, b"closed here")
+            await self._relay.send(protocol.CLOSED, self._id)
         self._relay.forget(self._id)
 
     def take(self, kind: bytes, payload: bytes) -> None:
-        if kind == frames.PAYLOAD:
+        if kind == protocol.PAYLOAD:
             self._chunks.put_nowait(payload)
-        elif kind == frames.WINDOW:
+        elif kind == protocol.WINDOW:
             self._credit += int(payload)
             self._more.set()
-        elif kind in (frames.END, frames.CLOSED):
+        elif kind in (protocol.END, protocol.CLOSED):
             self._eof = True
             self._chunks.put_nowait(b"")
-            if kind == frames.CLOSED:
+            if kind == protocol.CLOSED:
                 self._broken = payload.decode("utf-8", "replace") or "closed by the peer"
                 self._more.set()
 
@@ -163,7 +163,7 @@ class Relay:
             self, number
         )  # before it is bound: a connection may come at once
         try:
-            listener.port = int(await self._call(frames.LISTEN, port))
+            listener.port = int(await self._call(protocol.LISTEN, port))
         except BaseException:  # cancelled too: nobody will ask for this number again
             self.forget(number)
             raise
@@ -173,7 +173,7 @@ class Relay:
         number = self._next
         stream = self._streams[number] = RelayStream(self, number)
         try:
-            await self._call(frames.DIAL, port)
+            await self._call(protocol.DIAL, port)
         except BaseException:  # cancelled too: nobody will ask for this number again
             self.forget(number)
             raise
@@ -215,10 +215,10 @@ class Relay:
 
     def _take(self, frame: Frame) -> None:
         kind, number, payload = frame
-        if kind == frames.HELLO:
+        if kind == protocol.HELLO:
             if not self._ready.done():
                 self._ready.set_result(None)
-        elif kind == frames.OPEN and payload:
+        elif kind == protocol.OPEN and payload:
             listener = self._listeners.get(int(payload))
             if listener is None:  # it was closed here, and the program inside still accepts for it
                 self._refuse(number)
@@ -227,18 +227,18 @@ class Relay:
                 listener.put(stream)
         elif number in self._waiting and not self._waiting[number].done():
             future = self._waiting[number]
-            if kind in (frames.BOUND, frames.OPEN):
+            if kind in (protocol.BOUND, protocol.OPEN):
                 future.set_result(payload)
             else:
                 future.set_exception(ConnectionRefusedError(payload.decode("utf-8", "replace")))
         elif (stream := self._streams.get(number)) is not None:
             stream.take(kind, payload)
-            if kind == frames.CLOSED:
+            if kind == protocol.CLOSED:
                 self._streams.pop(number, None)
 
     def _refuse(self, number: int) -> None:
         """End a connection that nobody here will take."""
-        task = asyncio.create_task(self.send(frames.CLOSED, number))
+        task = asyncio.create_task(self.send(protocol.CLOSED, number))
         self._refusals.add(task)
         task.add_done_callback(self._refusals.discard)
 
@@ -253,7 +253,7 @@ class Relay:
             if not future.done():
                 future.set_exception(SandboxGone(f"the relay ended: {self._words}"))
         for stream in self._streams.values():
-            stream.take(frames.CLOSED, self._words.encode())
+            stream.take(protocol.CLOSED, self._words.encode())
         for listener in self._listeners.values():
             listener.put(None)
         self._streams.clear()

@@ -20,8 +20,8 @@ import structlog
 
 from rollyard.core.errors import ConfigError, Error, IsolationTooWeak, SandboxError, SandboxUnavailable, Unsupported
 from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
-from rollyard.sandbox.opening import Opening
 from rollyard.sandbox.paths import ROOT
+from rollyard.sandbox.pending import Opening
 from rollyard.sandbox.remote.box import RemoteSandbox
 from rollyard.sandbox.remote.errors import SecretFilter, gone_error, translate_errors
 from rollyard.sandbox.remote.provider import FoundSandbox, SandboxLink, SandboxProvider, SandboxRequest

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from rollyard.testing.agent import hygiene, model, options, tools, work
-from rollyard.testing.agent.ground import Ground as Ground
+from rollyard.testing.agent.fixture import Ground as Ground
 from rollyard.testing.suite import Case, Outcome, run_case
 
 

@@ -9,7 +9,7 @@ from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import Rollout
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.rollout.prepare import HOME
-from rollyard.testing.agent.ground import DONE, WRITE, Ground
+from rollyard.testing.agent.fixture import DONE, WRITE, Ground
 from rollyard.testing.suite import Skip, case, check
 
 _LISTENER = "/tmp/names.py"

@@ -14,7 +14,7 @@ from rollyard.policy import scripted
 from rollyard.policy.script import Turn
 from rollyard.policy.scripted_policy import finishing
 from rollyard.policy.toolbox import shell_call
-from rollyard.testing.agent.ground import DONE, WRITE, Ground, Seen
+from rollyard.testing.agent.fixture import DONE, WRITE, Ground, Seen
 from rollyard.testing.suite import Skip, case, check
 
 SILENCE_S = 60.0

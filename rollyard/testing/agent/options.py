@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollyard.agents import default_prompt
-from rollyard.testing.agent.ground import Ground
+from rollyard.testing.agent.fixture import Ground
 from rollyard.testing.launches import AWKWARD
 from rollyard.testing.suite import case, check
 

@@ -12,7 +12,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.task import McpServer
 from rollyard.policy.toolbox import fillers
 from rollyard.runs.rollout.plan import Hooks
-from rollyard.testing.agent.ground import DONE, WRITE, Ground, Seen
+from rollyard.testing.agent.fixture import DONE, WRITE, Ground, Seen
 from rollyard.testing.suite import case, check
 from rollyard.tools import tool
 

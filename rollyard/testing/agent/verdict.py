@@ -11,7 +11,7 @@ from rollyard import agents
 from rollyard.core.agent import Agent
 from rollyard.sandbox import backend as open_backend
 from rollyard.testing.agent import check_agent
-from rollyard.testing.agent.ground import Ground
+from rollyard.testing.agent.fixture import Ground
 from rollyard.testing.agent.model import odd_answers, rewrites
 from rollyard.testing.suite import Outcome
 

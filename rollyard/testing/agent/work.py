@@ -7,7 +7,7 @@ from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import Rollout
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.rollout.prepare import HOME
-from rollyard.testing.agent.ground import DONE, LIMITS, WRITE, Ground
+from rollyard.testing.agent.fixture import DONE, LIMITS, WRITE, Ground
 from rollyard.testing.suite import Skip, case, check
 
 

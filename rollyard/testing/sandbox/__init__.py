@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from rollyard.testing.sandbox import commands, files, jobs, lifecycle, network, refusals, state
-from rollyard.testing.sandbox.ground import Ground as Ground
+from rollyard.testing.sandbox.fixture import Ground as Ground
 from rollyard.testing.suite import Case, Outcome, run_case
 
 

@@ -9,7 +9,7 @@ import anyio
 
 from rollyard.core.errors import Error, PathError
 from rollyard.core.sandbox import Resources, at_least
-from rollyard.testing.sandbox.ground import Ground, all_beat, eventually, hearts, none_beats, out, raises, scratch, sh
+from rollyard.testing.sandbox.fixture import Ground, all_beat, eventually, hearts, none_beats, out, raises, scratch, sh
 from rollyard.testing.suite import Skip, case, check
 
 AWKWARD = "a 'single' \"double\" $(echo no) `echo no` $HOME \\ \n line two\ttab ; & | * ? ~ ünïcode 日本 \x01"

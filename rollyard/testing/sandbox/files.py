@@ -10,7 +10,7 @@ import anyio
 
 from rollyard.core.errors import Error, PathError
 from rollyard.core.sandbox import Resources
-from rollyard.testing.sandbox.ground import Ground, out, raises, scratch, sh
+from rollyard.testing.sandbox.fixture import Ground, out, raises, scratch, sh
 from rollyard.testing.suite import Skip, case, check
 
 ODD_NAMES = ("a b", "quote'\"", "new\nline", "-dash", "ünï日", "$(x)", "*", "back\\slash", ".hidden", "tab\t")

@@ -7,7 +7,7 @@ import time
 import anyio
 
 from rollyard.core.errors import Error
-from rollyard.testing.sandbox.ground import Ground, all_beat, eventually, hearts, none_beats, out, raises, scratch
+from rollyard.testing.sandbox.fixture import Ground, all_beat, eventually, hearts, none_beats, out, raises, scratch
 from rollyard.testing.suite import case, check
 
 

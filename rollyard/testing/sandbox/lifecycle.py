@@ -13,7 +13,7 @@ import msgspec
 from rollyard.core.errors import Error, SandboxError, SandboxGone
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import SandboxSpec
-from rollyard.testing.sandbox.ground import (
+from rollyard.testing.sandbox.fixture import (
     ATTACH,
     CHILD,
     Ground,

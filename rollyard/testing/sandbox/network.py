@@ -8,7 +8,7 @@ import anyio
 
 from rollyard.core.errors import Error
 from rollyard.core.protocols import Listener, Sandbox
-from rollyard.testing.sandbox.ground import Ground, out, raises, sh
+from rollyard.testing.sandbox.fixture import Ground, out, raises, sh
 from rollyard.testing.suite import Skip, case, check
 
 # A client and a server out of what every image with a shell may have: python3, else bash.

@@ -6,7 +6,7 @@ import secrets
 
 from rollyard.core.errors import ConfigError, Error, IsolationTooWeak, Unsupported
 from rollyard.core.sandbox import SandboxSpec
-from rollyard.testing.sandbox.ground import Ground, raises, sh
+from rollyard.testing.sandbox.fixture import Ground, raises, sh
 from rollyard.testing.suite import Skip, case, check
 
 

@@ -8,7 +8,7 @@ import anyio
 
 from rollyard.core.errors import Error, SandboxError
 from rollyard.core.sandbox import Mount
-from rollyard.testing.sandbox.ground import Ground, out, raises, sh
+from rollyard.testing.sandbox.fixture import Ground, out, raises, sh
 from rollyard.testing.suite import Skip, case, check
 
 

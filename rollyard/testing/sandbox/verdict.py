@@ -19,7 +19,7 @@ from rollyard.images.store import ImageStore
 from rollyard.sandbox import GROUP
 from rollyard.sandbox import backend as open_backend
 from rollyard.testing.sandbox import check_sandbox
-from rollyard.testing.sandbox.ground import Ground
+from rollyard.testing.sandbox.fixture import Ground
 from rollyard.testing.suite import Outcome
 
 LAYER_PACKAGE, LAYER_PROGRAM = "packaging==24.2", "bin/python3"

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rollyard.plane.aenv.app import aenv_apps, aenv_sockets
 from rollyard.plane.aenv.callers import Callers
+from rollyard.plane.compat_fleet import FleetOptions, FleetParts, fleet_face, open_fleet
 from rollyard.plane.e2b.app import e2b_routes
 from rollyard.plane.e2b.instance_boxes import InstanceBoxes
-from rollyard.plane.fleet_face import FleetOptions, FleetParts, fleet_face, open_fleet
 from rollyard.plane.parts import PlaneParts
 from rollyard.plane.rock.app import rock_app
 from rollyard.store import Store

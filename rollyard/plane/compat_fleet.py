@@ -16,8 +16,8 @@ from rollyard.plane.access import Access
 from rollyard.plane.engines import BackendEngine
 from rollyard.plane.fleet import Refusal, Tasks, World, fleet_app, load_worlds
 from rollyard.plane.fleet.guard import Admit, Guard
+from rollyard.plane.fleet.instances import RECORD, Record
 from rollyard.plane.fleet.jobs import Runner
-from rollyard.plane.fleet.places import RECORD, Record
 from rollyard.plane.fleet_rollouts import RolloutRunner
 from rollyard.plane.instance_backend import InstanceBackend
 from rollyard.plane.instances import Instances

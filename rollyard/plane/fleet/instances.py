@@ -22,7 +22,7 @@ from rollyard.core.protocols import Backend, Sandbox
 from rollyard.envs.fleet.databases import SandboxDatabases
 from rollyard.plane.fleet.boot import booted
 from rollyard.plane.fleet.errors import Refusal
-from rollyard.plane.fleet.worlds import Catalog, World
+from rollyard.plane.fleet.world import Catalog, World
 
 _log = structlog.get_logger("rollyard.fleet")
 MARK = "rollyard.fleet"
