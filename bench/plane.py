@@ -26,7 +26,7 @@ from statistics import median, quantiles
 import aiohttp
 
 from rollyard.core.ids import new_id
-from rollyard.core.plane import Instance, InstancePlan, Terms
+from rollyard.core.plane import AdmissionTerms, Instance, InstancePlan
 from rollyard.plane.engines import NoopEngine
 from rollyard.plane.sweep import BATCH, Sweeper
 from rollyard.store import Store
@@ -120,7 +120,7 @@ async def sweep(folder: Path, count: int) -> dict[str, float]:
         async def row() -> None:
             plan = InstancePlan()
             new = Instance(id=new_id("inst"), owner="o", engine="noop", state="creating", live=True, plan=plan, **times)
-            await store.plane.begin(new, terms=Terms(), request=None)
+            await store.plane.begin(new, terms=AdmissionTerms(), request=None)
             ref = await engine.create(new, name)
             await store.plane.step(new.id, ("creating",), "running", at=now, ref=ref)
 

@@ -41,8 +41,8 @@ import rollyard.sandbox.relay as package
 from rollyard.core.sandbox import Exit
 from rollyard.plane.e2b import e2b_app
 from rollyard.sandbox.local.backend import LocalBackend
-from rollyard.sandbox.relay import Relay
-from rollyard.sandbox.relay.filepair import FilePair
+from rollyard.sandbox.relay import HostRelay
+from rollyard.sandbox.relay.filepair import HostFilePair
 from rollyard.testing.engines import lacking, running
 
 BUDGET_MS = {
@@ -174,7 +174,7 @@ async def over_pipe(*mode: str) -> AsyncGenerator[Place]:
             process.stdin.write(data)
             await process.stdin.drain()
 
-        async with Relay(output(), write, lines="lines" in mode) as relay:
+        async with HostRelay(output(), write, lines="lines" in mode) as relay:
             yield Place(client, int(await server.stdout.readline()), await relay.listen())
 
 
@@ -198,9 +198,9 @@ async def over_files() -> AsyncGenerator[Place]:
             return json.loads((await asyncio.wait_for(asking.communicate(), 120))[0])
 
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as root:
-        pair = FilePair(say, put, f"{root}/relay")
+        pair = HostFilePair(say, put, f"{root}/relay")
         await pair.start([sys.executable, str(Path(package.__file__).with_name("inside.py"))])
-        async with program("-c", SERVER) as server, Relay(pair.output(), pair.write) as relay:
+        async with program("-c", SERVER) as server, HostRelay(pair.output(), pair.write) as relay:
             yield Place(client, int(await server.stdout.readline()), await relay.listen())
         await pair.aclose()
 

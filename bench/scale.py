@@ -25,7 +25,7 @@ from bench.scale_model import Constants, Site, simulate
 from rollyard.core.events import Event
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.runs.run.executor import executor
-from rollyard.testing.postgres import Postgres
+from rollyard.testing.postgres import PostgresServer
 from rollyard.testing.ray_cluster import RayCluster
 
 KEPT = Path(__file__).parents[1] / "docs" / "capacity.json"
@@ -47,7 +47,7 @@ def cpu_s(pids: list[int], *, children: bool = False) -> float:
 class Meter:
     """CPU of the workers' loops, of sandboxes with all that ran in them, and of the database; transactions committed."""
 
-    def __init__(self, cluster: RayCluster, postgres: Postgres, home: str) -> None:
+    def __init__(self, cluster: RayCluster, postgres: PostgresServer, home: str) -> None:
         self.cluster, self.postgres, self.log = cluster, postgres, f"{home}/launcher.log"
 
     def _pids(self) -> tuple[list[int], list[int]]:
@@ -96,7 +96,7 @@ def script(folder: Path, turns: int) -> str:
 
 
 async def measure(
-    cluster: RayCluster, postgres: Postgres, folder: Path, *, count: int, parallel: int, turns: int
+    cluster: RayCluster, postgres: PostgresServer, folder: Path, *, count: int, parallel: int, turns: int
 ) -> dict[str, float]:
     """The middle of a run: what its rollouts cost between the tenth part of them and the last."""
     check = VerifierSpec(kind="commands", options={"commands": ["test -f out.txt"]})
@@ -123,7 +123,7 @@ async def measure(
     return {"rollouts_per_s": rollouts / (ended - began), **per}
 
 
-async def append_s(postgres: Postgres) -> float:
+async def append_s(postgres: PostgresServer) -> float:
     """One append of a batch of events, alone: it is what others wait for."""
     async with ry.Store.open(postgres.url) as store:
         batch = [Event(at=1.0, name="x", run_id="r", rollout_id="o", fields={"a": 1}) for _ in range(10)]
@@ -140,7 +140,7 @@ async def measured(nodes: list[int], count: int, per_node: int) -> tuple[list[di
         with tempfile.TemporaryDirectory(prefix="ry-scale-") as text:
             folder = Path(text)
             (folder / "home").mkdir()
-            postgres = Postgres()
+            postgres = PostgresServer()
             try:
                 with RayCluster(n, env={"ROLLYARD_HOME": str(folder / "home")}) as cluster:
                     for turns in (2, 12) if n == 1 else (2,):

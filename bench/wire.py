@@ -17,7 +17,7 @@ from typing import Any
 from rollyard.core.call import Reply, Sampling, Usage
 from rollyard.core.message import Message, Text, Thinking, ToolCall
 from rollyard.wire import CODECS
-from rollyard.wire.codec import Request
+from rollyard.wire.codec import WireRequest
 
 SYSTEM = "You are a careful engineer. " * 740  # 20 kB
 SCHEMA = {"type": "object", "properties": {f"p{i}": {"type": "string", "description": "x" * 80} for i in range(6)}}
@@ -107,8 +107,8 @@ REPLY = Reply(
 )
 
 
-def request(body: bytes) -> Request:
-    return Request(call_id="call_x", rollout_id="rol_x", body=body, headers={}, model="m", stream=True)
+def request(body: bytes) -> WireRequest:
+    return WireRequest(call_id="call_x", rollout_id="rol_x", body=body, headers={}, model="m", stream=True)
 
 
 def vllm_answer(prompt: int, completion: int) -> bytes:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.drills.ground import Driver, Leftovers, Postgres, Upstream, account, causes, doing, wait_for
+from bench.drills.ground import Driver, Leftovers, PostgresServer, Upstream, account, causes, doing, wait_for
 from rollyard.testing.ray_cluster import RayCluster
 
 LEASE_S = 6.0
@@ -71,7 +71,7 @@ class Ground:
         self.place = Path(tempfile.mkdtemp(prefix="ry-drill-"))
         self.home = str(self.place / "home")
         Path(self.home).mkdir()
-        self.postgres = Postgres(host, disk_mb=400 if os.geteuid() == 0 else None)
+        self.postgres = PostgresServer(host, disk_mb=400 if os.geteuid() == 0 else None)
         self.upstream = Upstream(host)
         self.cluster = RayCluster(3, env={"ROLLYARD_HOME": self.home}, ip=None if host.startswith("127.") else host)
         self.chance = random.Random(seed)

@@ -17,7 +17,7 @@ import asyncpg
 
 from rollyard.sandbox import backend as open_backend
 from rollyard.sandbox.local import cgroups
-from rollyard.testing.postgres import Postgres as Postgres
+from rollyard.testing.postgres import PostgresServer as PostgresServer
 from rollyard.testing.postgres import free_port as free_port
 
 ROLLYARD = Path(sys.executable).with_name("rollyard")

@@ -10,7 +10,7 @@ import asyncio
 import sys
 import time
 
-from rollyard.runs.run.assignment import Work, chosen
+from rollyard.runs.run.assignment import Assignment, chosen
 from rollyard.runs.run.config import convert
 from rollyard.runs.run.ray_worker import Posting, work_here
 from rollyard.runs.run.shipping import Parcels
@@ -26,7 +26,7 @@ async def main(url: str, run_id: str, seconds: float) -> None:
     async with Store.open(url) as store:
         config = convert((await store.get_run(run_id)).config, run_id)
     tasks = {task.id: task for task in chosen(Taskset.load(config.tasks), config)}
-    work = Work(run_id=run_id, config=config, tasks=tasks, agents={a: agents.get(a) for a in config.agents})
+    work = Assignment(run_id=run_id, config=config, tasks=tasks, agents={a: agents.get(a) for a in config.agents})
     jump_at = time.time() + JUMP_AFTER_S
 
     def clock() -> float:

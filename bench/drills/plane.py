@@ -22,7 +22,7 @@ from pathlib import Path
 import asyncpg
 
 from bench.drills.cluster import Result
-from bench.drills.ground import ROLLYARD, Leftovers, Postgres, free_port
+from bench.drills.ground import ROLLYARD, Leftovers, PostgresServer, free_port
 from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneUnavailable
 from rollyard.plane.client import Plane
 
@@ -65,7 +65,7 @@ class Ground:
         self.place = Path(tempfile.mkdtemp(prefix="ry-drill-plane-"))
         self.home = str(self.place / "home")
         Path(self.home).mkdir()
-        self.postgres = Postgres()
+        self.postgres = PostgresServer()
         self.chance = random.Random(seed)
         self.engine = engine
         self.replicas = [Replica(self.place, self.postgres.url, engine, 0)]

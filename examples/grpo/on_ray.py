@@ -28,7 +28,7 @@ from examples.grpo.world import SYSTEM, answered, renderer, task
 from rollyard import train as ry_train
 from rollyard.core.limits import Limits
 from rollyard.net.binding import listen
-from rollyard.testing.postgres import Postgres
+from rollyard.testing.postgres import PostgresServer
 from rollyard.testing.ray_cluster import RayCluster
 from rollyard.train.sampler import Sampler
 from rollyard.train.server import ModelServer
@@ -120,7 +120,7 @@ if __name__ == "__main__":
     else:
         # the nodes import the example
         os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        database = Postgres() if not options.store else None
+        database = PostgresServer() if not options.store else None
         options.store = options.store or database.url
         try:
             with RayCluster(2) as cluster:

@@ -27,7 +27,7 @@ from examples.grpo.learn import Learner, warm_up
 from examples.grpo.world import SYSTEM, answered, renderer, task
 from rollyard.policy.renderers.bytelevel import END
 from rollyard.runs.rollout.provision import Provision
-from rollyard.train.sampler import Request, Sampler
+from rollyard.train.sampler import Sampler, SampleRequest
 from rollyard.train.tiny import TinyConfig, TinyModel
 from rollyard.trajectory.samples import Sample, samples
 
@@ -39,7 +39,7 @@ async def answer(queue: ry.policy.Queue, sampler: Sampler) -> None:
     """The trainer's side of the gate: held calls of all live rollouts, answered with the ids that were sampled."""
 
     async def one(held) -> None:
-        request = Request(prompt=held.call.prompt_ids, max_tokens=MAX_TOKENS, stop_ids=(END,))
+        request = SampleRequest(prompt=held.call.prompt_ids, max_tokens=MAX_TOKENS, stop_ids=(END,))
         got = await sampler.sample(request)
         await held.reply(got.ids, got.logprobs, version=got.spans[0].version if got.spans else 0)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from rollyard.agents.events import EventParser, parse
 from rollyard.agents.registry import default_prompt, from_toml, get, names
 from rollyard.agents.render import Rendered, admit, artifacts, installed, refuse, render
-from rollyard.agents.watchdog import Sample, Watchdog
+from rollyard.agents.watchdog import ActivitySample, Watchdog
 
 __all__ = [
     "EventParser",
     "Rendered",
-    "Sample",
+    "ActivitySample",
     "Watchdog",
     "admit",
     "artifacts",

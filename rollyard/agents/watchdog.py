@@ -15,7 +15,7 @@ State = Literal["working", "model_slow", "parked", "lingering"]
 BUSY_SHARE = 0.02  # of one core: an idle Node process uses less, a working one far more
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class ActivitySample(msgspec.Struct, frozen=True, kw_only=True):
     """What is known at one moment. `cpu_s` is the CPU time of the whole process tree so far, None where it is not known;
     `last_output_at` and `last_call_at` are times of its latest signs of life. `done_at` is when it said that it is done, None
     once a later event has taken that back."""
@@ -34,9 +34,9 @@ class Watchdog:
     def __init__(self, *, idle_s: float, linger_s: float) -> None:
         self._idle_s, self._linger_s = idle_s, linger_s
         self._busy_at: float | None = None
-        self._last: Sample | None = None
+        self._last: ActivitySample | None = None
 
-    def see(self, now: Sample) -> State:
+    def see(self, now: ActivitySample) -> State:
         before, self._last = self._last, now
         if self._busy_at is None or now.in_flight or self._burns_cpu(before, now):
             self._busy_at = now.at
@@ -49,7 +49,7 @@ class Watchdog:
         return "parked" if now.at - quiet_since >= self._idle_s else "working"
 
     @staticmethod
-    def _burns_cpu(before: Sample | None, now: Sample) -> bool:
+    def _burns_cpu(before: ActivitySample | None, now: ActivitySample) -> bool:
         if before is None or before.cpu_s is None or now.cpu_s is None or now.at <= before.at:
             return False
         return (now.cpu_s - before.cpu_s) / (now.at - before.at) > BUSY_SHARE

@@ -21,9 +21,9 @@ def agent(
 ) -> None:
     """Run the conformance suite: passed, skipped (why), failed. Exit code 3 when a case failed."""
     from rollyard.cli.printing import print_json
-    from rollyard.testing.agent.verdict import Totals, examine_agent
+    from rollyard.testing.agent.verdict import AgentTotals, examine_agent
 
-    async def run() -> Totals:
+    async def run() -> AgentTotals:
         async with examine_agent(name, sandbox, user) as examination:
             async for outcome in examination.outcomes(only=only, slow=slow):
                 if not json:

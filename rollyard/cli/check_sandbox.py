@@ -18,9 +18,9 @@ def sandbox(
 ) -> None:
     """Run the conformance suite: passed, skipped (why), failed. Exit code 3 when a case failed."""
     from rollyard.cli.printing import print_json
-    from rollyard.testing.sandbox.verdict import Totals, examine_backend
+    from rollyard.testing.sandbox.verdict import SandboxTotals, examine_backend
 
-    async def run() -> Totals:
+    async def run() -> SandboxTotals:
         async with examine_backend(name, option or [], image) as examination:
             async for outcome in examination.outcomes(only=only, slow=slow):
                 if not json:

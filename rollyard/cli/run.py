@@ -54,7 +54,7 @@ def run(
     rollyard run examples/tasks --agent pi --policy scripted:FILE --attempts 4 --store runs.db
     """
     from rollyard.runs.display.progress import display as make_display
-    from rollyard.runs.run.command import Request, execute, resume_command
+    from rollyard.runs.run.command import RunRequest, execute, resume_command
     from rollyard.runs.run.interrupt import run_interruptibly
 
     fields: dict[str, Any] = {
@@ -87,7 +87,7 @@ def run(
         "per_node": per_node,
         "as_json": as_json,
     }
-    request = Request(**fields)
+    request = RunRequest(**fields)
     shown = make_display("none" if as_json and display == "auto" else display)
     work = partial(execute, request, shown)
     outcome = run_interruptibly(work, display=shown, store=store, resume=resume_command(request))

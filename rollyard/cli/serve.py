@@ -211,9 +211,9 @@ def plane(
     """Serve the control plane: environments, instances, engines, the page."""
     from rollyard.plane.compat import FaceOptions
     from rollyard.plane.compat_fleet import FleetOptions
-    from rollyard.plane.serve import PlaneOptions, Ready, serve_plane
+    from rollyard.plane.serve import PlaneOptions, PlaneReady, serve_plane
 
-    def say(ready: Ready) -> None:
+    def say(ready: PlaneReady) -> None:
         if print_env:
             typer.echo(ready.env)
         typer.echo(ready.json if json else ready.line)

@@ -117,7 +117,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: float | None = None
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class OwnerUsage(msgspec.Struct, frozen=True, kw_only=True):
     """`quota` and `rate` (creations a second) None mean the server's default."""
 
     owner: str
@@ -126,7 +126,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class AdmissionTerms(msgspec.Struct, frozen=True, kw_only=True):
     """On which creations are let in, for owners that have no terms of their own. No quota, no rate or a rate of 0: no
     limit."""
 
@@ -138,7 +138,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 POOL_OWNER = "pool/"
 
 
-class Pool(msgspec.Struct, frozen=True, kw_only=True):
+class WarmPool(msgspec.Struct, frozen=True, kw_only=True):
     """Instances made ahead of their use, at most `size` of them. `plan` is the JSON of the request they are made from."""
 
     name: str

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from rollyard.envs.results import Refused
+from rollyard.envs.results import EnvRefused
 
 LIMIT = 100 * 2**20
 STATUS = {
@@ -29,7 +29,7 @@ STATUS = {
 }
 
 
-def status_of(error: Refused) -> int:
+def status_of(error: EnvRefused) -> int:
     """424 (failed dependency) is the environment's own failure: the server did its part."""
     return STATUS[error.code]
 
@@ -38,11 +38,11 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
 
-def refusal(error: Refused) -> Response:
+def refusal(error: EnvRefused) -> Response:
     return json_response({"detail": error.message, "code": error.code}, status_of(error))
 
 
-class Body:
+class RequestBody:
     """A request's body, read once, and given `again` to an application behind."""
 
     def __init__(self, receive: Receive) -> None:
@@ -55,10 +55,10 @@ class Body:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise Refused("INVALID_JSON", "the body was cut off")
+                raise EnvRefused("INVALID_JSON", "the body was cut off")
             self._read += message.get("body", b"")
             if len(self._read) > LIMIT:
-                raise Refused("TOO_LARGE", "the body is too large")
+                raise EnvRefused("TOO_LARGE", "the body is too large")
             more = message.get("more_body", False)
         return bytes(self._read)
 
@@ -75,9 +75,9 @@ def object_of(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise Refused("INVALID_JSON", f"not JSON: {error}") from error
+        raise EnvRefused("INVALID_JSON", f"not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise Refused("VALIDATION_ERROR", "the body must be an object")
+        raise EnvRefused("VALIDATION_ERROR", "the body must be an object")
     return value
 
 
@@ -86,5 +86,5 @@ def number(body: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise Refused("VALIDATION_ERROR", f"{name} must be a number of at least 0")
+        raise EnvRefused("VALIDATION_ERROR", f"{name} must be a number of at least 0")
     return float(value)

@@ -44,7 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 Progress = Callable[[float, float | None, str | None], None]
 
 
-class Wire(Protocol):
+class EnvWire(Protocol):
     @property
     def lost(self) -> bool: ...
     async def ask(self, move: str, given: Mapping[str, Any], progress: Progress | None = None) -> Any: ...
@@ -78,7 +78,7 @@ class RemoteEnv:
         self.url = url
         self.agent_key: str | None = None
         self._options = options
-        self._wire: Wire | None = None
+        self._wire: EnvWire | None = None
 
     async def __aenter__(self) -> Self:
         await self._connect()

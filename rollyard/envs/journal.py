@@ -1,4 +1,4 @@
-"""`Journal`: what is left of a session when its server is killed, in one file for each, written before the answer leaves.
+"""`SessionJournal`: what is left of a session when its server is killed, in one file for each, written before the answer leaves.
 
 Only environments that can be saved are kept. A restarted server finds the files and puts a session back when its client, or
 its agent, comes again: the environment as it was after its last answered move, and those answers, so that a request sent
@@ -26,7 +26,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class JournalRecord(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     lease: str  # SHA-256
     agent: str  # SHA-256
@@ -38,7 +38,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     answers: dict[str, Kept]
 
 
-class Journal:
+class SessionJournal:
     def __init__(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -47,7 +47,7 @@ class Journal:
         self._folder = folder
         self._since = time.time()
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: JournalRecord) -> None:
         path = self._path(record.session)
         partial = path.with_suffix(".part")
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -57,17 +57,17 @@ class Journal:
     def drop(self, session_id: str) -> None:
         self._path(session_id).unlink(missing_ok=True)
 
-    def left(self) -> list[Record]:
+    def left(self) -> list[JournalRecord]:
         """Sessions of a server that is no more. Each has its whole lease again, from when this one came up."""
-        found: list[Record] = []
+        found: list[JournalRecord] = []
         for path in sorted(self._folder.glob("es_*.json")):
             try:
-                found.append(msgspec.json.decode(path.read_bytes(), type=Record))
+                found.append(msgspec.json.decode(path.read_bytes(), type=JournalRecord))
             except (OSError, msgspec.DecodeError):
                 path.unlink(missing_ok=True)  # not ours to read: it is a lost episode
         return found
 
-    def expired(self, record: Record) -> bool:
+    def expired(self, record: JournalRecord) -> bool:
         return time.time() > self._since + record.lease_s
 
     def _path(self, session_id: str) -> Path:

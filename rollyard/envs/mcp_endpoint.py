@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from rollyard.envs import openenv
-from rollyard.envs.bodies import Body, json_response, object_of, status_of
-from rollyard.envs.results import Refused
-from rollyard.envs.session import Session
+from rollyard.envs.bodies import RequestBody, json_response, object_of, status_of
+from rollyard.envs.results import EnvRefused
+from rollyard.envs.session import EnvSession
 from rollyard.envs.sessions import Sessions
 
 _HEADER = b"mcp-session-id"
@@ -25,7 +25,7 @@ _HEADER = b"mcp-session-id"
 class McpDoor:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._by_mcp: dict[str, Session] = {}
+        self._by_mcp: dict[str, EnvSession] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in ("GET", "POST", "DELETE"):
@@ -40,7 +40,7 @@ class McpDoor:
             await self._posted(scope, receive, send)
 
     async def _posted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = Body(receive)
+        body = RequestBody(receive)
         request: Mapping[str, Any] = {}
         try:
             request = object_of(await body.whole())
@@ -48,7 +48,7 @@ class McpDoor:
                 await self._initialize(scope, body.again, send)
                 return
             answer = await self._rpc(request)
-        except Refused as error:
+        except EnvRefused as error:
             status = status_of(error) if error.code == "CAPACITY_REACHED" else 200
             await json_response(openenv.rpc_error(request, error), status)(scope, receive, send)
             return
@@ -63,7 +63,7 @@ class McpDoor:
         if method == "openenv/session/close":
             return openenv.rpc_result(request, await self._close(str(named)))
         if method not in ("tools/list", "tools/call"):
-            raise Refused("UNKNOWN_TYPE", f"there is no method {str(method)[:40]!r}")
+            raise EnvRefused("UNKNOWN_TYPE", f"there is no method {str(method)[:40]!r}")
         if named is not None:
             return await openenv.rpc(await self._sessions.find(str(named)), request)
         session = await self._sessions.open()
@@ -112,7 +112,7 @@ class McpDoor:
             await self._sessions.close(session)
 
 
-async def to_tools(sessions: Sessions, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+async def to_tools(sessions: Sessions, session: EnvSession, scope: Scope, receive: Receive, send: Send) -> None:
     """A request for the tools of a session. While one is under way the session is in use; a stream that merely listens
     (GET) does not keep it."""
     session.used()

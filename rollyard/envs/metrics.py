@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, float("inf"))
 
 
-class Counters:
+class EnvCounters:
     def __init__(self) -> None:
         self.moves: Counter[tuple[str, str]] = Counter()  # (move, code) -> count; the code of a good one is OK
         self.sessions: Counter[str] = Counter()  # opened, restored, reattached, expired, closed, refused

@@ -12,20 +12,20 @@ from typing import Any
 
 import msgspec
 
-from rollyard.envs.results import Refused
-from rollyard.envs.session import Session
+from rollyard.envs.results import EnvRefused
+from rollyard.envs.session import EnvSession
 from rollyard.envs.sessions import Sessions
-from rollyard.envs.sockets import Peer
+from rollyard.envs.sockets import WebSocketPeer
 
 RPC_CODES = {"VALIDATION_ERROR": -32602, "UNKNOWN_TYPE": -32601, "INVALID_JSON": -32700}
 
 
-async def serve_socket(peer: Peer, sessions: Sessions) -> None:
+async def serve_socket(peer: WebSocketPeer, sessions: Sessions) -> None:
     """One connection to `/ws`: a session of its own, which ends with it, or the one that `?session_id=` names."""
     await peer.accept()
     try:
         session, own = await _session(peer, sessions)
-    except Refused as error:
+    except EnvRefused as error:
         more = {"active_sessions": len(sessions.active), "max_sessions": sessions.limits.capacity}
         peer.send(_error(error, more if error.code == "CAPACITY_REACHED" else {}))
         await peer.close()
@@ -40,12 +40,12 @@ async def serve_socket(peer: Peer, sessions: Sessions) -> None:
             await sessions.close(session)
 
 
-async def serve_rpc_socket(peer: Peer, sessions: Sessions) -> None:
+async def serve_rpc_socket(peer: WebSocketPeer, sessions: Sessions) -> None:
     """One connection to `/mcp`: bare JSON-RPC frames about an environment of its own."""
     await peer.accept()
     try:
         session = await sessions.open()
-    except Refused as error:
+    except EnvRefused as error:
         peer.send(msgspec.json.encode(rpc_error({}, error)))
         await peer.close()
         return
@@ -54,7 +54,7 @@ async def serve_rpc_socket(peer: Peer, sessions: Sessions) -> None:
         while (text := await peer.receive()) is not None:
             try:
                 answer = await rpc(session, _object(text))
-            except Refused as error:
+            except EnvRefused as error:
                 answer = rpc_error({}, error)
             peer.send(msgspec.json.encode(answer))
     finally:
@@ -62,24 +62,24 @@ async def serve_rpc_socket(peer: Peer, sessions: Sessions) -> None:
         await sessions.close(session)
 
 
-async def _session(peer: Peer, sessions: Sessions) -> tuple[Session, bool]:
+async def _session(peer: WebSocketPeer, sessions: Sessions) -> tuple[EnvSession, bool]:
     asked = peer.query("session_id")
     session = await sessions.open() if asked is None else await sessions.find(asked)
     if session.attached:
-        raise Refused("SESSION_ERROR", "the session has a connection already")
+        raise EnvRefused("SESSION_ERROR", "the session has a connection already")
     sessions.attach(session)
     return session, asked is None
 
 
-async def _answer(session: Session, text: str | bytes) -> bytes | None:
+async def _answer(session: EnvSession, text: str | bytes) -> bytes | None:
     """The frame to send back; None ends the connection."""
     try:
         frame = _object(text)
         kind, given = frame.get("type"), {} if frame.get("data") is None else frame["data"]
         if extra := sorted(set(frame) - {"type", "data"}):
-            raise Refused("VALIDATION_ERROR", f"unknown keys: {', '.join(extra)}")
+            raise EnvRefused("VALIDATION_ERROR", f"unknown keys: {', '.join(extra)}")
         if not isinstance(given, dict):
-            raise Refused("VALIDATION_ERROR", "data must be an object")
+            raise EnvRefused("VALIDATION_ERROR", "data must be an object")
         if kind == "close":
             return None
         if kind == "reset":
@@ -90,18 +90,18 @@ async def _answer(session: Session, text: str | bytes) -> bytes | None:
             return _frame("state", await session.do("state", {}))
         if kind == "mcp":
             return _frame("mcp", await rpc(session, given))
-        raise Refused("UNKNOWN_TYPE", f"unknown message type: {str(kind)[:40]!r}")
-    except Refused as error:
+        raise EnvRefused("UNKNOWN_TYPE", f"unknown message type: {str(kind)[:40]!r}")
+    except EnvRefused as error:
         return _error(error, {})
 
 
-async def reset(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
+async def reset(session: EnvSession, given: Mapping[str, Any]) -> dict[str, Any]:
     known = {k: given[k] for k in ("seed", "episode_id") if k in given}
     options = {k: v for k, v in given.items() if k not in known}
     return observed(await session.do("reset", known | {"options": options}))
 
 
-async def step(session: Session, action: Mapping[str, Any]) -> dict[str, Any]:
+async def step(session: EnvSession, action: Mapping[str, Any]) -> dict[str, Any]:
     """A tool call is a step there."""
     if action.get("type") not in ("list_tools", "call_tool") or not session.toolset.tools:
         return observed(await session.do("step", {"action": dict(action)}))
@@ -142,12 +142,12 @@ def tool_result(answer: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-async def rpc(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
+async def rpc(session: EnvSession, request: Mapping[str, Any]) -> dict[str, Any]:
     """`tools/list` and `tools/call` as JSON-RPC."""
     params = request.get("params") or {}
     try:
         if not isinstance(params, dict):
-            raise Refused("VALIDATION_ERROR", "params must be an object")
+            raise EnvRefused("VALIDATION_ERROR", "params must be an object")
         method = request.get("method")
         if method == "tools/list":
             listed = await session.do("tools", {})
@@ -156,8 +156,8 @@ async def rpc(session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
         if method == "tools/call":
             answer = await session.do("call", {"name": params.get("name"), "arguments": params.get("arguments")})
             return rpc_result(request, tool_result(answer))
-        raise Refused("UNKNOWN_TYPE", f"there is no method {method!r}")
-    except Refused as error:
+        raise EnvRefused("UNKNOWN_TYPE", f"there is no method {method!r}")
+    except EnvRefused as error:
         return rpc_error(request, error)
 
 
@@ -165,7 +165,7 @@ def rpc_result(request: Mapping[str, Any], result: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": request.get("id"), "result": result}
 
 
-def rpc_error(request: Mapping[str, Any], error: Refused) -> dict[str, Any]:
+def rpc_error(request: Mapping[str, Any], error: EnvRefused) -> dict[str, Any]:
     told = {"code": RPC_CODES.get(error.code, -32000), "message": error.message, "data": {"code": error.code}}
     return {"jsonrpc": "2.0", "id": request.get("id"), "error": told}
 
@@ -174,9 +174,9 @@ def _object(text: str | bytes) -> dict[str, Any]:
     try:
         frame = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise Refused("INVALID_JSON", f"not JSON: {error}") from error
+        raise EnvRefused("INVALID_JSON", f"not JSON: {error}") from error
     if not isinstance(frame, dict):
-        raise Refused("VALIDATION_ERROR", "a frame is an object")
+        raise EnvRefused("VALIDATION_ERROR", "a frame is an object")
     return frame
 
 
@@ -184,5 +184,5 @@ def _frame(kind: str, data: Any) -> bytes:
     return msgspec.json.encode({"type": kind, "data": data})
 
 
-def _error(error: Refused, more: Mapping[str, Any]) -> bytes:
+def _error(error: EnvRefused, more: Mapping[str, Any]) -> bytes:
     return _frame("error", {"message": error.message, "code": error.code, **more})

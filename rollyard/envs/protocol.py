@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from rollyard.envs.results import Answer, Refused
-from rollyard.envs.session import Session
+from rollyard.envs.results import EnvRefused, EnvResult
+from rollyard.envs.session import EnvSession
 from rollyard.envs.sessions import Sessions
-from rollyard.envs.sockets import Peer
+from rollyard.envs.sockets import WebSocketPeer
 
 SUBPROTOCOL = "rollyard.v1"
 _IN_FLIGHT = 64  # requests of one connection
@@ -36,7 +36,7 @@ class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seen: tuple[str, ...] = ()
 
 
-class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OpenFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session: str | None = None
     lease: str | None = None
     lease_s: float | None = None
@@ -50,12 +50,12 @@ class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be a number of at least 0")
 
 
-class Connection:
-    def __init__(self, peer: Peer, sessions: Sessions, *, agent_keys: bool) -> None:
+class EnvConnection:
+    def __init__(self, peer: WebSocketPeer, sessions: Sessions, *, agent_keys: bool) -> None:
         self._peer = peer
         self._sessions = sessions
         self._agent_keys = agent_keys
-        self._session: Session | None = None
+        self._session: EnvSession | None = None
         self._opening = False
         self._in_flight = 0
         self._decoder = msgspec.json.Decoder(Frame)
@@ -79,24 +79,24 @@ class Connection:
             if len(frame.id) > _ID:
                 raise msgspec.ValidationError(f"an id has at most {_ID} characters")
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError) as error:
-            self._refuse(None, Refused("INVALID_JSON", str(error)))
+            self._refuse(None, EnvRefused("INVALID_JSON", str(error)))
             return
         try:
             self._do(frame)
-        except Refused as error:
+        except EnvRefused as error:
             self._refuse(frame.id, error)
 
     def _do(self, frame: Frame) -> None:
         if self._in_flight + len(self._tasks) >= _IN_FLIGHT:
-            raise Refused("VALIDATION_ERROR", "too many requests at once")
+            raise EnvRefused("VALIDATION_ERROR", "too many requests at once")
         if frame.do == "open":
             self._spawn(frame.id, self._open(frame.given))
             return
         session = self._session
         if session is None:
-            raise Refused("SESSION_ERROR", "open a session first")
+            raise EnvRefused("SESSION_ERROR", "open a session first")
         if frame.do == "cancel":
-            self._answer(frame.id, Answer.of({"cancelled": session.cancel()}))
+            self._answer(frame.id, EnvResult.of({"cancelled": session.cancel()}))
         elif frame.do == "close":
             self._let_go(session)
             self._spawn(frame.id, self._close(session))
@@ -107,7 +107,7 @@ class Connection:
             session.begin(frame.do, frame.given, name, lambda answer: self._done(name, answer))
             self._in_flight += 1
 
-    def _done(self, name: str, answer: Answer) -> None:
+    def _done(self, name: str, answer: EnvResult) -> None:
         self._in_flight -= 1
         self._answer(name, answer)
 
@@ -118,17 +118,17 @@ class Connection:
 
     async def _answered(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         try:
-            self._answer(name, Answer.of(await work))
-        except Refused as error:
+            self._answer(name, EnvResult.of(await work))
+        except EnvRefused as error:
             self._refuse(name, error)
 
     async def _open(self, given: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            asked = msgspec.convert(given, Opening)
+            asked = msgspec.convert(given, OpenFrame)
         except msgspec.ValidationError as error:
-            raise Refused("VALIDATION_ERROR", str(error)) from error
+            raise EnvRefused("VALIDATION_ERROR", str(error)) from error
         if self._session is not None or self._opening:
-            raise Refused("SESSION_ERROR", "this connection has a session")
+            raise EnvRefused("SESSION_ERROR", "this connection has a session")
         self._opening = True
         try:
             if asked.session is not None:
@@ -144,23 +144,23 @@ class Connection:
     async def _reopened(self, session_id: str, lease: str) -> dict[str, Any]:
         session = await self._sessions.find(session_id)
         if not session.holds(lease):
-            raise Refused("SESSION_ERROR", "there is no such session")
+            raise EnvRefused("SESSION_ERROR", "there is no such session")
         self._sessions.counters.sessions["reattached"] += 1
         return self._hold(session)
 
-    def _hold(self, session: Session) -> dict[str, Any]:
+    def _hold(self, session: EnvSession) -> dict[str, Any]:
         self._sessions.attach(session)
         self._session = session
         session.heard = self._progress
         return {"session": session.id, "lease_s": session.lease_s, "deadline_s": session.deadline_s}
 
-    def _let_go(self, session: Session) -> None:
+    def _let_go(self, session: EnvSession) -> None:
         self._session = None
         if session.heard == self._progress:
             session.heard = None
         self._sessions.detach(session)
 
-    async def _close(self, session: Session) -> dict[str, Any]:
+    async def _close(self, session: EnvSession) -> dict[str, Any]:
         await self._sessions.close(session)
         return {}
 
@@ -173,12 +173,12 @@ class Connection:
             await asyncio.sleep(self._sessions.limits.heartbeat_s)
             self._peer.send(msgspec.json.encode({"event": "heartbeat", "waiting": self._sessions.waiting}))
 
-    def _answer(self, name: str, answer: Answer) -> None:
+    def _answer(self, name: str, answer: EnvResult) -> None:
         if answer.error is not None:
             self._refuse(name, answer.error)
         else:
             self._peer.send(b'{"id":%b,"ok":%b}' % (msgspec.json.encode(name), answer.raw))
 
-    def _refuse(self, name: str | None, error: Refused) -> None:
+    def _refuse(self, name: str | None, error: EnvRefused) -> None:
         told: dict[str, Any] = {"error": {"code": error.code, "message": error.message}}
         self._peer.send(msgspec.json.encode(told if name is None else {"id": name, **told}))

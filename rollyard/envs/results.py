@@ -12,7 +12,7 @@ from rollyard.envs.env import StepResult
 from rollyard.envs.journal import Kept
 
 
-class Refused(EnvError):
+class EnvRefused(EnvError):
     """An answer of no; `code` is the word that both wires carry."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -20,18 +20,18 @@ class Refused(EnvError):
         self.code = code
 
 
-class Answer(msgspec.Struct, frozen=True):
+class EnvResult(msgspec.Struct, frozen=True):
     """A value and the same as JSON, or an error."""
 
     value: Any = None
     raw: bytes = b"null"
-    error: Refused | None = None
+    error: EnvRefused | None = None
 
     @staticmethod
-    def of(value: Any) -> Answer:
+    def of(value: Any) -> EnvResult:
         """`value` is of plain types; one that JSON cannot carry raises."""
         finite(value)
-        return Answer(value=value, raw=msgspec.json.encode(value))
+        return EnvResult(value=value, raw=msgspec.json.encode(value))
 
     def get(self) -> Any:
         if self.error is not None:
@@ -49,14 +49,14 @@ class Answer(msgspec.Struct, frozen=True):
         return Kept(value=self.value)
 
     @staticmethod
-    def again(kept: Kept) -> Answer:
-        return Answer.of(kept.value) if kept.code is None else Answer(error=Refused(kept.code, kept.message))
+    def again(kept: Kept) -> EnvResult:
+        return EnvResult.of(kept.value) if kept.code is None else EnvResult(error=EnvRefused(kept.code, kept.message))
 
 
 def plain(result: StepResult) -> dict[str, Any]:
     """As JSON values. A reward that is no number is an error here, never a null on the wire."""
     if result.reward is not None and not math.isfinite(result.reward):
-        raise Refused("EXECUTION_ERROR", f"the environment's reward is {result.reward}, which is no reward")
+        raise EnvRefused("EXECUTION_ERROR", f"the environment's reward is {result.reward}, which is no reward")
     return msgspec.to_builtins(result, str_keys=True)
 
 
@@ -70,4 +70,4 @@ def finite(value: Any) -> None:
         for inner in value:
             finite(inner)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise Refused("EXECUTION_ERROR", f"the environment's answer has a number that JSON cannot carry: {value}")
+        raise EnvRefused("EXECUTION_ERROR", f"the environment's answer has a number that JSON cannot carry: {value}")

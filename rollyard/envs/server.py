@@ -24,17 +24,17 @@ from starlette.types import Receive, Scope, Send
 
 from rollyard.core.errors import ConfigError
 from rollyard.envs import openenv
-from rollyard.envs.bodies import Body, json_response, number, object_of, refusal
+from rollyard.envs.bodies import RequestBody, json_response, number, object_of, refusal
 from rollyard.envs.env import Env
-from rollyard.envs.journal import Journal
+from rollyard.envs.journal import SessionJournal
 from rollyard.envs.mcp_endpoint import McpDoor, to_tools
 from rollyard.envs.metrics import exposition
 from rollyard.envs.openapi import STATE, document
-from rollyard.envs.protocol import SUBPROTOCOL, Connection
-from rollyard.envs.results import Refused
-from rollyard.envs.session import Session
+from rollyard.envs.protocol import SUBPROTOCOL, EnvConnection
+from rollyard.envs.results import EnvRefused
+from rollyard.envs.session import EnvSession
 from rollyard.envs.sessions import EnvLimits, Sessions
-from rollyard.envs.sockets import AsgiPeer, Peer
+from rollyard.envs.sockets import AsgiPeer, WebSocketPeer
 from rollyard.envs.task_api import Splits, TaskApi
 from rollyard.net.websocket_server import EXTENSION
 
@@ -67,7 +67,7 @@ class EnvServer:
             limits or EnvLimits(),
             name=self.name,
             gym=not production,
-            journal=Journal(keep) if keep is not None else None,
+            journal=SessionJournal(keep) if keep is not None else None,
         )
         self._tasks = TaskApi(self.name, splits if splits is not None else getattr(make, "splits", {}))
         self._mcp = McpDoor(self._sessions)
@@ -95,13 +95,13 @@ class EnvServer:
         else:
             await self._app(scope, receive, send)
 
-    async def _agent_of(self, bearer: str) -> Session | None:
+    async def _agent_of(self, bearer: str) -> EnvSession | None:
         try:
             return await self._sessions.of_agent(bearer)
-        except Refused:
+        except EnvRefused:
             return None  # its session cannot be put back, or not now
 
-    async def _to_agent(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _to_agent(self, session: EnvSession, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or _path(scope) != "/mcp":
             await _refuse(403, "this key is for /mcp", scope, receive, send)
             return
@@ -135,14 +135,14 @@ class EnvServer:
             yield
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        peer: Peer = scope.get("extensions", {}).get(EXTENSION) or AsgiPeer(scope, receive, send)
+        peer: WebSocketPeer = scope.get("extensions", {}).get(EXTENSION) or AsgiPeer(scope, receive, send)
         path = _path(scope)
         if path == "/mcp":
             await openenv.serve_rpc_socket(peer, self._sessions)
         elif path != "/ws":
             await _refuse(404, "there is no such socket", scope, receive, send)
         elif SUBPROTOCOL in peer.subprotocols:
-            await Connection(peer, self._sessions, agent_keys=self._key is not None).serve()
+            await EnvConnection(peer, self._sessions, agent_keys=self._key is not None).serve()
         else:
             await openenv.serve_socket(peer, self._sessions)
 
@@ -210,7 +210,7 @@ class EnvServer:
     async def _step(self, request: Request) -> Any:
         action = (await _body(request)).get("action")
         if not isinstance(action, dict):
-            raise Refused("VALIDATION_ERROR", "action must be an object")
+            raise EnvRefused("VALIDATION_ERROR", "action must be an object")
         async with self._about(request) as session:
             return await openenv.step(session, action)
 
@@ -219,7 +219,7 @@ class EnvServer:
             return await session.do("state", {})
 
     @asynccontextmanager
-    async def _about(self, request: Request) -> AsyncGenerator[Session]:
+    async def _about(self, request: Request) -> AsyncGenerator[EnvSession]:
         """The session that the request names, or one for this request alone."""
         named = request.headers.get("x-session-id")
         if named is not None:
@@ -238,14 +238,14 @@ def _plainly(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request],
     async def endpoint(request: Request) -> Response:
         try:
             return json_response(await answer(request))
-        except Refused as error:
+        except EnvRefused as error:
             return refusal(error)
 
     return endpoint
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    return object_of(await Body(request.receive).whole())
+    return object_of(await RequestBody(request.receive).whole())
 
 
 def _path(scope: Scope) -> str:

@@ -1,4 +1,4 @@
-"""`Session`: one environment instance, one move at a time, with a deadline; it knows nothing of sockets or routes.
+"""`EnvSession`: one environment instance, one move at a time, with a deadline; it knows nothing of sockets or routes.
 
 A move runs in a task of the session, not of the connection that asked: a lost socket does not undo half a step, and a
 request that is sent again with the same id after a reattach gets the first one's answer instead of a second step. A move
@@ -21,9 +21,9 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.errors import Error as RollyardError
 from rollyard.core.ids import new_id, secret
 from rollyard.envs.env import RESERVED, Env
-from rollyard.envs.journal import Journal, Record
-from rollyard.envs.metrics import Counters
-from rollyard.envs.results import Answer, Refused, plain
+from rollyard.envs.journal import JournalRecord, SessionJournal
+from rollyard.envs.metrics import EnvCounters
+from rollyard.envs.results import EnvRefused, EnvResult, plain
 from rollyard.envs.telemetry import Telemetry
 from rollyard.tools.tool import ToolContext
 from rollyard.tools.toolset import Toolset
@@ -35,7 +35,7 @@ MOVES = GYM | {"tools", "call"}
 Heard = Callable[[str | None, float, float | None, str | None], None]
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class SessionTerms(msgspec.Struct, frozen=True, kw_only=True):
     """What client and server agreed on when the session opened. `gym=False` (production): no reset, step or state."""
 
     lease_s: float
@@ -43,19 +43,21 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     gym: bool = True
 
 
-class Watch(msgspec.Struct, frozen=True, kw_only=True):
+class SessionObserver(msgspec.Struct, frozen=True, kw_only=True):
     """Where a session tells what happens, and where it is kept."""
 
-    counters: Counters
+    counters: EnvCounters
     telemetry: Telemetry
-    journal: Journal | None = None
+    journal: SessionJournal | None = None
 
 
-class Session:
+class EnvSession:
     """`lease` and `agent_key` are told once, when it opens; what is kept are their hashes. `left` is what a killed server's
     journal has of it."""
 
-    def __init__(self, env: Env, terms: Terms, watch: Watch, *, left: Record | None = None) -> None:
+    def __init__(
+        self, env: Env, terms: SessionTerms, watch: SessionObserver, *, left: JournalRecord | None = None
+    ) -> None:
         self.lease, self.agent_key = secret("lease"), secret("agent")
         self.id = new_id("es") if left is None else left.session
         self.lease_hash = digest(self.lease) if left is None else left.lease
@@ -76,12 +78,12 @@ class Session:
         self._leaving = False
         self._turn = asyncio.Lock()
         self._running_id: str | None = None
-        self._moves: set[asyncio.Task[Answer]] = set()
-        self._answered: OrderedDict[str, asyncio.Future[Answer]] = OrderedDict()
+        self._moves: set[asyncio.Task[EnvResult]] = set()
+        self._answered: OrderedDict[str, asyncio.Future[EnvResult]] = OrderedDict()
         env.report_progress = self._progress
         for request_id, kept in {} if left is None else left.answers.items():
-            answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-            answer.set_result(Answer.again(kept))
+            answer: asyncio.Future[EnvResult] = asyncio.get_running_loop().create_future()
+            answer.set_result(EnvResult.again(kept))
             self._answered[request_id] = answer
 
     @property
@@ -104,15 +106,15 @@ class Session:
         move: str,
         given: Mapping[str, Any],
         request_id: str | None = None,
-        deliver: Callable[[Answer], None] | None = None,
-    ) -> asyncio.Future[Answer]:
+        deliver: Callable[[EnvResult], None] | None = None,
+    ) -> asyncio.Future[EnvResult]:
         """Start a move (reset, step, state, tools, call); one that was begun under this id is not run again. `deliver` gets
         the answer as soon as there is one."""
         self.used_at = time.monotonic()
         if self.closed:
-            raise Refused("SESSION_ERROR", "the session is closed")
+            raise EnvRefused("SESSION_ERROR", "the session is closed")
         if move not in MOVES or (move in GYM and not self._gym):
-            raise Refused("UNKNOWN_TYPE", f"{move[:40]!r} is not offered")
+            raise EnvRefused("UNKNOWN_TYPE", f"{move[:40]!r} is not offered")
         if request_id is not None and (begun := self._answered.get(request_id)) is not None:
             if deliver is not None:
                 begun.add_done_callback(lambda done: deliver(done.result()))
@@ -126,7 +128,7 @@ class Session:
         return task
 
     async def do(self, move: str, given: Mapping[str, Any], *, request_id: str | None = None) -> Any:
-        """The move's answer as plain JSON values, or `Refused`. Whoever stops waiting does not stop the move."""
+        """The move's answer as plain JSON values, or `EnvRefused`. Whoever stops waiting does not stop the move."""
         return (await asyncio.shield(self.begin(move, given, request_id))).get()
 
     def forget(self, seen: Iterable[str]) -> None:
@@ -170,8 +172,8 @@ class Session:
         move: str,
         given: Mapping[str, Any],
         request_id: str | None,
-        deliver: Callable[[Answer], None] | None,
-    ) -> Answer:
+        deliver: Callable[[EnvResult], None] | None,
+    ) -> EnvResult:
         try:
             answer = await self._move(move, given, request_id)
         finally:
@@ -181,7 +183,7 @@ class Session:
             deliver(answer)
         return answer
 
-    async def _move(self, move: str, given: Mapping[str, Any], request_id: str | None) -> Answer:
+    async def _move(self, move: str, given: Mapping[str, Any], request_id: str | None) -> EnvResult:
         watch = self._watch
         try:
             async with self._turn:
@@ -194,13 +196,13 @@ class Session:
         except asyncio.CancelledError:
             # the session's own cancel(): nobody else holds this task, so the cancellation ends here as an answer
             self._broken = True
-            answer = Answer(error=Refused("CANCELLED", f"{move} was cancelled"))
+            answer = EnvResult(error=EnvRefused("CANCELLED", f"{move} was cancelled"))
             watch.counters.moved(move, "CANCELLED", 0.0)
         if watch.journal is not None and move not in ("state", "tools"):
             self._keep(watch.journal, request_id, answer)
         return answer
 
-    async def _outcome(self, move: str, given: Mapping[str, Any]) -> Answer:
+    async def _outcome(self, move: str, given: Mapping[str, Any]) -> EnvResult:
         """Moves are one at a time and many: the deadline is a timer of this session's own, at half the cost of a scope."""
         task = asyncio.current_task()
         assert task is not None
@@ -208,21 +210,21 @@ class Session:
         timer = asyncio.get_running_loop().call_later(self.deadline_s, self._past_deadline, task)
         try:
             if self._broken and move != "reset":
-                raise Refused("SESSION_ERROR", "the episode was cut short: reset")
-            return Answer.of(await self._run(move, given))
+                raise EnvRefused("SESSION_ERROR", "the episode was cut short: reset")
+            return EnvResult.of(await self._run(move, given))
         except asyncio.CancelledError:
             if not self._late or task.uncancel() > 0:
                 raise  # somebody else's cancellation
             self._broken = True
-            return Answer(error=Refused("DEADLINE", f"{move} took longer than {self.deadline_s:g} s"))
-        except Refused as error:
-            return Answer(error=error)
+            return EnvResult(error=EnvRefused("DEADLINE", f"{move} took longer than {self.deadline_s:g} s"))
+        except EnvRefused as error:
+            return EnvResult(error=error)
         except RollyardError as error:
-            return Answer(error=Refused("EXECUTION_ERROR", error.message))
+            return EnvResult(error=EnvRefused("EXECUTION_ERROR", error.message))
         except Exception as error:  # noqa: BLE001 - author's code: the client gets an id, the log the rest
             incident = new_id("err")
             self._watch.telemetry.fail(f"env.{move}", error, session=self.id, incident=incident)
-            return Answer(error=Refused("EXECUTION_ERROR", f"{move} failed ({incident})"))
+            return EnvResult(error=EnvRefused("EXECUTION_ERROR", f"{move} failed ({incident})"))
         finally:
             timer.cancel()
 
@@ -248,11 +250,11 @@ class Session:
     async def _reset(self, given: Mapping[str, Any]) -> Any:
         seed, options, episode = given.get("seed"), given.get("options") or {}, given.get("episode_id")
         if seed is not None and (type(seed) is not int or seed < 0):
-            raise Refused("VALIDATION_ERROR", "seed must be an integer of at least 0")
+            raise EnvRefused("VALIDATION_ERROR", "seed must be an integer of at least 0")
         if not isinstance(options, dict):
-            raise Refused("VALIDATION_ERROR", "options must be an object")
+            raise EnvRefused("VALIDATION_ERROR", "options must be an object")
         if episode is not None and (not isinstance(episode, str) or len(episode) > 255):
-            raise Refused("VALIDATION_ERROR", "episode_id must be a string of at most 255 characters")
+            raise EnvRefused("VALIDATION_ERROR", "episode_id must be a string of at most 255 characters")
         result = await self._env.reset(seed=seed, options=options)
         self._episode_id, self._steps, self._broken = episode or new_id("ep"), 0, False
         return plain(result)
@@ -261,7 +263,7 @@ class Session:
         try:
             action = msgspec.convert(action, type(self._env).action)
         except msgspec.ValidationError as error:
-            raise Refused("VALIDATION_ERROR", f"action: {error}") from error
+            raise EnvRefused("VALIDATION_ERROR", f"action: {error}") from error
         result = plain(await self._env.step(action))
         self._steps += 1
         return result
@@ -269,7 +271,7 @@ class Session:
     async def _call(self, given: Mapping[str, Any]) -> Any:
         name, arguments = given.get("name"), given.get("arguments") or {}
         if not isinstance(name, str) or not isinstance(arguments, dict):
-            raise Refused("VALIDATION_ERROR", "a call has a name and an object of arguments")
+            raise EnvRefused("VALIDATION_ERROR", "a call has a name and an object of arguments")
         known = name in self.toolset.tools
         context = ToolContext(rollout_id=self.id, progress=self._progress)
         value, failed = await self.toolset.call(name, arguments, context)
@@ -279,7 +281,7 @@ class Session:
         if self.heard is not None:
             self.heard(self._running_id, done, total, message)
 
-    def _keep(self, journal: Journal, request_id: str | None, answer: Answer) -> None:
+    def _keep(self, journal: SessionJournal, request_id: str | None, answer: EnvResult) -> None:
         """A session that cannot be put back is not kept: then it is lost with its server, and its client is told so."""
         if self._leaving:
             return  # what is kept stands: a move that the shutdown cut off is sent again
@@ -292,7 +294,7 @@ class Session:
             if request_id is not None:
                 given[request_id] = answer
             journal.keep(
-                Record(
+                JournalRecord(
                     session=self.id,
                     lease=self.lease_hash,
                     agent=self.agent_hash,
@@ -300,7 +302,7 @@ class Session:
                     deadline_s=self.deadline_s,
                     episode_id=self._episode_id,
                     steps=self._steps,
-                    saved=Answer.of(msgspec.to_builtins(saved, str_keys=True)).value,
+                    saved=EnvResult.of(msgspec.to_builtins(saved, str_keys=True)).value,
                     answers={i: a.kept for i, a in given.items()},
                 )
             )

@@ -16,10 +16,10 @@ import msgspec
 
 from rollyard.core.ids import new_id
 from rollyard.envs.env import Env
-from rollyard.envs.journal import Journal, Record
-from rollyard.envs.metrics import Counters
-from rollyard.envs.results import Refused
-from rollyard.envs.session import Session, Terms, Watch, digest
+from rollyard.envs.journal import JournalRecord, SessionJournal
+from rollyard.envs.metrics import EnvCounters
+from rollyard.envs.results import EnvRefused
+from rollyard.envs.session import EnvSession, SessionObserver, SessionTerms, digest
 from rollyard.envs.telemetry import Telemetry
 
 _REAP_S = 1.0
@@ -46,19 +46,19 @@ class Sessions:
         *,
         name: str = "env",
         gym: bool = True,
-        journal: Journal | None = None,
+        journal: SessionJournal | None = None,
     ) -> None:
         self.limits = limits
         self.gym = gym
         self.waiting = 0
-        self.counters = Counters()
+        self.counters = EnvCounters()
         self.telemetry = Telemetry(name=name)
-        self._watch = Watch(counters=self.counters, telemetry=self.telemetry, journal=journal)
+        self._watch = SessionObserver(counters=self.counters, telemetry=self.telemetry, journal=journal)
         self._make = make
         self._journal = journal
-        self._left: dict[str, Record] = {}
-        self._by_id: dict[str, Session] = {}
-        self._by_agent: dict[str, Session] = {}
+        self._left: dict[str, JournalRecord] = {}
+        self._by_id: dict[str, EnvSession] = {}
+        self._by_agent: dict[str, EnvSession] = {}
         self._slots = asyncio.Semaphore(limits.capacity)
         self._restoring = asyncio.Lock()
         self._reaper: asyncio.Task[None] | None = None
@@ -77,22 +77,22 @@ class Sessions:
         await asyncio.gather(*(self.close(s, leave=True) for s in list(self._by_id.values())))
 
     @property
-    def active(self) -> list[Session]:
+    def active(self) -> list[EnvSession]:
         return list(self._by_id.values())
 
     async def open(
         self, *, lease_s: float | None = None, deadline_s: float | None = None, queue_s: float = 0.0
-    ) -> Session:
+    ) -> EnvSession:
         """Its `lease` and `agent_key` are for whoever opened it."""
         limits = self.limits
-        terms = Terms(
+        terms = SessionTerms(
             lease_s=min(limits.lease_s if lease_s is None else lease_s, limits.max_lease_s),
             deadline_s=min(limits.deadline_s if deadline_s is None else deadline_s, limits.max_deadline_s),
             gym=self.gym,
         )
         return await self._begin(terms, min(queue_s, limits.max_queue_s))
 
-    async def find(self, session_id: str) -> Session:
+    async def find(self, session_id: str) -> EnvSession:
         """The session of that id, put back from the journal if it was a killed server's."""
         if session_id in self._left:
             async with self._restoring:
@@ -100,10 +100,10 @@ class Sessions:
                     return await self._restored(record)
         session = self._by_id.get(session_id)
         if session is None:
-            raise Refused("SESSION_ERROR", "there is no such session")
+            raise EnvRefused("SESSION_ERROR", "there is no such session")
         return session
 
-    async def of_agent(self, key: str) -> Session | None:
+    async def of_agent(self, key: str) -> EnvSession | None:
         if not key:
             return None
         hashed = digest(key)
@@ -113,7 +113,7 @@ class Sessions:
                     return await self.find(record.session)
         return self._by_agent.get(hashed)
 
-    async def close(self, session: Session, *, change: str = "closed", leave: bool = False) -> None:
+    async def close(self, session: EnvSession, *, change: str = "closed", leave: bool = False) -> None:
         """`leave` what is kept of it, for a server that comes after this one."""
         if self._by_id.pop(session.id, None) is None:
             return
@@ -124,19 +124,19 @@ class Sessions:
             self._slots.release()
             self._changed(change, session)
 
-    def attach(self, session: Session) -> None:
+    def attach(self, session: EnvSession) -> None:
         session.attached += 1
         self._changed("attached", session)
 
-    def detach(self, session: Session) -> None:
+    def detach(self, session: EnvSession) -> None:
         session.attached -= 1
         session.used()
         self._changed("detached", session)
 
-    async def _begin(self, terms: Terms, queue_s: float, left: Record | None = None) -> Session:
+    async def _begin(self, terms: SessionTerms, queue_s: float, left: JournalRecord | None = None) -> EnvSession:
         await self._slot(queue_s)
         try:
-            session = Session(self._make(), terms, self._watch, left=left)
+            session = EnvSession(self._make(), terms, self._watch, left=left)
             if left is not None:
                 await session.restore(left.saved)
         except BaseException as error:  # cancelled or the author's bug: the slot is free again either way
@@ -145,30 +145,30 @@ class Sessions:
                 raise
             incident = new_id("err")
             self.telemetry.fail("env.session.refused", error, incident=incident)
-            raise Refused("FACTORY_ERROR", f"the environment could not be made ({incident})") from error
+            raise EnvRefused("FACTORY_ERROR", f"the environment could not be made ({incident})") from error
         self._by_id[session.id] = session
         self._by_agent[session.agent_hash] = session
         self._changed("opened" if left is None else "restored", session)
         return session
 
-    async def _restored(self, record: Record) -> Session:
-        terms = Terms(lease_s=record.lease_s, deadline_s=record.deadline_s, gym=self.gym)
+    async def _restored(self, record: JournalRecord) -> EnvSession:
+        terms = SessionTerms(lease_s=record.lease_s, deadline_s=record.deadline_s, gym=self.gym)
         try:
             session = await self._begin(terms, 0.0, left=record)
-        except Refused as error:
+        except EnvRefused as error:
             if error.code == "FACTORY_ERROR":
                 self._forget(record)
-                raise Refused("SESSION_ERROR", "the session could not be put back") from error
+                raise EnvRefused("SESSION_ERROR", "the session could not be put back") from error
             raise
         del self._left[record.session]
         return session
 
-    def _forget(self, record: Record) -> None:
+    def _forget(self, record: JournalRecord) -> None:
         del self._left[record.session]
         if self._journal is not None:
             self._journal.drop(record.session)
 
-    def _changed(self, change: str, session: Session) -> None:
+    def _changed(self, change: str, session: EnvSession) -> None:
         self.counters.sessions[change] += 1
         self.telemetry.say(f"env.session.{change}", session=session.id, sessions=len(self._by_id))
 
@@ -184,10 +184,10 @@ class Sessions:
         finally:
             self.waiting -= 1
 
-    def _full(self) -> Refused:
+    def _full(self) -> EnvRefused:
         self.counters.sessions["refused"] += 1
         self.telemetry.say("env.session.refused", sessions=len(self._by_id))
-        return Refused("CAPACITY_REACHED", f"all {self.limits.capacity} environments are in use")
+        return EnvRefused("CAPACITY_REACHED", f"all {self.limits.capacity} environments are in use")
 
     async def _reap(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""`Peer`: the other end of one WebSocket, as the environments' wires use it; `AsgiPeer` is one over any ASGI server.
+"""`WebSocketPeer`: the other end of one WebSocket, as the environments' wires use it; `AsgiPeer` is one over any ASGI server.
 
 Sending never waits: a peer has few requests under way, so what can pile up for it is bounded. A peer that is gone takes
 everything and tells nothing; whoever receives from it learns by None.
@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 
-class Peer(Protocol):
+class WebSocketPeer(Protocol):
     subprotocols: Sequence[str]
 
     def query(self, name: str) -> str | None: ...

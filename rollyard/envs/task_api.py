@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from rollyard.envs.results import Refused
+from rollyard.envs.results import EnvRefused
 
 _TYPES = ("train", "validation", "test")
 Splits = Mapping[str, Sequence[Any]]
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TaskQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     split: str
     index: int | None = None
     start: int | None = None
@@ -41,13 +41,13 @@ class TaskApi:
         self._check(env)
         allowed = {"task": {"index"}, "task_range": {"start", "stop"}}.get(verb, set[str]())
         try:
-            asked = msgspec.convert(body, Asked)
+            asked = msgspec.convert(body, TaskQuery)
         except msgspec.ValidationError as error:
-            raise Refused("VALIDATION_ERROR", str(error)) from error
+            raise EnvRefused("VALIDATION_ERROR", str(error)) from error
         if extra := sorted(set(body) - allowed - {"split"}):
-            raise Refused("VALIDATION_ERROR", f"unknown keys: {', '.join(extra)}")
+            raise EnvRefused("VALIDATION_ERROR", f"unknown keys: {', '.join(extra)}")
         if asked.split not in self._splits:
-            raise Refused("BAD_INDEX", f"there is no split {asked.split[:40]!r}")
+            raise EnvRefused("BAD_INDEX", f"there is no split {asked.split[:40]!r}")
         tasks = self._splits[asked.split]
         if verb == "num_tasks":
             return {"num_tasks": len(tasks)}
@@ -59,16 +59,16 @@ class TaskApi:
 
     def _check(self, env: str) -> None:
         if env.lower() != self._name.lower():
-            raise Refused("NOT_FOUND", f"unknown environment {env[:40]!r}")
+            raise EnvRefused("NOT_FOUND", f"unknown environment {env[:40]!r}")
         if not self._splits:
-            raise Refused("UNSUPPORTED", "this environment has no tasks to look through")
+            raise EnvRefused("UNSUPPORTED", "this environment has no tasks to look through")
 
 
 def _one(tasks: Sequence[Any], index: int | None) -> Any:
     if index is None:
-        raise Refused("VALIDATION_ERROR", "index must be an integer")
+        raise EnvRefused("VALIDATION_ERROR", "index must be an integer")
     if not 0 <= index < len(tasks):
-        raise Refused("BAD_INDEX", "Invalid task index")
+        raise EnvRefused("BAD_INDEX", "Invalid task index")
     return _plain(tasks[index])
 
 

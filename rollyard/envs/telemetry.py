@@ -62,7 +62,7 @@ class Telemetry:
         """With the whole of the error, which the other side gets only as the id `incident`."""
         self._log.error(event, exc_info=error, **fields)
 
-    def span(self, event: str, **fields: Any) -> Span:
+    def span(self, event: str, **fields: Any) -> TelemetrySpan:
         """What is known only at the end, such as a code, is added by `found`."""
         if event not in SPANS:
             raise ValueError(f"{event!r} is not in the vocabulary")
@@ -72,10 +72,10 @@ class Telemetry:
             return _SILENT
         attributes = _attributes(self.fields | fields)
         traced = None if tracer is None else tracer.start_as_current_span(event, attributes=attributes)
-        return Span(event, traced, None if log is None else log.bind(**fields))
+        return TelemetrySpan(event, traced, None if log is None else log.bind(**fields))
 
 
-class Span:
+class TelemetrySpan:
     def __init__(self, event: str, traced: AbstractContextManager[Any] | None, log: Any) -> None:
         self._event = event
         self._traced = traced
@@ -102,7 +102,7 @@ class Span:
             self._log.debug(self._event)
 
 
-_SILENT = Span("", None, None)  # it keeps nothing, so all may share it
+_SILENT = TelemetrySpan("", None, None)  # it keeps nothing, so all may share it
 
 
 def _tracer() -> Any:

@@ -62,7 +62,7 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     disable_thinking: bool | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReplyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /calls/{id}/reply`: token ids with their logprobs, or text, or a whole chat completion."""
 
     ids: list[int] | None = None
@@ -73,7 +73,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     finish: Literal["stop", "tool_calls", "length"] | None = None
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FailureBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     message: str = "the trainer refused this call"
     status: int = 500
 
@@ -82,7 +82,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     version: int
 
 
-class Refused(Exception):
+class AdminRefused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -124,7 +124,7 @@ def _guarded(key: str | None, endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except GateError as error:
             return _json({"error": error.message}, error.status)
-        except Refused as error:
+        except AdminRefused as error:
             return _json({"error": str(error)}, error.status)
         except ReplyRefused as error:
             return _json({"error": error.message}, 409)
@@ -150,9 +150,9 @@ class Admin:
     async def create(self, request: Request) -> Response:
         asked = await _body(request, NewSession)
         if asked.eval_sampling is not None and asked.purpose != "eval":
-            raise Refused(400, "eval_sampling goes with purpose=eval")
+            raise AdminRefused(400, "eval_sampling goes with purpose=eval")
         if asked.api_key is not None and asked.llm_url is None:
-            raise Refused(400, "api_key goes with llm_url")
+            raise AdminRefused(400, "api_key goes with llm_url")
         sampling = asked.eval_sampling if asked.purpose == "eval" and asked.eval_sampling else asked.sampling
         options: dict[str, Any] = {
             "base_url": asked.llm_url,
@@ -204,7 +204,7 @@ class Admin:
     async def show(self, request: Request) -> Response:
         session = self._gate.sessions.get(request.path_params["session_id"])
         if session is None:
-            raise Refused(404, "unknown session")
+            raise AdminRefused(404, "unknown session")
         return _json({**_summary(session), **rollout_json.stats(session.trajectory), "log": session.log_tail()})
 
     async def delete(self, request: Request) -> Response:
@@ -234,7 +234,7 @@ class Admin:
         entries = rollout_json.trace_entries(trajectory, await rollout_json.requests_of(trajectory, self._log))
         if not entries or (session is not None and session.metadata.get("purpose") == "eval"):
             level = rollout_json.capture_level(trajectory.records)
-            raise Refused(409, f"nothing here can be trained on (capture level: {level or 'none yet'})")
+            raise AdminRefused(409, f"nothing here can be trained on (capture level: {level or 'none yet'})")
         return _json({"session_id": trajectory.rollout_id, "entries": entries})
 
     async def metrics(self, request: Request) -> Response:
@@ -251,7 +251,7 @@ class Admin:
             records, nodes = await self._log.load_calls(rollout_id)
             if records:
                 return Trajectory.restore(rollout_id, records, nodes), None
-        raise Refused(404, "unknown session")
+        raise AdminRefused(404, "unknown session")
 
 
 class Trainer:
@@ -296,15 +296,15 @@ class Trainer:
 
     def _queue(self) -> Any:
         if not hasattr(self._gate.policy, "take"):
-            raise Refused(409, "this gate holds no calls: it was not started with mode interception_gate")
+            raise AdminRefused(409, "this gate holds no calls: it was not started with mode interception_gate")
         return self._gate.policy
 
     async def reply(self, request: Request) -> Response:
-        answer = await _body(request, Answer)
+        answer = await _body(request, ReplyBody)
         held = self._find(request)
         given = [n for n in ("ids", "text", "response") if getattr(answer, n) is not None]
         if len(given) != 1:
-            raise Refused(400, "give one of ids, text, response")
+            raise AdminRefused(400, "give one of ids, text, response")
         fields: dict[str, Any] = {"version": answer.version}
         if answer.finish is not None:
             fields["finish"] = answer.finish
@@ -321,7 +321,7 @@ class Trainer:
         return _json({"ok": True})
 
     async def fail(self, request: Request) -> Response:
-        failure = await _body(request, Failure)
+        failure = await _body(request, FailureBody)
         held = self._find(request)
         await held.fail(failure.message, status=failure.status)
         self._taken.pop(held.call.id, None)
@@ -330,7 +330,7 @@ class Trainer:
     def _find(self, request: Request) -> Held:
         held = self._taken.get(request.path_params["call_id"])
         if held is None:
-            raise Refused(409, "no such call waits: it was answered, cancelled, closed or never taken")
+            raise AdminRefused(409, "no such call waits: it was answered, cancelled, closed or never taken")
         return held
 
     async def version(self, request: Request) -> Response:

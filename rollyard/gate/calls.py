@@ -22,19 +22,19 @@ from rollyard.core.protocols import CallLog
 from rollyard.gate.classify import KEPT_HEADERS, label
 from rollyard.gate.fairness import Turnstile
 from rollyard.gate.limits import GateLimits
-from rollyard.gate.metrics import Counters
-from rollyard.gate.pending import Reader, Refusal, Turn
+from rollyard.gate.metrics import GateCounters
+from rollyard.gate.pending import GateRefusal, PendingReader, PendingTurn
 from rollyard.gate.refusals import OVERFLOW, refusal_of
 from rollyard.gate.restore import restore
-from rollyard.gate.session import Refused
+from rollyard.gate.session import RefusedCall
 from rollyard.net.http_server import Exchange
 from rollyard.wire import CODECS, Route
-from rollyard.wire.codec import Codec, Request
+from rollyard.wire.codec import Codec, WireRequest
 
 if TYPE_CHECKING:
     from rollyard.gate.session import Session
 
-_CLOSED = Refusal(status=409, code=SessionClosed.code, message="this rollout is over")
+_CLOSED = GateRefusal(status=409, code=SessionClosed.code, message="this rollout is over")
 _CHAT = Route(dialect="chat", endpoint="generate")
 _GONE = "no reader was left"
 _SPENT = {
@@ -49,13 +49,13 @@ _NO_HEADERS: dict[str, str] = {}
 class Calls:
     """Answers the calls of all sessions. One of these per gate."""
 
-    def __init__(self, log: CallLog | None, limits: GateLimits, counters: Counters) -> None:
+    def __init__(self, log: CallLog | None, limits: GateLimits, counters: GateCounters) -> None:
         self.turnstile = Turnstile(limits.concurrent, queue=limits.queue, wait_s=limits.queue_s)
         self.policy_version: int | None = None
         self._log = log
         self._limits = limits
         self._counters = counters
-        self._live: set[Turn] = set()
+        self._live: set[PendingTurn] = set()
 
     @property
     def in_flight(self) -> int:
@@ -112,7 +112,7 @@ class Calls:
             call = turn.call or codec.decode(self._request(session, route, exchange), session.memo)
             self._counters.joined += 1
             session.note(f"{route.dialect} joined an earlier turn")
-            turn.join(Reader(exchange, codec, call, now))
+            turn.join(PendingReader(exchange, codec, call, now))
             return
         request = self._request(session, route, exchange)
         call = codec.decode(request, session.memo)
@@ -125,22 +125,22 @@ class Calls:
             options=session.settings,
             raw_digest=digest,
         )
-        turn = Turn(
+        turn = PendingTurn(
             (route.dialect, digest),
             call,
             deadline=now + self._limits.call_s,
             orphan_s=self._limits.orphan_held_s if session.held else self._limits.orphan_s,
             idempotency=idempotency,
         )
-        reader = Reader(exchange, codec, call, now)
+        reader = PendingReader(exchange, codec, call, now)
         turn.join(reader)
         session.turns.begin(turn)
         self._live.add(turn)
         turn.task = asyncio.get_running_loop().create_task(self._run(session, turn, call, codec, reader))
 
-    def _request(self, session: Session, route: Route, exchange: Exchange) -> Request:
+    def _request(self, session: Session, route: Route, exchange: Exchange) -> WireRequest:
         kept = {KEPT_HEADERS[k]: v.decode("latin-1") for k, v in exchange.headers.items() if k in KEPT_HEADERS}
-        return Request(
+        return WireRequest(
             call_id=new_id("call"),
             rollout_id=session.rollout_id,
             body=exchange.body,
@@ -151,7 +151,7 @@ class Calls:
             received_at=time.time(),
         )
 
-    async def _run(self, session: Session, turn: Turn, call: Call, codec: Codec, first: Reader) -> None:
+    async def _run(self, session: Session, turn: PendingTurn, call: Call, codec: Codec, first: PendingReader) -> None:
         reply: Reply | None = None
         failure: BaseException | None = None
         body = b""
@@ -206,7 +206,7 @@ class Calls:
         )
 
     async def _commit(
-        self, session: Session, turn: Turn | None, call: Call, reply: Reply | None, error: str | None = None
+        self, session: Session, turn: PendingTurn | None, call: Call, reply: Reply | None, error: str | None = None
     ) -> None:
         added = session.trajectory.add(call, reply, error=error)
         if self._log is None:
@@ -221,7 +221,9 @@ class Calls:
                 raise StoreError("the call log did not answer in time", rollout_id=session.rollout_id) from failure
             raise
 
-    def _answered(self, session: Session, turn: Turn, call: Call, reply: Reply, body: bytes, first: Reader) -> None:
+    def _answered(
+        self, session: Session, turn: PendingTurn, call: Call, reply: Reply, body: bytes, first: PendingReader
+    ) -> None:
         now = session.last_activity = time.monotonic()
         if reply.finish != "budget":
             session.answered, session.refused = session.answered + 1, None
@@ -231,7 +233,12 @@ class Calls:
         session.note(f"{call.dialect} {call.kind} {call.id} -> {reply.finish} in {now - first.since:.3f} s")
 
     async def _failed(
-        self, session: Session, turn: Turn, call: Call, failure: BaseException | None, refusal: Refusal | None
+        self,
+        session: Session,
+        turn: PendingTurn,
+        call: Call,
+        failure: BaseException | None,
+        refusal: GateRefusal | None,
     ) -> None:
         session.turns.failed(turn)
         cause = _GONE if failure is None else f"{type(failure).__name__}: {failure}"
@@ -242,7 +249,7 @@ class Calls:
             cause = refusal.message
         self._counters.refused(refusal.status)
         status = failure.status if isinstance(failure, UpstreamError) else None
-        session.refused = Refused(cause=cause, status=status, context_full=refusal.code == OVERFLOW)
+        session.refused = RefusedCall(cause=cause, status=status, context_full=refusal.code == OVERFLOW)
         session.note(f"{call.dialect} {call.kind} {call.id} -> {refusal.status} {refusal.code} {refusal.id or ''}")
         if session.broken is None:
             try:
@@ -286,7 +293,7 @@ class Calls:
         reply = self._stop(session, call)
         assert reply is not None
         await self.happened(session, route, call.received_at, finish="budget")
-        Reader(exchange, codec, call, time.monotonic()).answer(reply)
+        PendingReader(exchange, codec, call, time.monotonic()).answer(reply)
         return True
 
     async def happened(self, session: Session, route: Route | None, at: float, *, finish: Finish | None = None) -> None:

@@ -27,7 +27,7 @@ from rollyard.gate.calls import Calls
 from rollyard.gate.keys import KeyRing, checked_key, key_hash
 from rollyard.gate.limits import Budget, GateLimits, Tls
 from rollyard.gate.listener import Doorway, accept
-from rollyard.gate.metrics import Counters
+from rollyard.gate.metrics import GateCounters
 from rollyard.gate.session import Session
 from rollyard.net.asgi import App, Mounted
 from rollyard.net.binding import LOOPBACK
@@ -59,7 +59,7 @@ class Gate:
         if admin_key is not None and admin_key == trainer_key:
             raise ConfigError("admin_key and trainer_key must differ", hint="no key serves two faces")
         self.sessions: dict[str, Session] = {}
-        self.counters = Counters()
+        self.counters = GateCounters()
         self.calls = Calls(log, limits, self.counters)
         self.url: str | None = None
         self._log = log

@@ -17,7 +17,7 @@ from rollyard.core.errors import GateError, Unauthorized
 from rollyard.gate.black_box import relay
 from rollyard.gate.keys import key_of
 from rollyard.net import asgi
-from rollyard.net.http_server import Connection, Exchange, HttpLimits
+from rollyard.net.http_server import Exchange, HttpConnection, HttpLimits
 from rollyard.wire import CODECS, Route, route
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Doorway:
         self, gate: Gate, *, session: Session | None = None, operator: bool = False, capacity: int | None = None
     ) -> None:
         self.limits: HttpLimits = gate.limits.http
-        self.connections: set[Connection] = set()
+        self.connections: set[HttpConnection] = set()
         self.closing: Callable[[], Any] | None = None  # stops the listening
         self._gate = gate
         self._session = session
@@ -48,8 +48,8 @@ class Doorway:
         self._capacity = capacity
         self._routes: dict[tuple[str, str, bool, bool, bool], Route | None] = {}
 
-    def connection(self) -> Connection:
-        return Connection(self, time.monotonic)
+    def connection(self) -> HttpConnection:
+        return HttpConnection(self, time.monotonic)
 
     async def aclose(self) -> None:
         if self.closing is not None:
@@ -64,13 +64,13 @@ class Doorway:
 
     # -- Face
 
-    def connected(self, connection: Connection) -> bool:
+    def connected(self, connection: HttpConnection) -> bool:
         if self._capacity is not None and len(self.connections) >= self._capacity:
             return False
         self.connections.add(connection)
         return True
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: HttpConnection) -> None:
         self.connections.discard(connection)
 
     def refusal(self, exchange: Exchange, status: int, why: str) -> bytes:

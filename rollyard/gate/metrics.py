@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, float("inf"))
 
 
-class Counters:
+class GateCounters:
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()  # (dialect, kind) -> answered
         self.refusals: Counter[int] = Counter()  # status -> count
@@ -75,7 +75,7 @@ class _Collector:
         yield _histogram(HistogramMetricFamily("rollyard_gate_call_seconds", "from request to answer"), counters)
 
 
-def _histogram(family: Any, counters: Counters) -> Any:
+def _histogram(family: Any, counters: GateCounters) -> Any:
     total, buckets = 0, list[tuple[str, float]]()
     for bound, count in zip(BUCKETS, counters.waits, strict=True):
         total += count

@@ -25,7 +25,7 @@ NO_STORE = b"cache-control: no-store\r\nx-accel-buffering: no\r\n"
 TurnKey = tuple[Dialect, bytes]
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class GateRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """An error as the agent sees it. `message` is ours and generic; what really happened is in the log under `id`."""
 
     status: int
@@ -42,7 +42,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         return b"" if self.retry_after is None else b"retry-after: %d\r\n" % max(1, round(self.retry_after))
 
 
-class Reader:
+class PendingReader:
     """One request waiting for a turn. The real status is held back until `status_s`; from then on a stream is open and
     kept alive, and whatever happens later is said inside it."""
 
@@ -50,7 +50,7 @@ class Reader:
 
     def __init__(self, exchange: Exchange, codec: Codec, call: Call, now: float) -> None:
         self.exchange = exchange
-        self.turn: Turn | None = None
+        self.turn: PendingTurn | None = None
         self.codec = codec
         self.call = call
         self.since = self.last = now
@@ -94,7 +94,7 @@ class Reader:
             exchange.respond(200, body)
         return not exchange.gone
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: GateRefusal) -> None:
         if self.opened:
             self.exchange.finish(
                 self.codec.stream_error(self.call, refusal.status, refusal.code, refusal.text),
@@ -104,7 +104,7 @@ class Reader:
             self.exchange.respond(refusal.status, body, extra=refusal.headers())
 
 
-class Turn:
+class PendingTurn:
     __slots__ = (
         "call",
         "committing",
@@ -127,7 +127,7 @@ class Turn:
         self.orphan_s = orphan_s  # how long it goes on with no reader
         self.call = call  # let go once answered: a reader that comes back brings its own
         self.idempotency = idempotency
-        self.readers: list[Reader] = []
+        self.readers: list[PendingReader] = []
         self.reply: Reply | None = None
         self.delivered = False
         self.committing: float | None = None  # by when its commit must be done
@@ -141,7 +141,7 @@ class Turn:
         """Nobody waits for it and nobody got its answer."""
         return not self.delivered and all(reader.exchange.gone for reader in self.readers)
 
-    def join(self, reader: Reader) -> None:
+    def join(self, reader: PendingReader) -> None:
         if self.reply is not None:
             self.delivered = reader.answer(self.reply) or self.delivered
             return
@@ -174,7 +174,7 @@ class Turn:
         if self.task is not None and self.committing is None:
             self.task.cancel()
 
-    def answered(self, reply: Reply, body: bytes | None, first: Reader | None) -> None:
+    def answered(self, reply: Reply, body: bytes | None, first: PendingReader | None) -> None:
         self.reply = reply
         readers, self.readers = self.readers, []
         self.call = self.task = None
@@ -182,7 +182,7 @@ class Turn:
             if reader.answer(reply, body if reader is first else None):
                 self.delivered = True
 
-    def refused(self, refusal: Refusal) -> None:
+    def refused(self, refusal: GateRefusal) -> None:
         readers, self.readers = self.readers, []
         self.call = self.task = None
         for reader in readers:
@@ -193,13 +193,13 @@ class Turns:
     """The turns of one rollout that a request may still join: those under way, and the last answered ones."""
 
     def __init__(self, keep: int) -> None:
-        self.live: set[Turn] = set()
+        self.live: set[PendingTurn] = set()
         self._keep = keep
-        self._by_key: dict[TurnKey, list[Turn]] = {}
-        self._by_mark: dict[str, Turn] = {}
-        self._done: OrderedDict[Turn, None] = OrderedDict()
+        self._by_key: dict[TurnKey, list[PendingTurn]] = {}
+        self._by_mark: dict[str, PendingTurn] = {}
+        self._done: OrderedDict[PendingTurn, None] = OrderedDict()
 
-    def find(self, key: TurnKey, idempotency: str | None, retried: bool) -> Turn | None:
+    def find(self, key: TurnKey, idempotency: str | None, retried: bool) -> PendingTurn | None:
         if idempotency is not None and (marked := self._by_mark.get(idempotency)) is not None:
             if marked.key != key:
                 raise BadRequest("this idempotency key was used for another request")
@@ -212,34 +212,34 @@ class Turns:
                 return turn
         return same[-1] if retried else None
 
-    def begin(self, turn: Turn) -> None:
+    def begin(self, turn: PendingTurn) -> None:
         self.live.add(turn)
         self._index(turn)
 
-    def restore(self, turn: Turn) -> None:
+    def restore(self, turn: PendingTurn) -> None:
         self._index(turn)
         self._retire(turn)
 
-    def done(self, turn: Turn) -> None:
+    def done(self, turn: PendingTurn) -> None:
         self.live.discard(turn)
         self._retire(turn)
 
-    def failed(self, turn: Turn) -> None:
+    def failed(self, turn: PendingTurn) -> None:
         """A failed turn is joined by nobody: a retry of it asks again."""
         self.live.discard(turn)
         self._drop(turn)
 
-    def _index(self, turn: Turn) -> None:
+    def _index(self, turn: PendingTurn) -> None:
         self._by_key.setdefault(turn.key, []).append(turn)
         if turn.idempotency is not None:
             self._by_mark[turn.idempotency] = turn
 
-    def _retire(self, turn: Turn) -> None:
+    def _retire(self, turn: PendingTurn) -> None:
         self._done[turn] = None
         while len(self._done) > self._keep:
             self._drop(self._done.popitem(last=False)[0])
 
-    def _drop(self, turn: Turn) -> None:
+    def _drop(self, turn: PendingTurn) -> None:
         self._done.pop(turn, None)
         same = self._by_key.get(turn.key, [])
         if turn in same:

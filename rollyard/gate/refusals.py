@@ -14,7 +14,7 @@ from rollyard.core.call import Dialect
 from rollyard.core.errors import ContextFull, Error, GateError, PolicyClosed, StoreError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.gate.fairness import Busy
-from rollyard.gate.pending import Refusal
+from rollyard.gate.pending import GateRefusal
 
 _log = logging.getLogger("rollyard.gate")
 _OVERFLOW = re.compile(
@@ -43,12 +43,12 @@ OVERFLOW = "context_length_exceeded"
 BUSY_CODE = "overloaded_error"
 
 
-def refusal_of(error: BaseException, dialect: Dialect, *, rollout_id: str, call_id: str) -> Refusal:
+def refusal_of(error: BaseException, dialect: Dialect, *, rollout_id: str, call_id: str) -> GateRefusal:
     """What the agent is told; the rest goes to the log."""
     if isinstance(error, Busy):
-        return Refusal(status=503, code=BUSY_CODE, message="the gate is busy", retry_after=error.retry_after)
+        return GateRefusal(status=503, code=BUSY_CODE, message="the gate is busy", retry_after=error.retry_after)
     if isinstance(error, GateError):
-        return Refusal(status=error.status, code=error.code, message=error.message)
+        return GateRefusal(status=error.status, code=error.code, message=error.message)
     incident = new_id("err")
     _log.warning(
         "%s rollout=%s call=%s %s: %s",
@@ -62,23 +62,23 @@ def refusal_of(error: BaseException, dialect: Dialect, *, rollout_id: str, call_
     if isinstance(error, UpstreamError):
         return _upstream(error, dialect, incident)
     if isinstance(error, TimeoutError):
-        return Refusal(status=504, code="timeout_error", message="the model did not answer in time", id=incident)
+        return GateRefusal(status=504, code="timeout_error", message="the model did not answer in time", id=incident)
     if isinstance(error, PolicyClosed):
-        return Refusal(status=503, code=BUSY_CODE, message="nobody answers calls any more", id=incident)
+        return GateRefusal(status=503, code=BUSY_CODE, message="nobody answers calls any more", id=incident)
     if isinstance(error, StoreError):
-        return Refusal(status=503, code="api_error", message="the gate cannot record calls", id=incident)
-    return Refusal(status=500, code="api_error", message="the gate failed", id=incident)
+        return GateRefusal(status=503, code="api_error", message="the gate cannot record calls", id=incident)
+    return GateRefusal(status=500, code="api_error", message="the gate failed", id=incident)
 
 
-def _upstream(error: UpstreamError, dialect: Dialect, incident: str) -> Refusal:
+def _upstream(error: UpstreamError, dialect: Dialect, incident: str) -> GateRefusal:
     status = error.status if error.status in _WORDS else (500 if error.status >= 500 else 400)
     code, message = _WORDS[status]
     if isinstance(error, ContextFull) or (
         status in AGENTS_OWN and (_OVERFLOW.search(error.body[:20_000]) or _OVERFLOW.search(error.message.encode()))
     ):
-        return Refusal(status=400, code=OVERFLOW, message="prompt is too long: maximum context length exceeded")
+        return GateRefusal(status=400, code=OVERFLOW, message="prompt is too long: maximum context length exceeded")
     if status == 429 and dialect == "responses":
         status, code = 503, BUSY_CODE  # Codex gives up at once on 429
     if status == 529 and dialect != "messages":
         status = 503
-    return Refusal(status=status, code=code, message=message, retry_after=error.retry_after, id=incident)
+    return GateRefusal(status=status, code=code, message=message, retry_after=error.retry_after, id=incident)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rollyard.core.call import CallRecord, Reply
 from rollyard.core.protocols import CallLog, Recalling
-from rollyard.gate.pending import Turn
+from rollyard.gate.pending import PendingTurn
 from rollyard.trajectory.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ async def restore(session: Session, log: CallLog, limit_s: float) -> None:
         _count(session, record)
         reply = _reply(trajectory, record)
         if reply is not None and record.raw_request:
-            turn = Turn((record.dialect, record.raw_request), None, deadline=0.0)
+            turn = PendingTurn((record.dialect, record.raw_request), None, deadline=0.0)
             turn.reply = reply
             turn.delivered = record.id in continued
             session.turns.restore(turn)

@@ -16,7 +16,7 @@ from rollyard.core.message import Message
 from rollyard.core.protocols import CallLog
 from rollyard.trajectory.trajectory import Branch, Trajectory
 from rollyard.wire import CODECS
-from rollyard.wire.codec import Request
+from rollyard.wire.codec import WireRequest
 
 _RANK: tuple[CaptureLevel, ...] = ("none", "text", "logprobs", "tokens")
 _AGENT = ("agent", "subagent", "compaction")
@@ -200,7 +200,7 @@ async def requests_of(trajectory: Trajectory, log: CallLog | None) -> dict[str, 
     for record in trajectory.records:
         if log is not None and record.raw_request:
             raw = await log.load_blob(record.raw_request)
-            request = Request(
+            request = WireRequest(
                 call_id=record.id,
                 rollout_id=record.rollout_id,
                 body=raw,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LOG_LINES = 100
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class RefusedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Why the last call of a rollout got no answer, for the operator: `cause` may hold the model server's own words."""
 
     cause: str
@@ -84,7 +84,7 @@ class Session:
         self.completion_tokens = 0
         self.budget_stops = 0
         self.exhausted: str | None = None  # which part of the budget ran out first
-        self.refused: Refused | None = None  # None again once a later call was answered
+        self.refused: RefusedCall | None = None  # None again once a later call was answered
         self.answered = 0  # calls that the policy answered
         self.reached = False  # whether any request with this key arrived
         self.closing = False

@@ -24,9 +24,9 @@ from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.scratch import scratch
 from rollyard.images import dockerfile, dockerfile_words
 from rollyard.images.build_context import Context
-from rollyard.images.build_copy import Copy, assemble, fetch, put
+from rollyard.images.build_copy import CopyInstruction, assemble, fetch, put
 from rollyard.images.build_types import BuildCache, BuildOptions, Built, Images
-from rollyard.images.dockerfile import Instruction, Plan
+from rollyard.images.dockerfile import BuildPlan, Instruction
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TAIL = 2000
@@ -66,7 +66,7 @@ async def build(
 class _Builder:
     def __init__(
         self,
-        plan: Plan,
+        plan: BuildPlan,
         context: Context,
         backend: Backend,
         images: Images,
@@ -259,7 +259,7 @@ class _StageRun:
     async def _copy_or_add(self, item: Instruction) -> None:
         origin = item.flag("from")
         with scratch("copy") as folder:
-            request = Copy(
+            request = CopyInstruction(
                 item=item,
                 words=tuple(self._words(item)),
                 workdir=self.built.workdir,

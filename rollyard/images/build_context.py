@@ -66,7 +66,7 @@ class Ignore:
         return out
 
 
-class Found(msgspec.Struct, frozen=True):
+class ContextSource(msgspec.Struct, frozen=True):
     """A source in the context: its path relative to it, and on the host."""
 
     name: str
@@ -80,22 +80,22 @@ class Context:
         file = next((rule for rule in rules if rule.is_file()), None)
         self.ignored = Ignore(file.read_text().splitlines() if file is not None else ())
 
-    def find(self, pattern: str) -> list[Found]:
+    def find(self, pattern: str) -> list[ContextSource]:
         """What a source names; at least one thing, or an error."""
         clean = pattern.strip().lstrip("/").removeprefix("./").rstrip("/") or "."
         if ".." in clean.split("/"):
             raise ValueError(f"{pattern!r} leads out of the build folder")
         if clean == ".":
-            return [Found(".", self.root)]
+            return [ContextSource(".", self.root)]
         if not re.search(r"[*?\[]", clean):
             path = self.root / clean
             if not os.path.lexists(path) or (not path.is_dir() and self.ignored(clean)):
                 raise ValueError(f"{pattern!r} is not in the build folder")
             self._inside(path)
-            return [Found(clean, path)]
+            return [ContextSource(clean, path)]
         wanted = glob_pattern(clean)
         found = [
-            Found(name, path)
+            ContextSource(name, path)
             for path in sorted(self.root.rglob("*"))
             if wanted.fullmatch(name := path.relative_to(self.root).as_posix()) and not self.ignored(name)
         ]
@@ -109,7 +109,7 @@ class Context:
         if not path.resolve().is_relative_to(self.root):
             raise ValueError(f"{path.relative_to(self.root)} is a link that leads out of the build folder")
 
-    def copy(self, item: Found, root: Path, name: str = "", *, exclude: Sequence[str] = ()) -> None:
+    def copy(self, item: ContextSource, root: Path, name: str = "", *, exclude: Sequence[str] = ()) -> None:
         """A file to `name` below `root`; a folder's content into `root`. Links inside folders stay links, and what an earlier
         source left in `root` is never written through."""
         if not item.path.is_dir():

@@ -18,7 +18,7 @@ from rollyard.core import folders
 from rollyard.core.errors import CommandFailed, PathError, Unsupported
 from rollyard.core.protocols import Sandbox
 from rollyard.images.archives import clear
-from rollyard.images.build_context import Context, Found, glob_pattern, tree_key, unpack_local
+from rollyard.images.build_context import Context, ContextSource, glob_pattern, tree_key, unpack_local
 from rollyard.images.dockerfile import Instruction
 
 _REMOTE = re.compile(r"(https?|ftp|git|ssh)://|git@|.*\.git(#.*)?$")
@@ -26,7 +26,7 @@ _BATCH = 200
 _TRANSFER_S = 120.0
 
 
-class Copy(msgspec.Struct, frozen=True, kw_only=True):
+class CopyInstruction(msgspec.Struct, frozen=True, kw_only=True):
     """One COPY or ADD with its variables replaced."""
 
     item: Instruction
@@ -49,7 +49,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
         return last if last.startswith("/") else f"{self.workdir.rstrip('/')}/{last.removeprefix('./')}"
 
 
-class Tree(msgspec.Struct, frozen=True, kw_only=True):
+class CopyTree(msgspec.Struct, frozen=True, kw_only=True):
     """What to put where. `into`: the content of `root` goes into the folder `target`; None: `root` holds one file, whose
     place depends on whether a folder `target` exists."""
 
@@ -59,10 +59,10 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-def assemble(request: Copy, context: Context, scratch: Path) -> Tree:
+def assemble(request: CopyInstruction, context: Context, scratch: Path) -> CopyTree:
     """A tree out of the build folder and here-documents."""
     item, target = request.item, request.target
-    found: list[Found] = []
+    found: list[ContextSource] = []
     for source in request.sources:
         if item.kind == "ADD" and _REMOTE.match(source):
             raise Unsupported(
@@ -89,7 +89,7 @@ def assemble(request: Copy, context: Context, scratch: Path) -> Tree:
     return _finish(request, scratch, None if single and not unpacked else True)
 
 
-async def fetch(request: Copy, other: Sandbox, scratch: Path) -> Tree:
+async def fetch(request: CopyInstruction, other: Sandbox, scratch: Path) -> CopyTree:
     """A tree out of another stage or image (`--from`)."""
     single = len(request.sources) == 1 and not request.target.endswith("/")
     for source in request.sources:
@@ -126,7 +126,7 @@ async def _matches(other: Sandbox, pattern: str) -> list[str]:
     return found
 
 
-def _finish(request: Copy, scratch: Path, into: bool | None) -> Tree:
+def _finish(request: CopyInstruction, scratch: Path, into: bool | None) -> CopyTree:
     if request.chmod is not None:
         if not re.fullmatch(r"0?[0-7]{3,4}", request.chmod):
             raise Unsupported(f"--chmod={request.chmod} is not an octal mode")
@@ -134,10 +134,10 @@ def _finish(request: Copy, scratch: Path, into: bool | None) -> Tree:
         for name in reversed(list(folders.entries(scratch))):
             if not (scratch / name).is_symlink():
                 (scratch / name).chmod(mode)
-    return Tree(root=scratch, target=request.target.rstrip("/") or "/", into=into, digest=tree_key(scratch))
+    return CopyTree(root=scratch, target=request.target.rstrip("/") or "/", into=into, digest=tree_key(scratch))
 
 
-async def put(sandbox: Sandbox, tree: Tree, request: Copy, timeout: float) -> None:
+async def put(sandbox: Sandbox, tree: CopyTree, request: CopyInstruction, timeout: float) -> None:
     """Lay the tree into the sandbox, owned by root or by `--chown`."""
     root, target = tree.root, tree.target
     if tree.into is None and not await _is_folder(sandbox, target):

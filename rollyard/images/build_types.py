@@ -14,7 +14,7 @@ from rollyard.core.sandbox import Isolation, Network, Resources
 DEFAULT_SHELL = ("/bin/sh", "-c")
 
 
-class Defaults(Protocol):
+class ImageDefaults(Protocol):
     """What an image says about programs started in it."""
 
     @property
@@ -28,7 +28,7 @@ class Defaults(Protocol):
 class Images(Protocol):
     """The part of an image store that a build needs. An unknown name raises `UnknownName`."""
 
-    async def resolve(self, image: str) -> Defaults: ...
+    async def resolve(self, image: str) -> ImageDefaults: ...
 
 
 class BuildCache(Protocol):

@@ -37,7 +37,7 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 HOST = ImageRecord(id="host", source="host", stack=("host",))
 
 
-class Catalog:
+class ImageCatalog:
     def __init__(self, root: Path) -> None:
         self.root = root
 

@@ -54,17 +54,17 @@ class Instruction(msgspec.Struct, frozen=True, kw_only=True):
         return next((value for flag, value in self.flags if flag == name), None)
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
+class BuildStage(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None
     base: str  # after global arguments were put in
     line: int
     instructions: tuple[Instruction, ...]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     escape: Literal["\\", "`"]
-    stages: tuple[Stage, ...]
+    stages: tuple[BuildStage, ...]
     globals: Mapping[str, str]
 
     def fail(self, line: int, message: str, hint: str | None = None) -> ConfigError:
@@ -182,19 +182,19 @@ def _json_list(text: str) -> tuple[str, ...] | None:
         return None  # not JSON: then it is the shell form, as Docker has it
 
 
-def parse(text: str, *, file: str, args: Mapping[str, str] | None = None) -> Plan:
+def parse(text: str, *, file: str, args: Mapping[str, str] | None = None) -> BuildPlan:
     """`args` are build arguments, which set `ARG`s before the first FROM as well."""
     reader = _Reader(text, file)
     given = dict(args or {})
     globals_: dict[str, str] = {}
-    stages: list[Stage] = []
+    stages: list[BuildStage] = []
     current: list[Instruction] = []
     opened: tuple[str | None, str, int] | None = None
 
     def close() -> None:
         if opened is not None:
             name, base, line = opened
-            stages.append(Stage(name=name, base=base, line=line, instructions=tuple(current)))
+            stages.append(BuildStage(name=name, base=base, line=line, instructions=tuple(current)))
 
     for item in reader.instructions():
         if item.kind == "FROM":
@@ -209,7 +209,7 @@ def parse(text: str, *, file: str, args: Mapping[str, str] | None = None) -> Pla
     close()
     if not stages:
         raise reader.fail(1, "there is no FROM")
-    return Plan(file=file, escape=reader.escape, stages=tuple(stages), globals=globals_)
+    return BuildPlan(file=file, escape=reader.escape, stages=tuple(stages), globals=globals_)
 
 
 def _from(item: Instruction, values: Mapping[str, str], reader: _Reader) -> tuple[str | None, str, int]:
@@ -244,7 +244,7 @@ def arguments(
     return found
 
 
-def read(path: Path, *, args: Mapping[str, str] | None = None) -> Plan:
+def read(path: Path, *, args: Mapping[str, str] | None = None) -> BuildPlan:
     try:
         text = path.read_text()
     except FileNotFoundError:

@@ -20,7 +20,7 @@ from rollyard.core.cache import make_once
 from rollyard.core.errors import ConfigError
 from rollyard.core.home import private_dir
 from rollyard.images import mount_table
-from rollyard.images.rootfs import Rootfs, Tree
+from rollyard.images.rootfs import HostTree, Rootfs
 
 SKELETON_FORMAT = "3"
 STANDARD_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -74,8 +74,8 @@ def host_rootfs(root: Path) -> Rootfs:
     prefixes = tuple(host_prefixes())
     skeleton = _skeleton(root, prefixes)
     system = [name for name in ("usr", *SYSTEM_LINKS) if Path("/", name).is_dir() and not Path("/", name).is_symlink()]
-    trees = [Tree(target=f"/{name}", source=f"/{name}", writable=True) for name in system]
-    trees += [Tree(target=prefix, source=prefix) for prefix in prefixes]
+    trees = [HostTree(target=f"/{name}", source=f"/{name}", writable=True) for name in system]
+    trees += [HostTree(target=prefix, source=prefix) for prefix in prefixes]
     path = ":".join([*(f"{prefix}/bin" for prefix in prefixes), *STANDARD_PATH])
     env = {"PATH": path, "LANG": "C.UTF-8"}
     if bundle := _certificates():

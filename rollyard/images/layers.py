@@ -28,7 +28,7 @@ from rollyard.images.host_programs import run_program
 from rollyard.images.interpreters import Toolchain, node_toolchain, npm_command, pip_command, python_toolchain
 from rollyard.images.packages import Locked, npm_install, pip_install
 from rollyard.images.trees import (
-    Entry,
+    ManifestEntry,
     link_tree,
     manifest,
     open_to_all,
@@ -108,7 +108,7 @@ class Layers:
     async def verify(self, layer_id: str) -> list[str]:
         """Paths whose contents are no longer those that were built; bytecode is not counted."""
         root = self.tree(layer_id)
-        written = msgspec.json.decode((root.parent / "manifest.json").read_bytes(), type=list[Entry])
+        written = msgspec.json.decode((root.parent / "manifest.json").read_bytes(), type=list[ManifestEntry])
         found = await anyio.to_thread.run_sync(manifest, root)
         now = {entry.path: entry for entry in found if not _bytecode(entry.path)}
         then = {entry.path: entry for entry in written}
@@ -195,7 +195,7 @@ def _link_node(node: Toolchain, prefix: Path) -> None:
             (prefix / "lib" / library.name).hardlink_to(library)
 
 
-def _settle(root: Path, prefix: Path) -> list[Entry]:
+def _settle(root: Path, prefix: Path) -> list[ManifestEntry]:
     """Final modes, no caches, then the manifest by which the layer gets its name."""
     for leftover in (prefix / "lib/node_modules/.package-lock.json", prefix / "lib/node_modules/.cache"):
         if leftover.is_dir():
@@ -206,7 +206,7 @@ def _settle(root: Path, prefix: Path) -> list[Entry]:
     return [entry for entry in manifest(root, bytes(prefix)) if not _bytecode(entry.path)]
 
 
-def _move(root: Path, prefix: Path, final: Path, entries: list[Entry]) -> None:
+def _move(root: Path, prefix: Path, final: Path, entries: list[ManifestEntry]) -> None:
     """Give the prefix its name and put that name, as seen from inside, into the text files that hold the old one."""
     inside = b"/" + bytes(final.relative_to(root))
     for entry in entries:
@@ -220,7 +220,7 @@ def _move(root: Path, prefix: Path, final: Path, entries: list[Entry]) -> None:
     prefix.rename(final)
 
 
-def _share_copies(root: Path, prefix: Path, final: Path, entries: list[Entry]) -> None:
+def _share_copies(root: Path, prefix: Path, final: Path, entries: list[ManifestEntry]) -> None:
     """Large files that are the same become one: some agents install their native binary twice."""
     first: dict[tuple[str, int], Path] = {}
     for entry in entries:

@@ -21,7 +21,7 @@ VIEWS = frozenset({
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
-class Mount(NamedTuple):
+class MountRow(NamedTuple):
     """One line: `device` and `root` say what of which file system lies at `point`."""
 
     number: int
@@ -36,17 +36,17 @@ class Mount(NamedTuple):
         return self.kind in VIEWS
 
 
-def read(raw: bytes | None = None) -> list[Mount]:
+def read(raw: bytes | None = None) -> list[MountRow]:
     if raw is None:
         with open(PLACE, "rb") as file:
             raw = file.read()
     return [_mount(line) for line in raw.splitlines()]
 
 
-def _mount(line: bytes) -> Mount:
+def _mount(line: bytes) -> MountRow:
     left, _, right = line.partition(b" - ")
     number, parent, device, root, point, *_ = left.split(b" ")
-    return Mount(
+    return MountRow(
         int(number), int(parent), device.decode(), _plain(root), _plain(point), right.split(b" ", 1)[0].decode()
     )
 
@@ -55,13 +55,13 @@ def _plain(name: bytes) -> str:
     return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), name))
 
 
-def below(rows: list[Mount], directory: str) -> list[Mount]:
+def below(rows: list[MountRow], directory: str) -> list[MountRow]:
     """The mounts one meets on a walk below `directory`, outer ones first, each place once."""
     inside = directory.rstrip("/") + "/"
     if not any(row.point.startswith(inside) for row in rows):
         return []
     seen = {_number(directory)}
-    found: dict[str, Mount] = {}
+    found: dict[str, MountRow] = {}
     for row in _outer_first(rows):
         if row.parent in seen and row.point.startswith(inside):
             seen.add(row.number)
@@ -69,9 +69,9 @@ def below(rows: list[Mount], directory: str) -> list[Mount]:
     return list(found.values())
 
 
-def _outer_first(rows: list[Mount]) -> Iterator[Mount]:
+def _outer_first(rows: list[MountRow]) -> Iterator[MountRow]:
     """A parent before its children; the kernel lists them by age, and a mount can be moved below a younger one."""
-    children: dict[int, list[Mount]] = {}
+    children: dict[int, list[MountRow]] = {}
     for row in rows:
         children.setdefault(row.parent, []).append(row)
     known = {row.number for row in rows}
@@ -96,17 +96,17 @@ def _number(directory: str) -> int:
         os.close(fd)
 
 
-class Table:
+class MountTable:
     """The table of this process, read again only after the kernel says that it has changed."""
 
     def __init__(self) -> None:
         self._fd = os.open(PLACE, os.O_RDONLY | os.O_CLOEXEC)
         self._changes = select.poll()
         self._changes.register(self._fd, select.POLLPRI | select.POLLERR)
-        self._rows: list[Mount] | None = None
-        self._below: dict[str, list[Mount]] = {}
+        self._rows: list[MountRow] | None = None
+        self._below: dict[str, list[MountRow]] = {}
 
-    def below(self, directory: str) -> list[Mount]:
+    def below(self, directory: str) -> list[MountRow]:
         if self._changes.poll(0) or self._rows is None:
             self._rows, self._below = read(), {}
         if directory not in self._below:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 
-class Tree(msgspec.Struct, frozen=True, kw_only=True):
+class HostTree(msgspec.Struct, frozen=True, kw_only=True):
     """A host directory shown at `target`. `writable` puts a private overlay over it; otherwise it is bound read-only.
     `over` are frozen uppers of earlier such overlays, topmost first: the overlay's lowers are `(*over, source)`."""
 
@@ -22,7 +22,7 @@ class Rootfs(msgspec.Struct, frozen=True, kw_only=True):
     lowers hold an empty directory at each target. `env`, `workdir` and `user` are the image's own defaults."""
 
     lowers: tuple[str, ...]
-    trees: tuple[Tree, ...] = ()
+    trees: tuple[HostTree, ...] = ()
     env: Mapping[str, str] = {}
     workdir: str = "/"
     user: str | None = None

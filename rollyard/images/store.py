@@ -21,12 +21,12 @@ from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.home import data_home, private_dir
 from rollyard.core.ids import new_id
 from rollyard.core.sequences import as_tuple
-from rollyard.images.catalog import Catalog, ImageRecord, Kind
+from rollyard.images.catalog import ImageCatalog, ImageRecord, Kind
 from rollyard.images.host import host_rootfs
 from rollyard.images.imports import import_image
 from rollyard.images.layers import LayerRecord, Layers
 from rollyard.images.oci import ImageConfig
-from rollyard.images.rootfs import Rootfs, Tree
+from rollyard.images.rootfs import HostTree, Rootfs
 from rollyard.images.snapshots import copy_upper
 from rollyard.images.stacks import Stacks
 
@@ -40,7 +40,7 @@ class ImageStore:
     def __init__(self, root: Path | None = None) -> None:
         self.root = private_dir(root or data_home())
         self.layers = Layers(self.root)
-        self.catalog = Catalog(self.root)
+        self.catalog = ImageCatalog(self.root)
         self._stacks = Stacks(self.root, self.layers)
 
     async def resolve(self, image: str = "host", layers: Sequence[str] = ()) -> Rootfs:
@@ -155,7 +155,7 @@ class ImageStore:
             image=record.id,
         )
 
-    def _with_over(self, tree: Tree, over: tuple[str, ...]) -> Tree:
+    def _with_over(self, tree: HostTree, over: tuple[str, ...]) -> HostTree:
         paths = tuple(str(self._stacks.path(ref)) for ref in self._stacks.shallow(over, bottom=False))
         return msgspec.structs.replace(tree, over=paths) if paths else tree
 

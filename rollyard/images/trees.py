@@ -22,7 +22,7 @@ from rollyard.core import folders
 PLACEHOLDER = b"@PREFIX@"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ManifestEntry(msgspec.Struct, frozen=True):
     """One line of a manifest. `digest` is of a file's bytes with the prefix it was built under taken out, or of a link's
     target; `mentions` says that the prefix occurs in it."""
 
@@ -51,37 +51,39 @@ def walk(root: Path) -> Iterator[Path]:
             at = path
 
 
-def manifest(root: Path, built_under: bytes | None = None) -> list[Entry]:
+def manifest(root: Path, built_under: bytes | None = None) -> list[ManifestEntry]:
     """Every entry with its mode and digest. Owners and times do not count: they differ between machines and users."""
-    entries: list[Entry] = []
+    entries: list[ManifestEntry] = []
     for path in walk(root):
         status = path.lstat()
         name = str(path.relative_to(root))
         if stat.S_ISLNK(status.st_mode):
-            entries.append(Entry(name, stat.S_IFLNK, hashlib.sha256(os.fsencode(path.readlink())).hexdigest(), 0))
+            entries.append(
+                ManifestEntry(name, stat.S_IFLNK, hashlib.sha256(os.fsencode(path.readlink())).hexdigest(), 0)
+            )
         elif stat.S_ISREG(status.st_mode):
             entries.append(_file_entry(path, name, status, built_under))
         elif stat.S_ISDIR(status.st_mode):
-            entries.append(Entry(name, stat.S_IFDIR | stat.S_IMODE(status.st_mode), "", 0))
+            entries.append(ManifestEntry(name, stat.S_IFDIR | stat.S_IMODE(status.st_mode), "", 0))
         else:
-            entries.append(Entry(name, stat.S_IFMT(status.st_mode), f"{status.st_rdev}", 0))
+            entries.append(ManifestEntry(name, stat.S_IFMT(status.st_mode), f"{status.st_rdev}", 0))
     return entries
 
 
-def _file_entry(path: Path, name: str, status: os.stat_result, built_under: bytes | None) -> Entry:
+def _file_entry(path: Path, name: str, status: os.stat_result, built_under: bytes | None) -> ManifestEntry:
     mode = stat.S_IFREG | stat.S_IMODE(status.st_mode)
     if built_under is None:
         with path.open("rb") as stream:
-            return Entry(name, mode, hashlib.file_digest(stream, "sha256").hexdigest(), status.st_size)
+            return ManifestEntry(name, mode, hashlib.file_digest(stream, "sha256").hexdigest(), status.st_size)
     content = path.read_bytes()
     mentions = built_under in content
     if mentions:
         content = content.replace(built_under, PLACEHOLDER)
     digest = hashlib.sha256(content).hexdigest()
-    return Entry(name, mode, digest, status.st_size, mentions, binary=b"\0" in content)
+    return ManifestEntry(name, mode, digest, status.st_size, mentions, binary=b"\0" in content)
 
 
-def tree_digest(entries: list[Entry]) -> str:
+def tree_digest(entries: list[ManifestEntry]) -> str:
     digest = hashlib.sha256()
     for entry in entries:
         digest.update(f"{entry.mode:o} {entry.digest} {entry.path}\n".encode("utf-8", "surrogateescape"))

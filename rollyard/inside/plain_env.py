@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 if __package__:
-    from rollyard.inside.plain_mcp import Failure, Tools
+    from rollyard.inside.plain_mcp import ToolFailure, Tools
 else:
-    from plain_mcp import Failure, Tools  # pyright: ignore[reportMissingImports] - where it lies beside this file
+    from plain_mcp import ToolFailure, Tools  # pyright: ignore[reportMissingImports] - where it lies beside this file
 
 _MARK = "__environment__"
 _JSON = "application/json"
@@ -64,7 +64,7 @@ def _marked(made: Callable[..., Any], kind: str) -> Callable[..., Any]:
     return made
 
 
-class Environment:
+class DecoratedFunctions:
     """The decorated functions of some modules."""
 
     def __init__(self, name: str, functions: Iterable[Callable[..., Any]]) -> None:
@@ -122,7 +122,7 @@ class Environment:
         return {"total": len(functions) + sum(map(len, others.values())), "functions": functions, **others}
 
 
-def load(target: str | Path) -> Environment:
+def load(target: str | Path) -> DecoratedFunctions:
     """From a file, or from all of a folder's (its `src`, where it has one) whose names begin with no underscore."""
     place = Path(target).resolve()
     if place.is_dir():
@@ -139,7 +139,7 @@ def load(target: str | Path) -> Environment:
                 found[id(made)] = made  # one that two modules name is one
     if not found:
         raise ValueError(f"nothing in {target} is a tool, a function, a reward or health")
-    return Environment(place.name, found.values())
+    return DecoratedFunctions(place.name, found.values())
 
 
 def _imported(file: Path, number: int) -> Any:
@@ -175,7 +175,7 @@ def _called(made: Callable[..., Any], body: bytes) -> Reply:
     try:
         return _reply(200, {"success": True, "data": _now(made)(**arguments)})
     except Exception as error:  # noqa: BLE001 - the caller is told what went wrong, whatever it was
-        words = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+        words = str(error) if isinstance(error, ToolFailure) else f"{type(error).__name__}: {error}"
         return _reply(500, _refused(words))
 
 

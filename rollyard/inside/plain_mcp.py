@@ -46,7 +46,7 @@ class Picture:
         self.data, self.media_type = data, media_type
 
 
-class Failure(Exception):
+class ToolFailure(Exception):
     """What a tool raises to tell its caller what was wrong."""
 
 
@@ -96,7 +96,7 @@ class Tools:
             with self._lock:
                 found = self._tools[name](**arguments)
         except Exception as error:  # noqa: BLE001 - the caller of a tool is told what went wrong, whatever it was
-            words = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+            words = str(error) if isinstance(error, ToolFailure) else f"{type(error).__name__}: {error}"
             return {"content": [{"type": "text", "text": words}], "isError": True}
         blocks = [_block(part) for part in (found if isinstance(found, tuple) else (found,))]
         result: dict[str, Any] = {"content": blocks}

@@ -23,14 +23,14 @@ BEAT_S = 5
 ALONE_S = 120
 
 
-class Peer:
+class RelayPeer:
     def __init__(self, reader, writer):
         self.reader, self.writer = reader, writer
         self.credit, self.more = CREDIT, asyncio.Event()
         self.inbox = asyncio.Queue()
 
 
-class Relay:
+class InsideRelay:
     def __init__(self, out):
         self.out = out
         self.peers = {}
@@ -65,7 +65,7 @@ class Relay:
             stream = self.next_accepted
             self.next_accepted += 1
             self.send(b"O", stream, str(listener).encode())
-            await self.run(stream, Peer(reader, writer))
+            await self.run(stream, RelayPeer(reader, writer))
 
         try:
             server = await asyncio.start_server(accepted, "127.0.0.1", port, limit=CHUNK)
@@ -82,7 +82,7 @@ class Relay:
             self.send(b"X", stream, str(error).encode())
             return
         self.send(b"O", stream)
-        await self.run(stream, Peer(reader, writer))
+        await self.run(stream, RelayPeer(reader, writer))
 
     async def run(self, stream, peer):
         self.peers[stream] = peer
@@ -142,7 +142,7 @@ async def frames(reader):
         return
 
 
-class FilePair:
+class InsideFilePair:
     """A reader's feed and a writer over two files that only grow. Bells wake both sides, so nobody polls."""
 
     def __init__(self, place, reader):
@@ -211,7 +211,7 @@ async def main():
     loop = asyncio.get_event_loop()
     if FILES:
         reader = asyncio.StreamReader(limit=4 * CHUNK)
-        writer = FilePair(FILES[0][6:], reader)
+        writer = InsideFilePair(FILES[0][6:], reader)
     elif SOCKET:
         reader, writer = await asyncio.open_unix_connection(SOCKET[0][5:], limit=4 * CHUNK)
     else:
@@ -219,7 +219,7 @@ async def main():
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb", 0))
         transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(1, "wb", 0))
         writer = asyncio.StreamWriter(transport, protocol, None, loop)
-    relay = Relay(writer)
+    relay = InsideRelay(writer)
     relay.send(b"H", 0, b"1")
     async for frame in frames(reader):
         await relay.take(*frame)

@@ -24,13 +24,13 @@ class BadAnswer(Exception):
     """The server's bytes are no answer; the message is ours and holds nothing of them."""
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-class Place(NamedTuple):
+class HttpOrigin(NamedTuple):
     """Where a url leads."""
 
     secure: bool
@@ -39,20 +39,20 @@ class Place(NamedTuple):
     head: str  # target and host header
 
 
-class Pool:
+class HttpPool:
     def __init__(self, *, connect_s: float, idle_s: float, max_body: int) -> None:
         self._connect_s = connect_s
         self._idle_s = idle_s
         self._max_body = max_body
-        self._idle: dict[tuple[bool, str, int], list[Line]] = {}
-        self._places: dict[str, Place] = {}
+        self._idle: dict[tuple[bool, str, int], list[HttpClientConnection]] = {}
+        self._places: dict[str, HttpOrigin] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._secure: ssl.SSLContext | None = None
         self._closed = False
 
     async def exchange(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], total_s: float
-    ) -> Answer:
+    ) -> HttpResponse:
         """Raises TimeoutError, OSError or `BadAnswer`; a cancelled exchange cuts its connection."""
         place = self._place(url)
         loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ class Pool:
                 line.abort()
         self._idle.clear()
 
-    def _place(self, url: str) -> Place:
+    def _place(self, url: str) -> HttpOrigin:
         place = self._places.get(url)
         if place is None:
             parts = urlsplit(url)
@@ -85,13 +85,13 @@ class Pool:
             target = quote(parts.path or "/", safe=_SAFE) + (
                 "?" + quote(parts.query, safe=_SAFE) if parts.query else ""
             )
-            place = Place(secure, host, port, f"{target} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n")
+            place = HttpOrigin(secure, host, port, f"{target} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n")
             if len(self._places) >= MAX_PLACES:
                 self._places.clear()
             self._places[url] = place
         return place
 
-    async def _opened(self, place: Place) -> Line:
+    async def _opened(self, place: HttpOrigin) -> HttpClientConnection:
         if self._closed:
             raise BadAnswer("this pool is closed")
         secure = None
@@ -99,7 +99,7 @@ class Pool:
             self._secure = secure = self._secure or ssl.create_default_context()
         async with asyncio.timeout(self._connect_s):
             _, line = await asyncio.get_running_loop().create_connection(
-                lambda: Line(self._lost, self._max_body),
+                lambda: HttpClientConnection(self._lost, self._max_body),
                 place.host,
                 place.port,
                 ssl=secure,
@@ -107,7 +107,7 @@ class Pool:
             )
         return line
 
-    def _kept(self, place: Place, now: float) -> Line | None:
+    def _kept(self, place: HttpOrigin, now: float) -> HttpClientConnection | None:
         lines = self._idle.get(place[:3])
         while lines:
             line = lines.pop()
@@ -116,7 +116,7 @@ class Pool:
             line.abort()
         return None
 
-    def _keep(self, place: Place, line: Line, loop: asyncio.AbstractEventLoop) -> None:
+    def _keep(self, place: HttpOrigin, line: HttpClientConnection, loop: asyncio.AbstractEventLoop) -> None:
         if not line.usable or self._closed:
             line.abort()
             return
@@ -126,7 +126,7 @@ class Pool:
         if self._sweeper is None:
             self._sweeper = loop.call_later(self._idle_s, self._sweep, loop)
 
-    def _lost(self, line: Line) -> None:
+    def _lost(self, line: HttpClientConnection) -> None:
         lines = self._idle.get(line.place) if line.place is not None else None
         if lines and line in lines:
             lines.remove(line)
@@ -142,10 +142,10 @@ class Pool:
         self._sweeper = loop.call_later(self._idle_s, self._sweep, loop) if self._idle else None
 
 
-class Line(asyncio.Protocol):
+class HttpClientConnection(asyncio.Protocol):
     """One connection; one request at a time."""
 
-    def __init__(self, lost: Callable[[Line], None], max_body: int) -> None:
+    def __init__(self, lost: Callable[[HttpClientConnection], None], max_body: int) -> None:
         self.idle_since = 0.0
         self.place: tuple[bool, str, int] | None = None
         self.usable = True
@@ -153,7 +153,7 @@ class Line(asyncio.Protocol):
         self._max_body = max_body
         self._parser: Any = httptools.HttpResponseParser(self)
         self._transport: Any = None
-        self._waiter: asyncio.Future[Answer] | None = None
+        self._waiter: asyncio.Future[HttpResponse] | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -163,7 +163,7 @@ class Line(asyncio.Protocol):
         self._size = 0
         self._until_eof = False
 
-    async def ask(self, data: bytes, deadline: float) -> Answer:
+    async def ask(self, data: bytes, deadline: float) -> HttpResponse:
         loop = asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
         timer = loop.call_at(deadline, self._fail, TimeoutError())
@@ -237,13 +237,13 @@ class Line(asyncio.Protocol):
 
     def _complete(self) -> None:
         pieces = self._pieces
-        answer = Answer(self._status, self._headers, pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        answer = HttpResponse(self._status, self._headers, pieces[0] if len(pieces) == 1 else b"".join(pieces))
         self._reset()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(answer)
 
 
-def _request(method: str, place: Place, body: bytes, headers: Mapping[str, str]) -> bytes:
+def _request(method: str, place: HttpOrigin, body: bytes, headers: Mapping[str, str]) -> bytes:
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise BadAnswer("a header holds a line break")
@@ -251,7 +251,7 @@ def _request(method: str, place: Place, body: bytes, headers: Mapping[str, str])
     return head.encode("latin-1") + body
 
 
-def _plain(answer: Answer, max_body: int) -> Answer:
+def _plain(answer: HttpResponse, max_body: int) -> HttpResponse:
     """Servers behind a compressing proxy may pack what nobody asked to have packed."""
     packed = answer.headers.get("content-encoding", "identity").lower()
     if packed == "identity":

@@ -43,8 +43,8 @@ class Face(Protocol):
 
     limits: HttpLimits
 
-    def connected(self, connection: Connection) -> bool: ...
-    def lost(self, connection: Connection) -> None: ...
+    def connected(self, connection: HttpConnection) -> bool: ...
+    def lost(self, connection: HttpConnection) -> None: ...
     def begin(self, exchange: Exchange) -> None:
         """Headers are in. Refuse now by answering, or set `exchange.body_limit`."""
         ...
@@ -82,7 +82,7 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self.connection = connection
         self.method = ""
         self.path = ""
@@ -177,7 +177,7 @@ class Exchange:
         await self.connection.drained()
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     __slots__ = (
         "_count",
         "_deadline",

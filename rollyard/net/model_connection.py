@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rollyard.core.errors import ConfigError, UpstreamError
-from rollyard.net.http_client import BadAnswer, Pool
+from rollyard.net.http_client import BadAnswer, HttpPool
 from rollyard.policy.model_server import shown_url, words_of
 
 if TYPE_CHECKING:
@@ -65,15 +65,15 @@ def origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port
 
 
-class Connection:
-    """Whole answers come over a `Pool`; `session` is a general client for those that must be relayed as they come. Each is
+class ModelConnection:
+    """Whole answers come over a `HttpPool`; `session` is a general client for those that must be relayed as they come. Each is
     opened on first use, in the loop that uses it."""
 
     def __init__(self, *, timeouts: Timeouts | None = None, secrets: tuple[str, ...] = ()) -> None:
         self.timeouts = timeouts or Timeouts()
         self._secrets = tuple(s.encode() for s in secrets)
         self._session: aiohttp.ClientSession | None = None
-        self._pool: Pool | None = None
+        self._pool: HttpPool | None = None
         self._ended = False
 
     def session(self) -> aiohttp.ClientSession:
@@ -119,7 +119,7 @@ class Connection:
         if self._ended:
             raise ConfigError("this policy was closed")
         if self._pool is None:
-            self._pool = Pool(connect_s=self.timeouts.connect, idle_s=IDLE_S, max_body=MAX_BODY)
+            self._pool = HttpPool(connect_s=self.timeouts.connect, idle_s=IDLE_S, max_body=MAX_BODY)
         try:
             answer = await self._pool.exchange(method, url, body, headers, self.timeouts.total)
         except TimeoutError as error:

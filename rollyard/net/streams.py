@@ -1,4 +1,4 @@
-"""A byte stream as a transport: how a `Connection` is served where a backend has no socket to listen on."""
+"""A byte stream as a transport: how a `HttpConnection` is served where a backend has no socket to listen on."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import deque
 from typing import Any
 
 from rollyard.core.protocols import ByteStream
-from rollyard.net.http_server import Connection
+from rollyard.net.http_server import HttpConnection
 
 _HIGH = 256 * 1024
 
 
 class StreamTransport:
-    """The part of `asyncio.Transport` that a `Connection` uses."""
+    """The part of `asyncio.Transport` that a `HttpConnection` uses."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self._queue: deque[bytes] = deque()
         self._size = 0
@@ -62,7 +62,7 @@ class StreamTransport:
             await self._wake.wait()
 
 
-async def serve_stream(stream: ByteStream, connection: Connection) -> None:
+async def serve_stream(stream: ByteStream, connection: HttpConnection) -> None:
     """Returns when either side is done; the stream is closed then."""
     transport: Any = StreamTransport(connection)
     connection.connection_made(transport)

@@ -38,7 +38,7 @@ class Masks:
         return self._pool[self._at - 4 : self._at]
 
 
-class Reader:
+class WebSocketReader:
     """Bytes in, whole messages out. A server's peer must mask, a client's must not."""
 
     def __init__(self, *, masked: bool, limit: int) -> None:

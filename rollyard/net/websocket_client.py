@@ -16,7 +16,19 @@ from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from rollyard.core.errors import EnvError, EnvUnavailable
-from rollyard.net.websocket import BINARY, CLOSE, PING, PONG, TEXT, Broken, Masks, Reader, accept_key, closing, frame
+from rollyard.net.websocket import (
+    BINARY,
+    CLOSE,
+    PING,
+    PONG,
+    TEXT,
+    Broken,
+    Masks,
+    WebSocketReader,
+    accept_key,
+    closing,
+    frame,
+)
 
 LIMIT = 100 * 2**20
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -80,7 +92,7 @@ class PlainSocket(asyncio.Protocol):
     def __init__(self, ping_s: float) -> None:
         self.subprotocol: str | None = None
         self._ping_s = ping_s
-        self._reader = Reader(masked=False, limit=LIMIT)
+        self._reader = WebSocketReader(masked=False, limit=LIMIT)
         self._masks = Masks()
         self._transport: asyncio.Transport | None = None
         self._head: bytes | None = b""  # what came of the answer to the handshake

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 from urllib.parse import parse_qs, unquote
 
-from rollyard.net.websocket import BINARY, CLOSE, PING, PONG, TEXT, Broken, Reader, accept_key, closing, frame
+from rollyard.net.websocket import BINARY, CLOSE, PING, PONG, TEXT, Broken, WebSocketReader, accept_key, closing, frame
 
 EXTENSION = "rollyard.peer"
 _BACKLOG = 256 * 2**20  # a peer that reads nothing is dropped beyond this
@@ -29,7 +29,7 @@ class SocketProtocol(asyncio.Protocol):
         self._config = config
         self._state = server_state
         self._app_state = app_state
-        self._reader = Reader(masked=True, limit=config.ws_max_size)
+        self._reader = WebSocketReader(masked=True, limit=config.ws_max_size)
         self._transport: asyncio.Transport | None = None
         self._query: dict[str, list[str]] = {}
         self._key = b""

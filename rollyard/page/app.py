@@ -23,7 +23,7 @@ from rollyard.core.errors import ConfigError, Error
 from rollyard.page import rollouts, tables
 from rollyard.page.export import run_page
 from rollyard.page.planes import PlaneTables
-from rollyard.page.query import Asked
+from rollyard.page.query import PageQuery
 from rollyard.page.rendering import HEADERS, http_error, page, refused
 from rollyard.store import Store
 
@@ -101,8 +101,8 @@ def _plane_routes(shown: _Page, plane: PlaneTables) -> list[BaseRoute]:
     ]
 
 
-def _asked(request: Request) -> Asked:
-    return Asked(request.query_params)
+def _asked(request: Request) -> PageQuery:
+    return PageQuery(request.query_params)
 
 
 class _Page:

@@ -10,11 +10,11 @@ from typing import Any, get_args
 
 import msgspec
 
-from rollyard.page.query import Asked
+from rollyard.page.query import PageQuery
 from rollyard.plane.engines import Engine
 from rollyard.plane.sweep import Sweeper
 from rollyard.store.plane import SqlPlane
-from rollyard.store.plane.survey import EnvSortKey, InstanceSortKey, Look, OwnerSortKey
+from rollyard.store.plane.survey import EnvSortKey, InstanceSortKey, OwnerSortKey, TableQuery
 
 PAGE = 50
 STATES = ("creating", "running", "deleting", "deleted", "expired", "failed")
@@ -59,7 +59,7 @@ class PlaneTables:
             "now": time.time(),
         }
 
-    async def instances(self, asked: Asked) -> dict[str, Any]:
+    async def instances(self, asked: PageQuery) -> dict[str, Any]:
         same: dict[str, Any] = {name: asked.text(name) for name in ("state", "engine", "owner") if asked.text(name)}
         look = _look(asked, get_args(InstanceSortKey), "created_at", same, down=True)
         found, total = await self._records.instances_page(look)
@@ -70,13 +70,13 @@ class PlaneTables:
         found = await self._records.get_instance(instance_id)
         return {"instance": found, "history": await self._records.history(instance_id), "now": time.time()}
 
-    async def hub(self, asked: Asked) -> dict[str, Any]:
+    async def hub(self, asked: PageQuery) -> dict[str, Any]:
         same: dict[str, Any] = {"status": asked.text("status")} if asked.text("status") else {}
         look = _look(asked, get_args(EnvSortKey), "name", same)
         found, total = await self._records.envs_page(look)
         return {"envs": found, **_paged(look, total)}
 
-    async def quotas(self, asked: Asked) -> dict[str, Any]:
+    async def quotas(self, asked: PageQuery) -> dict[str, Any]:
         look = _look(asked, get_args(OwnerSortKey), "owner", {})
         found, total = await self._records.owners_page(look)
         return {"owners": found, "default_quota": self._default_quota, **_paged(look, total)}
@@ -88,8 +88,10 @@ def _abilities(engine: Engine | None) -> list[str]:
     return [name.replace("_", " ") for name, able in msgspec.structs.asdict(engine.abilities).items() if able]
 
 
-def _look(asked: Asked, keys: tuple[str, ...], default: str, same: dict[str, Any], *, down: bool = False) -> Look:
-    return Look(
+def _look(
+    asked: PageQuery, keys: tuple[str, ...], default: str, same: dict[str, Any], *, down: bool = False
+) -> TableQuery:
+    return TableQuery(
         search=asked.text("q"),
         same=same,
         sort=asked.sort(keys, default),
@@ -99,7 +101,7 @@ def _look(asked: Asked, keys: tuple[str, ...], default: str, same: dict[str, Any
     )
 
 
-def _paged(look: Look, total: int) -> dict[str, Any]:
+def _paged(look: TableQuery, total: int) -> dict[str, Any]:
     end = look.offset + look.limit
     return {
         "total": total,

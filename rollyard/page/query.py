@@ -8,7 +8,7 @@ from typing import TypeVar
 Key = TypeVar("Key", bound=str)
 
 
-class Asked:
+class PageQuery:
     def __init__(self, query: Mapping[str, str]) -> None:
         self._query = query
 

@@ -15,7 +15,7 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.failure_groups import FailureGroup
-from rollyard.page.query import Asked
+from rollyard.page.query import PageQuery
 from rollyard.runs.display.watch import in_flight
 from rollyard.runs.report.compare import compare as compare_runs
 from rollyard.runs.report.report import Report, Tally, line_name, run_prices
@@ -27,7 +27,7 @@ PAGE = 50
 _KEPT = 32  # runs whose statistics are remembered
 
 
-async def runs(store: Store, asked: Asked) -> dict[str, Any]:
+async def runs(store: Store, asked: PageQuery) -> dict[str, Any]:
     sort: RunSortKey = asked.sort(get_args(RunSortKey), "created_at")
     down, offset = asked.down(default=True), asked.number("offset")
     found = await store.list_runs(search=asked.text("q"), sort=sort, descending=down, limit=PAGE + 1, offset=offset)
@@ -109,7 +109,7 @@ def _task_line(task: str, attempts: int, by_line: Mapping[str, Sequence[float]])
     )
 
 
-async def run(store: Store, summaries: Summaries, run_id: str, task: str | None, asked: Asked) -> dict[str, Any]:
+async def run(store: Store, summaries: Summaries, run_id: str, task: str | None, asked: PageQuery) -> dict[str, Any]:
     """A run's rollouts, or those of one of its tasks."""
     info = await _info(store, run_id)
     sort: SortKey = asked.sort(get_args(SortKey), "started_at")
@@ -149,7 +149,7 @@ _SORTS: Mapping[str, Callable[[TaskLine], Any]] = {
 }
 
 
-async def tasks(store: Store, summaries: Summaries, run_id: str, asked: Asked) -> dict[str, Any]:
+async def tasks(store: Store, summaries: Summaries, run_id: str, asked: PageQuery) -> dict[str, Any]:
     """A run task by task: the heat grid of task x agent."""
     info = await _info(store, run_id)
     summary = await summaries.of(info)

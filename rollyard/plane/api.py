@@ -28,7 +28,7 @@ from rollyard.plane.handlers.owners import OwnerHandlers
 from rollyard.plane.handlers.watching import WatchHandlers
 from rollyard.plane.openapi import document
 from rollyard.plane.parts import PlaneParts
-from rollyard.plane.routes import ROUTES, Entry
+from rollyard.plane.routes import ROUTES, ApiRoute
 from rollyard.plane.wire import answer, refusal
 
 _log = structlog.get_logger("rollyard.plane")
@@ -70,7 +70,7 @@ def plane_app(
 
 
 def _guarded(
-    parts: PlaneParts, entry: Entry, handler: _Handler, log_requests: bool
+    parts: PlaneParts, entry: ApiRoute, handler: _Handler, log_requests: bool
 ) -> Callable[[Request], Awaitable[Response]]:
     async def admitted(request: Request) -> tuple[Response, ApiKey | None]:
         caller = None

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rollyard.plane.aenv.app import aenv_apps, aenv_sockets
-from rollyard.plane.aenv.callers import Callers
+from rollyard.plane.aenv.callers import AenvCallers
 from rollyard.plane.compat_fleet import FleetOptions, FleetParts, fleet_face, open_fleet
 from rollyard.plane.e2b.app import e2b_routes
 from rollyard.plane.e2b.instance_boxes import InstanceBoxes
@@ -141,7 +141,7 @@ async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncG
         if given.aenv is not None:
             address = given.aenv[0].getsockname()[0]
             anonymous = ip_address(address).is_loopback and not given.aenv_keys
-            callers = Callers(parts.access, secret=footing.secret, anonymous=anonymous)
+            callers = AenvCallers(parts.access, secret=footing.secret, anonymous=anonymous)
             apps = aenv_apps(parts.hub, parts.instances, parts.gateway, callers, public_url=url)
             at |= zip(given.aenv, apps, strict=True)
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"

@@ -14,9 +14,9 @@ from rollyard.core.errors import PlaneUnauthorized
 from rollyard.core.protocols import Policy
 from rollyard.plane.access import Access
 from rollyard.plane.engines import BackendEngine
-from rollyard.plane.fleet import Refusal, Tasks, World, fleet_app, load_worlds
+from rollyard.plane.fleet import FleetRefusal, Tasks, World, fleet_app, load_worlds
 from rollyard.plane.fleet.guard import Admit, Guard
-from rollyard.plane.fleet.instances import RECORD, Record
+from rollyard.plane.fleet.instances import RECORD, InstanceRecord
 from rollyard.plane.fleet.jobs import Runner
 from rollyard.plane.fleet_rollouts import RolloutRunner
 from rollyard.plane.instance_backend import InstanceBackend
@@ -94,13 +94,13 @@ def _admission(access: Access) -> Admit:
         try:
             caller = await access.caller(header)
         except PlaneUnauthorized as error:
-            raise Refusal(401, error.message) from error
+            raise FleetRefusal(401, error.message) from error
         if caller.role == "agent":
-            raise Refusal(403, "a key of role agent may not do this")
+            raise FleetRefusal(403, "a key of role agent may not do this")
         return caller.owner
 
     return admit
 
 
 def _owner(labels: Mapping[str, str]) -> str:
-    return msgspec.json.decode(labels[RECORD], type=Record).owner if RECORD in labels else _NOBODY
+    return msgspec.json.decode(labels[RECORD], type=InstanceRecord).owner if RECORD in labels else _NOBODY

@@ -12,7 +12,7 @@ import msgspec
 
 from rollyard.core.errors import PlaneInvalid, UnknownName
 from rollyard.core.ids import new_id
-from rollyard.core.plane import POOL_OWNER, EnvSpec, Instance, InstancePlan, Terms
+from rollyard.core.plane import POOL_OWNER, AdmissionTerms, EnvSpec, Instance, InstancePlan
 from rollyard.core.sandbox import Mount, Network, Resources
 from rollyard.plane.engines import Engine, chosen, refuse
 
@@ -41,17 +41,17 @@ class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     network: Network | None = None
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class CreateDefaults(msgspec.Struct, frozen=True, kw_only=True):
     default_ttl_s: float = 1800.0
     max_ttl_s: float = 7 * 86400.0
     boot_s: float = 300.0  # the most an engine may take to create or delete
-    terms: Terms = Terms()
+    terms: AdmissionTerms = AdmissionTerms()
 
 
 FROM_POOL = ("owner", "run_id", "rollout_id", "ttl_s", "idle_ttl_s", "labels", "pool")
 
 
-def checked(asked: CreateInstance, settings: Settings) -> None:
+def checked(asked: CreateInstance, settings: CreateDefaults) -> None:
     """What is wrong with a request whatever it is made from."""
     if sum(value is not None for value in (asked.env, asked.image, asked.pool)) != 1:
         raise PlaneInvalid("give one of env, image and pool")
@@ -74,7 +74,7 @@ def planned(
     spec: EnvSpec,
     owner: str,
     engines: Mapping[str, Engine],
-    settings: Settings,
+    settings: CreateDefaults,
     now: float,
 ) -> Instance:
     """The row of an instance that is about to be made."""
@@ -105,7 +105,7 @@ def planned(
 
 
 def journalled(
-    plan: InstancePlan, engine: str, owner: str, asked: CreateInstance, now: float, settings: Settings
+    plan: InstancePlan, engine: str, owner: str, asked: CreateInstance, now: float, settings: CreateDefaults
 ) -> Instance:
     return Instance(
         id=new_id("inst"),

@@ -18,8 +18,8 @@ from rollyard.core.protocols import Backend, Policy, Sandbox
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
 from rollyard.envs.fleet.task_config import SUBMIT
-from rollyard.envs.fleet.verifier_code import TIMEOUT_S, Check, Checked, run_check
-from rollyard.plane.fleet.jobs import Attempt, Outcome
+from rollyard.envs.fleet.verifier_code import TIMEOUT_S, Checked, VerifierCode, run_check
+from rollyard.plane.fleet.jobs import JobAttempt, JobOutcome
 from rollyard.plane.fleet.tool_agent import tool_agent
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.store import Store
@@ -49,7 +49,7 @@ class RolloutRunner:
         self._policy, self._backend, self._checks, self._store = policy, backend, checks, store
         self._url, self._token = url, token
 
-    async def __call__(self, attempt: Attempt) -> Outcome:
+    async def __call__(self, attempt: JobAttempt) -> JobOutcome:
         place, task = attempt.place, attempt.task
         judging = _Judging(attempt, self._checks)
         async with RemoteTools([f"{self._url}/i/{place.id}/"], self._token(place.id), timeout_s=_CALL_S) as remote:
@@ -79,13 +79,13 @@ class RolloutRunner:
         ):  # a score would be one of the machinery, not of the model
             raise EnvError(f"the rollout failed at {done.failure.boundary}: {done.failure.message}")
         error = done.failure.message if done.failure is not None else None
-        return Outcome(steps=done.calls, transcript=transcript(done), checked=judging.checked, error=error)
+        return JobOutcome(steps=done.calls, transcript=transcript(done), checked=judging.checked, error=error)
 
 
 class _Judging:
     """The task's verifier code as a `Verifier`, and the answer that the agent handed in."""
 
-    def __init__(self, attempt: Attempt, backend: Backend) -> None:
+    def __init__(self, attempt: JobAttempt, backend: Backend) -> None:
         self._attempt, self._backend = attempt, backend
         self._answer: str | None = None
         self.checked: Checked | None = None
@@ -102,7 +102,7 @@ class _Judging:
         task, place = self._attempt.task, self._attempt.place
         if not task.verifier_func:
             return Verdict(status="none", error=f"task {task.key} has no verifier")
-        check = Check(
+        check = VerifierCode(
             code=task.verifier_func,
             task_key=task.key,
             final_answer=self._answer,

@@ -33,7 +33,7 @@ from rollyard.net.forward_websocket import forward_ws
 from rollyard.plane.access import Access, bearer, sees
 from rollyard.plane.engines import PresigningEngine, refuse
 from rollyard.plane.instances import Instances
-from rollyard.plane.metrics import Counters
+from rollyard.plane.metrics import PlaneCounters
 from rollyard.plane.signing import Signer
 from rollyard.plane.wire import refusal
 
@@ -53,9 +53,9 @@ class Gateway:
         *,
         limits: ForwardLimits | None = None,
         clock: Callable[[], float] = time.time,
-        counters: Counters | None = None,
+        counters: PlaneCounters | None = None,
     ) -> None:
-        self._counters = counters or Counters()
+        self._counters = counters or PlaneCounters()
         self._instances, self._access, self._signer = instances, access, signer
         self.limits = limits or ForwardLimits()
         self._clock = clock

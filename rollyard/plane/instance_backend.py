@@ -20,7 +20,7 @@ from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
 from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.engines import BackendEngine
 from rollyard.plane.instances import Instances
-from rollyard.sandbox.pending import Opening
+from rollyard.sandbox.pending import PendingSandbox
 
 _PLAIN = ("layers", "workdir", "user", "options", "allowed_hosts")
 
@@ -39,11 +39,11 @@ class InstanceBackend:
     def capabilities(self) -> Capabilities:
         return msgspec.structs.replace(self._engine.backend.capabilities, layers=False, users=False, pool=False)
 
-    def open(self, spec: SandboxSpec) -> Opening[Sandbox]:
+    def open(self, spec: SandboxSpec) -> PendingSandbox[Sandbox]:
         plain = SandboxSpec()
         if asked := [name for name in _PLAIN if getattr(spec, name) != getattr(plain, name)]:
             raise Unsupported(f"an instance of the plane takes no {', '.join(asked)}")
-        return Opening(lambda: self._opened(spec))
+        return PendingSandbox(lambda: self._opened(spec))
 
     async def _opened(self, spec: SandboxSpec) -> Sandbox:
         wanted = CreateInstance(

@@ -27,9 +27,9 @@ from rollyard.core.errors import (
     PlaneUnsupported,
     SandboxGone,
 )
-from rollyard.core.plane import EnvSpec, Happening, Instance, InstanceState, Pool, Taking
+from rollyard.core.plane import EnvSpec, Happening, Instance, InstanceState, Taking, WarmPool
 from rollyard.core.protocols import Sandbox
-from rollyard.plane.create_request import FROM_POOL, CreateInstance, Settings, checked, journalled, planned
+from rollyard.plane.create_request import FROM_POOL, CreateDefaults, CreateInstance, checked, journalled, planned
 from rollyard.plane.cursors import read_cursor, write_cursor
 from rollyard.plane.engines import Engine, refuse
 from rollyard.plane.hub import MAX_PAGE, Hub
@@ -47,11 +47,11 @@ class Instances:
         engines: Mapping[str, Engine],
         *,
         plane: str,
-        settings: Settings | None = None,
+        settings: CreateDefaults | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._hub, self.engines, self._plane = store, hub, engines, plane
-        self.settings = settings or Settings()
+        self.settings = settings or CreateDefaults()
         self._clock = clock
         self.wanted = asyncio.Event()  # something was taken from a pool
 
@@ -71,7 +71,7 @@ class Instances:
         return await self.make(planned(asked, spec, owner, self.engines, self.settings, self._clock()), request)
 
     async def _taken(
-        self, pool: Pool, asked: CreateInstance, owner: str, request: tuple[str, str, bytes] | None
+        self, pool: WarmPool, asked: CreateInstance, owner: str, request: tuple[str, str, bytes] | None
     ) -> Instance | None:
         """One that waits in the pool and lives; None when there is none, and one is made."""
         plan = msgspec.json.decode(pool.plan, type=CreateInstance)

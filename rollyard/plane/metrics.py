@@ -9,7 +9,7 @@ from typing import Any
 BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, float("inf"))
 
 
-class Counters:
+class PlaneCounters:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()  # (method, route, status)
         self.waits: dict[str, list[int]] = {}  # route -> counts by bucket
@@ -24,7 +24,9 @@ class Counters:
         waits[next(n for n, bound in enumerate(BUCKETS) if seconds <= bound)] += 1
 
 
-def exposition(counters: Counters, live: Mapping[tuple[str, str], int], pools: Mapping[str, tuple[int, int]]) -> bytes:
+def exposition(
+    counters: PlaneCounters, live: Mapping[tuple[str, str], int], pools: Mapping[str, tuple[int, int]]
+) -> bytes:
     """Prometheus text; the client library is imported by the first scrape."""
     from prometheus_client import CollectorRegistry, generate_latest
 
@@ -35,7 +37,7 @@ def exposition(counters: Counters, live: Mapping[tuple[str, str], int], pools: M
 
 class _Collector:
     def __init__(
-        self, counters: Counters, live: Mapping[tuple[str, str], int], pools: Mapping[str, tuple[int, int]]
+        self, counters: PlaneCounters, live: Mapping[tuple[str, str], int], pools: Mapping[str, tuple[int, int]]
     ) -> None:
         self._counters, self._live, self._pools = counters, live, pools
 

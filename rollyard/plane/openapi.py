@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.plane.routes import Entry
+from rollyard.plane.routes import ApiRoute
 
 _STATUSES = {
     "400": "invalid",
@@ -25,7 +25,7 @@ _STATUSES = {
 }
 
 
-def document(routes: Sequence[Entry]) -> dict[str, Any]:
+def document(routes: Sequence[ApiRoute]) -> dict[str, Any]:
     bodies = [route.body for route in routes if route.body is not None]
     shapes, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     of_body = dict(zip(bodies, shapes, strict=True))
@@ -55,7 +55,7 @@ def document(routes: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Entry, of_body: dict[type, Any]) -> dict[str, Any]:
+def _operation(route: ApiRoute, of_body: dict[type, Any]) -> dict[str, Any]:
     refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
     made: dict[str, Any] = {
         "operationId": route.handler.replace(".", "_"),

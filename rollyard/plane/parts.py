@@ -10,13 +10,13 @@ from rollyard.core.ids import new_id, secret
 from rollyard.net.forward import ForwardLimits
 from rollyard.plane.access import Access
 from rollyard.plane.bundles import Bundles
-from rollyard.plane.create_request import Settings
+from rollyard.plane.create_request import CreateDefaults
 from rollyard.plane.drain import Duty
 from rollyard.plane.engines import Engine
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.hub import Hub
 from rollyard.plane.instances import Instances
-from rollyard.plane.metrics import Counters
+from rollyard.plane.metrics import PlaneCounters
 from rollyard.plane.pools import Pools
 from rollyard.plane.signing import Signer
 from rollyard.plane.storage import PlaneStore
@@ -36,7 +36,7 @@ class PlaneParts(NamedTuple):
     bundles: Bundles
     traces: Traces
     duty: Duty
-    counters: Counters
+    counters: PlaneCounters
     clock: Callable[[], float]
 
 
@@ -44,7 +44,7 @@ async def assemble(
     store: PlaneStore,
     engines: Mapping[str, Engine],
     *,
-    settings: Settings | None = None,
+    settings: CreateDefaults | None = None,
     limits: ForwardLimits | None = None,
     clock: Callable[[], float] = time.time,
     runs: Store | None = None,
@@ -52,7 +52,7 @@ async def assemble(
     """Replicas on the same storage agree on the plane's name and on its signing secret."""
     plane = await store.agreed("identity", new_id("plane"))
     signer = Signer(await store.agreed("signing", secret("sign")))
-    counters = Counters()
+    counters = PlaneCounters()
     hub, access = Hub(store, clock=clock), Access(store, clock=clock)
     instances = Instances(store, hub, engines, plane=plane, settings=settings, clock=clock)
     return PlaneParts(

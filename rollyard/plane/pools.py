@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from rollyard.core.errors import Error, PlaneInvalid, PlaneNotFound, PlaneQuota
-from rollyard.core.plane import Pool
+from rollyard.core.plane import WarmPool
 from rollyard.plane.create_request import CreateInstance, checked
 from rollyard.plane.instances import Instances
 from rollyard.plane.storage import PlaneStore
@@ -38,7 +38,7 @@ class Pools:
     def __init__(self, store: PlaneStore, instances: Instances, *, clock: Callable[[], float] = time.time) -> None:
         self._store, self._instances, self._clock = store, instances, clock
 
-    async def put(self, name: str, asked: PutPool) -> Pool:
+    async def put(self, name: str, asked: PutPool) -> WarmPool:
         if not _NAME.fullmatch(name):
             raise PlaneInvalid(f"pool name {name!r} is not 1 to 100 letters, digits, dots, dashes and underscores")
         if not 0 <= asked.size <= MAX_SIZE:
@@ -47,11 +47,11 @@ class Pools:
         if asked.instance.pool is not None or asked.instance.owner is not None:
             raise PlaneInvalid("what waits in a pool belongs to it and comes from an env or an image")
         plan = msgspec.json.encode(asked.instance).decode()
-        made = await self._store.put_pool(Pool(name=name, size=asked.size, plan=plan, created_at=self._clock()))
+        made = await self._store.put_pool(WarmPool(name=name, size=asked.size, plan=plan, created_at=self._clock()))
         self._instances.wanted.set()
         return made
 
-    async def page(self) -> list[tuple[Pool, int]]:
+    async def page(self) -> list[tuple[WarmPool, int]]:
         """Each with how many live in it, those that are being made included."""
         return [(pool, (await self._store.usage(pool.owner)).used) for pool in await self._store.list_pools()]
 
@@ -78,7 +78,7 @@ class Pools:
             except TimeoutError:
                 continue
 
-    async def _fill(self, pool: Pool) -> int:
+    async def _fill(self, pool: WarmPool) -> int:
         used = (await self._store.usage(pool.owner)).used
         if used > pool.size:
             await self._shrink(pool, pool.size)
@@ -97,7 +97,7 @@ class Pools:
 
         return sum(await asyncio.gather(*(one() for _ in range(pool.size - used))))
 
-    async def _shrink(self, pool: Pool, size: int) -> None:
+    async def _shrink(self, pool: WarmPool, size: int) -> None:
         found, _ = await self._instances.page(owner=pool.owner, limit=500)
         for instance in found[size:]:
             try:

@@ -9,7 +9,7 @@ from rollyard.plane.access import NewKey
 from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.handlers.bundles import Download, Upload
 from rollyard.plane.handlers.envs import CreateEnv, ReleaseEnv, UpdateEnv
-from rollyard.plane.handlers.instances import DeleteMany, Exec, Extend, Fork, Link, Presign
+from rollyard.plane.handlers.instances import DeleteMany, Exec, Extend, Fork, Presign, RolloutLink
 from rollyard.plane.handlers.owners import OwnerTerms
 from rollyard.plane.pools import PutPool
 
@@ -19,7 +19,7 @@ _AOT: tuple[Role, ...] = ("admin", "owner", "trainer")
 _ALL: tuple[Role, ...] = ("admin", "owner", "trainer", "agent")
 
 
-class Entry(NamedTuple):
+class ApiRoute(NamedTuple):
     """`handler` is `group.method`; `query` names the parameters that are read from the URL."""
 
     method: str
@@ -34,57 +34,59 @@ class Entry(NamedTuple):
 _PAGE = ("limit", "cursor")
 _I = "/v1/instances/{id}"
 
-ROUTES: tuple[Entry, ...] = (
-    Entry("GET", "/v1/engines", _ALL, "owners.engines", "the engines and what each can do"),
-    Entry("POST", "/v1/envs", _AO, "envs.create", "describe a new environment version", CreateEnv),
-    Entry("GET", "/v1/envs", _ALL, "envs.list", "a page of environments", None, ("q", "status", *_PAGE)),
-    Entry("GET", "/v1/envs/{name}/{version}", _ALL, "envs.get", "one environment version"),
-    Entry("PUT", "/v1/envs/{name}/{version}", _AO, "envs.update", "replace it, at the revision read", UpdateEnv),
-    Entry("DELETE", "/v1/envs/{name}/{version}", _AO, "envs.delete", "remove a draft (an admin: any)"),
-    Entry("GET", "/v1/envs/{name}/{version}/exists", _ALL, "envs.exists", "whether it is there"),
-    Entry("POST", "/v1/envs/{name}/{version}/release", _AO, "envs.release", "make it immutable", ReleaseEnv),
-    Entry("POST", "/v1/bundles", _AO, "bundles.upload", "a URL to send a bundle to", Upload),
-    Entry("POST", "/v1/bundles/{sha256}", _ALL, "bundles.download", "a URL to fetch a bundle from", Download),
-    Entry(
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/v1/engines", _ALL, "owners.engines", "the engines and what each can do"),
+    ApiRoute("POST", "/v1/envs", _AO, "envs.create", "describe a new environment version", CreateEnv),
+    ApiRoute("GET", "/v1/envs", _ALL, "envs.list", "a page of environments", None, ("q", "status", *_PAGE)),
+    ApiRoute("GET", "/v1/envs/{name}/{version}", _ALL, "envs.get", "one environment version"),
+    ApiRoute("PUT", "/v1/envs/{name}/{version}", _AO, "envs.update", "replace it, at the revision read", UpdateEnv),
+    ApiRoute("DELETE", "/v1/envs/{name}/{version}", _AO, "envs.delete", "remove a draft (an admin: any)"),
+    ApiRoute("GET", "/v1/envs/{name}/{version}/exists", _ALL, "envs.exists", "whether it is there"),
+    ApiRoute("POST", "/v1/envs/{name}/{version}/release", _AO, "envs.release", "make it immutable", ReleaseEnv),
+    ApiRoute("POST", "/v1/bundles", _AO, "bundles.upload", "a URL to send a bundle to", Upload),
+    ApiRoute("POST", "/v1/bundles/{sha256}", _ALL, "bundles.download", "a URL to fetch a bundle from", Download),
+    ApiRoute(
         "POST", "/v1/instances", _AOT, "instances.create", "make an instance; honours Idempotency-Key", CreateInstance
     ),
-    Entry(
+    ApiRoute(
         *("GET", "/v1/instances", _AOT, "instances.list", "a page of instances", None),
         ("owner", "env", "run_id", "rollout_id", "label", "live", *_PAGE),
     ),
-    Entry("POST", "/v1/instances/delete", _AOT, "instances.delete_many", "delete by ids, run or labels", DeleteMany),
-    Entry(
+    ApiRoute("POST", "/v1/instances/delete", _AOT, "instances.delete_many", "delete by ids, run or labels", DeleteMany),
+    ApiRoute(
         "GET", "/v1/changes", _AOT, "watch.changes", "what changed since a cursor", None, ("owner", "cursor", "wait_s")
     ),
-    Entry("GET", "/v1/watch", _AOT, "watch.stream", "changes as server-sent events", None, ("owner", "cursor")),
-    Entry("GET", _I, _ALL, "instances.get", "a live instance, or its first state after `not`", None, ("not", "wait_s")),
-    Entry("DELETE", _I, _AOT, "instances.delete", "delete an instance"),
-    Entry("GET", f"{_I}/history", _ALL, "instances.history", "its states, also when it is gone"),
-    Entry("POST", f"{_I}/heartbeat", _ALL, "instances.heartbeat", "a sign of life"),
-    Entry("POST", f"{_I}/extend", _AOT, "instances.extend", "a new end of its time", Extend),
-    Entry("POST", f"{_I}/link", _AOT, "instances.link", "say which rollout it is for", Link),
-    Entry("POST", f"{_I}/pause", _AOT, "instances.pause", "make its programs stand still"),
-    Entry("POST", f"{_I}/resume", _AOT, "instances.resume", "let them go on"),
-    Entry("POST", f"{_I}/snapshot", _AOT, "instances.snapshot", "an image of what it has written"),
-    Entry("POST", f"{_I}/fork", _AOT, "instances.fork", "new instances that begin as this one is", Fork),
-    Entry(
+    ApiRoute("GET", "/v1/watch", _AOT, "watch.stream", "changes as server-sent events", None, ("owner", "cursor")),
+    ApiRoute(
+        "GET", _I, _ALL, "instances.get", "a live instance, or its first state after `not`", None, ("not", "wait_s")
+    ),
+    ApiRoute("DELETE", _I, _AOT, "instances.delete", "delete an instance"),
+    ApiRoute("GET", f"{_I}/history", _ALL, "instances.history", "its states, also when it is gone"),
+    ApiRoute("POST", f"{_I}/heartbeat", _ALL, "instances.heartbeat", "a sign of life"),
+    ApiRoute("POST", f"{_I}/extend", _AOT, "instances.extend", "a new end of its time", Extend),
+    ApiRoute("POST", f"{_I}/link", _AOT, "instances.link", "say which rollout it is for", RolloutLink),
+    ApiRoute("POST", f"{_I}/pause", _AOT, "instances.pause", "make its programs stand still"),
+    ApiRoute("POST", f"{_I}/resume", _AOT, "instances.resume", "let them go on"),
+    ApiRoute("POST", f"{_I}/snapshot", _AOT, "instances.snapshot", "an image of what it has written"),
+    ApiRoute("POST", f"{_I}/fork", _AOT, "instances.fork", "new instances that begin as this one is", Fork),
+    ApiRoute(
         *("GET", f"{_I}/logs", _ALL, "instances.logs", "what its own program printed", None),
         ("stream", "tail", "follow"),
     ),
-    Entry("POST", f"{_I}/exec", _ALL, "instances.exec", "run a program and wait for it", Exec),
-    Entry("GET", f"{_I}/files", _ALL, "instances.read_file", "a file's bytes", None, ("path",)),
-    Entry("PUT", f"{_I}/files", _ALL, "instances.write_file", "write a file from the body", None, ("path",)),
-    Entry("POST", f"{_I}/presign", _AOT, "instances.presign", "an expiring URL to a port", Presign),
-    Entry("POST", f"{_I}/token", _AOT, "instances.token", "the token of its gateway, and of nothing else"),
-    Entry("GET", "/v1/trace/{id}", _AOT, "bundles.trace", "everything behind an instance's or a rollout's id"),
-    Entry("GET", "/v1/pools", _AOT, "owners.list_pools", "warm pools and how many wait in them"),
-    Entry("PUT", "/v1/pools/{name}", _A, "owners.put_pool", "a pool of instances made ahead of their use", PutPool),
-    Entry("DELETE", "/v1/pools/{name}", _A, "owners.remove_pool", "end a pool and what waits in it"),
-    Entry("GET", "/v1/usage", _AOT, "owners.usage", "instances and quota of the caller's owner", None, ("owner",)),
-    Entry("PUT", "/v1/owners/{owner}", _A, "owners.set_terms", "an owner's quota and rate", OwnerTerms),
-    Entry("POST", "/v1/keys", _A, "owners.create_key", "a new API key, shown once", NewKey),
-    Entry("GET", "/v1/keys", _A, "owners.list_keys", "keys, without themselves"),
-    Entry("DELETE", "/v1/keys/{id}", _A, "owners.revoke_key", "end a key"),
-    Entry("POST", "/v1/sweep", _A, "owners.sweep", "sweep now"),
-    Entry("GET", "/metrics", _A, "owners.metrics", "Prometheus text"),
+    ApiRoute("POST", f"{_I}/exec", _ALL, "instances.exec", "run a program and wait for it", Exec),
+    ApiRoute("GET", f"{_I}/files", _ALL, "instances.read_file", "a file's bytes", None, ("path",)),
+    ApiRoute("PUT", f"{_I}/files", _ALL, "instances.write_file", "write a file from the body", None, ("path",)),
+    ApiRoute("POST", f"{_I}/presign", _AOT, "instances.presign", "an expiring URL to a port", Presign),
+    ApiRoute("POST", f"{_I}/token", _AOT, "instances.token", "the token of its gateway, and of nothing else"),
+    ApiRoute("GET", "/v1/trace/{id}", _AOT, "bundles.trace", "everything behind an instance's or a rollout's id"),
+    ApiRoute("GET", "/v1/pools", _AOT, "owners.list_pools", "warm pools and how many wait in them"),
+    ApiRoute("PUT", "/v1/pools/{name}", _A, "owners.put_pool", "a pool of instances made ahead of their use", PutPool),
+    ApiRoute("DELETE", "/v1/pools/{name}", _A, "owners.remove_pool", "end a pool and what waits in it"),
+    ApiRoute("GET", "/v1/usage", _AOT, "owners.usage", "instances and quota of the caller's owner", None, ("owner",)),
+    ApiRoute("PUT", "/v1/owners/{owner}", _A, "owners.set_terms", "an owner's quota and rate", OwnerTerms),
+    ApiRoute("POST", "/v1/keys", _A, "owners.create_key", "a new API key, shown once", NewKey),
+    ApiRoute("GET", "/v1/keys", _A, "owners.list_keys", "keys, without themselves"),
+    ApiRoute("DELETE", "/v1/keys/{id}", _A, "owners.revoke_key", "end a key"),
+    ApiRoute("POST", "/v1/sweep", _A, "owners.sweep", "sweep now"),
+    ApiRoute("GET", "/metrics", _A, "owners.metrics", "Prometheus text"),
 )

@@ -22,14 +22,14 @@ import uvloop
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import secret
-from rollyard.core.plane import Terms
+from rollyard.core.plane import AdmissionTerms
 from rollyard.net.binding import LOOPBACK, listen
 from rollyard.page.app import page_app
 from rollyard.page.hosts import OnlyHosts
 from rollyard.page.planes import PlaneTables
 from rollyard.plane.api import plane_app
 from rollyard.plane.compat import FaceOptions, Footing, open_face_parts, open_faces, sdk_key_of
-from rollyard.plane.create_request import Settings
+from rollyard.plane.create_request import CreateDefaults
 from rollyard.plane.drain import Duty
 from rollyard.plane.engines import Engine, engine
 from rollyard.plane.logs import configure
@@ -57,7 +57,7 @@ class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     faces: FaceOptions = FaceOptions()
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
+class PlaneReady(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     engines: tuple[str, ...]
     admin_key_file: str
@@ -81,13 +81,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(f"{name}={value}" for name, value in named.items())
 
 
-def serve_plane(options: PlaneOptions, *, say: Callable[[Ready], None]) -> None:
+def serve_plane(options: PlaneOptions, *, say: Callable[[PlaneReady], None]) -> None:
     """Blocks until SIGINT or SIGTERM."""
     configure(options.log_level)
     uvloop.run(_serve(options, say))
 
 
-async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
+async def _serve(options: PlaneOptions, say: Callable[[PlaneReady], None]) -> None:
     sock = listen(options.host, options.port)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
@@ -99,8 +99,8 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
             made = await stack.enter_async_context(engine(text))
             engines[made.name] = made
         key, where = _admin_key(options.admin_key_file, port)
-        terms = Terms(quota=options.quota, rate=options.rate, burst=options.burst)
-        parts = await assemble(kept, engines, settings=Settings(terms=terms, boot_s=options.boot_s), runs=store)
+        terms = AdmissionTerms(quota=options.quota, rate=options.rate, burst=options.burst)
+        parts = await assemble(kept, engines, settings=CreateDefaults(terms=terms, boot_s=options.boot_s), runs=store)
         await parts.access.admin(key)
         sdk_key = sdk_key_of(key)
         await parts.access.named(sdk_key, "trainer", "admin")
@@ -122,7 +122,7 @@ async def _serve(options: PlaneOptions, say: Callable[[Ready], None]) -> None:
             store=store,
         )
         faces = await stack.enter_async_context(open_faces(app, footing, given))
-        say(Ready(url=url, engines=tuple(engines), admin_key_file=str(where), key=key, named=faces.named))
+        say(PlaneReady(url=url, engines=tuple(engines), admin_key_file=str(where), key=key, named=faces.named))
         config = uvicorn.Config(
             faces, log_config=None, lifespan="off", server_header=False, timeout_graceful_shutdown=_STOP_S
         )

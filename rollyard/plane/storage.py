@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rollyard.core.plane import (
+    AdmissionTerms,
     ApiKey,
     EnvRecord,
     EnvSpec,
     Happening,
     Instance,
     InstanceState,
-    Pool,
+    OwnerUsage,
     Taking,
-    Terms,
-    Usage,
+    WarmPool,
 )
 
 
@@ -40,7 +40,7 @@ class PlaneStore(Protocol):
     ) -> list[EnvRecord]: ...
 
     async def begin(
-        self, new: Instance, *, terms: Terms, request: tuple[str, str, bytes] | None
+        self, new: Instance, *, terms: AdmissionTerms, request: tuple[str, str, bytes] | None
     ) -> tuple[Instance, bool]:
         """Journal an instance before anything is made; False when this request made one before. Raises `PlaneQuota` and
         `PlaneRateLimited`; both hold whatever runs at the same time, here and in other replicas."""
@@ -76,21 +76,21 @@ class PlaneStore(Protocol):
         """Live instances by engine and state."""
         ...
 
-    async def set_terms(self, owner: str, **terms: Any) -> Usage:
+    async def set_terms(self, owner: str, **terms: Any) -> OwnerUsage:
         """`quota`, `rate`, or both."""
         ...
 
-    async def usage(self, owner: str) -> Usage: ...
+    async def usage(self, owner: str) -> OwnerUsage: ...
 
-    async def put_pool(self, pool: Pool) -> Pool:
+    async def put_pool(self, pool: WarmPool) -> WarmPool:
         """Its size is the quota of the owner `pool.owner`."""
         ...
 
-    async def get_pool(self, name: str) -> Pool: ...
-    async def list_pools(self) -> list[Pool]: ...
-    async def remove_pool(self, name: str) -> Pool: ...
+    async def get_pool(self, name: str) -> WarmPool: ...
+    async def list_pools(self) -> list[WarmPool]: ...
+    async def remove_pool(self, name: str) -> WarmPool: ...
     async def take(
-        self, pool: Pool, taking: Taking, *, terms: Terms, request: tuple[str, str, bytes] | None
+        self, pool: WarmPool, taking: Taking, *, terms: AdmissionTerms, request: tuple[str, str, bytes] | None
     ) -> tuple[Instance, bool] | None:
         """One that waits in the pool becomes the taker's, for exactly one taker; None when none waits."""
         ...

@@ -18,7 +18,7 @@ from rollyard.core.errors import Error, LeaseLost, PlaneNotFound
 from rollyard.core.ids import new_id
 from rollyard.core.plane import Instance, InstanceState
 from rollyard.plane.engines import Engine
-from rollyard.plane.metrics import Counters
+from rollyard.plane.metrics import PlaneCounters
 from rollyard.plane.storage import PlaneStore
 
 _log = structlog.get_logger("rollyard.plane")
@@ -52,9 +52,9 @@ class Sweeper:
         plane: str,
         settle_s: float = 120.0,
         clock: Callable[[], float] = time.time,
-        counters: Counters | None = None,
+        counters: PlaneCounters | None = None,
     ) -> None:
-        self._counters = counters or Counters()
+        self._counters = counters or PlaneCounters()
         self._store, self._engines, self._plane = store, engines, plane
         self._settle_s, self._clock = settle_s, clock
         self._holder = new_id("sweep")

@@ -21,7 +21,7 @@ from rollyard.core.errors import (
     Unsupported,
 )
 from rollyard.core.ids import new_id
-from rollyard.core.plane import ApiKey, EnvRecord, Happening, Instance, Pool
+from rollyard.core.plane import ApiKey, EnvRecord, Happening, Instance, WarmPool
 
 T = TypeVar("T")
 MAX_BODY = 2**20
@@ -51,7 +51,7 @@ def happening_json(line: Happening) -> dict[str, Any]:
     return {"at": rfc3339(line.at), "state": line.state, "reason": line.reason}
 
 
-def pool_json(pool: Pool, live: int | None) -> dict[str, Any]:
+def pool_json(pool: WarmPool, live: int | None) -> dict[str, Any]:
     shown = {"name": pool.name, "size": pool.size, "created_at": rfc3339(pool.created_at), "live": live}
     return {**shown, "instance": msgspec.json.decode(pool.plan)}
 

@@ -17,7 +17,7 @@ import yarl
 from rollyard.core.call import Call, Reply
 from rollyard.core.errors import Unsupported, UpstreamError
 from rollyard.core.protocols import RawRequest, RawResponse
-from rollyard.net.model_connection import Connection, Timeouts, checked_url, resolve_key
+from rollyard.net.model_connection import ModelConnection, Timeouts, checked_url, resolve_key
 from rollyard.policy.model_server import cannot_answer, shown_url
 
 HOP = frozenset(
@@ -39,7 +39,7 @@ class Through:
     def __init__(self, url: str, key: str | None, timeouts: Timeouts) -> None:
         self.url = url
         self._key = key
-        self._connection = Connection(timeouts=timeouts, secrets=(key,) if key else ())
+        self._connection = ModelConnection(timeouts=timeouts, secrets=(key,) if key else ())
 
     async def __call__(self, call: Call) -> Reply:
         raise Unsupported("passthrough relays bytes; it does not answer decoded calls")

@@ -21,7 +21,7 @@ import msgspec
 
 from rollyard.core.call import Call, Reply
 from rollyard.core.message import Message, ToolResult, tools_digest
-from rollyard.policy.renderers.protocol import Renderer, Turn, Unbridgeable
+from rollyard.policy.renderers.protocol import Renderer, SampledTurn, Unbridgeable
 from rollyard.trajectory.trajectory import Trajectory
 
 Check = Literal["never", "always"]
@@ -181,9 +181,9 @@ def quoted(found: Sequence[Known], echo: Message) -> Known:
     return found[-1]
 
 
-def turn_of(known: Known) -> Turn:
+def turn_of(known: Known) -> SampledTurn:
     begun = known.end - known.sampled
-    return Turn(known.strand, begun, known.strand[begun : known.end], known.message)
+    return SampledTurn(known.strand, begun, known.strand[begun : known.end], known.message)
 
 
 def extended(thread: Thread, call: Call, prompt: array[int], completion: array[int]) -> array[int]:

@@ -40,7 +40,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     args: Mapping[str, Any] = {}
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One answer, with what comes before it."""
 
     actions: tuple[Action, ...] = ()
@@ -50,20 +50,20 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[int, ...] = ()
 
 
-DONE = Turn(text="done")
+DONE = ScriptTurn(text="done")
 
 
-class Case(msgspec.Struct, frozen=True):
+class ScriptCase(msgspec.Struct, frozen=True):
     match: str
-    turns: tuple[Turn, ...]
+    turns: tuple[ScriptTurn, ...]
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    turns: tuple[Turn, ...]
-    subagent: tuple[Turn, ...] = (DONE,)
-    cases: tuple[Case, ...] = ()
+    turns: tuple[ScriptTurn, ...]
+    subagent: tuple[ScriptTurn, ...] = (DONE,)
+    cases: tuple[ScriptCase, ...] = ()
 
-    def turns_for(self, first_user_text: str) -> tuple[Turn, ...]:
+    def turns_for(self, first_user_text: str) -> tuple[ScriptTurn, ...]:
         return next((c.turns for c in self.cases if re.search(c.match, first_user_text)), self.turns)
 
 
@@ -84,7 +84,7 @@ def mapping_script(source: Mapping[str, Any]) -> Script:
     unknown = set(source) - {"steps", "subagent", "cases"}
     if unknown:
         raise ConfigError(f"a script has steps, subagent and cases, not {', '.join(sorted(unknown))}")
-    cases = tuple(Case(str(c["match"]), turns_of(c["steps"])) for c in source.get("cases", ()))
+    cases = tuple(ScriptCase(str(c["match"]), turns_of(c["steps"])) for c in source.get("cases", ()))
     return Script(
         turns=turns_of(source.get("steps", ())),
         subagent=turns_of(source["subagent"]) if "subagent" in source else (DONE,),
@@ -92,10 +92,10 @@ def mapping_script(source: Mapping[str, Any]) -> Script:
     )
 
 
-def turns_of(steps: Any) -> tuple[Turn, ...]:
+def turns_of(steps: Any) -> tuple[ScriptTurn, ...]:
     if isinstance(steps, str | bytes | Mapping) or not isinstance(steps, Sequence):
         raise ConfigError("steps must be a list")
-    turns: list[Turn] = []
+    turns: list[ScriptTurn] = []
     sleep, errors, thinking = 0.0, (), ""
     for number, step in enumerate(steps):
         known = checked_step(step, number)
@@ -105,7 +105,7 @@ def turns_of(steps: Any) -> tuple[Turn, ...]:
         thinking += str(known.get("thinking", ""))
         if any(name in known for name in ACTIONS):
             turns.append(
-                Turn(
+                ScriptTurn(
                     actions=actions_of(known, number),
                     text=str(known.get("text", "")),
                     thinking=thinking,
@@ -115,7 +115,7 @@ def turns_of(steps: Any) -> tuple[Turn, ...]:
             )
             sleep, errors, thinking = 0.0, (), ""
     if sleep or errors or thinking:
-        turns.append(Turn(text="done", thinking=thinking, sleep=sleep, errors=errors))
+        turns.append(ScriptTurn(text="done", thinking=thinking, sleep=sleep, errors=errors))
     return tuple(turns)
 
 

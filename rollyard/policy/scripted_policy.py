@@ -30,7 +30,7 @@ from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.bytelevel import ByteRenderer
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
-from rollyard.policy.script import DONE, Action, Script, Turn, load_script, turns_of
+from rollyard.policy.script import DONE, Action, Script, ScriptTurn, load_script, turns_of
 from rollyard.policy.toolbox import named, shell_call, write_call
 from rollyard.trajectory.trajectory import Trajectory
 
@@ -98,7 +98,7 @@ class Scripted:
         self.prompts.answered(call, reply)
         return reply
 
-    def _refuse(self, call: Call, turn: Turn, place: int) -> None:
+    def _refuse(self, call: Call, turn: ScriptTurn, place: int) -> None:
         """The turn's errors, one for each time it is asked, before its answer."""
         seen = self._failed.setdefault(call.rollout_id, Counter())
         asked = seen[call.thread, place]
@@ -153,12 +153,12 @@ def place_in(call: Call) -> int:
     return place
 
 
-def turn_for(script: Script, call: Call) -> Turn:
+def turn_for(script: Script, call: Call) -> ScriptTurn:
     place = place_in(call)
     if call.kind == "auxiliary":
-        return Turn(text="scripted")
+        return ScriptTurn(text="scripted")
     if call.kind == "compaction":
-        return Turn(text=f"Summary of the work so far. [script turn {place}]")
+        return ScriptTurn(text=f"Summary of the work so far. [script turn {place}]")
     turns = script.subagent if call.kind == "subagent" else script.turns_for(first_user_text(call))
     return turns[place] if place < len(turns) else DONE
 
@@ -167,8 +167,8 @@ def first_user_text(call: Call) -> str:
     return next((m.text for m in call.messages if m.role == "user"), "")
 
 
-def as_turn(answer: Any) -> Turn:
-    if isinstance(answer, Turn):
+def as_turn(answer: Any) -> ScriptTurn:
+    if isinstance(answer, ScriptTurn):
         return answer
     if isinstance(answer, str | Mapping):
         turns = turns_of([answer])
@@ -176,7 +176,7 @@ def as_turn(answer: Any) -> Turn:
     raise PolicyError(f"a scripted function gave {type(answer).__name__}; it may give a step, text or a Reply")
 
 
-def message_for(turn: Turn, call: Call, place: int) -> Message:
+def message_for(turn: ScriptTurn, call: Call, place: int) -> Message:
     parts: list[Part] = []
     if turn.thinking:
         parts.append(Thinking(turn.thinking))
@@ -193,7 +193,7 @@ def message_for(turn: Turn, call: Call, place: int) -> Message:
     return Message("assistant", tuple(parts))
 
 
-def finishing(turn: Turn, call: Call) -> tuple[Action, ...]:
+def finishing(turn: ScriptTurn, call: Call) -> tuple[Action, ...]:
     """Agents that end by a command rather than by text name it in their prompt."""
     if any(FINISH_BY_SHELL in m.text for m in call.messages if m.role in ("system", "user")):
         return (Action(command=f"echo {FINISH_BY_SHELL}"),)
@@ -228,7 +228,7 @@ def types_keys(call: Call) -> bool:
     return any('"keystrokes"' in m.text for m in call.messages if m.role in ("system", "user"))
 
 
-def keystrokes(turn: Turn) -> str:
+def keystrokes(turn: ScriptTurn) -> str:
     commands = [a.command for a in turn.actions if a.command is not None]
     typed = [{"keystrokes": f"{command}\n", "duration": 1.0} for command in commands]
     answer = {"analysis": turn.text, "plan": turn.thinking, "commands": typed, "task_complete": not typed}

@@ -29,7 +29,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int = 0
 
 
-class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+class SampledAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer. `mode` says whether the logprobs are of the raw or of the truncated, tempered distribution."""
 
     ids: array[int]
@@ -44,14 +44,14 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     engine: Mapping[str, Any] = {}
 
 
-class Engine(msgspec.Struct, frozen=True):
+class TokenServer(msgspec.Struct, frozen=True):
     name: Kind
     path: str  # below the server's root
     request: Callable[[Ask], dict[str, Any]]
-    read: Callable[[dict[str, Any]], Sampled]
+    read: Callable[[dict[str, Any]], SampledAnswer]
 
 
-def joined(before: Sampled, after: Sampled) -> Sampled:
+def joined(before: SampledAnswer, after: SampledAnswer) -> SampledAnswer:
     """Two parts of one completion. A version that is known for both is known for each token."""
     count, total = len(before.ids), len(before.ids) + len(after.ids)
     spans: tuple[VersionSpan, ...] = ()
@@ -69,7 +69,7 @@ def joined(before: Sampled, after: Sampled) -> Sampled:
     )
 
 
-def spans_known(part: Sampled) -> tuple[VersionSpan, ...] | None:
+def spans_known(part: SampledAnswer) -> tuple[VersionSpan, ...] | None:
     if part.spans or not part.ids:
         return part.spans
     return None if part.version is None else (VersionSpan(part.version, 0, len(part.ids)),)
@@ -104,11 +104,11 @@ def ask_vllm(ask: Ask) -> dict[str, Any]:
     return {"model": ask.model, "token_ids": ask.prompt.tolist(), "sampling_params": params, "stream": False}
 
 
-def read_vllm(body: dict[str, Any]) -> Sampled:
+def read_vllm(body: dict[str, Any]) -> SampledAnswer:
     choice = first(body, "choices")
     entries = (choice.get("logprobs") or {}).get("content")
     spans = spans_of(body.get("weight_versions"))
-    return Sampled(
+    return SampledAnswer(
         ids=id_array(choice.get("token_ids")),
         logprobs=None if entries is None else logprob_array([entry.get("logprob") for entry in entries]),
         cut=choice.get("finish_reason") == "length",
@@ -135,10 +135,10 @@ def ask_completions(ask: Ask) -> dict[str, Any]:
     }
 
 
-def read_completions(body: dict[str, Any]) -> Sampled:
+def read_completions(body: dict[str, Any]) -> SampledAnswer:
     choice = first(body, "choices")
     values = (choice.get("logprobs") or {}).get("token_logprobs")
-    return Sampled(
+    return SampledAnswer(
         ids=id_array(choice.get("token_ids")),
         logprobs=None if values is None else logprob_array(values),
         cut=choice.get("finish_reason") == "length",
@@ -168,7 +168,7 @@ def ask_sglang(ask: Ask) -> dict[str, Any]:
     }
 
 
-def read_sglang(body: dict[str, Any]) -> Sampled:
+def read_sglang(body: dict[str, Any]) -> SampledAnswer:
     meta = body.get("meta_info") or {}
     rows = meta.get("output_token_logprobs")
     finish = meta.get("finish_reason") or {}
@@ -177,7 +177,7 @@ def read_sglang(body: dict[str, Any]) -> Sampled:
     sampled = id_array(body.get("output_ids", named))
     if named is not None and named != sampled.tolist():
         flaws = ("the ids beside the logprobs are not the ids of the answer",)
-    return Sampled(
+    return SampledAnswer(
         ids=sampled,
         logprobs=None if rows is None else logprob_array([row[0] for row in rows]),
         cut=finish.get("type") == "length",
@@ -201,13 +201,13 @@ def ask_llamacpp(ask: Ask) -> dict[str, Any]:
     }
 
 
-def read_llamacpp(body: dict[str, Any]) -> Sampled:
+def read_llamacpp(body: dict[str, Any]) -> SampledAnswer:
     sampled = id_array(body.get("tokens"))
     entries = body.get("completion_probabilities") or []
     flaws: tuple[str, ...] = ()
     if [entry.get("id") for entry in entries] != sampled.tolist():
         flaws = (f"{len(sampled)} sampled ids but logprobs for {len(entries)} others",)
-    return Sampled(
+    return SampledAnswer(
         ids=sampled,
         logprobs=None if flaws else logprob_array([entry.get("logprob") for entry in entries]),
         cut=body.get("stop_type") == "limit",
@@ -218,12 +218,12 @@ def read_llamacpp(body: dict[str, Any]) -> Sampled:
     )
 
 
-ENGINES: Mapping[str, Engine] = {
-    "vllm": Engine("vllm", "/inference/v1/generate", ask_vllm, read_vllm),
-    "torch": Engine("torch", "/inference/v1/generate", ask_vllm, read_vllm),
-    "completions": Engine("completions", "/v1/completions", ask_completions, read_completions),
-    "sglang": Engine("sglang", "/generate", ask_sglang, read_sglang),
-    "llamacpp": Engine("llamacpp", "/completion", ask_llamacpp, read_llamacpp),
+ENGINES: Mapping[str, TokenServer] = {
+    "vllm": TokenServer("vllm", "/inference/v1/generate", ask_vllm, read_vllm),
+    "torch": TokenServer("torch", "/inference/v1/generate", ask_vllm, read_vllm),
+    "completions": TokenServer("completions", "/v1/completions", ask_completions, read_completions),
+    "sglang": TokenServer("sglang", "/generate", ask_sglang, read_sglang),
+    "llamacpp": TokenServer("llamacpp", "/completion", ask_llamacpp, read_llamacpp),
 }
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "rollyard": "torch"}  # `owned_by` in /v1/models
 

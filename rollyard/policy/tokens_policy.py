@@ -18,7 +18,7 @@ import msgspec
 
 from rollyard.core.call import Call, CaptureLevel, Reply
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, UpstreamError
-from rollyard.net.model_connection import Connection, Timeouts, checked_url, json_object, resolve_key
+from rollyard.net.model_connection import ModelConnection, Timeouts, checked_url, json_object, resolve_key
 from rollyard.policy.model_server import (
     ServedModel,
     cannot_answer,
@@ -29,7 +29,7 @@ from rollyard.policy.model_server import (
 from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
-from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, Engine, Sampled, joined
+from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, joined
 from rollyard.policy.trainer_reply import sampled_reply
 from rollyard.policy.upstream_policy import CHECK_S, checked_sampling, hello
 from rollyard.trajectory.trajectory import Trajectory
@@ -56,13 +56,13 @@ def tokens(
     sampling: Mapping[str, Any] | None = None,
     check: Check = "never",
     timeouts: Timeouts | None = None,
-) -> Tokens:
+) -> TokensPolicy:
     """A policy on the server at `url` (with or without `/v1`). `kind="auto"` asks the server what it is; without `model` the
     only one that it lists is meant, and without `renderer` the files of that model, where the server's list says which they
     are and they are on this machine or the Hub. An answer has at most what is left of the server's context (`max_context`),
     and 4096 tokens where the agent names no number. `sampling` overrides what agents ask for; `check="always"` compares
     every bridge with a full render and counts."""
-    return Tokens(
+    return TokensPolicy(
         checked_url(url).removesuffix("/v1"),
         model,
         load_renderer(renderer) if isinstance(renderer, str) else renderer,
@@ -76,13 +76,13 @@ def tokens(
     )
 
 
-def engine_named(kind: str) -> Engine:
+def engine_named(kind: str) -> TokenServer:
     if kind not in ENGINES:
         raise ConfigError(f"no engine named {kind!r}", hint=f"known: auto, {', '.join(ENGINES)}")
     return ENGINES[kind]
 
 
-class Tokens:
+class TokensPolicy:
     """A `Policy`. `prompts.counts` says how many prompts were bridged, and why the others were not."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Tokens:
         model: str | None,
         renderer: Renderer | None,
         *,
-        engine: Engine | None,
+        engine: TokenServer | None,
         key: str | None,
         max_tokens_cap: int | None,
         max_context: int | None,
@@ -110,7 +110,7 @@ class Tokens:
         self._cap = max_tokens_cap
         self._sampling = sampling
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-        self._connection = Connection(timeouts=timeouts, secrets=(key,) if key else ())
+        self._connection = ModelConnection(timeouts=timeouts, secrets=(key,) if key else ())
         self._models: tuple[ServedModel, ...] = ()
         self._known = False  # whether the server was asked for its models
         self._discovering = asyncio.Lock()
@@ -136,7 +136,7 @@ class Tokens:
         self.level = reply.capture
         return reply
 
-    async def _sampled(self, engine: Engine, ask: Ask) -> Sampled:
+    async def _sampled(self, engine: TokenServer, ask: Ask) -> SampledAnswer:
         """One completion. A server that aborts it for new weights is asked to go on from the ids it gave: the parts are one
         completion, each with its own version."""
         found = await self._once(engine, ask)
@@ -152,7 +152,7 @@ class Tokens:
             found = joined(found, await self._once(engine, rest))
         raise UpstreamError(f"{engine.name} aborted the request {MAX_RESUMES} times", status=503)
 
-    async def _once(self, engine: Engine, ask: Ask) -> Sampled:
+    async def _once(self, engine: TokenServer, ask: Ask) -> SampledAnswer:
         request = msgspec.json.encode(engine.request(ask))
         body = await self._connection.post(self.root + engine.path, request, self._headers)
         try:
@@ -179,7 +179,7 @@ class Tokens:
         except TimeoutError:
             return  # it is there, and busy
 
-    async def discover(self) -> Engine:
+    async def discover(self) -> TokenServer:
         """Which engine serves here and which models, by its model list, once. Where `kind` was given a server needs no list."""
         async with self._discovering:
             if not self._known:
@@ -211,7 +211,7 @@ class Tokens:
             raise self._connection.refusal(url, status, body)
         return read_models(body) if status == 200 else ()
 
-    async def _recognise(self) -> Engine:
+    async def _recognise(self) -> TokenServer:
         owners = {model.owner for model in self._models}
         known = next((OWNERS[owner] for owner in sorted(owners) if owner in OWNERS), None)
         if known is None:
@@ -257,7 +257,7 @@ class Tokens:
             stop_ids=self.renderer.stop_ids,
         )
 
-    def _reply(self, call: Call, ask: Ask, found: Sampled, engine: Engine, started: float) -> Reply:
+    def _reply(self, call: Call, ask: Ask, found: SampledAnswer, engine: TokenServer, started: float) -> Reply:
         reply = sampled_reply(call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws)
         spans = found.spans
         return msgspec.structs.replace(

@@ -20,7 +20,7 @@ from rollyard.policy.parsers.protocol import stamped
 from rollyard.policy.renderers.protocol import Renderer
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class TrainerReply(msgspec.Struct, frozen=True, kw_only=True):
     """What a trainer may say. One of `ids`, `text`, `message` or `reply` is needed."""
 
     ids: array[int] | None = None
@@ -41,10 +41,10 @@ def answer(
     message: Message | None = None,
     finish: Finish | None = None,
     reply: Reply | None = None,
-) -> Answer:
+) -> TrainerReply:
     """The arguments of `held.reply`: arrays, lists, tensors that iterate as numbers."""
     try:
-        given = Answer(
+        given = TrainerReply(
             ids=None if sampled is None else ids(int(token) for token in sampled),
             logprobs=None if logprobs is None else floats(float(value) for value in logprobs),
             version=version,
@@ -60,7 +60,7 @@ def answer(
     return given
 
 
-def reply_of(call: Call, given: Answer, renderer: Renderer | None) -> Reply:
+def reply_of(call: Call, given: TrainerReply, renderer: Renderer | None) -> Reply:
     if given.reply is not None:
         return examined(given.reply)
     if given.logprobs is not None and given.ids is None:
@@ -134,7 +134,7 @@ def token_texts(
     return tuple(TokenText(renderer.decode(ids((t,))), value) for t, value in zip(sampled, values, strict=True))
 
 
-def message_of(call: Call, given: Answer, renderer: Renderer | None) -> Message:
+def message_of(call: Call, given: TrainerReply, renderer: Renderer | None) -> Message:
     if given.message is not None:
         return given.message
     if given.text is not None:

@@ -20,7 +20,7 @@ from rollyard.core.call import Call, CaptureLevel, Dialect, Reply, Sampling
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, PolicyError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
-from rollyard.net.model_connection import Connection, Timeouts, checked_url, origin, resolve_key
+from rollyard.net.model_connection import ModelConnection, Timeouts, checked_url, origin, resolve_key
 from rollyard.policy.evidence import level_of
 from rollyard.policy.model_server import (
     ServedModel,
@@ -45,7 +45,7 @@ class Asks(msgspec.Struct, frozen=True):
     logprobs: bool
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     model: str | None
     dialect: Dialect
@@ -77,7 +77,7 @@ def upstream(
     context that the server's list names (`max_model_len`), if it names one. `sampling` overrides what agents ask for, by the
     field names of `Sampling`; for training set `dict(temperature=1.0, top_p=1.0, top_k=-1)` or what the trainer assumes.
     """
-    settings = Settings(
+    settings = UpstreamSettings(
         url=checked_url(url),
         model=model,
         dialect=spoken_at(url) if dialect == "auto" else dialect,
@@ -93,11 +93,11 @@ def upstream(
 class Upstream:
     """A `Policy`. `level` is what the server was seen to give; None before its first answer."""
 
-    def __init__(self, settings: Settings, key: str | None, timeouts: Timeouts) -> None:
+    def __init__(self, settings: UpstreamSettings, key: str | None, timeouts: Timeouts) -> None:
         self.settings = settings
         self.level: CaptureLevel | None = None
         self._key = key
-        self._connection = Connection(timeouts=timeouts, secrets=(key,) if key else ())
+        self._connection = ModelConnection(timeouts=timeouts, secrets=(key,) if key else ())
         self._accepted: dict[tuple[str, str], Asks] = {}
         self._models: tuple[ServedModel, ...] = ()
         self._learned = False  # whether the server was asked for its models
@@ -143,7 +143,7 @@ class Upstream:
         except TimeoutError:
             return  # it is there, and busy
 
-    async def _fitted(self, settings: Settings, asked: str) -> Settings:
+    async def _fitted(self, settings: UpstreamSettings, asked: str) -> UpstreamSettings:
         """With what the server's model list says: the model, where none was chosen, and the cap of its context."""
         if settings.url != self.settings.url:
             return settings  # a session's own server
@@ -176,7 +176,7 @@ class Upstream:
             self._models = read_models(body) if status == 200 else ()
             self._learned = True
 
-    async def _ask(self, call: Call, settings: Settings, asks: Asks) -> Reply:
+    async def _ask(self, call: Call, settings: UpstreamSettings, asks: Asks) -> Reply:
         codec = CODECS[settings.dialect]
         model = settings.model or call.model
         sent = effective_sampling(call.sampling, settings, asks)
@@ -234,7 +234,7 @@ def hello(model: str) -> Call:
     )
 
 
-def ladder(settings: Settings) -> tuple[Asks, ...]:
+def ladder(settings: UpstreamSettings) -> tuple[Asks, ...]:
     """From everything wanted down to plain text; the first rung a server takes is kept."""
     logprobs = settings.top_logprobs > 0
     return tuple(dict.fromkeys((Asks(settings.token_ids, logprobs), Asks(False, logprobs), Asks(False, False))))
@@ -260,7 +260,7 @@ def checked_sampling(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return dict(overrides)
 
 
-def session_settings(settings: Settings, options: Mapping[str, Any]) -> Settings:
+def session_settings(settings: UpstreamSettings, options: Mapping[str, Any]) -> UpstreamSettings:
     """A session may override the policy's settings (`Call.options`)."""
     if not options:
         return settings
@@ -277,7 +277,7 @@ def session_settings(settings: Settings, options: Mapping[str, Any]) -> Settings
     return msgspec.structs.replace(settings, **changes) if changes else settings
 
 
-def effective_sampling(asked: Sampling, settings: Settings, asks: Asks) -> Sampling:
+def effective_sampling(asked: Sampling, settings: UpstreamSettings, asks: Asks) -> Sampling:
     changes = dict(settings.sampling)
     if "extra" in changes:
         changes["extra"] = {**asked.extra, **changes["extra"]}
@@ -292,7 +292,7 @@ def effective_sampling(asked: Sampling, settings: Settings, asks: Asks) -> Sampl
     return msgspec.structs.replace(asked, **changes) if changes else asked
 
 
-def extra_fields(settings: Settings, asks: Asks) -> dict[str, Any]:
+def extra_fields(settings: UpstreamSettings, asks: Asks) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if settings.dialect in ("chat", "completions") and asks.ids:
         extra |= {"return_token_ids": True, "return_prompt_token_ids": True}

@@ -29,7 +29,7 @@ from rollyard.wire import CODECS
 _FIXED = ("policy", "base_url", "key", "mode")  # here the trainer answers, whatever the server has for others
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CallAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The action. `tokens` are recorded as sampled; without a renderer they need the message they are."""
 
     message: dict[str, Any] | None = None
@@ -43,7 +43,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class CallEnv(TaskedEnv):
     """Holds a coding agent's model calls and lets the trainer answer them, one by one."""
 
-    action = Turn
+    action = CallAction
 
     _queue: Queue | None = None
     _calls: QueueSession | None = None
@@ -62,7 +62,7 @@ class CallEnv(TaskedEnv):
         )
         return await self._next()
 
-    async def step(self, action: Turn) -> StepResult:
+    async def step(self, action: CallAction) -> StepResult:
         held = self._held
         if held is None:
             raise EnvError("no model call waits for an answer: reset")
@@ -128,7 +128,7 @@ def _observed(call: Call) -> dict[str, Any]:
     }
 
 
-def _answer(held: HeldCall, turn: Turn) -> None:
+def _answer(held: HeldCall, turn: CallAction) -> None:
     if (turn.message is None) == (turn.text is None) and (turn.message is not None or turn.tokens is None):
         raise ReplyRefused("answer with a message, with text, or with tokens")
     message = None

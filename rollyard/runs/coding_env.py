@@ -30,7 +30,7 @@ _TOOL_S = 7200.0
 SPLIT = "tasks"
 
 
-class Attempt(msgspec.Struct, forbid_unknown_fields=True):
+class CodingAction(msgspec.Struct, forbid_unknown_fields=True):
     """The action: which agent, where it is not the server's own."""
 
     agent: str | None = None
@@ -96,13 +96,13 @@ class TaskedEnv(Env):
 class CodingEnv(TaskedEnv):
     """Runs a coding agent on a task in a sandbox and gives its reward."""
 
-    action = Attempt
+    action = CodingAction
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
         self._choose(seed, options or {})
         return StepResult(observation={"task_id": self._task_id, "instruction": self._instruction()})
 
-    async def step(self, action: Attempt) -> StepResult:
+    async def step(self, action: CodingAction) -> StepResult:
         arguments = dict(self._started())
         if action.agent is not None:
             arguments["agent"] = action.agent

@@ -1,4 +1,4 @@
-"""What this machine can do, found by trying: one `Finding` per question, with advice where the answer is no.
+"""What this machine can do, found by trying: one `DoctorFinding` per question, with advice where the answer is no.
 
 Nothing is inferred from a version where it can be tried: a sandbox is really opened, an engine's socket really answers. A
 finding that is `bad` stops something; `weak` means that something works less well; `absent` is an option not installed.
@@ -72,7 +72,7 @@ GATE = {
 }
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`group` puts related rows together; `advice` is one line, and there is one for every row that is not `ok`."""
 
     group: str
@@ -82,7 +82,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     advice: str = ""
 
 
-async def examine() -> list[Finding]:
+async def examine() -> list[DoctorFinding]:
     """All findings, in the order they are shown."""
     kernel = await anyio.to_thread.run_sync(_kernel)
     sandbox = [*await anyio.to_thread.run_sync(_isolation), await _open_local()]
@@ -90,13 +90,13 @@ async def examine() -> list[Finding]:
     return [*kernel, *sandbox, *rest]
 
 
-def healthy(findings: list[Finding]) -> bool:
+def healthy(findings: list[DoctorFinding]) -> bool:
     return not any(finding.state == "bad" for finding in findings)
 
 
-def _kernel() -> list[Finding]:
+def _kernel() -> list[DoctorFinding]:
     return [
-        Finding(group="kernel", name="release", state="ok", found=f"{platform.release()} {platform.machine()}"),
+        DoctorFinding(group="kernel", name="release", state="ok", found=f"{platform.release()} {platform.machine()}"),
         _user_namespaces(),
         _overlay(),
         _landlock(),
@@ -105,13 +105,13 @@ def _kernel() -> list[Finding]:
     ]
 
 
-def _user_namespaces() -> Finding:
+def _user_namespaces() -> DoctorFinding:
     row = {"group": "kernel", "name": "user namespaces"}
     tried = subprocess.run(
         ["unshare", "--user", "--map-root-user", "true"], capture_output=True, timeout=20, check=False
     )
     if tried.returncode == 0:
-        return Finding(**row, state="ok", found="allowed")
+        return DoctorFinding(**row, state="ok", found="allowed")
     if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
         advice = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or run as root"
     elif _sysctl("user/max_user_namespaces") == "0":
@@ -120,63 +120,65 @@ def _user_namespaces() -> Finding:
         advice = "sysctl -w kernel.unprivileged_userns_clone=1"
     else:
         advice = "in a container: start it with --security-opt seccomp=unconfined, or use the docker backend"
-    return Finding(**row, state="bad", found="refused", advice=advice)
+    return DoctorFinding(**row, state="bad", found="refused", advice=advice)
 
 
-def _overlay() -> Finding:
+def _overlay() -> DoctorFinding:
     known = "\toverlay\n" in Path("/proc/filesystems").read_text()
-    return Finding(
+    return DoctorFinding(
         group="kernel", name="overlayfs", state="ok" if known else "bad", found="known" if known else "not known to the kernel",
         advice="" if known else "modprobe overlay",
     )  # fmt: skip
 
 
-def _landlock() -> Finding:
+def _landlock() -> DoctorFinding:
     libc = ctypes.CDLL(None, use_errno=True)
     abi = libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1)
     if abi >= 4:
-        return Finding(group="kernel", name="landlock", state="ok", found=f"ABI {abi}")
-    return Finding(
+        return DoctorFinding(group="kernel", name="landlock", state="ok", found=f"ABI {abi}")
+    return DoctorFinding(
         group="kernel", name="landlock", state="weak", found=f"ABI {abi}" if abi > 0 else "absent",
         advice="kernel 6.7 or newer with lsm=landlock; only needed where namespaces are refused",
     )  # fmt: skip
 
 
-def _seccomp() -> Finding:
+def _seccomp() -> DoctorFinding:
     known = "Seccomp_filters" in Path("/proc/self/status").read_text() or Path("/proc/sys/kernel/seccomp").is_dir()
-    return Finding(
+    return DoctorFinding(
         group="kernel", name="seccomp filters", state="ok" if known else "bad", found="known" if known else "absent",
         advice="" if known else "a kernel with CONFIG_SECCOMP_FILTER",
     )  # fmt: skip
 
 
-def _cgroups() -> Finding:
+def _cgroups() -> DoctorFinding:
     found = cgroups.find()
     have = [name for name in ("memory", "pids", "cpu") if found.has(name)]
     if len(have) == 3:
-        return Finding(group="kernel", name="cgroups", state="ok", found=f"{found.kind}: {' '.join(have)}")
+        return DoctorFinding(group="kernel", name="cgroups", state="ok", found=f"{found.kind}: {' '.join(have)}")
     lacking = " ".join(name for name in ("memory", "pids", "cpu") if name not in have)
     advice = f"no limit on {lacking}: run as root, or under `systemd-run --user --scope -p Delegate=yes`"
-    return Finding(
+    return DoctorFinding(
         group="kernel", name="cgroups", state="weak", found=f"{found.kind}: {' '.join(have) or 'none usable'}", advice=advice
     )  # fmt: skip
 
 
-def _isolation() -> list[Finding]:
+def _isolation() -> list[DoctorFinding]:
     local = LocalBackend()
     return [_rung(local), *_mounts(local)]
 
 
-def _rung(local: LocalBackend) -> Finding:
+def _rung(local: LocalBackend) -> DoctorFinding:
     """The step of the local backend's ladder that this user reaches here."""
     step = local.rung
     what, advice = RUNGS[step]
     why = f" ({local.trial.error})" if local.trial.error else ""
     state: State = "ok" if step == "A" else "weak" if step in ("B", "C", "D") else "bad"
-    return Finding(group="sandbox", name="isolation", state=state, found=f"rung {step}: {what}{why}", advice=advice)
+    return DoctorFinding(
+        group="sandbox", name="isolation", state=state, found=f"rung {step}: {what}{why}", advice=advice
+    )
 
 
-def _mounts(local: LocalBackend) -> list[Finding]:
+def _mounts(local: LocalBackend) -> list[DoctorFinding]:
     """What is mounted below the directories of this machine that sandboxes show. Most machines have none."""
     rows = mount_table.read()
     points = [mount.point for place in ("/usr", *host_prefixes()) for mount in mount_table.below(rows, place)]
@@ -185,10 +187,10 @@ def _mounts(local: LocalBackend) -> list[Finding]:
     more = f" and {len(points) - 3} more" if len(points) > 3 else ""
     whole = "" if os.geteuid() == 0 else "; what they lie in is read-only as a whole"
     found = f"{', '.join(points[:3])}{more}: shown read-only{whole}"
-    return [Finding(group="sandbox", name="mounts", state="ok", found=found)]
+    return [DoctorFinding(group="sandbox", name="mounts", state="ok", found=found)]
 
 
-async def _open_local() -> Finding:
+async def _open_local() -> DoctorFinding:
     """Open one and run a program in it: the only proof there is."""
     spec = SandboxSpec(min_isolation="none", allow_unsafe=True)
     try:
@@ -203,26 +205,28 @@ async def _open_local() -> Finding:
                     ran = time.monotonic()
     except (Error, OSError, TimeoutError) as error:
         advice = getattr(error, "hint", None) or "the rows above say what the kernel refused"
-        return Finding(group="sandbox", name="local", state="bad", found=f"does not open: {error}", advice=advice)
+        return DoctorFinding(group="sandbox", name="local", state="bad", found=f"does not open: {error}", advice=advice)
     gate = "the gate by a listener made in it" if listens else "no way to the gate but gate_url="
     timing = f"open {(opened - started) * 1000:.0f} ms, exec {(ran - opened) * 1000:.0f} ms; {gate}"
     if code != 0:
         advice = "a program that must succeed did not: run `rollyard check sandbox local`"
-        return Finding(group="sandbox", name="local", state="bad", found=f"`true` ended with {code}", advice=advice)
-    return Finding(group="sandbox", name="local", state="ok", found=f"opens and runs a program; {timing}")
+        return DoctorFinding(
+            group="sandbox", name="local", state="bad", found=f"`true` ended with {code}", advice=advice
+        )
+    return DoctorFinding(group="sandbox", name="local", state="ok", found=f"opens and runs a program; {timing}")
 
 
-def _engines() -> list[Finding]:
+def _engines() -> list[DoctorFinding]:
     found = [_engine(name) for name in ("docker", "podman")]
     kvm = os.access("/dev/kvm", os.R_OK | os.W_OK)
     found.append(
-        Finding(group="engines", name="kvm", state="ok" if kvm else "absent", found="opens" if kvm else "not usable",
+        DoctorFinding(group="engines", name="kvm", state="ok" if kvm else "absent", found="opens" if kvm else "not usable",
                 advice="" if kvm else "only microVM backends need it: load the kvm module and join the group kvm")
     )  # fmt: skip
     return found
 
 
-def _engine(name: str) -> Finding:
+def _engine(name: str) -> DoctorFinding:
     program = shutil.which(name)
     variable = {"docker": "DOCKER_HOST", "podman": "CONTAINER_HOST"}[name]
     sockets = [os.environ.get(variable, "").removeprefix("unix://")]
@@ -234,7 +238,7 @@ def _engine(name: str) -> Finding:
     answering = next((path for path in sockets if path and _answers(path)), None)
     if answering:
         route = "netns" if netns.permitted() else "socket"
-        return Finding(
+        return DoctorFinding(
             group="engines", name=name, state="ok", found=f"answers at {answering}; the gate by route {route}"
         )
     advice = (
@@ -242,7 +246,7 @@ def _engine(name: str) -> Finding:
         if program
         else f"only the docker backend needs it: install {name}"
     )
-    return Finding(
+    return DoctorFinding(
         group="engines", name=name, state="absent", found="client only" if program else "not installed", advice=advice
     )
 
@@ -258,9 +262,12 @@ def _answers(path: str) -> bool:
             return False
 
 
-def _programs() -> list[Finding]:
+def _programs() -> list[DoctorFinding]:
     version = ".".join(map(str, sys.version_info[:3]))
-    found = [Finding(group="programs", name="python", state="ok", found=f"{version} at {sys.executable}"), _node()]
+    found = [
+        DoctorFinding(group="programs", name="python", state="ok", found=f"{version} at {sys.executable}"),
+        _node(),
+    ]
     for name, why in (
         ("npm", "agents from npm"),
         ("git", "patches of an agent's work"),
@@ -270,7 +277,7 @@ def _programs() -> list[Finding]:
         package = {"newuidmap": "uidmap"}.get(name, name)
         needless = name == "newuidmap" and os.geteuid() == 0
         found.append(
-            Finding(
+            DoctorFinding(
                 group="programs", name=name, state="ok" if program or needless else "weak",
                 found=program or ("not needed by root" if needless else "not found"),
                 advice="" if program or needless else f"needed for {why}: apt-get install {package}",
@@ -279,24 +286,24 @@ def _programs() -> list[Finding]:
     return found
 
 
-def _node() -> Finding:
+def _node() -> DoctorFinding:
     program = shutil.which("node")
     if program is None:
-        return Finding(
+        return DoctorFinding(
             group="programs", name="node", state="weak", found="not found", advice="layers fetch one from PyPI (60 MB)"
         )
     tried = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
     version = tried.stdout.strip().lstrip("v")
     new_enough = version.split(".")[0].isdigit() and int(version.split(".")[0]) >= OLDEST_NODE
-    return Finding(
+    return DoctorFinding(
         group="programs", name="node", state="ok" if new_enough else "weak", found=f"{version or 'does not run'} at {program}",
         advice="" if new_enough else f"older than {OLDEST_NODE}: layers fetch a newer one from PyPI",
     )  # fmt: skip
 
 
-def _packages() -> list[Finding]:
+def _packages() -> list[DoctorFinding]:
     return [
-        Finding(
+        DoctorFinding(
             group="extras", name=extra, state="ok" if importlib.util.find_spec(module) else "absent",
             found=f"installed{GATE.get(extra, '')}" if importlib.util.find_spec(module) else "not installed",
             advice="" if importlib.util.find_spec(module) else f"pip install 'rollyard[{extra}]'",
@@ -305,21 +312,21 @@ def _packages() -> list[Finding]:
     ]  # fmt: skip
 
 
-def _places() -> list[Finding]:
-    found: list[Finding] = []
+def _places() -> list[DoctorFinding]:
+    found: list[DoctorFinding] = []
     for name, path, variable in (("data", data_home(), "ROLLYARD_HOME"), ("cache", cache_home(), "ROLLYARD_CACHE")):
         try:
             free = shutil.disk_usage(private_dir(path)).free // 2**20
         except OSError as error:
             found.append(
-                Finding(
+                DoctorFinding(
                     group="disk", name=name, state="bad", found=f"{path}: {error.strerror}", advice=f"set {variable}"
                 )
             )
             continue
         enough = free >= ROOM_MB
         found.append(
-            Finding(
+            DoctorFinding(
                 group="disk", name=name, state="ok" if enough else "weak", found=f"{free / 1024:.0f} GB free at {path}",
                 advice="" if enough else f"an agent's layer takes up to 1 GB: free some, or set {variable}",
             )

@@ -12,12 +12,12 @@ from typing import Any, Self
 
 from rollyard.core.protocols import Backend
 from rollyard.envs.fleet.databases import Databases
-from rollyard.envs.fleet.provider import Provider
+from rollyard.envs.fleet.provider import EnvProvider
 from rollyard.envs.fleet.task_config import TaskConfig
 from rollyard.envs.fleet.task_env import Judge, TaskLimits
-from rollyard.envs.fleet.task_env import TaskEnv as BareTaskEnv
+from rollyard.envs.fleet.task_env import RemoteTaskEnv as BareTaskEnv
 from rollyard.envs.fleet.task_instance import Leases
-from rollyard.envs.fleet.verifier_code import TIMEOUT_S, Check, Checked, run_check
+from rollyard.envs.fleet.verifier_code import TIMEOUT_S, Checked, VerifierCode, run_check
 from rollyard.sandbox import backend
 
 
@@ -35,7 +35,7 @@ class TaskEnv(BareTaskEnv):
         *,
         api_key: str | None = None,
         base_url: str | None = None,
-        provider: Provider | None = None,
+        provider: EnvProvider | None = None,
         sandbox: str | Backend = "local",
         leases: Leases | None = None,
         limits: TaskLimits | None = None,
@@ -74,7 +74,7 @@ class TaskEnv(BareTaskEnv):
 def judge_in(sandbox: str | Backend, *, timeout_s: float = TIMEOUT_S) -> Judge:
     """Runs verifier code in a backend by name, opened for each check, or in one that is open already."""
 
-    async def judge(check: Check, databases: Databases | None) -> Checked:
+    async def judge(check: VerifierCode, databases: Databases | None) -> Checked:
         if not isinstance(sandbox, str):
             return await run_check(sandbox, check, databases, timeout_s=timeout_s)
         async with backend(sandbox) as made:
@@ -83,7 +83,7 @@ def judge_in(sandbox: str | Backend, *, timeout_s: float = TIMEOUT_S) -> Judge:
     return judge
 
 
-def _fleet(api_key: str | None, base_url: str | None) -> Provider:
+def _fleet(api_key: str | None, base_url: str | None) -> EnvProvider:
     from rollyard.envs.fleet.sdk import FleetProvider
 
     return FleetProvider(api_key, base_url)

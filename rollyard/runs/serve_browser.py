@@ -25,7 +25,7 @@ class BrowserOptions(msgspec.Struct, frozen=True, kw_only=True):
     limits: BrowserLimits = BrowserLimits()
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
+class BrowserReady(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     key_file: str | None
 
@@ -39,12 +39,12 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
-def serve_browser(options: BrowserOptions, *, say: Callable[[Ready], None]) -> None:
+def serve_browser(options: BrowserOptions, *, say: Callable[[BrowserReady], None]) -> None:
     """Blocks until it is stopped."""
     uvloop.run(_serve(options, say))
 
 
-async def _serve(options: BrowserOptions, say: Callable[[Ready], None]) -> None:
+async def _serve(options: BrowserOptions, say: Callable[[BrowserReady], None]) -> None:
     from rollyard.envs.browser.leases import Browsers
     from rollyard.envs.browser.server import BrowserServer
 
@@ -52,7 +52,7 @@ async def _serve(options: BrowserOptions, say: Callable[[Ready], None]) -> None:
     async with backend(options.sandbox) as sandboxes:
         server = BrowserServer(Browsers(sandboxes, image=options.image, limits=options.limits), key=key)
         async with listening(server, options.host, options.port) as (url, done):
-            say(Ready(url=url, key_file=str(options.key_file) if options.key_file else None))
+            say(BrowserReady(url=url, key_file=str(options.key_file) if options.key_file else None))
             await done()
 
 

@@ -40,7 +40,7 @@ class EnvOptions(msgspec.Struct, frozen=True, kw_only=True):
     coding: CodingOptions = CodingOptions()
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
+class EnvReady(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     name: str
     key_file: str | None
@@ -55,7 +55,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
-def serve_env(options: EnvOptions, *, say: Callable[[Ready], None]) -> None:
+def serve_env(options: EnvOptions, *, say: Callable[[EnvReady], None]) -> None:
     """Blocks until it is stopped."""
     uvloop.run(run_env(options, say, server_of(options)))
 
@@ -92,10 +92,10 @@ def _with_key(options: EnvOptions) -> CodingOptions:
     return msgspec.structs.replace(options.coding, key=key)
 
 
-async def run_env(options: EnvOptions, say: Callable[[Ready], None], server: EnvServer) -> None:
+async def run_env(options: EnvOptions, say: Callable[[EnvReady], None], server: EnvServer) -> None:
     key_file = str(options.key_file) if options.key_file is not None else None
     async with listening(server, options.host, options.port) as (url, done):
-        say(Ready(url=url, name=server.name, key_file=key_file))
+        say(EnvReady(url=url, name=server.name, key_file=key_file))
         await done()
 
 

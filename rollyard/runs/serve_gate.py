@@ -47,7 +47,7 @@ class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
     trainer_key_file: Path | None = None
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
+class GateReady(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     mode: str | None
     admin_key_file: str
@@ -62,13 +62,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
-def serve_gate(options: GateOptions, *, say: Callable[[Ready], None]) -> None:
+def serve_gate(options: GateOptions, *, say: Callable[[GateReady], None]) -> None:
     """Blocks until SIGINT or SIGTERM."""
     gc.set_threshold(*GC_THRESHOLDS)
     uvloop.run(run_gate(options, say))
 
 
-async def run_gate(options: GateOptions, say: Callable[[Ready], None]) -> None:
+async def run_gate(options: GateOptions, say: Callable[[GateReady], None]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -91,7 +91,7 @@ async def run_gate(options: GateOptions, say: Callable[[Ready], None]) -> None:
             ) as gate,
         ):
             say(
-                Ready(
+                GateReady(
                     url=gate.url or "",
                     mode=options.mode,
                     admin_key_file=str(_kept(options.admin_key_file, admin, "admin", gate, made)),

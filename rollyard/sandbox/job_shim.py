@@ -121,7 +121,7 @@ class Runs(Protocol):
     ) -> Exit: ...
 
 
-class Look(msgspec.Struct, frozen=True):
+class JobState(msgspec.Struct, frozen=True):
     state: str  # starting, running, exit, lost
     code: int | None = None
 
@@ -147,7 +147,7 @@ class ShimJob:
             done = await repeated(self._run, argv, timeout=timeout)
         return done
 
-    async def look(self, script: str = _LOOK, *args: str) -> Look:
+    async def look(self, script: str = _LOOK, *args: str) -> JobState:
         done = await self._script(script, self._dir, *args)
         words = done.stdout.split()
         if not done.ok or not words:
@@ -156,8 +156,8 @@ class ShimJob:
         if state == "unknown":
             raise UnknownName("job", self.id, [])
         if state == "starting" and time.monotonic() - self._began > _START_GRACE_S:
-            return Look("lost")
-        return Look(state, int(words[1]) if state == "exit" else None)
+            return JobState("lost")
+        return JobState(state, int(words[1]) if state == "exit" else None)
 
     async def poll(self) -> int | None:
         return (await self.look()).code
@@ -178,7 +178,7 @@ class ShimJob:
             duration_s=time.monotonic() - self._began,
         )
 
-    async def _until_over(self) -> Look:
+    async def _until_over(self) -> JobState:
         while (found := await self.look(_AWAIT, str(_POLLS))).state in {"starting", "running"}:
             continue
         return found

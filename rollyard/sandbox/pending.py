@@ -14,7 +14,7 @@ S = TypeVar("S", bound=Sandbox)
 _CLOSE_S = 15.0
 
 
-class Opening(Generic[S]):
+class PendingSandbox(Generic[S]):
     """`make` opens the sandbox. Closing is shielded and bounded."""
 
     def __init__(self, make: Callable[[], Awaitable[S]], *, close_s: float = _CLOSE_S) -> None:

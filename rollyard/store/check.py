@@ -18,7 +18,7 @@ from rollyard.core.call import CallRecord
 from rollyard.core.errors import StoreError
 from rollyard.core.rollout import Rollout
 from rollyard.store.store import Store
-from rollyard.trajectory.laws import Finding, counts, findings
+from rollyard.trajectory.laws import LawViolation, counts, findings
 from rollyard.trajectory.samples import samples
 from rollyard.trajectory.trajectory import Trajectory
 
@@ -43,7 +43,7 @@ class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
     prompts: Mapping[str, int]
     captures: Mapping[str, int]
     refused: Mapping[str, int]
-    findings: tuple[Finding, ...]
+    findings: tuple[LawViolation, ...]
 
     @property
     def ok(self) -> bool:
@@ -57,7 +57,7 @@ async def check_run(store: Store, run_id: str) -> RunCheck:
     tallies: dict[str, Counter[str]] = {
         name: Counter() for name in ("edges", "breaks", "prompts", "captures", "refused")
     }
-    found: list[Finding] = []
+    found: list[LawViolation] = []
     async for rollout in store.rollouts(run_id, trajectories=True):
         trajectory: Trajectory = rollout.trajectory
         found += findings(trajectory)
@@ -82,7 +82,7 @@ def _count_rows(rollout: Rollout, numbers: Counter[str], refused: Counter[str]) 
             refused[reason.partition(": ")[2] if reason.startswith("call ") else reason] += 1
 
 
-async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str]) -> AsyncGenerator[Finding]:
+async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str]) -> AsyncGenerator[LawViolation]:
     for record in trajectory.records:
         for digest in (record.raw_request, record.raw_response):
             if not digest:
@@ -90,22 +90,22 @@ async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str])
             try:
                 body = await store.load_blob(digest)
             except StoreError as error:
-                yield Finding("every body is kept", trajectory.rollout_id, f"call {record.id}", str(error))
+                yield LawViolation("every body is kept", trajectory.rollout_id, f"call {record.id}", str(error))
                 continue
             if hashlib.sha256(body).digest() != digest:
-                yield Finding("a body has its digest", trajectory.rollout_id, f"call {record.id}", digest.hex())
+                yield LawViolation("a body has its digest", trajectory.rollout_id, f"call {record.id}", digest.hex())
             elif digest is record.raw_response:
                 for finding in _compared(trajectory, record, body, numbers):
                     yield finding
 
 
-def _compared(trajectory: Trajectory, record: CallRecord, body: bytes, numbers: Counter[str]) -> list[Finding]:
+def _compared(trajectory: Trajectory, record: CallRecord, body: bytes, numbers: Counter[str]) -> list[LawViolation]:
     """Token ids that the engine's answer names, against those of the graph."""
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
-    found: list[Finding] = []
+    found: list[LawViolation] = []
     prompt, sampled = _named(answer, _PROMPT_KEYS), _named(answer, _ANSWER_KEYS)
     node = trajectory.answer(record.id)
     known = trajectory.prompt_ids(record.id)
@@ -134,5 +134,5 @@ def _named(answer: Any, keys: tuple[str, ...]) -> list[int] | None:
     return None
 
 
-def _differs(trajectory: Trajectory, record: CallRecord, law: str) -> Finding:
-    return Finding(law, trajectory.rollout_id, f"call {record.id}", "the stored answer names other ids")
+def _differs(trajectory: Trajectory, record: CallRecord, law: str) -> LawViolation:
+    return LawViolation(law, trajectory.rollout_id, f"call {record.id}", "the stored answer names other ids")

@@ -48,7 +48,7 @@ class _Unreached(_Again):
     """There was no connection to the server at all."""
 
 
-class Postgres:
+class PostgresDatabase:
     kind = "postgresql"
 
     def __init__(self, url: str, *, wait_s: float = 10.0) -> None:

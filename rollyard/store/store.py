@@ -413,9 +413,9 @@ def _database(
             keep_private(path, required=private)
         return SQLite(path, synchronous=synchronous)
     if scheme in ("postgresql", "postgres"):
-        from rollyard.store.postgres import Postgres
+        from rollyard.store.postgres import PostgresDatabase
 
-        return Postgres(where, wait_s=wait_s)
+        return PostgresDatabase(where, wait_s=wait_s)
     if scheme in ("redis", "rediss"):
         raise ConfigError(
             "runs, rollouts and calls need SQL, and Redis is not",

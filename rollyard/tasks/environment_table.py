@@ -8,12 +8,12 @@ from rollyard.core.sandbox import Resources
 from rollyard.core.task import Healthcheck, McpServer, Site
 from rollyard.tasks import schema
 from rollyard.tasks.compose import fold
-from rollyard.tasks.taskfile import Folder
+from rollyard.tasks.taskfile import TaskFolder
 
 COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 
 
-def read_site(load: Folder, table: schema.EnvironmentTable, field: str, directory: Path) -> Site:
+def read_site(load: TaskFolder, table: schema.EnvironmentTable, field: str, directory: Path) -> Site:
     network, hosts = load.network(table, field)
     compose = next((directory / name for name in COMPOSE if (directory / name).is_file()), None)
     found = Site(

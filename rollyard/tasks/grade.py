@@ -39,7 +39,7 @@ Forget = Callable[[str], Awaitable[object]]
 Prepare = Callable[[Sandbox], Awaitable[object]]
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class Judging(msgspec.Struct, frozen=True, kw_only=True):
     """One judging. `place` is how the agent's sandbox was opened, from the pristine image; `site` a place of the verifier's
     own, image built. `layers` are ids of read-only tools for the verifier alone, `tools` their bin directories; `image_env` is
     the pristine image's environment, `env` the verifier's own, resolved. `collected` are collect hooks that ran already; None:
@@ -73,7 +73,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def judge(
-    case: Case,
+    case: Judging,
     sandbox: Sandbox,
     backend: Backend,
     verifier: Verifier,
@@ -128,14 +128,14 @@ async def collect(spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[C
     return tuple(records)
 
 
-def _stand(case: Case, sandbox: Sandbox, place: SandboxSpec) -> Stand:
+def _stand(case: Judging, sandbox: Sandbox, place: SandboxSpec) -> Stand:
     """Programs run as the user the task names, else as the image's own; never as the agent's, where it has one of its own."""
     env = clean_env({**case.image_env, **place.env}, case.tools, case.env)
     other = case.agent_user is not None and place is case.place and sandbox.capabilities.users
     return Stand(sandbox, env=env, cwd=case.workdir, user=case.spec.user or ("0" if other else place.user))
 
 
-def _opening(case: Case, place: SandboxSpec, image: str, layers: tuple[str, ...]) -> SandboxSpec:
+def _opening(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, ...]) -> SandboxSpec:
     network, hosts = case.network
     return msgspec.structs.replace(
         place,
@@ -150,7 +150,7 @@ def _opening(case: Case, place: SandboxSpec, image: str, layers: tuple[str, ...]
 
 
 async def _sealed(
-    case: Case, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack
+    case: Judging, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack
 ) -> tuple[Stand, list[str], StartUp]:
     if case.spec.carry_workdir and case.workdir.rstrip("/") == "":
         raise VerifierError(
@@ -167,7 +167,7 @@ async def _sealed(
     return await _fresh_stand(case, fresh), list(load.notes), before
 
 
-async def _fresh_stand(case: Case, fresh: Sandbox) -> Stand:
+async def _fresh_stand(case: Judging, fresh: Sandbox) -> Stand:
     """A sandbox that the agent has never seen, with a directory to work in."""
     place = case.site or case.place
     stand = _stand(case, fresh, place)
@@ -177,14 +177,14 @@ async def _fresh_stand(case: Case, fresh: Sandbox) -> Stand:
     return stand
 
 
-def _must_reopen(case: Case) -> bool:
+def _must_reopen(case: Judging) -> bool:
     """Layers and the network are fixed when a sandbox opens; to change them the file system is opened again."""
     missing = [layer for layer in case.layers if layer not in case.place.layers]
     return bool(missing) or case.network != (case.place.network, case.place.allowed_hosts)
 
 
 async def _reopened(
-    case: Case, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack, forget: Forget | None
+    case: Judging, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack, forget: Forget | None
 ) -> Sandbox:
     if not backend.capabilities.snapshot:
         raise VerifierError(
@@ -202,7 +202,7 @@ async def _forget(forget: Forget, image: str) -> None:
         await forget(image)
 
 
-async def _fresh_paths(case: Case, stand: Stand) -> None:
+async def _fresh_paths(case: Judging, stand: Stand) -> None:
     """Test, reward and home directories that did not exist a moment ago, owned by the verifier's user."""
     sandbox, user = stand.sandbox, stand.user
     for parent in ("/logs", *(() if case.spec.bundled else (TESTS,)), LOGS, HOME):
@@ -222,7 +222,7 @@ async def _fresh_paths(case: Case, stand: Stand) -> None:
         await sandbox.remove(_PRELOAD)
 
 
-async def _clear_away(case: Case, sandbox: Sandbox) -> None:
+async def _clear_away(case: Judging, sandbox: Sandbox) -> None:
     """The next step's agent works in this very sandbox, and must find neither the tests nor their results."""
     if case.spec.grade == "shared":
         await sandbox.kill_processes()
@@ -238,7 +238,7 @@ async def _kind(sandbox: Sandbox, path: str) -> str | None:
         return None
 
 
-async def _run(case: Case, stand: Stand, backend: Backend, verifier: Verifier, prepare: Prepare | None) -> Verdict:
+async def _run(case: Judging, stand: Stand, backend: Backend, verifier: Verifier, prepare: Prepare | None) -> Verdict:
     until = anyio.current_time() + case.timeout_s
     try:
         with anyio.fail_after(case.timeout_s):
@@ -256,7 +256,7 @@ async def _run(case: Case, stand: Stand, backend: Backend, verifier: Verifier, p
         return Verdict(status="failed", error=str(error))
 
 
-async def _fails_untouched(case: Case, backend: Backend, verifier: Verifier, prepare: Prepare | None) -> str | None:
+async def _fails_untouched(case: Judging, backend: Backend, verifier: Verifier, prepare: Prepare | None) -> str | None:
     """Why the same tests do not start where no agent has been; None: they do."""
     place = case.site or case.place
     async with backend.open(_opening(case, place, place.image, place.layers)) as fresh:

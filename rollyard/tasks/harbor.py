@@ -25,13 +25,13 @@ from rollyard.core.task import (
 from rollyard.tasks import schema
 from rollyard.tasks.digest import folder_digest
 from rollyard.tasks.environment_table import healthcheck, read_site
-from rollyard.tasks.taskfile import ExtraFile, Folder, user_name
+from rollyard.tasks.taskfile import ExtraFile, TaskFolder, user_name
 from rollyard.tasks.verifier_table import read_verifier
 
 
 def load_folder(folder: str | Path, *, allow_network: bool = False) -> Task:
     root = Path(folder).resolve()
-    load = Folder(root, allow_network)
+    load = TaskFolder(root, allow_network)
     file, extra = load.file, load.extra
     try:
         site = read_site(load, file.environment, "environment", root / "environment")
@@ -79,7 +79,7 @@ def _package(file: schema.TaskFile) -> dict[str, Any]:
     return package
 
 
-def _extra_file(load: Folder, item: ExtraFile) -> File:
+def _extra_file(load: TaskFolder, item: ExtraFile) -> File:
     source = (load.root / item.source).resolve()
     if not source.is_relative_to(load.root) or not source.exists():
         raise load.fail("metadata.rollyard.files", f"no {item.source!r} in the task folder")
@@ -105,7 +105,7 @@ def _history(directory: Path) -> str | None:
     return path.read_text() if path.is_file() else None
 
 
-def _step(load: Folder, table: schema.StepTable, number: int) -> Step:
+def _step(load: TaskFolder, table: schema.StepTable, number: int) -> Step:
     directory = load.root / "steps" / table.name
     if not directory.is_dir():
         raise load.fail(f"steps[{number}].name", f"the folder steps/{table.name} does not exist")
@@ -146,7 +146,7 @@ def step_limits(steps: tuple[Step, ...]) -> dict[str, float]:
     return found
 
 
-def _limits(load: Folder, steps: tuple[Step, ...]) -> Limits | None:
+def _limits(load: TaskFolder, steps: tuple[Step, ...]) -> Limits | None:
     """Seconds for the agent and the verifier; None when the task names none."""
     said = {"agent": load.file.agent.timeout_sec, "verify": load.file.verifier.timeout_sec}
     wanted = step_limits(steps) if steps else {name: value for name, value in said.items() if value is not None}

@@ -22,7 +22,7 @@ _LARGE = 50 * 2**20
 _SHORT = 20
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class TaskFinding(msgspec.Struct, frozen=True, kw_only=True):
     """An `error` makes the task unusable or its reward untrue; a `warning` is worth a look."""
 
     level: Literal["error", "warning"]
@@ -38,19 +38,19 @@ def size_of(task: Task) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def lint(task: Task, *, policy: Policy | None = None) -> list[Finding]:
+def lint(task: Task, *, policy: Policy | None = None) -> list[TaskFinding]:
     return [*_instructions(task), *_verifiers(task, policy), *_place(task), *_solutions(task)]
 
 
-def _warn(where: str, message: str) -> Finding:
-    return Finding(level="warning", where=where, message=message)
+def _warn(where: str, message: str) -> TaskFinding:
+    return TaskFinding(level="warning", where=where, message=message)
 
 
-def _error(where: str, message: str) -> Finding:
-    return Finding(level="error", where=where, message=message)
+def _error(where: str, message: str) -> TaskFinding:
+    return TaskFinding(level="error", where=where, message=message)
 
 
-def _instructions(task: Task) -> Iterator[Finding]:
+def _instructions(task: Task) -> Iterator[TaskFinding]:
     texts = {f"steps/{s.name}/instruction.md": s.instruction for s in task.steps} or {
         "instruction.md": task.instruction
     }
@@ -61,7 +61,7 @@ def _instructions(task: Task) -> Iterator[Finding]:
             yield _warn(where, "speaks of the judge's own files, which the agent does not have")
 
 
-def _verifiers(task: Task, policy: Policy | None) -> Iterator[Finding]:
+def _verifiers(task: Task, policy: Policy | None) -> Iterator[TaskFinding]:
     specs = {f"steps/{s.name}": s.verifier for s in task.steps} or {"verifier": task.verifier}
     for where, spec in specs.items():
         if spec is None:
@@ -85,7 +85,7 @@ def _verifiers(task: Task, policy: Policy | None) -> Iterator[Finding]:
         yield from _tests(task, spec)
 
 
-def _tests(task: Task, spec: VerifierSpec) -> Iterator[Finding]:
+def _tests(task: Task, spec: VerifierSpec) -> Iterator[TaskFinding]:
     """The test script: where it writes its reward, and whether it counts on a network."""
     if spec.kind != "harbor":
         return
@@ -104,7 +104,7 @@ def _tests(task: Task, spec: VerifierSpec) -> Iterator[Finding]:
             yield _warn(where, "seems to fetch something, and the verifier has no network")
 
 
-def _place(task: Task) -> Iterator[Finding]:
+def _place(task: Task) -> Iterator[TaskFinding]:
     if task.os == "windows":
         yield _error("task.toml", "asks for Windows, which no backend has")
     if task.compose is not None:
@@ -121,7 +121,7 @@ def _place(task: Task) -> Iterator[Finding]:
         yield _warn(".", f"is {size / 2**20:.0f} MB in {files} files")
 
 
-def _solutions(task: Task) -> Iterator[Finding]:
+def _solutions(task: Task) -> Iterator[TaskFinding]:
     folders = {f"steps/{s.name}/solution": s.solution for s in task.steps} or {"solution": task.solution}
     for where, folder in folders.items():
         if folder is None:

@@ -40,7 +40,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pids: int | None = None
 
 
-class Folder:
+class TaskFolder:
     """One load: the parsed file, the folder, and what the caller allows."""
 
     def __init__(self, root: Path, allow_network: bool) -> None:

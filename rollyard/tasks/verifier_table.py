@@ -12,10 +12,10 @@ import msgspec
 from rollyard.core.task import CollectHook, Grade, Site, VerifierSpec
 from rollyard.tasks import schema
 from rollyard.tasks.environment_table import COMPOSE, read_site
-from rollyard.tasks.taskfile import Folder, user_name
+from rollyard.tasks.taskfile import TaskFolder, user_name
 
 
-def read_verifier(load: Folder, step: schema.StepTable | None, field: str) -> VerifierSpec:
+def read_verifier(load: TaskFolder, step: schema.StepTable | None, field: str) -> VerifierSpec:
     table, extra = load.file.verifier, load.extra
     own = step.verifier if step is not None else table
     separate = own.separate if own.separate is not None else bool(table.separate)
@@ -49,7 +49,7 @@ def read_verifier(load: Folder, step: schema.StepTable | None, field: str) -> Ve
     )
 
 
-def _own_site(load: Folder, step: schema.StepTable | None) -> tuple[Site | None, bool]:
+def _own_site(load: TaskFolder, step: schema.StepTable | None) -> tuple[Site | None, bool]:
     """A separate verifier's place, and whether its image brings the tests. None: a fresh copy of the task's own."""
     task_table = load.file.verifier
     table = (step.verifier.environment if step is not None else None) or task_table.environment
@@ -78,14 +78,14 @@ def _collect_hook(table: schema.CollectTable) -> CollectHook:
     )
 
 
-def _test_dirs(load: Folder, step: schema.StepTable | None) -> tuple[str, ...]:
+def _test_dirs(load: TaskFolder, step: schema.StepTable | None) -> tuple[str, ...]:
     directories = [load.root / "tests"]
     if step is not None:
         directories.append(load.root / "steps" / step.name / "tests")
     return tuple(str(directory) for directory in directories if directory.is_dir())
 
 
-def _tests(load: Folder, step: schema.StepTable | None, field: str) -> tuple[str, ...]:
+def _tests(load: TaskFolder, step: schema.StepTable | None, field: str) -> tuple[str, ...]:
     directories = _test_dirs(load, step)
     scripts = [Path(directory) / "test.sh" for directory in directories]
     present = [script for script in scripts if script.is_file()]

@@ -21,7 +21,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from rollyard.core.errors import ConfigError, SandboxUnavailable
-from rollyard.sandbox.docker.engine import Engine
+from rollyard.sandbox.docker.engine import DockerEngine
 from rollyard.sandbox.docker.images import HOST_IMAGE, load
 from rollyard.testing.rootfs import rootfs_tar
 
@@ -112,7 +112,7 @@ async def _ready(host: str, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             raise SandboxUnavailable(f"it exited with {process.returncode}")
         try:
-            async with Engine(host) as engine:
+            async with DockerEngine(host) as engine:
                 await load(engine, await asyncio.to_thread(rootfs_tar), HOST_IMAGE)
             return
         except SandboxUnavailable:

@@ -20,7 +20,7 @@ from rollyard.core.errors import ConfigError
 _STEP_S = 120.0
 
 
-class Postgres:
+class PostgresServer:
     """`url` is an empty database named `drill` on it."""
 
     def __init__(self, host: str = "127.0.0.1", disk_mb: int | None = None) -> None:

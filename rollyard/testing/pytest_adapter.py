@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.testing.suite import Case, Outcome
+from rollyard.testing.suite import Case, CaseOutcome
 
 
 def conformance(cases: Iterable[Case[Any]]) -> pytest.MarkDecorator:
@@ -21,7 +21,7 @@ def conformance(cases: Iterable[Case[Any]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", marked)
 
 
-def hold(outcome: Outcome) -> None:
+def hold(outcome: CaseOutcome) -> None:
     """Pass, skip with the reason, or fail with the case's own trace."""
     if outcome.result == "skipped":
         pytest.skip(outcome.why)

@@ -45,7 +45,7 @@ class Case(Generic[G]):
         return f"Case({self.id}: {self.title})"
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CaseOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     title: str
     result: Result
@@ -65,14 +65,14 @@ def case(
     return wrap
 
 
-async def run_case(case: Case[G], ground: G, *, missing: Iterable[str] = (), slow: bool = False) -> Outcome:
+async def run_case(case: Case[G], ground: G, *, missing: Iterable[str] = (), slow: bool = False) -> CaseOutcome:
     """One case on `ground`. `missing` are capabilities the ground does not have."""
     started = time.monotonic()
     lacking = [name for name in case.needs if name in set(missing)]
     if lacking:
-        return Outcome(id=case.id, title=case.title, result="skipped", why=f"no capability {', '.join(lacking)}")
+        return CaseOutcome(id=case.id, title=case.title, result="skipped", why=f"no capability {', '.join(lacking)}")
     if case.slow and not slow:
-        return Outcome(id=case.id, title=case.title, result="skipped", why="slow; run with --slow")
+        return CaseOutcome(id=case.id, title=case.title, result="skipped", why="slow; run with --slow")
     result: Result = "passed"
     why = trace = ""
     try:
@@ -84,7 +84,7 @@ async def run_case(case: Case[G], ground: G, *, missing: Iterable[str] = (), slo
         result, why, trace = "failed", str(error) or f"not done after {case.timeout:.0f} s", traceback.format_exc()
     except Exception as error:  # noqa: BLE001 - whatever a backend raises is this case's finding, and it is recorded
         result, why, trace = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}", traceback.format_exc()
-    return Outcome(
+    return CaseOutcome(
         id=case.id, title=case.title, result=result, why=why, trace=trace, duration_s=time.monotonic() - started
     )
 

@@ -24,7 +24,7 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.tasks.datasets import task_folders
 from rollyard.tasks.harbor import is_task
-from rollyard.tasks.lint import Finding, lint, size_of
+from rollyard.tasks.lint import TaskFinding, lint, size_of
 from rollyard.tasks.taskset import Taskset
 
 
@@ -48,7 +48,7 @@ class TaskCheck(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     files: int
     bytes: int
-    findings: tuple[Finding, ...]
+    findings: tuple[TaskFinding, ...]
     proofs: tuple[Proof, ...] = ()
 
     @property
@@ -78,7 +78,7 @@ def load_each(source: str, options: CheckOptions) -> tuple[list[Task], list[Task
         try:
             tasks += Taskset.load(folder, allow_network=options.allow_network)
         except ConfigError as error:
-            finding = Finding(level="error", where="task.toml", message=str(error))
+            finding = TaskFinding(level="error", where="task.toml", message=str(error))
             broken.append(TaskCheck(task_id=folder.name, digest="", ok=False, files=0, bytes=0, findings=(finding,)))
     if not tasks and not broken:
         raise ConfigError(f"{root}: no task folders in it", hint="a task folder holds a task.toml")
@@ -170,12 +170,12 @@ def _problems(done: Rollout) -> list[str]:
     return said
 
 
-def _judge(proofs: Sequence[Proof]) -> list[Finding]:
-    found: list[Finding] = []
+def _judge(proofs: Sequence[Proof]) -> list[TaskFinding]:
+    found: list[TaskFinding] = []
 
     def error(proof: Proof, message: str) -> None:
         details = f": {'; '.join(proof.problems)}" if proof.problems else ""
-        found.append(Finding(level="error", where=proof.agent, message=f"{message}{details}"))
+        found.append(TaskFinding(level="error", where=proof.agent, message=f"{message}{details}"))
 
     for proof in proofs:
         rewards = [reward for reward in proof.rewards if reward is not None]

@@ -1,4 +1,4 @@
-"""What a remote tool's result means: `Answer`, made from MCP's content blocks and from nothing else.
+"""What a remote tool's result means: `ToolAnswer`, made from MCP's content blocks and from nothing else.
 
 A block that cannot be shown as text or as an image is named in words (its kind, address, type), never as some object's repr:
 whatever is made here goes to a model. An image without bytes is an error that the model can read, not a broken message.
@@ -14,7 +14,7 @@ import msgspec
 NO_IMAGE = "error: the tool returned an image without data"
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """`value` is what the tool meant: parsed JSON, structured content, plain text, `{"error": text}` for a failure, or a list of
     OpenAI content parts where there are images. `text` is every text of it, and `images` every image as a data URL."""
 
@@ -29,7 +29,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return cast("list[dict[str, Any]]", self.value) if self.images and not self.is_error else self.text
 
 
-def read(blocks: Sequence[Any], structured: Any = None, *, is_error: bool = False) -> Answer:
+def read(blocks: Sequence[Any], structured: Any = None, *, is_error: bool = False) -> ToolAnswer:
     """From the blocks of a `tools/call` result, as the `mcp` package's values or as plain mappings."""
     parts = [_part(_fields(block)) for block in blocks]
     texts = [part["text"] for part in parts if part["type"] == "text"]
@@ -40,16 +40,16 @@ def read(blocks: Sequence[Any], structured: Any = None, *, is_error: bool = Fals
     broken = is_error or NO_IMAGE in texts
     if broken:
         value: Any = {"error": text or "the tool failed and said nothing"}
-        return Answer(value=value, text=value["error"], images=images, is_error=True)
+        return ToolAnswer(value=value, text=value["error"], images=images, is_error=True)
     if images:
-        return Answer(value=parts, text=text, images=images)
-    return Answer(value=_meant(texts, structured), text=text)
+        return ToolAnswer(value=parts, text=text, images=images)
+    return ToolAnswer(value=_meant(texts, structured), text=text)
 
 
-def invalid(problems: Iterable[str]) -> Answer:
+def invalid(problems: Iterable[str]) -> ToolAnswer:
     """A result that is not MCP."""
     words = f"error: the tool's result is not valid: {'; '.join(problems)}"
-    return Answer(value={"error": words}, text=words, is_error=True)
+    return ToolAnswer(value={"error": words}, text=words, is_error=True)
 
 
 def _meant(texts: Sequence[str], structured: Any) -> Any:

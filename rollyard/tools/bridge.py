@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from rollyard.core.message import ToolSpec
-from rollyard.tools.answers import Answer
+from rollyard.tools.answers import ToolAnswer
 from rollyard.tools.tool import Tool, ToolError
 
-Ask = Callable[[str, Mapping[str, Any]], Awaitable[Answer]]
+Ask = Callable[[str, Mapping[str, Any]], Awaitable[ToolAnswer]]
 
 
 def bridged(spec: ToolSpec, ask: Ask, *, timeout_s: float = 60.0) -> Tool:

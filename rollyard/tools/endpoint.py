@@ -15,7 +15,7 @@ import msgspec
 
 from rollyard.core.errors import EnvError, EnvUnavailable
 from rollyard.core.message import ToolSpec
-from rollyard.tools.answers import NO_IMAGE, Answer, invalid, read
+from rollyard.tools.answers import NO_IMAGE, ToolAnswer, invalid, read
 
 T = TypeVar("T")
 _CLOSE_S = 5.0
@@ -46,7 +46,7 @@ class Endpoint:
             if not cursor:
                 return found
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         from pydantic import ValidationError
 
         try:
@@ -147,9 +147,9 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
-def _not_valid(error: Any) -> Answer:
+def _not_valid(error: Any) -> ToolAnswer:
     """What was wrong with a result, by place; an image whose data is null is the case that tools really send."""
     problems = error.errors(include_url=False)
     if any("data" in problem["loc"] and problem["input"] is None for problem in problems):
-        return Answer(value={"error": NO_IMAGE}, text=NO_IMAGE, is_error=True)
+        return ToolAnswer(value={"error": NO_IMAGE}, text=NO_IMAGE, is_error=True)
     return invalid(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems[:5])

@@ -17,7 +17,7 @@ import msgspec
 
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, UnknownTool
 from rollyard.core.message import ToolSpec
-from rollyard.tools.answers import Answer
+from rollyard.tools.answers import ToolAnswer
 from rollyard.tools.endpoint import Endpoint
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class RemoteTools:
             await self.list()
         return [openai_tool(spec) for spec in self._specs]
 
-    async def ask(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+    async def ask(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         """The whole result; a tool that failed is an answer too. Raises `UnknownTool` without asking anybody."""
         if self._routes is None:
             await self.list()

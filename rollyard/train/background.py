@@ -14,7 +14,7 @@ from rollyard import sync
 T = TypeVar("T")
 
 
-class Work(Generic[T]):
+class BackgroundWork(Generic[T]):
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._task: asyncio.Task[T] = sync.run(_spawn(work))
 

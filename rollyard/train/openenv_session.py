@@ -20,7 +20,7 @@ from rollyard.core.task import Task
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.tasks.rows import as_task
 from rollyard.train.adapters.openenv import proxy_trace, training_trace
-from rollyard.train.background import Work
+from rollyard.train.background import BackgroundWork
 
 CLOSING_S = 60.0
 
@@ -31,31 +31,31 @@ class SessionFactory:
 
     def __init__(self, *, start: bool = True, **options: Any) -> None:
         rollouts = _openenv("rollout")
-        rollouts.ResourceSession.register(Session)
+        rollouts.ResourceSession.register(OpenEnvSession)
         rollouts.ResourceSessionFactory.register(SessionFactory)
         self._start = start
         self._options = options
 
-    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> Session:
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> OpenEnvSession:
         """`task` is an instruction, a dataset row, a `Task`, or chat messages whose last user message is the instruction."""
-        session = Session(_task(task), {**self._options, "seed": seed, "episode_id": episode_id})
+        session = OpenEnvSession(_task(task), {**self._options, "seed": seed, "episode_id": episode_id})
         if self._start:
             session.start_agent()
         return session
 
 
-class Session:
+class OpenEnvSession:
     """One rollout. All methods block, as OpenEnv's do."""
 
     def __init__(self, task: Task, options: Mapping[str, Any]) -> None:
         self.task = task
         self._options = options
-        self._work: Work[Rollout] | None = None
+        self._work: BackgroundWork[Rollout] | None = None
 
     def start_agent(self) -> None:
         """Starts it once, however often it is called."""
         if self._work is None:
-            self._work = Work(run_rollout(self.task, **self._options))
+            self._work = BackgroundWork(run_rollout(self.task, **self._options))
 
     def initial_messages(self) -> list[dict[str, Any]]:
         return [{"role": "user", "content": self.task.instruction}]

@@ -27,7 +27,7 @@ from rollyard.core.protocols import Verifier
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
 from rollyard.runs.rollout.plan import Hooks
-from rollyard.runs.run.assignment import Work
+from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.config import POLICY, RunConfig
 from rollyard.runs.run.executor import Crew, Given
 from rollyard.runs.run.ray_executor import NAMESPACE, Ray, connected
@@ -56,7 +56,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the actor is made with. `staleness` None: nothing is ever too old."""
 
     store: str
@@ -83,7 +83,7 @@ class _Group(msgspec.Struct, kw_only=True):
 class Rollouts:
     """The actor's class: it keeps which attempt belongs to which group, and nothing that the store does not have."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: ActorSpec) -> None:
         self._order = order
         self._groups: dict[str, _Group] = {}
         self._ready: deque[Scored] = deque()
@@ -116,7 +116,7 @@ class Rollouts:
     async def _open(self, stack: AsyncExitStack) -> Crew:
         order = self._order
         self._store = await stack.enter_async_context(Store.open(order.store))
-        self._work = Work(
+        self._work = Assignment(
             run_id=new_id("run"),
             config=order.config,
             tasks={},
@@ -278,7 +278,7 @@ class RayRollouts:
         config = RunConfig(
             agents=(agent,), policies={POLICY: policy}, model=model, sandbox=sandbox, parallel=parallel, **fields
         )
-        order = Order(
+        order = ActorSpec(
             store=store, config=config, address=address, per_node=per_node, staleness=staleness, verifier=as_verifier(verifier),
             hooks=hooks or Hooks(),
         )  # fmt: skip

@@ -22,7 +22,7 @@ from rollyard.train.tiny import Cache, TinyModel
 SeedSpace = 2**63 - 1
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: array[int]
     max_tokens: int
     temperature: float = 1.0
@@ -33,7 +33,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
 
 
-class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+class SamplerOutput(msgspec.Struct, frozen=True, kw_only=True):
     ids: array[int]
     logprobs: array[float]
     spans: tuple[VersionSpan, ...]
@@ -43,7 +43,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
 class Row:
     """One request on its way."""
 
-    def __init__(self, request: Request, answer: asyncio.Future[Sampled]) -> None:
+    def __init__(self, request: SampleRequest, answer: asyncio.Future[SamplerOutput]) -> None:
         self.request = request
         self.answer = answer
         self.ids = ids()
@@ -56,7 +56,7 @@ class Row:
     def done(self) -> bool:
         return len(self.ids) >= self.request.max_tokens or bool(self.ids and self.ids[-1] in self.request.stop_ids)
 
-    def sampled(self, finish: Literal["stop", "length", "abort"] | None = None) -> Sampled:
+    def sampled(self, finish: Literal["stop", "length", "abort"] | None = None) -> SamplerOutput:
         stopped = bool(self.ids) and self.ids[-1] in self.request.stop_ids
         spans: list[VersionSpan] = []
         for at, version in enumerate(self.versions):
@@ -64,7 +64,7 @@ class Row:
                 spans[-1] = VersionSpan(version, spans[-1].start, at + 1)
             else:
                 spans.append(VersionSpan(version, at, at + 1))
-        return Sampled(
+        return SamplerOutput(
             ids=self.ids,
             logprobs=self.logprobs,
             spans=tuple(spans),
@@ -99,7 +99,7 @@ class Sampler:
         self._work.cancel()
         await asyncio.gather(self._work, return_exceptions=True)
 
-    async def sample(self, request: Request, timeout: float = 600.0) -> Sampled:
+    async def sample(self, request: SampleRequest, timeout: float = 600.0) -> SamplerOutput:
         limit = self.model.config.context
         if not request.prompt or request.max_tokens < 1:
             raise ValueError("a prompt and max_tokens of at least 1 are needed")
@@ -195,7 +195,7 @@ class Sampler:
                 real = torch.cat((real, torch.ones(len(rows), 1, dtype=torch.bool)), 1)
 
 
-def settle(loop: asyncio.AbstractEventLoop, row: Row, sampled: Sampled) -> None:
+def settle(loop: asyncio.AbstractEventLoop, row: Row, sampled: SamplerOutput) -> None:
     loop.call_soon_threadsafe(lambda: None if row.answer.done() else row.answer.set_result(sampled))
 
 
@@ -222,7 +222,7 @@ def draw(logits: Tensor, row: Row) -> tuple[int, float]:
     return token, min(0.0, float(scores[token]))
 
 
-def truncated(scores: Tensor, request: Request) -> Tensor:
+def truncated(scores: Tensor, request: SampleRequest) -> Tensor:
     """Logprobs with top-k, top-p and min-p applied, normalised again."""
     if request.top_k <= 0 and request.top_p >= 1.0 and request.min_p <= 0.0:
         return scores

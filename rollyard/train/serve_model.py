@@ -26,7 +26,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     key_file: Path | None = None
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
+class ModelReady(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     model: str
     weight_version: int
@@ -40,14 +40,14 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
-def serve_model(options: ModelOptions, *, say: Callable[[Ready], None]) -> None:
+def serve_model(options: ModelOptions, *, say: Callable[[ModelReady], None]) -> None:
     """Blocks until it is stopped."""
     if find_spec("torch") is None:
         raise MissingExtra("torch", "model", why="rollyard serve model")
     uvloop.run(run_model(options, say))
 
 
-async def run_model(options: ModelOptions, say: Callable[[Ready], None]) -> None:
+async def run_model(options: ModelOptions, say: Callable[[ModelReady], None]) -> None:
     import torch
     import uvicorn
 
@@ -72,7 +72,7 @@ async def run_model(options: ModelOptions, say: Callable[[Ready], None]) -> None
         server = ModelServer(sampler, rendering, name=name, key=key)
         config = uvicorn.Config(server.app, log_level="warning", access_log=False, lifespan="off")
         address, port = sock.getsockname()[:2]
-        say(Ready(url=f"http://{address}:{port}", model=name, weight_version=options.version))
+        say(ModelReady(url=f"http://{address}:{port}", model=name, weight_version=options.version))
         await uvicorn.Server(config).serve(sockets=[sock])
 
 

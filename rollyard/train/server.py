@@ -23,10 +23,10 @@ from rollyard.core.errors import BadRequest, ConfigError, Error, PolicyError
 from rollyard.core.ids import new_id
 from rollyard.policy.renderers.protocol import Renderer
 from rollyard.policy.trainer_reply import sampled_reply
-from rollyard.train.sampler import Request, Sampled, Sampler
+from rollyard.train.sampler import Sampler, SampleRequest, SamplerOutput
 from rollyard.train.tiny import load_weights
 from rollyard.wire import CODECS
-from rollyard.wire.codec import Request as WireRequest
+from rollyard.wire.codec import WireRequest as WireRequest
 
 MODE = "processed"
 
@@ -120,7 +120,7 @@ class ModelServer:
             return Response(b"".join(codec.stream(call, reply)), media_type=codec.stream_type(call))
         return JSONResponse(with_ids(msgspec.json.decode(codec.encode(call, reply)), body, reply, sampled))
 
-    def chat_request(self, call: Call) -> Request:
+    def chat_request(self, call: Call) -> SampleRequest:
         assert call.prompt_ids is not None
         left = self.sampler.model.config.context - len(call.prompt_ids)
         s = call.sampling
@@ -145,7 +145,7 @@ class ModelServer:
         self.sampler.resume()
         return JSONResponse({"paused": False})
 
-    def choice(self, sampled: Sampled) -> dict[str, Any]:
+    def choice(self, sampled: SamplerOutput) -> dict[str, Any]:
         entries = [
             {"token": self.renderer.decode(ids((token,))), "logprob": value}
             for token, value in zip(sampled.ids, sampled.logprobs, strict=True)
@@ -158,11 +158,11 @@ class ModelServer:
         }
 
 
-def asked(prompt: array[int], params: Mapping[str, Any], stops: tuple[int, ...]) -> Request:
+def asked(prompt: array[int], params: Mapping[str, Any], stops: tuple[int, ...]) -> SampleRequest:
     kinds = (("temperature", float), ("top_p", float), ("min_p", float), ("top_k", int), ("seed", int))
     given: dict[str, Any] = {name: kind(params[name]) for name, kind in kinds if params.get(name) is not None}
     own = params.get("stop_token_ids")
-    return Request(
+    return SampleRequest(
         prompt=prompt,
         max_tokens=int(params.get("max_tokens") or 16),
         stop_ids=tuple(own) if own is not None else stops,
@@ -170,12 +170,12 @@ def asked(prompt: array[int], params: Mapping[str, Any], stops: tuple[int, ...])
     )
 
 
-def versions(sampled: Sampled) -> dict[str, Any]:
+def versions(sampled: SamplerOutput) -> dict[str, Any]:
     spans = [[span.version, span.start, span.end] for span in sampled.spans]
     return {"weight_version": spans[-1][0] if spans else None, "weight_versions": spans}
 
 
-def with_ids(answer: dict[str, Any], body: bytes, reply: Reply, sampled: Sampled) -> dict[str, Any]:
+def with_ids(answer: dict[str, Any], body: bytes, reply: Reply, sampled: SamplerOutput) -> dict[str, Any]:
     """The ids beside the chat answer, for a client that asked for them."""
     if not msgspec.json.decode(body).get("return_token_ids"):
         return answer

@@ -29,7 +29,7 @@ class TinyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     context: int = 1024
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self, config: TinyConfig) -> None:
         super().__init__()
         width = config.width
@@ -60,7 +60,7 @@ class TinyModel(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocabulary, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         nn.init.normal_(self.embed.weight, std=0.02)

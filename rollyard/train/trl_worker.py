@@ -18,7 +18,7 @@ from typing import Any
 from rollyard.core.errors import ConfigError, Error
 from rollyard.core.rollout import Rollout
 from rollyard.train.adapters.trl import rollout_samples
-from rollyard.train.background import Work
+from rollyard.train.background import BackgroundWork
 
 Group = Callable[[int, int], Awaitable[Sequence[Rollout]]]
 STOPPING_S = 60.0
@@ -36,12 +36,12 @@ class RolloutWorker:
         self._parallel = parallel
         self._numbers = itertools.count()
         self._moved_at = time.monotonic()
-        self._work: Work[None] | None = None
+        self._work: BackgroundWork[None] | None = None
 
     def start(self) -> None:
         if self._work is None:
             self._moved_at = time.monotonic()
-            self._work = Work(self._produce())
+            self._work = BackgroundWork(self._produce())
 
     def stop(self) -> None:
         """Ends the rollouts under way and waits until their sandboxes are gone."""

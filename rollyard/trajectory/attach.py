@@ -14,14 +14,14 @@ from rollyard.core.node import BreakReason, Node
 from rollyard.trajectory.call_index import Ledger
 from rollyard.trajectory.fork_reason import changed_echo, changed_history, quotes
 from rollyard.trajectory.graph import WIDTH, Graph
-from rollyard.trajectory.lineage import ROOT, START, Step, repeats
+from rollyard.trajectory.lineage import ROOT, START, WalkStep, repeats
 
 
-class Place(NamedTuple):
+class AttachPoint(NamedTuple):
     """Below `step.node`, after `end` known tokens. `answer` is the nearest recorded answer above; `orphan` an answer that
     the request quotes and nobody has recorded."""
 
-    step: Step
+    step: WalkStep
     end: int
     answer: Node | None
     edge: Edge
@@ -40,7 +40,7 @@ class Place(NamedTuple):
         return [message for message in call.messages[self.step.consumed :] if not repeats(above, message)]
 
 
-def place(graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes | None) -> Place:
+def place(graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes | None) -> AttachPoint:
     """`digest` names the request's body; `packed` are the ids of its prompt, None where nobody knows them."""
     steps = graph.lineage.walk(call.messages, call.tools_digest)
     reached = graph.answer_above(steps[-1].node) if steps else None
@@ -48,7 +48,7 @@ def place(graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes
         step, end = max(steps, key=lambda at: (at.consumed, at.node), default=START), 0
     else:
         step, end = _prove(graph, steps, reached, packed, len(call.messages))
-    here = Place(step, end, graph.answer_above(step.node), "root", None)
+    here = AttachPoint(step, end, graph.answer_above(step.node), "root", None)
     failed = ledger.failed(digest)
     if failed is not None:
         return here._replace(edge="retry_of", parent_call_id=failed)
@@ -63,7 +63,9 @@ def place(graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes
     return _fork(graph, ledger, call, here, _Evidence(steps, reached, ledger.latest(call.thread), packed))
 
 
-def _prove(graph: Graph, steps: Sequence[Step], reached: Node | None, packed: bytes, count: int) -> tuple[Step, int]:
+def _prove(
+    graph: Graph, steps: Sequence[WalkStep], reached: Node | None, packed: bytes, count: int
+) -> tuple[WalkStep, int]:
     """The deepest step whose ids the prompt begins with; failing the lineage, the longest call that it begins with."""
     best, end = START, 0
     for step in steps:
@@ -74,7 +76,7 @@ def _prove(graph: Graph, steps: Sequence[Step], reached: Node | None, packed: by
         leaf = graph.longest_prefix(packed, end)
         if leaf is not None:
             consumed = max(0, min(len(graph.path(leaf)), count - 1))
-            best, end = Step(leaf, consumed, START, exact=False), graph.end(leaf) or 0
+            best, end = WalkStep(leaf, consumed, START, exact=False), graph.end(leaf) or 0
     total = len(packed) // WIDTH
     while end < total and best.consumed >= count and best.previous is not None:  # the delta needs a message to lie on
         best = best.previous
@@ -85,13 +87,13 @@ def _prove(graph: Graph, steps: Sequence[Step], reached: Node | None, packed: by
 class _Evidence(NamedTuple):
     """What is known of a call that forks: how far its words were recognised, and its thread's latest call."""
 
-    steps: Sequence[Step]
+    steps: Sequence[WalkStep]
     reached: Node | None
     latest: CallRecord | None
     packed: bytes | None
 
 
-def _fork(graph: Graph, ledger: Ledger, call: Call, here: Place, seen: _Evidence) -> Place:
+def _fork(graph: Graph, ledger: Ledger, call: Call, here: AttachPoint, seen: _Evidence) -> AttachPoint:
     """Name the edge and the reason. What the policy said of its own prompt is better informed than a comparison."""
     reason, mismatch = _why(graph, call, here, seen)
     edge: Edge = "root"
@@ -113,7 +115,7 @@ def _is_quoted(graph: Graph, latest: CallRecord, call: Call) -> bool:
     return latest.leaf is not None and quotes(graph.nodes[latest.leaf].message, call.messages)
 
 
-def _why(graph: Graph, call: Call, here: Place, seen: _Evidence) -> tuple[BreakReason, int | None]:
+def _why(graph: Graph, call: Call, here: AttachPoint, seen: _Evidence) -> tuple[BreakReason, int | None]:
     """The reason, and where it first differs: the token where both sides have ids, else the message."""
     mismatch: int | None = None
     if seen.reached is not None and here.answer is not seen.reached:  # the words were the same, the tokens were not
@@ -131,9 +133,9 @@ def _why(graph: Graph, call: Call, here: Place, seen: _Evidence) -> tuple[BreakR
     return reason, mismatch
 
 
-def _echoes(graph: Graph, call: Call, step: Step) -> list[tuple[Node, Message]]:
+def _echoes(graph: Graph, call: Call, step: WalkStep) -> list[tuple[Node, Message]]:
     pairs: list[tuple[Node, Message]] = []
-    at: Step | None = step
+    at: WalkStep | None = step
     while at is not None and at.node != ROOT:
         pairs.append((graph.nodes[at.node], call.messages[at.consumed - 1]))
         at = at.previous

@@ -16,7 +16,7 @@ SMALLEST = 8192  # bodies below this are not worth a difference
 LONGEST_CHAIN = 24  # differences of differences; bounds what reading one body costs
 
 
-class Body(msgspec.Struct, frozen=True):
+class CachedBody(msgspec.Struct, frozen=True):
     digest: bytes
     raw: bytes
     chain: int = 0  # how many differences lead to a whole body
@@ -26,8 +26,8 @@ class Tip(msgspec.Struct, frozen=True):
     """`ids` are the packed ids of a call's prompt and answer."""
 
     ids: bytes | None = None
-    request: Body | None = None
-    response: Body | None = None
+    request: CachedBody | None = None
+    response: CachedBody | None = None
 
 
 class Tips:
@@ -50,7 +50,7 @@ class Tips:
         self._tips[leaf] = tip
 
 
-def keep(raw: bytes, digest: bytes, base: Body | None, blobs: dict[bytes, Blob]) -> Body | None:
+def keep(raw: bytes, digest: bytes, base: CachedBody | None, blobs: dict[bytes, Blob]) -> CachedBody | None:
     """Put a body into `blobs`, as a difference where that pays, and give what the next one may build on."""
     if not raw:
         return None
@@ -61,6 +61,6 @@ def keep(raw: bytes, digest: bytes, base: Body | None, blobs: dict[bytes, Blob])
         delta = difference(base.digest, base.raw, raw)
         if delta is not None:
             blobs[digest] = delta
-            return Body(digest, raw, base.chain + 1)
+            return CachedBody(digest, raw, base.chain + 1)
     blobs[digest] = raw
-    return Body(digest, raw)
+    return CachedBody(digest, raw)

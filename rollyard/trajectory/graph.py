@@ -16,7 +16,7 @@ from rollyard.core.message import Message
 from rollyard.core.node import Node
 from rollyard.trajectory.body_cache import Tips
 from rollyard.trajectory.branch import path_to
-from rollyard.trajectory.lineage import ROOT, START, Lineage, Step
+from rollyard.trajectory.lineage import ROOT, START, Lineage, WalkStep
 
 WIDTH = array("i").itemsize
 
@@ -136,7 +136,7 @@ class Graph:
         """The first token at which a prompt leaves a path."""
         return None if self._ends[node] is None else common_prefix(self.packed(node), packed) // WIDTH
 
-    def climb(self, step: Step, packed: bytes) -> tuple[Step, int]:
+    def climb(self, step: WalkStep, packed: bytes) -> tuple[WalkStep, int]:
         """Up from a step to where the recorded ids are known and are a prefix of the prompt."""
         at = step
         while at.node != ROOT and self._ends[at.node] is None:

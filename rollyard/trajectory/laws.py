@@ -1,6 +1,6 @@
 """Validators of a trajectory: laws that must hold whatever agent and policy made it, and counters of what happened.
 
-A `Finding` is a broken law. A fork, a re-rendered prompt or a missing logprob breaks none: those are counted.
+A `LawViolation` is a broken law. A fork, a re-rendered prompt or a missing logprob breaks none: those are counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollyard.trajectory.branch import Branch, can_train
 from rollyard.trajectory.trajectory import POSITIVE, SENTINEL, Trajectory
 
 
-class Finding(msgspec.Struct, frozen=True):
+class LawViolation(msgspec.Struct, frozen=True):
     """`law` is a short stable name; `where` a call, node or branch."""
 
     law: str
@@ -41,13 +41,13 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     trained_tokens: int
 
 
-def findings(trajectory: Trajectory) -> list[Finding]:
+def findings(trajectory: Trajectory) -> list[LawViolation]:
     found = [
         *_structure(trajectory.nodes, trajectory.records),
         *(f for record in trajectory.records for f in _call(trajectory, record)),
         *_branches(trajectory, trajectory.branches),
     ]
-    return [Finding(law, trajectory.rollout_id, where, detail) for law, where, detail in found]
+    return [LawViolation(law, trajectory.rollout_id, where, detail) for law, where, detail in found]
 
 
 def counts(trajectory: Trajectory) -> Counts:

@@ -18,17 +18,17 @@ ROOT = -1
 WIDEST = 8  # paths followed at once; more only arise when an agent rewrites its whole history every turn
 
 
-class Step(NamedTuple):
+class WalkStep(NamedTuple):
     """A place on a walk: `node` accounts for the first `consumed` messages of the request."""
 
     node: int
     consumed: int
-    previous: Step | None
+    previous: WalkStep | None
     exact: bool = True
     skipped: tuple[int, ...] = ()
 
 
-START = Step(ROOT, 0, None)
+START = WalkStep(ROOT, 0, None)
 _make = tuple.__new__  # a named tuple without the call of its constructor: walks make one per message
 
 
@@ -65,7 +65,7 @@ class Lineage:
         """Whether an assistant message is one that was recorded here."""
         return answer.digest in self._answers or any(call.id in self._by_tool_call for call in answer.tool_calls)
 
-    def walk(self, messages: Sequence[Message], tools: bytes) -> list[Step]:
+    def walk(self, messages: Sequence[Message], tools: bytes) -> list[WalkStep]:
         """The deepest places reached, newest node last; empty when not even the first message is known."""
         start, step = self._straight(messages, tools)
         reached = frontier = [step]
@@ -73,7 +73,7 @@ class Lineage:
             reached = []
         for index in range(start, len(messages)):
             message = messages[index]
-            following: list[Step] = []
+            following: list[WalkStep] = []
             for step in frontier:
                 following.extend(self._advance(step, index, message, tools))
             if following:
@@ -84,7 +84,7 @@ class Lineage:
                 break
         return reached
 
-    def _straight(self, messages: Sequence[Message], tools: bytes) -> tuple[int, Step]:
+    def _straight(self, messages: Sequence[Message], tools: bytes) -> tuple[int, WalkStep]:
         """The part of a walk that is nearly all of it: one known child after another, and no choice."""
         step = START
         node = ROOT
@@ -94,33 +94,35 @@ class Lineage:
             if found is None or len(found) != 1:
                 return index, step
             node = found[0]
-            step = _make(Step, (node, index + 1, step, True, ()))
+            step = _make(WalkStep, (node, index + 1, step, True, ()))
         return len(messages), step
 
-    def _advance(self, step: Step, index: int, message: Message, tools: bytes) -> Iterator[Step]:
+    def _advance(self, step: WalkStep, index: int, message: Message, tools: bytes) -> Iterator[WalkStep]:
         if step.node == ROOT:
             found = self._roots.get((tools, message.digest))
         else:
             found = self._children.get((step.node, message.digest))
         if found is not None and len(found) == 1:
-            yield Step(found[0], index + 1, step, step.exact, step.skipped)
+            yield WalkStep(found[0], index + 1, step, step.exact, step.skipped)
             return
         if message.role == "assistant":
             named = self._by_ids(step, message)
             if named is not None:
-                yield Step(named, index + 1, step, step.exact and bool(found) and named in found, step.skipped)
+                yield WalkStep(named, index + 1, step, step.exact and bool(found) and named in found, step.skipped)
                 return
             if repeats(self._last_answer(step), message):
-                yield Step(step.node, index + 1, step, False, step.skipped)
+                yield WalkStep(step.node, index + 1, step, False, step.skipped)
                 return
         if found:
-            yield from (Step(child, index + 1, step, step.exact, step.skipped) for child in found)
+            yield from (WalkStep(child, index + 1, step, step.exact, step.skipped) for child in found)
             return
         for system in self._systems.get(step.node, ()):
             for child in self._children.get((system, message.digest), ()):
-                yield Step(child, index + 1, Step(system, index, step, False, step.skipped), False, step.skipped)
+                yield WalkStep(
+                    child, index + 1, WalkStep(system, index, step, False, step.skipped), False, step.skipped
+                )
 
-    def _by_ids(self, step: Step, message: Message) -> int | None:
+    def _by_ids(self, step: WalkStep, message: Message) -> int | None:
         """The recorded answer below this place that made one of these tool calls."""
         parent = None if step.node == ROOT else step.node
         for tool_call in message.tool_calls:
@@ -129,7 +131,7 @@ class Lineage:
                     return node
         return None
 
-    def _last_answer(self, step: Step) -> Message | None:
+    def _last_answer(self, step: WalkStep) -> Message | None:
         node = self._nodes.get(step.node)
         while node is not None and not node.sampled:
             node = self._nodes.get(node.parent) if node.parent is not None else None
@@ -142,6 +144,6 @@ def repeats(answer: Message | None, message: Message) -> bool:
     return bool(wanted) and answer is not None and wanted <= {call.id for call in answer.tool_calls}
 
 
-def _newest(steps: list[Step]) -> list[Step]:
+def _newest(steps: list[WalkStep]) -> list[WalkStep]:
     unique = {step.node: step for step in steps}
     return [unique[node] for node in sorted(unique)[-WIDEST:]]

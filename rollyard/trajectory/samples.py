@@ -50,7 +50,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return self.mask.count(1)
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class RefusedBranch(msgspec.Struct, frozen=True, kw_only=True):
     """A branch that is no row, and why."""
 
     rollout_id: str
@@ -62,7 +62,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 class Samples(msgspec.Struct, frozen=True):
     rows: tuple[Sample, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedBranch, ...]
 
 
 def samples(
@@ -79,7 +79,7 @@ def samples(
     against = _against(rollout, unscored)
     trained: set[int] = set()
     kept: list[tuple[Branch, bytes]] = []
-    refused: list[Refused] = []
+    refused: list[RefusedBranch] = []
     for branch in graph.branches:
         reasons = list(against)
         if branch.kind not in kinds:
@@ -181,8 +181,8 @@ def _temperatures(branch: Branch, graph: Trajectory, mask: bytes) -> array[float
     return found
 
 
-def _refused(rollout: Rollout, branch: Branch, reasons: list[str]) -> Refused:
-    return Refused(
+def _refused(rollout: Rollout, branch: Branch, reasons: list[str]) -> RefusedBranch:
+    return RefusedBranch(
         rollout_id=rollout.id,
         branch=branch.index,
         kind=branch.kind,

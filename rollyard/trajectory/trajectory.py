@@ -22,12 +22,12 @@ from rollyard.core.call import Call, CallRecord, Reply, VersionSpan
 from rollyard.core.delta import Blob
 from rollyard.core.message import Message
 from rollyard.core.node import Added, BreakReason, Match, Node
-from rollyard.trajectory.attach import Place, place
+from rollyard.trajectory.attach import AttachPoint, place
 from rollyard.trajectory.body_cache import Tip, keep
 from rollyard.trajectory.branch import Branch, branches_of
 from rollyard.trajectory.call_index import Ledger
 from rollyard.trajectory.graph import WIDTH, Graph
-from rollyard.trajectory.lineage import ROOT, Step, repeats
+from rollyard.trajectory.lineage import ROOT, WalkStep, repeats
 
 __all__ = ["Added", "Branch", "BreakReason", "Match", "Node", "Trajectory"]
 
@@ -83,7 +83,7 @@ class Trajectory:
         """The deepest earlier call whose history and answer this request begins with, however it was re-serialised."""
         nodes = self._graph.nodes
         for step in reversed(self._graph.lineage.walk(call.messages, call.tools_digest)):
-            at: Step | None = step
+            at: WalkStep | None = step
             while at is not None and at.node != ROOT and not nodes[at.node].sampled:
                 at = at.previous
             if at is None or at.node == ROOT:
@@ -134,7 +134,7 @@ class Trajectory:
             record = self._ledger.records[call.id] = replace(record, new_nodes=tuple(node.id for node in nodes))
         return Added(record=record, nodes=tuple(nodes), blobs=blobs)
 
-    def _new_nodes(self, call: Call, reply: Reply, prompt: array[int] | None, found: Place) -> list[Node]:
+    def _new_nodes(self, call: Call, reply: Reply, prompt: array[int] | None, found: AttachPoint) -> list[Node]:
         delta = None if prompt is None else prompt[found.end :]
         messages = found.new_messages(call)
         if not messages and delta:
@@ -263,7 +263,7 @@ def _record(
     call: Call,
     reply: Reply | None,
     error: str | None,
-    found: Place,
+    found: AttachPoint,
     nodes: Sequence[Node],
     bodies: tuple[bytes, bytes],
     seq: int,

@@ -17,7 +17,7 @@ from rollyard.core.message import Image, Message, Opaque, Part, Role, Text, Thin
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import chat_upstream, openai_shapes
 from rollyard.wire.body import dump, from_agent, given, raw_text, read, read_request, recall
-from rollyard.wire.codec import Accumulator, Memo, Request
+from rollyard.wire.codec import Accumulator, Memo, WireRequest
 from rollyard.wire.options import choice_of, reasoning_of
 from rollyard.wire.parts import image_from_url, opaque, pieces
 from rollyard.wire.sse import COMMENT, DONE, frame
@@ -216,7 +216,7 @@ def _sampling(body: _Body) -> Sampling:
 
 
 @from_agent
-def decode(request: Request, memo: Memo | None = None) -> Call:
+def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     body = read_request(_body, request.body)
     if body.n is not None and body.n != 1:
         raise BadRequest("n: one choice per call is answered")

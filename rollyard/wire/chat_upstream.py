@@ -20,7 +20,7 @@ from rollyard.wire.body import cut_off, dump, from_upstream, given, read_upstrea
 from rollyard.wire.codec import Memo
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id, image_url
-from rollyard.wire.sse import Parser
+from rollyard.wire.sse import SseParser
 from rollyard.wire.tokens import TokenLogprob, from_meta_info, prompt_ids, sampled, version_of, version_spans
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, custom_arguments, flat_name, in_namespaces
 
@@ -298,7 +298,7 @@ class ChatAccumulator:
 
     def __init__(self, call: Call | None = None) -> None:
         self._call = call
-        self._parser = Parser()
+        self._parser = SseParser()
         self._fed: list[bytes] = []
         self._whole = _Completion()
         self._choice = _Choice()

@@ -20,7 +20,7 @@ MAX_BODY = 48 * 2**20  # bytes of one request; `decode` raises TooLarge above it
 Memo = MutableMapping[bytes, Any]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the HTTP side knows of a request before its dialect reads it."""
 
     call_id: str
@@ -46,7 +46,7 @@ class Codec(Protocol):
     name: Dialect
     upstream_path: str  # where an upstream serves it, below its base url; Gemini's holds `{model}`
 
-    def decode(self, request: Request, memo: Memo | None = None) -> Call: ...
+    def decode(self, request: WireRequest, memo: Memo | None = None) -> Call: ...
     def encode(self, call: Call, reply: Reply) -> bytes: ...
     def stream(self, call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]:
         """Frames of a whole reply. `opened` is True when `opening` was sent already."""

@@ -27,9 +27,9 @@ from rollyard.wire.body import (
     split_object,
 )
 from rollyard.wire.chat_upstream import sampling_members
-from rollyard.wire.codec import Accumulator, Memo, Request
+from rollyard.wire.codec import Accumulator, Memo, WireRequest
 from rollyard.wire.parts import pieces
-from rollyard.wire.sse import COMMENT, DONE, Parser, frame
+from rollyard.wire.sse import COMMENT, DONE, SseParser, frame
 from rollyard.wire.tokens import TokenLogprob, TopLogprob, as_ids, prompt_ids, sampled
 
 
@@ -71,7 +71,7 @@ def _prompt(value: str | list[Any]) -> str | list[int]:
 
 
 @from_agent
-def decode(request: Request, memo: Memo | None = None) -> Call:
+def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     body = read_request(_body, request.body)
     for name, one in (("n", body.n), ("best_of", body.best_of)):
         if one is not None and one != 1:
@@ -253,7 +253,7 @@ class CompletionsAccumulator:
     """Chunks of one choice, put together."""
 
     def __init__(self) -> None:
-        self._parser = Parser()
+        self._parser = SseParser()
         self._fed: list[bytes] = []
         self._whole = _Completion()
         self._choice = _Choice()

@@ -17,7 +17,7 @@ from rollyard.core.message import Message, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import gemini_upstream
 from rollyard.wire.body import dump, from_agent, given, raw_text, read, read_object, read_request, recall
-from rollyard.wire.codec import Accumulator, Memo, Request
+from rollyard.wire.codec import Accumulator, Memo, WireRequest
 from rollyard.wire.gemini_parts import content_decoder, messages_of, parts_of, wire_parts
 from rollyard.wire.openai_shapes import counts
 from rollyard.wire.options import named_choice, reasoning_of, text_of
@@ -214,7 +214,7 @@ def _sampling(body: _Body) -> Sampling:
 
 
 @from_agent
-def decode(request: Request, memo: Memo | None = None) -> Call:
+def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     body = read_request(_body, request.body)
     if given(body.generate_content_request):  # countTokens may wrap a whole request
         body = read(_body, body.generate_content_request)

@@ -15,7 +15,7 @@ from rollyard.wire.body import cut_off, dump, from_upstream, given, parse_json, 
 from rollyard.wire.codec import Memo
 from rollyard.wire.gemini_parts import parts_of, wire_parts
 from rollyard.wire.parts import call_id
-from rollyard.wire.sse import Parser
+from rollyard.wire.sse import SseParser
 from rollyard.wire.tokens import TokenLogprob, TopLogprob, sampled
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, flat_name, in_namespaces
 
@@ -331,7 +331,7 @@ class GeminiAccumulator:
 
     def __init__(self, call: Call | None = None) -> None:
         self._call = call
-        self._parser = Parser()
+        self._parser = SseParser()
         self._fed: list[bytes] = []
         self._answers: list[_Answer] = []
         self._is_array: bool | None = None

@@ -18,7 +18,7 @@ from rollyard.core.message import Message, Part, Text, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import messages_upstream
 from rollyard.wire.body import dump, from_agent, given, raw_text, read, read_request, recall
-from rollyard.wire.codec import Accumulator, Memo, Request
+from rollyard.wire.codec import Accumulator, Memo, WireRequest
 from rollyard.wire.messages_blocks import blocks, part_of
 from rollyard.wire.openai_shapes import counts
 from rollyard.wire.options import named_choice, reasoning_of, text_of
@@ -159,7 +159,7 @@ def _sampling(body: _Body) -> Sampling:
 
 
 @from_agent
-def decode(request: Request, memo: Memo | None = None) -> Call:
+def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     body = read_request(_body, request.body)
     memo = {} if memo is None else memo
     messages: list[Message] = []

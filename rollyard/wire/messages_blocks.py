@@ -16,7 +16,7 @@ from rollyard.wire.toolnames import flat_name
 _NONE = msgspec.Raw()
 
 
-class Block(msgspec.Struct):
+class ContentBlock(msgspec.Struct):
     """Every field of the blocks that are understood; a block has some of them."""
 
     type: str
@@ -33,7 +33,7 @@ class Block(msgspec.Struct):
     source: dict[str, Any] | None = None
 
 
-_block = msgspec.json.Decoder(Block)
+_block = msgspec.json.Decoder(ContentBlock)
 _content = msgspec.json.Decoder(str | list[msgspec.Raw])
 
 
@@ -43,7 +43,7 @@ def _opaque(raw: msgspec.Raw, kind: str) -> Opaque:
     return opaque("messages", kind, value)
 
 
-def _image(block: Block) -> Image | None:
+def _image(block: ContentBlock) -> Image | None:
     source = block.source or {}
     if source.get("type") == "base64" and isinstance(source.get("data"), str):
         media_type = source.get("media_type")
@@ -53,7 +53,7 @@ def _image(block: Block) -> Image | None:
     return None
 
 
-def _result(block: Block) -> ToolResult:
+def _result(block: ContentBlock) -> ToolResult:
     if block.tool_use_id is None:
         raise BadRequest("messages: a tool_result has no tool_use_id")
     content = read(_content, block.content, "messages") if given(block.content) else ""

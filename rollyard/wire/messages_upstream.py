@@ -19,7 +19,7 @@ from rollyard.wire.body import cut_off, dump, from_upstream, parse_json, read_up
 from rollyard.wire.codec import Memo
 from rollyard.wire.messages_blocks import blocks, part_of
 from rollyard.wire.parts import call_id
-from rollyard.wire.sse import Parser
+from rollyard.wire.sse import SseParser
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, flat_name, in_namespaces
 
 _MAX_TOKENS = 8192  # the dialect demands a number; this one every model takes
@@ -270,7 +270,7 @@ class MessagesAccumulator:
 
     def __init__(self, call: Call | None = None) -> None:
         self._call = call
-        self._parser = Parser()
+        self._parser = SseParser()
         self._fed: list[bytes] = []
         self._answer = _Answer([])
         self._blocks: dict[int, dict[str, Any]] = {}

@@ -17,7 +17,7 @@ from rollyard.core.message import Message, Part, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import openai_shapes, responses_upstream
 from rollyard.wire.body import digest, dump, from_agent, given, raw_text, read, read_request, recall, recall_keyed
-from rollyard.wire.codec import Accumulator, Memo, Request
+from rollyard.wire.codec import Accumulator, Memo, WireRequest
 from rollyard.wire.options import choice_of, reasoning_of, text_of
 from rollyard.wire.parts import pieces
 from rollyard.wire.responses_items import assistant_items, message_of
@@ -163,7 +163,7 @@ def _sampling(body: _Body) -> Sampling:
 
 
 @from_agent
-def decode(request: Request, memo: Memo | None = None) -> Call:
+def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     body = read_request(_body, request.body)
     if body.previous_response_id:
         raise BadRequest("previous_response_id: responses are not stored here; send the whole input")

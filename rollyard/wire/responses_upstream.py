@@ -19,7 +19,7 @@ from rollyard.wire.codec import Memo
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id
 from rollyard.wire.responses_items import assistant_items, content_blocks, message_of
-from rollyard.wire.sse import Parser
+from rollyard.wire.sse import SseParser
 from rollyard.wire.tokens import TokenLogprob, sampled
 from rollyard.wire.toolnames import custom_tools, in_namespaces
 
@@ -240,7 +240,7 @@ class ResponsesAccumulator:
 
     def __init__(self, call: Call | None = None) -> None:
         self._call = call
-        self._parser = Parser()
+        self._parser = SseParser()
         self._fed: list[bytes] = []
         self._items: dict[int, msgspec.Raw] = {}
         self._response = _Response([])

@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 COMMENT = b": keepalive\n\n"
 
 
-class Event(msgspec.Struct, frozen=True):
+class SseEvent(msgspec.Struct, frozen=True):
     data: bytes
     event: str = "message"
 
@@ -28,7 +28,7 @@ def frame(data: bytes, event: str | None = None) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event.encode(), data)
 
 
-class Parser:
+class SseParser:
     """Feed it bytes, take events."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Parser:
         self._after_cr = False
         self._started = False
 
-    def feed(self, piece: bytes) -> list[Event]:
+    def feed(self, piece: bytes) -> list[SseEvent]:
         if self._after_cr and piece:
             self._after_cr = False
             piece = piece.removeprefix(b"\n")
@@ -60,21 +60,21 @@ class Parser:
             self._pieces.append(lines.pop())
         return self._events(lines)
 
-    def close(self) -> list[Event]:
+    def close(self) -> list[SseEvent]:
         """What an unfinished last event holds: some servers end without the blank line."""
         lines = [b"".join(self._pieces), b""] if self._pieces else [b""]
         self._pieces = []
         return self._events(lines)
 
-    def _events(self, lines: list[bytes]) -> list[Event]:
-        events: list[Event] = []
+    def _events(self, lines: list[bytes]) -> list[SseEvent]:
+        events: list[SseEvent] = []
         for line in lines:
             if not self._started:
                 self._started = True
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if not line:
                 if self._data:
-                    events.append(Event(b"\n".join(self._data), self._event or "message"))
+                    events.append(SseEvent(b"\n".join(self._data), self._event or "message"))
                 self._data, self._event, self._held = [], "", 0
                 continue
             name, _, value = line.partition(b":")

@@ -37,7 +37,7 @@ class TokenLogprob(msgspec.Struct):
     top_logprobs: list[TopLogprob] | None = None
 
 
-class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedTokens(msgspec.Struct, frozen=True, kw_only=True):
     """The token side of a reply, after the checks."""
 
     prompt_ids: array[int] | None = None
@@ -102,7 +102,7 @@ def sampled(
     completion: Sequence[int] | None,
     entries: Sequence[TokenLogprob] | None,
     usage: Usage,
-) -> Sampled:
+) -> ReportedTokens:
     completion_ids = as_ids(completion)
     tokens = tuple([_token(e) if e.top_logprobs else TokenText(e.token, e.logprob) for e in entries or ()])
     values = [entry.logprob for entry in entries] if entries is not None else None
@@ -118,7 +118,7 @@ def sampled(
     elif completion_ids is not None and usage.completion_tokens not in (None, len(completion_ids)):
         flaws.append(f"token_count: {len(completion_ids)} ids, usage says {usage.completion_tokens}")
     logprobs = _checked(values, completion_ids, flaws)
-    return Sampled(
+    return ReportedTokens(
         prompt_ids=prompt,
         completion_ids=completion_ids,
         logprobs=logprobs,

@@ -3,7 +3,7 @@
 import pytest
 
 import rollyard as ry
-from rollyard.testing.agent import Ground, cases, missing
+from rollyard.testing.agent import AgentFixture, cases, missing
 from rollyard.testing.pytest_adapter import hold
 from rollyard.testing.suite import run_case
 
@@ -34,5 +34,5 @@ async def backend():
 
 @pytest.mark.parametrize(("name", "case"), list(chosen()))
 async def test_an_agent_does_what_the_suite_asks(name, case, backend):
-    ground = Ground(agent=ry.agents.get(name), backend=backend)
+    ground = AgentFixture(agent=ry.agents.get(name), backend=backend)
     hold(await run_case(case, ground, missing=missing(ground), slow=True))

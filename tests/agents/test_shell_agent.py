@@ -3,7 +3,7 @@
 import pytest
 
 import rollyard as ry
-from rollyard.testing.agent import Ground
+from rollyard.testing.agent import AgentFixture
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agent]
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.agent]
 @pytest.fixture
 async def ground():
     async with ry.sandbox.backend("local") as backend:
-        yield Ground(agent=ry.agents.get("shell-agent"), backend=backend)
+        yield AgentFixture(agent=ry.agents.get("shell-agent"), backend=backend)
 
 
 async def test_its_first_request_is_under_500_bytes(ground):

@@ -1,15 +1,15 @@
 """A parked agent is told from a slow model, a working one, and one that only lingers (G7)."""
 
-from rollyard.agents import Sample, Watchdog
+from rollyard.agents import ActivitySample, Watchdog
 
 
-def watch(*samples: Sample, idle_s: float = 60, linger_s: float = 3) -> list[str]:
+def watch(*samples: ActivitySample, idle_s: float = 60, linger_s: float = 3) -> list[str]:
     dog = Watchdog(idle_s=idle_s, linger_s=linger_s)
     return [dog.see(sample) for sample in samples]
 
 
-def at(t: float, **fields) -> Sample:
-    return Sample(at=t, **{"in_flight": 0, "last_output_at": 0.0, "cpu_s": 1.0, **fields})
+def at(t: float, **fields) -> ActivitySample:
+    return ActivitySample(at=t, **{"in_flight": 0, "last_output_at": 0.0, "cpu_s": 1.0, **fields})
 
 
 def test_silence_without_call_cpu_or_output_is_parked():

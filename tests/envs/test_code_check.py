@@ -9,7 +9,7 @@ import sqlite3
 import pytest
 
 from rollyard.envs.fleet.databases import SandboxDatabases
-from rollyard.envs.fleet.verifier_code import Check, run_check
+from rollyard.envs.fleet.verifier_code import VerifierCode, run_check
 from rollyard.sandbox.local.backend import LocalBackend
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +42,7 @@ async def shop(backend, tmp_path):
 
 
 async def scored(backend, code, databases=None, **more):
-    return await run_check(backend, Check(code=code, task_key="task-7", **more), databases, timeout_s=60)
+    return await run_check(backend, VerifierCode(code=code, task_key="task-7", **more), databases, timeout_s=60)
 
 
 async def test_a_number_of_any_function_is_the_score_and_what_it_prints_is_kept(backend):
@@ -147,7 +147,7 @@ async def test_whatever_else_goes_wrong_is_none_with_words(backend, code, words)
 
 async def test_a_verifier_that_does_not_end_is_ended(backend):
     """E6: timeouts"""
-    done = await run_check(backend, Check(code="def check(env):\n    while True: pass\n"), timeout_s=3)
+    done = await run_check(backend, VerifierCode(code="def check(env):\n    while True: pass\n"), timeout_s=3)
     assert done.score is None and "longer than 3 s" in done.error
 
 
@@ -252,8 +252,8 @@ def check(env):
 
 def test_code_is_known_by_its_digest():
     """E6: content-addressed"""
-    assert Check(code="def a(env): ...").sha256 == Check(code="def a(env): ...", task_key="other").sha256
-    assert Check(code="def a(env): ...").sha256 != Check(code="def b(env): ...").sha256
+    assert VerifierCode(code="def a(env): ...").sha256 == VerifierCode(code="def a(env): ...", task_key="other").sha256
+    assert VerifierCode(code="def a(env): ...").sha256 != VerifierCode(code="def b(env): ...").sha256
 
 
 async def test_describe_query_and_their_caps(shop):

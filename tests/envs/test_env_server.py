@@ -15,8 +15,8 @@ from websockets.asyncio.client import connect as websocket
 import rollyard as ry
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, EpisodeLost
 from rollyard.envs import connect
-from rollyard.envs.metrics import Counters
-from rollyard.envs.session import Session, Terms, Watch
+from rollyard.envs.metrics import EnvCounters
+from rollyard.envs.session import EnvSession, SessionObserver, SessionTerms
 from rollyard.envs.telemetry import Telemetry
 from tests.envs.conftest import Counter, served
 
@@ -149,8 +149,8 @@ async def test_a_running_step_can_be_cancelled():
 
 async def test_a_move_that_is_cancelled_before_it_began_is_answered_too():
     told_of = []
-    watch = Watch(counters=Counters(), telemetry=Telemetry())
-    session = Session(Counter(), Terms(lease_s=1, deadline_s=60), watch)
+    watch = SessionObserver(counters=EnvCounters(), telemetry=Telemetry())
+    session = EnvSession(Counter(), SessionTerms(lease_s=1, deadline_s=60), watch)
     session.begin("step", {"action": {"sleep": 60}}, "1", told_of.append)
     assert session.cancel()
     with pytest.raises(EnvError, match="cancelled"):
@@ -317,7 +317,9 @@ async def test_a_tool_cannot_take_a_verb_of_the_environment():
             return [again]
 
     with pytest.raises(ConfigError, match="reset"):
-        Session(Sly(), Terms(lease_s=1, deadline_s=1), Watch(counters=Counters(), telemetry=Telemetry()))
+        EnvSession(
+            Sly(), SessionTerms(lease_s=1, deadline_s=1), SessionObserver(counters=EnvCounters(), telemetry=Telemetry())
+        )
 
 
 def test_the_client_imports_no_server():

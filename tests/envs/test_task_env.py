@@ -16,7 +16,7 @@ from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, MissingE
 from rollyard.envs.fleet.provider import InstanceRequest, provision
 from rollyard.envs.fleet.sdk import FleetProvider
 from rollyard.envs.fleet.task_config import TaskConfig
-from rollyard.envs.fleet.task_env import TaskEnv, TaskLimits
+from rollyard.envs.fleet.task_env import RemoteTaskEnv, TaskLimits
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.envs.telemetry import Telemetry
 from tests.fleet_server import KEY, WORLDS, serving
@@ -614,7 +614,7 @@ async def test_spans_tell_the_same_story_async_and_blocking(server, tmp_path):
 
 
 def standing_env(judge=None, **options):
-    """A `TaskEnv` on a provider that makes nothing, with tools that are really served."""
+    """A `RemoteTaskEnv` on a provider that makes nothing, with tools that are really served."""
     from contextlib import asynccontextmanager
 
     from rollyard.tools import Toolset, tool
@@ -635,7 +635,7 @@ def standing_env(judge=None, **options):
             provider = Standing(urls=(url + "/mcp",), **options)
             config = TaskConfig.read({"env_key": "standing", "verifier_code": "def f(env): ..."})
             limits = TaskLimits(reset_s=7.0, request_s=21.0)
-            yield TaskEnv(config, provider, judge or none, limits=limits), provider
+            yield RemoteTaskEnv(config, provider, judge or none, limits=limits), provider
         await toolset.aclose()
 
     return made()

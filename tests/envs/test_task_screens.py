@@ -17,7 +17,7 @@ from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable
 from rollyard.core.message import Image, ToolSpec
 from rollyard.envs.fleet.sdk import FleetProvider
 from rollyard.envs.fleet.task_config import TaskConfig
-from rollyard.envs.fleet.task_env import TaskEnv
+from rollyard.envs.fleet.task_env import RemoteTaskEnv
 from rollyard.envs.fleet.task_instance import offered
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.fleet import World, load_world
@@ -205,7 +205,7 @@ async def on_a_screen(failing=None):
     async with listening(toolset) as url:
         leases, provider = Borrowed(failing, url + "/mcp"), Paged()
         config = TaskConfig.read({"env_key": "paged", "task_modality": "browser_use", "verifier_code": "def f(e): ..."})
-        yield TaskEnv(config, provider, none, leases=leases), leases, provider
+        yield RemoteTaskEnv(config, provider, none, leases=leases), leases, provider
     await toolset.aclose()
 
 

@@ -19,7 +19,7 @@ from websockets.protocol import CLIENT, SERVER, Protocol
 from rollyard.core.errors import EnvError, EnvUnavailable
 from rollyard.envs import connect
 from rollyard.envs.server import EnvServer
-from rollyard.net.websocket import BINARY, PING, TEXT, Broken, Masks, Reader, frame
+from rollyard.net.websocket import BINARY, PING, TEXT, Broken, Masks, WebSocketReader, frame
 from rollyard.net.websocket_client import Lost, dial
 from rollyard.net.websocket_proxied import dial_through
 from rollyard.net.websocket_server import SocketProtocol
@@ -44,7 +44,7 @@ def test_frames_come_out_whole_wherever_they_are_cut(wanted, masked, data):
         parts = [(opcode, True, payload)] if cut is None else [(opcode, False, payload[:cut]), (0, True, payload[cut:])]
         for kind, fin, part in parts:
             made += Frame(Opcode(kind), part, fin).serialize(mask=masked, extensions=[])
-    reader, found, at = Reader(masked=masked, limit=LIMIT), [], 0
+    reader, found, at = WebSocketReader(masked=masked, limit=LIMIT), [], 0
     while at < len(made):
         step = data.draw(st.integers(1, len(made)))
         found += reader.feed(made[at : at + step])
@@ -75,7 +75,7 @@ def test_what_we_send_the_websockets_package_reads(size, masked):
 )
 def test_what_breaks_the_protocol_is_named(data, code):
     with pytest.raises(Broken) as caught:
-        Reader(masked=True, limit=LIMIT).feed(data)
+        WebSocketReader(masked=True, limit=LIMIT).feed(data)
     assert caught.value.code == code
 
 

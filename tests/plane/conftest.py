@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from rollyard.plane.api import plane_app
-from rollyard.plane.create_request import Settings
+from rollyard.plane.create_request import CreateDefaults
 from rollyard.plane.engines import NoopEngine
 from rollyard.plane.parts import assemble as assemble_parts
 from rollyard.store.plane.open import open_plane
@@ -27,7 +27,7 @@ class Clock:
 async def assembled(store, engines, clock, **settings):
     """All parts of a plane over one store, and its application."""
     await store.agreed("identity", "test-plane")
-    parts = await assemble_parts(store, engines, settings=Settings(**settings), clock=clock)
+    parts = await assemble_parts(store, engines, settings=CreateDefaults(**settings), clock=clock)
     return SimpleNamespace(**parts._asdict(), app=plane_app(parts))
 
 

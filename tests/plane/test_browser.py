@@ -17,7 +17,7 @@ import rollyard as ry
 from bench.page import fill
 from rollyard.core.call import Call, Reply, Usage, floats, ids
 from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolResult
-from rollyard.core.plane import EnvSpec, Terms
+from rollyard.core.plane import AdmissionTerms, EnvSpec
 from rollyard.core.rollout import Rollout, StageRecord, Verdict
 from rollyard.core.task import Task
 from rollyard.page.actions import LocalActions
@@ -136,7 +136,7 @@ async def rich_rollout(store):
 
 
 async def some_plane(assemble, store, noop, clock):
-    plane = await assemble(store.plane, {"noop": noop}, clock, terms=Terms(quota=40))
+    plane = await assemble(store.plane, {"noop": noop}, clock, terms=AdmissionTerms(quota=40))
     for name in ("weather", "shop"):
         await plane.hub.create(name, "1.0", EnvSpec(image="host", description=f"the {name} desk", tags=("demo", name)))
     await plane.hub.release("shop", "1.0", revision=None)

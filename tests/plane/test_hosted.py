@@ -15,7 +15,7 @@ from rollyard.core.errors import (
     PlaneUnavailable,
     PlaneUnsupported,
 )
-from rollyard.core.plane import Terms
+from rollyard.core.plane import AdmissionTerms
 from rollyard.core.sandbox import Mount, Resources
 from rollyard.plane.engines import engine
 from rollyard.plane.instances import CreateInstance
@@ -65,7 +65,9 @@ async def test_arca_makes_shows_signs_and_deletes(tmp_path, assemble, clock):
 async def test_what_arca_cannot_do_is_refused_by_name_and_costs_no_quota(tmp_path, assemble, clock):
     arca = ArcaStandIn(pending=0)
     async with listening(arca.app()) as url:
-        async with planed(tmp_path, assemble, clock, engine(f"arca={url}", key=KEY), terms=Terms(quota=1)) as plane:
+        async with planed(
+            tmp_path, assemble, clock, engine(f"arca={url}", key=KEY), terms=AdmissionTerms(quota=1)
+        ) as plane:
             instances = plane.instances
             for refused in (
                 asked(network="none"),

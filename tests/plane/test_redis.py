@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from rollyard.core.errors import ConfigError
-from rollyard.core.plane import Terms
+from rollyard.core.plane import AdmissionTerms
 from rollyard.store import Store
 from rollyard.store.plane.open import open_plane
 from tests.plane.writers import instance
@@ -18,7 +18,7 @@ async def test_without_scripts_the_next_writer_finishes_what_a_dead_one_began(pl
     async with open_plane(plane_url) as (store, _):
         changer = store._change
         assert not changer.scripted
-        new, _ = await store.begin(instance("ann"), terms=Terms(), request=None)
+        new, _ = await store.begin(instance("ann"), terms=AdmissionTerms(), request=None)
         dead = type(changer)(store._client, changer._lock.removesuffix("lock"), scripted=False)
 
         async def stops(commands):
@@ -30,7 +30,7 @@ async def test_without_scripts_the_next_writer_finishes_what_a_dead_one_began(pl
         begun = msgspec.json.decode(await store._client.get(changer._journal))
         await store._client.execute_command(*begun[0])  # it may also have died in the middle
         assert (await store.usage("ann")).used == 1
-        await store.begin(instance("bob"), terms=Terms(), request=None)
+        await store.begin(instance("bob"), terms=AdmissionTerms(), request=None)
         assert (await store.usage("ann")).used == 0
         assert (await store.get_instance(new.id)).state == "failed"
         assert await store._client.get(changer._journal) is None

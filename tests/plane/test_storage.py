@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import PlaneNotFound, PlaneQuota, PlaneRateLimited
-from rollyard.core.plane import EnvRecord, EnvSpec, Pool, Taking, Terms
+from rollyard.core.plane import AdmissionTerms, EnvRecord, EnvSpec, Taking, WarmPool
 from rollyard.store.plane.open import open_plane
 from tests.plane.writers import instance
 
@@ -46,7 +46,7 @@ async def test_32_writers_in_each_of_two_processes_lose_no_update_and_no_place(s
 
 
 async def test_a_rate_lets_a_burst_in_and_then_one_at_a_time(store):
-    terms = Terms(rate=2.0, burst=3)
+    terms = AdmissionTerms(rate=2.0, burst=3)
     results = await asyncio.gather(
         *(store.begin(instance("ann", now=100.0), terms=terms, request=None) for _ in range(8)), return_exceptions=True
     )
@@ -66,14 +66,14 @@ async def test_a_rate_lets_a_burst_in_and_then_one_at_a_time(store):
 
 
 async def test_one_that_waits_in_a_pool_is_taken_by_exactly_one(store):
-    pool = await store.put_pool(Pool(name="p", size=4, plan="{}", created_at=1.0))
+    pool = await store.put_pool(WarmPool(name="p", size=4, plan="{}", created_at=1.0))
     for _ in range(4):
-        new, _ = await store.begin(instance(pool.owner), terms=Terms(), request=None)
+        new, _ = await store.begin(instance(pool.owner), terms=AdmissionTerms(), request=None)
         await store.step(new.id, ("creating",), "running", at=1.0, ref=new.id)
     with pytest.raises(PlaneQuota):
-        await store.begin(instance(pool.owner), terms=Terms(), request=None)
+        await store.begin(instance(pool.owner), terms=AdmissionTerms(), request=None)
     taking = Taking(owner="ann", at=2.0, labels={"a": "b"}, rollout_id="ro_1")
-    taken = await asyncio.gather(*(store.take(pool, taking, terms=Terms(), request=None) for _ in range(9)))
+    taken = await asyncio.gather(*(store.take(pool, taking, terms=AdmissionTerms(), request=None) for _ in range(9)))
     ids = [one[0].id for one in taken if one is not None]
     assert len(ids) == len(set(ids)) == 4
     assert ((await store.usage(pool.owner)).used, (await store.usage("ann")).used) == (0, 4)
@@ -84,7 +84,7 @@ async def test_one_that_waits_in_a_pool_is_taken_by_exactly_one(store):
     assert (await store.history(ids[0]))[-1].reason == "taken from pool p"
     assert (
         await store.list_pools() == [pool]
-        and (await store.put_pool(Pool(name="p", size=2, plan="{}", created_at=9.0))).size == 2
+        and (await store.put_pool(WarmPool(name="p", size=2, plan="{}", created_at=9.0))).size == 2
     )
     await store.remove_pool("p")
     with pytest.raises(PlaneNotFound):
@@ -92,18 +92,20 @@ async def test_one_that_waits_in_a_pool_is_taken_by_exactly_one(store):
 
 
 async def test_the_same_request_takes_one_from_a_pool_once(store):
-    pool = await store.put_pool(Pool(name="p", size=2, plan="{}", created_at=1.0))
+    pool = await store.put_pool(WarmPool(name="p", size=2, plan="{}", created_at=1.0))
     for _ in range(2):
-        new, _ = await store.begin(instance(pool.owner), terms=Terms(), request=None)
+        new, _ = await store.begin(instance(pool.owner), terms=AdmissionTerms(), request=None)
         await store.step(new.id, ("creating",), "running", at=1.0, ref=new.id)
     request = ("caller", "once", b"digest")
-    first, second = [await store.take(pool, Taking(owner="ann", at=2.0), terms=Terms(), request=request) for _ in "ab"]
+    first, second = [
+        await store.take(pool, Taking(owner="ann", at=2.0), terms=AdmissionTerms(), request=request) for _ in "ab"
+    ]
     assert first[0].id == second[0].id and (first[1], second[1]) == (True, False)
 
 
 async def test_changes_are_found_by_their_time_and_bundles_by_their_digest(store):
-    made = [await store.begin(instance("ann", now=float(n)), terms=Terms(), request=None) for n in range(1, 6)]
-    await store.begin(instance("bob", now=9.0), terms=Terms(), request=None)
+    made = [await store.begin(instance("ann", now=float(n)), terms=AdmissionTerms(), request=None) for n in range(1, 6)]
+    await store.begin(instance("bob", now=9.0), terms=AdmissionTerms(), request=None)
     assert [one.updated_at for one in await store.changed(owner="ann", since=3.0, limit=9)] == [3.0, 4.0, 5.0]
     await store.end(made[0][0].id, "failed", at=20.0, reason="why")
     last = await store.changed(owner=None, since=9.0, limit=9)

@@ -6,7 +6,7 @@ import sys
 
 from rollyard.core.errors import PlaneConflict, PlaneQuota
 from rollyard.core.ids import new_id
-from rollyard.core.plane import EnvSpec, Instance, InstancePlan, Terms
+from rollyard.core.plane import AdmissionTerms, EnvSpec, Instance, InstancePlan
 from rollyard.store.plane.open import open_plane
 
 
@@ -28,7 +28,7 @@ def instance(owner, now=1.0, **more):
 
 async def enter(store):
     try:
-        await store.begin(instance("ann"), terms=Terms(quota=40), request=None)
+        await store.begin(instance("ann"), terms=AdmissionTerms(quota=40), request=None)
     except PlaneQuota:
         return 0
     return 1

@@ -15,7 +15,7 @@ from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text, ToolSpec
 from rollyard.testing.smollm import llama_server
 from rollyard.wire import CODECS
-from rollyard.wire.codec import Request
+from rollyard.wire.codec import WireRequest
 
 BASH = ToolSpec(
     "bash", "Runs a command", '{"type":"object","properties":{"command":{"type":"string"}},"required":["command"]}'
@@ -28,7 +28,7 @@ def user(text: str) -> Message:
 
 def chat_call(body: dict, *, rollout_id: str = "r1", **fields) -> Call:
     """A call decoded from the bytes a chat client would send."""
-    request = Request(
+    request = WireRequest(
         call_id=new_id("call"),
         rollout_id=rollout_id,
         body=msgspec.json.encode({"model": "agent-model", **body}),

@@ -6,8 +6,8 @@ import gzip
 import pytest
 
 from rollyard.core.errors import UpstreamError
-from rollyard.net.http_client import BadAnswer, Pool
-from rollyard.net.model_connection import Connection, Timeouts
+from rollyard.net.http_client import BadAnswer, HttpPool
+from rollyard.net.model_connection import ModelConnection, Timeouts
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +52,7 @@ def whole(body=BODY, status="200 OK", *headers):
 
 
 async def asked(url, *, headers=None, total=2.0):
-    connection = Connection(timeouts=Timeouts(total=total))
+    connection = ModelConnection(timeouts=Timeouts(total=total))
     try:
         return await connection.post(url, b"{}", headers or {})
     finally:
@@ -61,7 +61,7 @@ async def asked(url, *, headers=None, total=2.0):
 
 async def test_one_connection_carries_many_requests(speaking):
     url, seen = await speaking(whole(b"1"), whole(b"2"), whole(b"3"))
-    connection = Connection()
+    connection = ModelConnection()
     assert [await connection.post(url, b"{}", {}) for _ in range(3)] == [b"1", b"2", b"3"]
     assert [len(requests) for requests in seen] == [3]
     await connection.aclose()
@@ -111,7 +111,7 @@ async def test_an_answer_that_is_cut_or_garbled_is_an_error_never_a_short_body(s
 async def test_a_packed_answer_that_unpacks_too_far_is_refused(speaking):
     bomb = gzip.compress(b"x" * 100_000)
     url, _ = await speaking(whole(bomb, "200 OK", "content-encoding: gzip"))
-    pool = Pool(connect_s=1, idle_s=1, max_body=10_000)
+    pool = HttpPool(connect_s=1, idle_s=1, max_body=10_000)
     with pytest.raises(BadAnswer, match="large"):
         await pool.exchange("POST", url, b"{}", {}, 2.0)
     await pool.aclose()
@@ -119,7 +119,7 @@ async def test_a_packed_answer_that_unpacks_too_far_is_refused(speaking):
 
 async def test_a_body_beyond_the_limit_is_refused_while_it_comes(speaking):
     url, _ = await speaking(whole(b"x" * 100_000))
-    pool = Pool(connect_s=1, idle_s=1, max_body=10_000)
+    pool = HttpPool(connect_s=1, idle_s=1, max_body=10_000)
     with pytest.raises(BadAnswer, match="large"):
         await pool.exchange("POST", url, b"{}", {}, 2.0)
     await pool.aclose()
@@ -135,7 +135,7 @@ async def test_silence_ends_at_the_deadline(speaking):
 async def test_bytes_after_an_answer_never_become_the_next_one(speaking):
     """Response splitting: what a server says unasked is not kept for the next request."""
     url, seen = await speaking(whole(b"1") + whole(b"poison"), whole(b"2"))
-    connection = Connection()
+    connection = ModelConnection()
     first = await connection.post(url, b"{}", {})
     await asyncio.sleep(0.05)
     second = await connection.post(url, b"{}", {})
@@ -153,7 +153,7 @@ async def test_a_header_cannot_smuggle_another(speaking, value):
 
 async def test_a_cancelled_request_cuts_its_connection_and_the_next_one_is_clean(speaking):
     url, seen = await speaking(b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\npart", whole(b"2"))
-    connection = Connection()
+    connection = ModelConnection()
     cut = asyncio.create_task(connection.post(url, b"{}", {}))
     await asyncio.sleep(0.05)
     cut.cancel()

@@ -9,7 +9,7 @@ from rollyard.core.call import ids
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.message import Image, Message, Text, Thinking, ToolCall, ToolResult
 from rollyard.policy.renderers.chat_template import TemplateRefused
-from rollyard.policy.renderers.protocol import Turn, Unbridgeable
+from rollyard.policy.renderers.protocol import SampledTurn, Unbridgeable
 from rollyard.testing.smollm import weights
 
 from .conftest import BASH, make_model, user
@@ -76,7 +76,7 @@ def test_a_bridge_equals_a_full_render_when_the_text_is_canonical(tool_renderer)
         prompt = tool_renderer.render(messages, (BASH,))
         new = answers(answer) or [user("more")]
         completion = tool_renderer.completion_of(answer)
-        bridged = tool_renderer.bridge(Turn(prompt, len(prompt), completion, answer), new, (BASH,))
+        bridged = tool_renderer.bridge(SampledTurn(prompt, len(prompt), completion, answer), new, (BASH,))
         messages += [answer, *new]
         assert prompt + completion + bridged.ids == tool_renderer.render(messages, (BASH,))
         assert bridged.inserted == ()
@@ -89,7 +89,7 @@ def test_sampled_ids_that_are_not_the_canonical_ones_are_kept(tool_renderer):
     assert len(tool_renderer._vocabulary.encode("hello")) < len(letters)
     prompt = tool_renderer.render((user("say hello"),))
     answer = tool_renderer.parse(sampled)
-    bridged = tool_renderer.bridge(Turn(prompt, len(prompt), sampled, answer), (user("again"),))
+    bridged = tool_renderer.bridge(SampledTurn(prompt, len(prompt), sampled, answer), (user("again"),))
     whole = prompt + sampled + bridged.ids
     rendered = tool_renderer.render((user("say hello"), answer, user("again")))
     assert answer.text == "hello" and whole != rendered
@@ -99,7 +99,7 @@ def test_sampled_ids_that_are_not_the_canonical_ones_are_kept(tool_renderer):
 def test_a_turn_cut_inside_its_reasoning_is_closed_twice_and_only_by_inserted_tokens(tool_renderer):
     sampled = tool_renderer._vocabulary.encode("<think>\nso I wonder")
     answer = tool_renderer.parse(sampled)
-    bridged = tool_renderer.bridge(Turn(ids(), 0, sampled, answer), (user("well?"),))
+    bridged = tool_renderer.bridge(SampledTurn(ids(), 0, sampled, answer), (user("well?"),))
     ((start, end),) = bridged.inserted
     assert start == 0 and tool_renderer.decode(bridged.ids[:end]) == "</think><|im_end|>"
 
@@ -110,7 +110,7 @@ def test_a_template_that_strips_reasoning_is_bridged_when_it_is_to_be_kept_and_r
     strip = ry.renderer(folder, parser="hermes", history="template")
     answer = said("yes", thinking="let me think")
     completion = keep.completion_of(answer)
-    turn = Turn(ids(), 0, completion, answer)
+    turn = SampledTurn(ids(), 0, completion, answer)
     bridged = keep.bridge(turn, (user("more"),))
     assert keep.decode(bridged.ids) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
     with pytest.raises(Unbridgeable) as refused:
@@ -188,7 +188,7 @@ def test_a_family_closes_a_cut_turn_with_inserted_tokens(tmp_path):
     cut = ids(renderer._tokenizer.encode("half a").ids)
     answer = renderer.parse(cut)
     prompt = renderer.render((user("go"),))
-    bridged = renderer.bridge(Turn(prompt, len(prompt), cut, answer), answers(said("", "x")))
+    bridged = renderer.bridge(SampledTurn(prompt, len(prompt), cut, answer), answers(said("", "x")))
     ((start, end),) = bridged.inserted
     assert (start, end) == (0, 1) and bridged.ids[0] in renderer.stop_ids
 

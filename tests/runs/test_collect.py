@@ -41,7 +41,7 @@ async def test_a_directory_over_the_bound_is_not_kept_and_the_patch_says_so(box)
     await box.exec(f"head -c {collect.MAX_WORKDIR + 1} /dev/zero > big", cwd="/place", timeout=20)
     copy = await collect.copy_out(box, "/place")
     assert copy.tar is None
-    assert "no patch" in collect.patch(collect.Copy(), copy)
+    assert "no patch" in collect.patch(collect.DirectoryCopy(), copy)
 
 
 async def test_artifacts_match_files_folders_and_globs_and_miss_quietly(box):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 import rollyard as ry
 from rollyard.core.agent import LayerSpec
 from rollyard.images.store import ImageStore
-from rollyard.runs.run.assignment import Work
+from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.config import RunConfig
 from rollyard.runs.run.shipping import packed, unpacked
 from rollyard.tasks.taskset import Taskset
@@ -49,7 +49,7 @@ async def test_tasks_scripts_layers_and_images_are_the_same_on_a_machine_that_ha
     task = replace(task, image="mine:1", build=None)
     agent = replace(ry.agents.get("shell-agent"), layer=spec)
     config = RunConfig(tasks=str(folder), policies={"policy": f"scripted:{script}"})
-    work = Work(run_id="run1", config=config, tasks={task.id: task}, agents={agent.name: agent})
+    work = Assignment(run_id="run1", config=config, tasks={task.id: task}, agents={agent.name: agent})
     async with ry.Store.open(postgres_url) as store:
         parcels = await packed(work, store, here)
         assert await packed(work, store, here) == parcels  # nothing is sent twice
@@ -74,7 +74,7 @@ async def test_tasks_scripts_layers_and_images_are_the_same_on_a_machine_that_ha
 
 async def test_a_store_of_one_machine_ships_nothing(tmp_path):
     config = RunConfig(tasks=str(tmp_path), policies={"policy": "scripted:x"})
-    work = Work(run_id="run1", config=config, tasks={}, agents={})
+    work = Assignment(run_id="run1", config=config, tasks={}, agents={})
     async with ry.Store.open(tmp_path / "runs.db") as store:
         parcels = await packed(work, store, ImageStore(tmp_path / "here"))
         assert (parcels.files, parcels.parts) == ((), ())

@@ -15,9 +15,9 @@ import rollyard as ry
 from rollyard.core.errors import CommandFailed, ConfigError, SandboxGone, UnknownName
 from rollyard.core.sandbox import Resources
 from rollyard.sandbox import backend
-from rollyard.sandbox.docker.engine import Engine
+from rollyard.sandbox.docker.engine import DockerEngine
 from rollyard.testing.pytest_adapter import hold
-from rollyard.testing.sandbox import Ground, cases, missing
+from rollyard.testing.sandbox import SandboxFixture, cases, missing
 from rollyard.testing.suite import run_case
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.slow]
@@ -57,7 +57,7 @@ async def opened(engine):
 async def test_every_route_carries_both_ways(engine, route, case):
     kind, host = engine
     async with backend(kind, host=host, route=route) as made:
-        ground = Ground(backend=made, name=kind)
+        ground = SandboxFixture(backend=made, name=kind)
         hold(await run_case(case, ground, missing=missing(ground)))
 
 
@@ -108,7 +108,7 @@ async def test_clean_removes_what_a_killed_host_left_by_label_alone(engine, open
     kind, host = engine
     run, other_run = f"run_{os.getpid()}", f"run_{os.getpid()}_2"
     other = await opened.open(ry.SandboxSpec(labels={"rollyard.run": other_run}))
-    async with Engine(host) as wire:
+    async with DockerEngine(host) as wire:
         body = {"Image": "rollyard-host:latest", "Cmd": ["sleep", "3600"], "Labels": {"rollyard.run": run}}
         body["HostConfig"] = {"NetworkMode": "none"}
         foreign = (await wire.call("POST", "containers/create", params={"name": f"foreign-{run}"}, body=body))["Id"]
@@ -139,7 +139,7 @@ async def test_the_timer_inside_ends_a_sandbox_that_nobody_watches(engine, opene
     longer = await opened.open(ry.SandboxSpec(lifetime="ttl", ttl_s=4))
     await longer.extend(600)
     assert (await longer.exec("tr '\\0' ' ' </proc/1/cmdline", timeout=30)).stdout.startswith(b"/bin/sh -c")
-    async with Engine(host) as wire:
+    async with DockerEngine(host) as wire:
         with anyio.fail_after(60):
             while True:
                 found = await wire.call("GET", "containers/json", params={"all": True})
@@ -162,7 +162,7 @@ async def test_teardown_works_after_the_event_loop_is_gone(engine, opened):
 
 async def test_neither_the_engine_nor_a_snapshot_is_told_the_environment(engine, opened):
     _, host = engine
-    async with opened.open(ry.SandboxSpec(env={"API_KEY": "canary-77"})) as box, Engine(host) as wire:
+    async with opened.open(ry.SandboxSpec(env={"API_KEY": "canary-77"})) as box, DockerEngine(host) as wire:
         assert (await box.exec("echo $API_KEY", timeout=30)).stdout == b"canary-77\n"
         frozen = await box.snapshot()
         said = [
@@ -215,7 +215,7 @@ async def test_use_after_a_kill_from_outside_is_gone(engine, opened):
     _, host = engine
     box = await opened.open(ry.SandboxSpec())
     job = await box.start("sleep 600")
-    async with Engine(host) as wire:
+    async with DockerEngine(host) as wire:
         await wire.call("DELETE", f"containers/{box.container}", params={"force": True})
     with pytest.raises(SandboxGone):
         await box.exec("true", timeout=30)

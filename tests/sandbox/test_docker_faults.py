@@ -14,7 +14,7 @@ import structlog
 import rollyard as ry
 from rollyard.core.errors import Error, SandboxError, SandboxInterrupted, SandboxUnavailable
 from rollyard.sandbox import backend
-from rollyard.sandbox.docker.engine import Engine
+from rollyard.sandbox.docker.engine import DockerEngine
 from rollyard.sandbox.retry import OpenLimits
 from tests.sandbox.fault_proxy import fault_proxy
 
@@ -223,7 +223,7 @@ async def test_an_address_and_an_environment_stay_out_of_every_error_log_and_com
                 faults.add("refuse", CREATE, status=status, times=1000)
                 await failing(through.open(spec))
                 faults.faults.clear()
-            async with through.open(spec) as box, Engine(host) as wire:
+            async with through.open(spec) as box, DockerEngine(host) as wire:
                 for request, fault in (
                     (EXEC, {"kind": "refuse", "status": 500}),
                     (RUN, {"kind": "refuse", "status": 500}),

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import rollyard.sandbox.relay as package
 from rollyard.core.errors import GateUnreachable, SandboxGone, SandboxInterrupted
 from rollyard.core.sandbox import Exit
-from rollyard.sandbox.relay import Relay, protocol
-from rollyard.sandbox.relay.filepair import FilePair
+from rollyard.sandbox.relay import HostRelay, protocol
+from rollyard.sandbox.relay.filepair import HostFilePair
 
 INSIDE = Path(package.__file__).parent
 PROGRAMS = {"python": [sys.executable, str(INSIDE / "inside.py")]}
@@ -77,10 +77,10 @@ async def put(path, data):
 @asynccontextmanager
 async def over_files(argv):
     with tempfile.TemporaryDirectory() as scratch:
-        pair, inside = FilePair(shell, put, f"{scratch}/r"), Inside(f"{scratch}/r")
+        pair, inside = HostFilePair(shell, put, f"{scratch}/r"), Inside(f"{scratch}/r")
         try:
             await pair.start(argv)
-            async with Relay(pair.output(), pair.write, log=pair.log) as relay:
+            async with HostRelay(pair.output(), pair.write, log=pair.log) as relay:
                 yield relay, inside
         finally:
             await pair.aclose()
@@ -106,7 +106,7 @@ async def relayed(argv):
         await process.stdin.drain()
 
     try:
-        async with Relay(output(), write, lines="lines" in argv, log=process.stderr.read) as relay:
+        async with HostRelay(output(), write, lines="lines" in argv, log=process.stderr.read) as relay:
             yield relay, process
     finally:
         if process.returncode is None:
@@ -258,10 +258,10 @@ async def test_what_is_appended_lands_once_although_its_answer_was_lost(tmp_path
                 await shell(script, *args, timeout=timeout)
         return await shell(script, *args, timeout=timeout)
 
-    pair = FilePair(twice, put, f"{tmp_path}/r")
+    pair = HostFilePair(twice, put, f"{tmp_path}/r")
     await pair.start(PROGRAMS["python"])
     body = os.urandom(300_000)
-    async with Relay(pair.output(), pair.write, log=pair.log) as relay:
+    async with HostRelay(pair.output(), pair.write, log=pair.log) as relay:
         listener = await relay.listen()
         server = asyncio.create_task(accept_and_echo(listener))
         for _ in range(3):
@@ -281,9 +281,9 @@ async def test_a_program_that_was_killed_with_what_watched_it_is_found_out(tmp_p
             except TimeoutError:
                 continue
 
-    pair = FilePair(patient, put, f"{tmp_path}/r", poll_s=1.0)
+    pair = HostFilePair(patient, put, f"{tmp_path}/r", poll_s=1.0)
     await pair.start(PROGRAMS["python"])
-    async with Relay(pair.output(), pair.write, log=pair.log) as relay:
+    async with HostRelay(pair.output(), pair.write, log=pair.log) as relay:
         listener = await relay.listen()
         os.killpg(int(Path(tmp_path, "r/pid").read_text()), signal.SIGKILL)
         with pytest.raises(SandboxGone):
@@ -297,7 +297,7 @@ async def test_a_way_that_breaks_is_told_to_the_writer(tmp_path):
             raise SandboxInterrupted("the line is cut")
         return await shell(script, *args, timeout=timeout)
 
-    pair = FilePair(broken, put, f"{tmp_path}/r")
+    pair = HostFilePair(broken, put, f"{tmp_path}/r")
     await pair.start(PROGRAMS["python"])
     await pair.write(b"x")
     with pytest.raises(SandboxInterrupted, match="cut"):
@@ -314,7 +314,7 @@ async def test_a_way_that_breaks_is_told_to_the_writer(tmp_path):
 )
 def test_frames_survive_any_split(sent, sizes, lines):
     data = b"".join(protocol.pack(*frame, lines=lines) for frame in sent)
-    reader, got, at, turn = protocol.Reader(lines=lines), [], 0, 0
+    reader, got, at, turn = protocol.FrameReader(lines=lines), [], 0, 0
     while at < len(data):
         size = sizes[turn % len(sizes)]
         got += list(reader.feed(data[at : at + size]))

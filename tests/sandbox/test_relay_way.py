@@ -9,7 +9,7 @@ import pytest
 
 import rollyard.sandbox.relay as package
 from rollyard.core.errors import GateUnreachable, PathError, SandboxGone, SandboxInterrupted
-from rollyard.sandbox.relay import Relay, RelayWay
+from rollyard.sandbox.relay import HostRelay, RelayWay
 
 pytestmark = pytest.mark.anyio
 INSIDE = [sys.executable, str(Path(package.__file__).with_name("inside.py"))]
@@ -36,7 +36,7 @@ class Inside:
             process.stdin.write(data)
             await process.stdin.drain()
 
-        return Relay(output(), write, log=process.stderr.read)
+        return HostRelay(output(), write, log=process.stderr.read)
 
     async def end(self, process):
         if process.returncode is None:

@@ -9,7 +9,7 @@ import pytest
 from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.events import Event
 from rollyard.store import Store
-from rollyard.testing.postgres import Postgres
+from rollyard.testing.postgres import PostgresServer
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +21,7 @@ WRITERS, WRITES = 8, 40
 
 @pytest.fixture
 def server():
-    made = Postgres()
+    made = PostgresServer()
     yield made
     made.close()
 

@@ -11,7 +11,7 @@ from rollyard.core.cache import cache_home
 from rollyard.core.rollout import Rollout
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend as make_backend
-from rollyard.tasks.grade import Case, judge
+from rollyard.tasks.grade import Judging, judge
 from rollyard.tasks.python_startup import look
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.verifiers import verifier_for
@@ -63,7 +63,7 @@ class Attempt:
         if grade is not None:
             spec = msgspec.structs.replace(spec, grade=grade)
         rollout = Rollout(id="ro_test", task=self.task, **case.pop("rollout", {}))
-        described = Case(
+        described = Judging(
             spec=spec,
             rollout=rollout,
             place=self.place,

@@ -10,7 +10,7 @@ import pytest
 from rollyard.core.errors import ConfigError
 from rollyard.images import dockerfile
 from rollyard.images.build_context import Context
-from rollyard.images.build_copy import Copy, assemble
+from rollyard.images.build_copy import CopyInstruction, assemble
 from rollyard.images.dockerfile import Heredoc, Instruction
 
 pytestmark = pytest.mark.adversarial
@@ -43,7 +43,7 @@ def add(folder, tmp_path):
         out.mkdir()
         words = (*sources, "/to/")
         item = Instruction(kind="ADD", line=1, text=" ".join(words), heredocs=tuple(heredocs))
-        request = Copy(item=item, words=words, workdir="/", chown=None, chmod=None, expand=str)
+        request = CopyInstruction(item=item, words=words, workdir="/", chown=None, chmod=None, expand=str)
         return assemble(request, Context(folder), out).root
 
     return run

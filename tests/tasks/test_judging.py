@@ -10,7 +10,7 @@ from rollyard.core.task import Artifact, CollectHook, Site, Step
 from rollyard.images.layers import layer_prefix
 from rollyard.policy.scripted_policy import scripted
 from rollyard.runs.rollout.run_rollout import run_rollout
-from rollyard.tasks.grade import Case, judge
+from rollyard.tasks.grade import Judging, judge
 from rollyard.tasks.harbor import load_folder
 from rollyard.tasks.requirements import refuse, refuse_history
 from rollyard.tasks.rows import as_task
@@ -146,7 +146,7 @@ async def layered(attempt, backend, **case):
             await backend.images.remove(image)
 
         spec = msgspec.structs.replace(it.task.verifier, grade="shared")
-        described = Case(
+        described = Judging(
             spec=spec,
             rollout=Rollout(id="r", task=it.task),
             place=it.place,

@@ -10,7 +10,7 @@ import pytest
 from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.testing.pytest_adapter import conformance, hold
-from rollyard.testing.sandbox import Ground, cases, missing, table
+from rollyard.testing.sandbox import SandboxFixture, cases, missing, table
 from rollyard.testing.suite import run_case
 from tests.plane.e2b_server import serving
 
@@ -27,7 +27,7 @@ async def ground(tmp_path):
     async with LocalBackend(root=tmp_path / "home") as local, serving(local, key=KEY) as url:
         options = {"key": KEY, "url": url, "isolation": "namespace"}
         async with backend("e2b", **options) as made:
-            yield Ground(backend=made, name="e2b", options=options, parallel=4)
+            yield SandboxFixture(backend=made, name="e2b", options=options, parallel=4)
 
 
 def split(all_cases):

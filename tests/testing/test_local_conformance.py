@@ -12,7 +12,7 @@ import pytest
 import rollyard
 from rollyard.sandbox import backend
 from rollyard.testing.pytest_adapter import conformance, hold
-from rollyard.testing.sandbox import Ground, cases, missing
+from rollyard.testing.sandbox import SandboxFixture, cases, missing
 from rollyard.testing.sandbox.verdict import examine_backend
 from rollyard.testing.suite import run_case
 
@@ -27,7 +27,7 @@ async def test_local(case, tmp_path):
     (tmp_path / "shared").chmod(0o777)
     mounts = [str(tmp_path / "shared")]
     async with backend("local", mounts=mounts) as local:
-        ground = Ground(backend=local, name="local", options={"mounts": mounts}, mount=mounts[0])
+        ground = SandboxFixture(backend=local, name="local", options={"mounts": mounts}, mount=mounts[0])
         hold(await run_case(case, ground, missing=missing(ground), slow=True))
 
 

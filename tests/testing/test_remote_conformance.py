@@ -10,7 +10,7 @@ import pytest
 from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.testing.pytest_adapter import hold
-from rollyard.testing.sandbox import Ground, cases, missing, table
+from rollyard.testing.sandbox import SandboxFixture, cases, missing, table
 from rollyard.testing.suite import run_case
 from tests.sandbox import sdks
 from tests.sandbox.remote_servers import serving
@@ -29,7 +29,7 @@ QUICK = {
 async def ground(name, tmp_path):
     async with LocalBackend(root=tmp_path / "home") as local, serving(name, local) as server:
         async with backend(name, **server.options) as made:
-            yield Ground(backend=made, name=name, options=server.options, parallel=4)
+            yield SandboxFixture(backend=made, name=name, options=server.options, parallel=4)
 
 
 def chosen():

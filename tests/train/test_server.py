@@ -21,7 +21,7 @@ from rollyard.core.ids import new_id  # noqa: E402
 from rollyard.core.message import Message, Text, tools_digest  # noqa: E402
 from rollyard.net.binding import listen  # noqa: E402
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer  # noqa: E402
-from rollyard.train.sampler import Request, Sampler, padded  # noqa: E402
+from rollyard.train.sampler import Sampler, SampleRequest, padded  # noqa: E402
 from rollyard.train.serve_model import ModelOptions, key_of  # noqa: E402
 from rollyard.train.server import ModelServer  # noqa: E402
 from rollyard.train.tiny import TinyConfig, TinyModel, load_model, save_model  # noqa: E402
@@ -97,10 +97,13 @@ async def test_the_samplers_logprobs_are_the_trainers_to_1e_4_alone_and_in_a_bat
     prompts = [ids([*b"a"]), ids([*b"hello world, this is longer"]), ids([*b"mid size"])]
     async with Sampler(load_model(folder), gather_s=0.05) as sampler:
         rows = await asyncio.gather(
-            *(sampler.sample(Request(prompt=p, max_tokens=20, temperature=0.7, seed=n)) for n, p in enumerate(prompts))
+            *(
+                sampler.sample(SampleRequest(prompt=p, max_tokens=20, temperature=0.7, seed=n))
+                for n, p in enumerate(prompts)
+            )
         )
         assert sampler.batches == 1
-        alone = await sampler.sample(Request(prompt=prompts[0], max_tokens=20, temperature=0.7, seed=0))
+        alone = await sampler.sample(SampleRequest(prompt=prompts[0], max_tokens=20, temperature=0.7, seed=0))
     assert alone.ids == rows[0].ids
     for prompt, row in zip(prompts, rows, strict=True):
         ours = trainer_logprobs(model, prompt, row.ids, 0.7)
@@ -109,16 +112,16 @@ async def test_the_samplers_logprobs_are_the_trainers_to_1e_4_alone_and_in_a_bat
 
 async def test_truncated_sampling_reports_the_truncated_distribution(folder):
     async with Sampler(load_model(folder)) as sampler:
-        one = await sampler.sample(Request(prompt=ids([1, 2]), max_tokens=8, top_k=1))
-        greedy = await sampler.sample(Request(prompt=ids([1, 2]), max_tokens=8, temperature=0.0))
-        narrow = await sampler.sample(Request(prompt=ids([1, 2]), max_tokens=30, top_p=0.1, seed=1))
+        one = await sampler.sample(SampleRequest(prompt=ids([1, 2]), max_tokens=8, top_k=1))
+        greedy = await sampler.sample(SampleRequest(prompt=ids([1, 2]), max_tokens=8, temperature=0.0))
+        narrow = await sampler.sample(SampleRequest(prompt=ids([1, 2]), max_tokens=30, top_p=0.1, seed=1))
     assert one.ids == greedy.ids and all(value == 0.0 for value in one.logprobs)
     assert all(value < 0.0 for value in greedy.logprobs) and all(value <= 0.0 for value in narrow.logprobs)
 
 
 async def test_new_weights_are_taken_between_two_tokens_and_each_token_says_its_version(folder):
     async with Sampler(load_model(folder), version=1) as sampler:
-        sampling = asyncio.create_task(sampler.sample(Request(prompt=ids([1]), max_tokens=400)))
+        sampling = asyncio.create_task(sampler.sample(SampleRequest(prompt=ids([1]), max_tokens=400)))
         await begun(sampler)
         torch.manual_seed(1)
         await sampler.load(TinyModel(SMALL).state_dict(), 2)
@@ -131,13 +134,13 @@ async def test_new_weights_are_taken_between_two_tokens_and_each_token_says_its_
 
 async def test_an_abort_keeps_what_was_sampled_and_a_pause_holds_what_has_not_begun(folder):
     async with Sampler(load_model(folder)) as sampler:
-        sampling = asyncio.create_task(sampler.sample(Request(prompt=ids([1]), max_tokens=500)))
+        sampling = asyncio.create_task(sampler.sample(SampleRequest(prompt=ids([1]), max_tokens=500)))
         await begun(sampler)
         await sampler.load(sampler.model.state_dict(), 1, abort=True)
         cut = await sampling
         assert cut.finish == "abort" and 0 < len(cut.ids) < 500
         sampler.pause()
-        held = asyncio.create_task(sampler.sample(Request(prompt=ids([1]), max_tokens=1)))
+        held = asyncio.create_task(sampler.sample(SampleRequest(prompt=ids([1]), max_tokens=1)))
         await asyncio.sleep(0.05)
         assert not held.done()
         sampler.resume()
@@ -150,7 +153,7 @@ async def test_an_abort_keeps_what_was_sampled_and_a_pause_holds_what_has_not_be
 async def test_a_request_that_cannot_be_sampled_is_refused(folder, request_):
     async with Sampler(load_model(folder)) as sampler:
         with pytest.raises(ValueError):
-            await sampler.sample(Request(**{"max_tokens": 1, **request_}))
+            await sampler.sample(SampleRequest(**{"max_tokens": 1, **request_}))
 
 
 def test_padding_is_on_the_left():
@@ -255,7 +258,7 @@ async def test_a_turn_cut_by_new_weights_is_one_completion_of_two_versions(folde
     models = [folder, save_model(TinyModel(SMALL), tmp_path / "other")]
     prompt = ByteRenderer().render((user("go"),))
     async with Sampler(load_model(folder)) as sampler:
-        asks = [Request(prompt=prompt, max_tokens=450, seed=n, stop_ids=(END,)) for n in range(40)]
+        asks = [SampleRequest(prompt=prompt, max_tokens=450, seed=n, stop_ids=(END,)) for n in range(40)]
         lengths = [len(found.ids) for found in await asyncio.gather(*map(sampler.sample, asks))]
     seed = lengths.index(450)
     async with serving(folder) as url:

@@ -11,7 +11,7 @@ from rollyard.core.call import Call, Reply, Sampling
 from rollyard.core.errors import BadRequest, TooLarge, UpstreamError
 from rollyard.core.message import Message, Text
 from rollyard.wire import CODECS
-from rollyard.wire.codec import MAX_BODY, Request
+from rollyard.wire.codec import MAX_BODY, WireRequest
 
 pytestmark = pytest.mark.adversarial
 DIALECTS = list(CODECS)
@@ -27,7 +27,7 @@ relaxed = settings(deadline=None, max_examples=100, suppress_health_check=[Healt
 
 def decode(dialect, body, memo=None):
     return CODECS[dialect].decode(
-        Request(call_id="c", rollout_id="r", body=body, headers={}, model="m", stream=True), memo
+        WireRequest(call_id="c", rollout_id="r", body=body, headers={}, model="m", stream=True), memo
     )
 
 

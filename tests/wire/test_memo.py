@@ -6,7 +6,7 @@ import pytest
 
 from rollyard.core.message import Message, Text
 from rollyard.wire import CODECS
-from rollyard.wire.codec import Request
+from rollyard.wire.codec import WireRequest
 
 TOOLS = {
     "chat": [{"type": "function", "function": {"name": "shell"}}],
@@ -55,7 +55,7 @@ def body(dialect, turns):
 
 
 def decode(dialect, data, memo=None):
-    return CODECS[dialect].decode(Request(call_id="c", rollout_id="r", body=data, headers={}, model="m"), memo)
+    return CODECS[dialect].decode(WireRequest(call_id="c", rollout_id="r", body=data, headers={}, model="m"), memo)
 
 
 @pytest.mark.parametrize("dialect", TOOLS)

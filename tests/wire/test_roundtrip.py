@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollyard.core.call import Call, Reply, Sampling, Usage
 from rollyard.core.message import Image, Message, Text, Thinking, ToolCall, ToolResult, ToolSpec, tools_digest
 from rollyard.wire import CODECS
-from rollyard.wire.codec import Request
+from rollyard.wire.codec import WireRequest
 
 DIALECTS = ["chat", "responses", "messages", "gemini"]
 relaxed = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -170,7 +170,7 @@ def seen(reply):
 
 
 def request(body, **fields):
-    return Request(call_id="call_1", rollout_id="rol_1", body=body, headers={}, model="m", **fields)
+    return WireRequest(call_id="call_1", rollout_id="rol_1", body=body, headers={}, model="m", **fields)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -16,7 +16,7 @@ from google.genai import types
 from rollyard.core.call import Reply, TokenText, Usage
 from rollyard.core.message import Image, Message, Text, Thinking, ToolCall
 from rollyard.wire import CODECS, route
-from rollyard.wire.codec import Request
+from rollyard.wire.codec import WireRequest
 
 USAGE = Usage(prompt_tokens=30, completion_tokens=12, cached_tokens=10, reasoning_tokens=4)
 SIGNATURE = base64.b64encode(b"signature").decode()
@@ -65,7 +65,7 @@ class Served:
             content = codec.model(found.model) if found.model else codec.models(["m", "org/n"])
             return httpx2.Response(200, content=content)
         call = codec.decode(
-            Request(
+            WireRequest(
                 call_id="call_1",
                 rollout_id="rol_1",
                 body=request.read(),

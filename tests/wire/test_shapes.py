@@ -9,14 +9,14 @@ from rollyard.core.call import Call, Reply, Sampling, Usage
 from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.wire import CODECS
-from rollyard.wire.codec import Request
+from rollyard.wire.codec import WireRequest
 from rollyard.wire.toolnames import flat_name, resolve
 
 
 def decode(dialect, body, **fields):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return CODECS[dialect].decode(
-        Request(call_id="c", rollout_id="r", body=data, headers={"x-session-id": "s"}, **fields)
+        WireRequest(call_id="c", rollout_id="r", body=data, headers={"x-session-id": "s"}, **fields)
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollyard.envs.browser.client import BrowserLeases as BrowserLeases
-    from rollyard.envs.browser.client import Lease as Lease
+    from rollyard.envs.browser.client import LeasedBrowser as LeasedBrowser
     from rollyard.envs.browser.leases import Browsers as Browsers
     from rollyard.envs.browser.server import BrowserServer as BrowserServer
 

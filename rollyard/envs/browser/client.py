@@ -18,7 +18,7 @@ _CREATE_S = 120.0
 _CALL_S = 60.0
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
+class LeasedBrowser(msgspec.Struct, frozen=True, kw_only=True):
     """One browser for a while. `mcp_url` and `key` are for its `computer` tool, and for nothing else."""
 
     id: str
@@ -39,9 +39,9 @@ class BrowserLeases:
         if not self._key.strip():
             raise ConfigError("browser leases need a credential", hint=f"set {KEY_VARIABLE}")
 
-    async def create(self, ttl_s: float = 1800.0, labels: Mapping[str, str] | None = None) -> Lease:
+    async def create(self, ttl_s: float = 1800.0, labels: Mapping[str, str] | None = None) -> LeasedBrowser:
         body = {"ttl_s": ttl_s, "labels": dict(labels or {})}
-        return await self._call("POST", "/leases", Lease, body, timeout_s=_CREATE_S)
+        return await self._call("POST", "/leases", LeasedBrowser, body, timeout_s=_CREATE_S)
 
     async def navigate(self, lease_id: str, url: str) -> None:
         await self._call("POST", f"/leases/{lease_id}/navigate", Any, {"url": url})

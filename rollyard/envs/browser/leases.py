@@ -43,7 +43,7 @@ class BrowserLimits(msgspec.Struct, frozen=True, kw_only=True):
     resources: Resources = Resources(memory_mb=2048, pids=512)
 
 
-class Held(msgspec.Struct, kw_only=True, eq=False):
+class BrowserLease(msgspec.Struct, kw_only=True, eq=False):
     """One lease from the inside."""
 
     id: str
@@ -59,7 +59,7 @@ class Held(msgspec.Struct, kw_only=True, eq=False):
 class Browsers:
     def __init__(self, backend: Backend, *, image: str = "host", limits: BrowserLimits | None = None) -> None:
         self.limits = limits or BrowserLimits()
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, BrowserLease] = {}
         self._backend = backend
         self._image = image
         self._opening = 0
@@ -77,7 +77,7 @@ class Browsers:
             await asyncio.gather(self._sweeper, return_exceptions=True)
         await asyncio.gather(*(self.end(name) for name in list(self.held)))
 
-    async def create(self, ttl_s: float | None = None, labels: Mapping[str, str] | None = None) -> Held:
+    async def create(self, ttl_s: float | None = None, labels: Mapping[str, str] | None = None) -> BrowserLease:
         """A browser with an empty page. At capacity this is refused at once: leases are long."""
         ttl_s = self.limits.ttl_s if ttl_s is None else ttl_s
         if not 0 < ttl_s <= self.limits.max_ttl_s:
@@ -93,7 +93,7 @@ class Browsers:
         _log.info("browser.leased", lease=held.id, ttl_s=ttl_s)
         return held
 
-    async def _open(self, name: str, ttl_s: float, labels: Mapping[str, str]) -> Held:
+    async def _open(self, name: str, ttl_s: float, labels: Mapping[str, str]) -> BrowserLease:
         spec = SandboxSpec(
             image=self._image,
             ttl_s=ttl_s + self.limits.boot_s,
@@ -110,7 +110,7 @@ class Browsers:
             stack.push_async_callback(browser.aclose)
             toolset = Toolset([computer(browser)], name="computer")
             stack.push_async_callback(toolset.aclose)
-            return Held(
+            return BrowserLease(
                 id=name,
                 key=secret(),
                 expires_at=time.time() + ttl_s,
@@ -121,13 +121,13 @@ class Browsers:
                 stack=stack.pop_all(),
             )
 
-    def get(self, name: str) -> Held:
+    def get(self, name: str) -> BrowserLease:
         held = self.held.get(name)
         if held is None:
             raise EpisodeLost(f"there is no lease {name!r}", hint="it ended or expired; take another")
         return held
 
-    def of_key(self, key: str) -> Held | None:
+    def of_key(self, key: str) -> BrowserLease | None:
         """A linear look at a handful of leases, in time that does not depend on where keys differ."""
         return next((held for held in self.held.values() if compare_digest(held.key.encode(), key.encode())), None)
 

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from rollyard.core.errors import ConfigError, EnvUnavailable, EpisodeLost, Error
-from rollyard.envs.browser.leases import Browsers, Held
+from rollyard.envs.browser.leases import BrowserLease, Browsers
 
 T = TypeVar("T", bound=msgspec.Struct)
 _BODY = 64 * 1024
@@ -105,7 +105,7 @@ class BrowserServer:
         return {"status": "healthy"}
 
 
-def _told(held: Held, request: Request) -> dict[str, Any]:
+def _told(held: BrowserLease, request: Request) -> dict[str, Any]:
     base = str(request.base_url).rstrip("/")
     return {
         "id": held.id,

@@ -23,7 +23,7 @@ _MARGIN_S = 20.0
 _SAID_BYTES = 64 * 2**20
 
 
-class Rows(msgspec.Struct, frozen=True, kw_only=True):
+class QueryRows(msgspec.Struct, frozen=True, kw_only=True):
     """`truncated`: there are more than were asked for. The last two are set where something was written."""
 
     columns: list[str] = []
@@ -46,7 +46,7 @@ class Databases(Protocol):
     async def describe(self, name: str) -> list[Table]: ...
     async def query(
         self, name: str, sql: str, args: Sequence[Any] = (), *, read_only: bool = True, max_rows: int = MAX_ROWS
-    ) -> Rows: ...
+    ) -> QueryRows: ...
 
 
 class SandboxDatabases:
@@ -65,9 +65,9 @@ class SandboxDatabases:
 
     async def query(
         self, name: str, sql: str, args: Sequence[Any] = (), *, read_only: bool = True, max_rows: int = MAX_ROWS
-    ) -> Rows:
+    ) -> QueryRows:
         answer = await self._asked("query", name, sql=sql, args=list(args), read_only=read_only, max_rows=max_rows)
-        return msgspec.convert({key: value for key, value in answer.items() if key != "ok"}, Rows)
+        return msgspec.convert({key: value for key, value in answer.items() if key != "ok"}, QueryRows)
 
     async def snapshot(self, name: str, path: str) -> None:
         """A consistent copy of one at `path`, which is replaced."""

@@ -1,4 +1,4 @@
-"""`Provider`: where instances of remote environments come from, and `provision`, the one way in which they are asked for.
+"""`EnvProvider`: where instances of remote environments come from, and `provision`, the one way in which they are asked for.
 
 A provider tells what may be tried again from what may not by the type of its errors: `EnvUnavailable` is transient, every other
 `EnvError` is final. Only `provision` tries again; its events are the same whoever calls it, blocking or not.
@@ -56,7 +56,7 @@ class RemoteInstance(Protocol):
         ...
 
 
-class Provider(Protocol):
+class EnvProvider(Protocol):
     """`tools_key` is what its instances' tools are called with."""
 
     name: str
@@ -68,7 +68,7 @@ class Provider(Protocol):
 
 
 async def provision(
-    provider: Provider,
+    provider: EnvProvider,
     request: InstanceRequest,
     telemetry: Telemetry,
     *,
@@ -105,7 +105,7 @@ async def provision(
     raise AssertionError("attempts is at least one")
 
 
-async def _made(provider: Provider, request: InstanceRequest) -> RemoteInstance:
+async def _made(provider: EnvProvider, request: InstanceRequest) -> RemoteInstance:
     """Who gives up waiting does not leave an instance behind: what is still being made is awaited, within bounds, and closed."""
     making = asyncio.ensure_future(provider.make(request))
     try:

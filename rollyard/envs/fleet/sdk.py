@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, EpisodeLost, MissingExtra, Unsupported
-from rollyard.envs.fleet.databases import MAX_ROWS, Rows, Table
+from rollyard.envs.fleet.databases import MAX_ROWS, QueryRows, Table
 from rollyard.envs.fleet.provider import InstanceRequest
 
 T = TypeVar("T")
@@ -132,14 +132,14 @@ class FleetDatabases:
 
     async def query(
         self, name: str, sql: str, args: Sequence[Any] = (), *, read_only: bool = True, max_rows: int = MAX_ROWS
-    ) -> Rows:
+    ) -> QueryRows:
         database = await self._named(name)
         asking = database.query if read_only else database.exec
         told = await _asked(asking(sql, list(args)), f"database {name} could not be asked")
         if not told.success:
             raise EnvError(told.error or told.message)
         rows = told.rows or []
-        return Rows(
+        return QueryRows(
             columns=told.columns or [],
             rows=[list(row) for row in rows[:max_rows]],
             truncated=len(rows) > max_rows or told.message.startswith("only the first"),

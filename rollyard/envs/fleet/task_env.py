@@ -1,4 +1,4 @@
-"""`TaskEnv`: a task in an environment that runs somewhere else, as an `Env`. The agent's moves are tool calls.
+"""`RemoteTaskEnv`: a task in an environment that runs somewhere else, as an `Env`. The agent's moves are tool calls.
 
 Making one does no I/O. The first reset provisions an instance, and later ones use it again. The reward comes from the task's
 verifier code at the end of an episode, wherever that is: a step, the last step allowed, or `close` for an episode that was left.
@@ -16,16 +16,16 @@ import msgspec
 
 from rollyard.core.errors import ConfigError, EnvError, EpisodeLost, Error
 from rollyard.envs.env import Env, StepResult
-from rollyard.envs.fleet.databases import MAX_ROWS, Databases, Rows, Table
+from rollyard.envs.fleet.databases import MAX_ROWS, Databases, QueryRows, Table
 from rollyard.envs.fleet.partial_reward import partial
-from rollyard.envs.fleet.provider import Provider
+from rollyard.envs.fleet.provider import EnvProvider
 from rollyard.envs.fleet.task_config import SUBMIT, TaskConfig
-from rollyard.envs.fleet.task_instance import Ground, Leases, opened
-from rollyard.envs.fleet.verifier_code import Check, Checked
+from rollyard.envs.fleet.task_instance import Leases, TaskInstance, opened
+from rollyard.envs.fleet.verifier_code import Checked, VerifierCode
 from rollyard.envs.telemetry import Telemetry
 from rollyard.tools.remote import openai_tool
 
-Judge = Callable[[Check, Databases | None], Awaitable[Checked]]
+Judge = Callable[[VerifierCode, Databases | None], Awaitable[Checked]]
 SUBMIT_TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {
@@ -79,7 +79,7 @@ class Episode:
         return self.judged is not None or self.unjudged is not None
 
 
-class TaskEnv(Env):
+class RemoteTaskEnv(Env):
     """`judge` runs verifier code; `leases` lend browsers and are needed for `browser_use` alone. Set `conversation` where a
     verifier wants to read it."""
 
@@ -88,7 +88,7 @@ class TaskEnv(Env):
     def __init__(
         self,
         config: TaskConfig,
-        provider: Provider,
+        provider: EnvProvider,
         judge: Judge,
         *,
         leases: Leases | None = None,
@@ -101,7 +101,7 @@ class TaskEnv(Env):
         self.conversation: list[Any] | None = None
         self._provider, self._judge, self._leases = provider, judge, leases
         self._telemetry = Telemetry(env_key=config.env_key, task_key=config.task_key or None)
-        self._ground: Ground | None = None
+        self._ground: TaskInstance | None = None
         self._episode: Episode | None = None
         self._closed = False
 
@@ -212,7 +212,7 @@ class TaskEnv(Env):
         *,
         read_only: bool = True,
         max_rows: int = MAX_ROWS,
-    ) -> Rows:
+    ) -> QueryRows:
         return await self._databases().query(name, sql, args, read_only=read_only, max_rows=max_rows)
 
     def _databases(self) -> Databases:
@@ -240,7 +240,7 @@ class TaskEnv(Env):
                 observation["initial_screenshot"] = await ground.screenshot()
             return observation
 
-    async def _prepared(self, seed: int | None) -> Ground:
+    async def _prepared(self, seed: int | None) -> TaskInstance:
         """The ground, put back to its beginning. A manager that fails at that costs a warning; an instance that is gone is
         replaced, once."""
         for fresh in (self._ground is None, True):
@@ -257,12 +257,12 @@ class TaskEnv(Env):
             return ground
         raise AssertionError("the second ground is fresh")
 
-    async def _opened(self) -> Ground:
+    async def _opened(self) -> TaskInstance:
         return await opened(
             self.config, self._provider, self._telemetry, request_s=self.limits.request_s, leases=self._leases
         )
 
-    async def _used(self, move: ToolAction, episode: Episode, ground: Ground) -> tuple[Any, dict[str, Any]]:
+    async def _used(self, move: ToolAction, episode: Episode, ground: TaskInstance) -> tuple[Any, dict[str, Any]]:
         """What the agent sees, and what `info` says of it."""
         if move.tool is None:
             return "", {"tool_result": None, "tool_error": None}
@@ -296,7 +296,7 @@ class TaskEnv(Env):
         if ground is None:
             episode.unjudged = f"task {self.config.task_key or '(unnamed)'} has no instance to verify"
             return
-        check = Check(
+        check = VerifierCode(
             code=code,
             task_key=self.config.task_key,
             final_answer=episode.answer,

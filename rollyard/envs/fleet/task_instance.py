@@ -14,7 +14,7 @@ import structlog
 
 from rollyard.core.errors import EnvError, Error
 from rollyard.core.message import ToolSpec
-from rollyard.envs.fleet.provider import InstanceRequest, Provider, RemoteInstance, provision
+from rollyard.envs.fleet.provider import EnvProvider, InstanceRequest, RemoteInstance, provision
 from rollyard.envs.fleet.task_config import TaskConfig
 from rollyard.envs.telemetry import Telemetry
 from rollyard.tools.remote import RemoteTools
@@ -25,7 +25,7 @@ _RELEASE_S = 60.0
 _log = structlog.get_logger("rollyard.envs")
 
 
-class Lease(Protocol):
+class InstanceLease(Protocol):
     @property
     def id(self) -> str: ...
     @property
@@ -37,13 +37,13 @@ class Lease(Protocol):
 class Leases(Protocol):
     """Where browsers are borrowed; `envs.browser.BrowserLeases` is one."""
 
-    async def create(self, ttl_s: float = 1800.0) -> Lease: ...
+    async def create(self, ttl_s: float = 1800.0) -> InstanceLease: ...
     async def navigate(self, lease_id: str, url: str) -> None: ...
     async def health(self, lease_id: str) -> None: ...
     async def delete(self, lease_id: str) -> None: ...
 
 
-class Ground:
+class TaskInstance:
     """`specs` are the tools that the task's modality offers."""
 
     def __init__(self, config: TaskConfig, instance: RemoteInstance, *, leases: Leases | None = None) -> None:
@@ -52,7 +52,7 @@ class Ground:
         self.tools: RemoteTools | None = None
         self._leases, self._lease = leases, None
 
-    async def equip(self, provider: Provider, *, request_s: float) -> None:
+    async def equip(self, provider: EnvProvider, *, request_s: float) -> None:
         """Its tools, asked for once."""
         urls, key = list(self.instance.tool_urls), provider.tools_key
         if self.config.task_modality == "browser_use":
@@ -97,8 +97,8 @@ class Ground:
 
 
 async def opened(
-    config: TaskConfig, provider: Provider, telemetry: Telemetry, *, request_s: float, leases: Leases | None = None
-) -> Ground:
+    config: TaskConfig, provider: EnvProvider, telemetry: Telemetry, *, request_s: float, leases: Leases | None = None
+) -> TaskInstance:
     request = InstanceRequest(
         env_key=config.env_key,
         env_version=config.env_version,
@@ -109,7 +109,7 @@ async def opened(
         env_variables=config.env_variables,
         ttl_s=config.lifetime_s,
     )
-    ground = Ground(config, await provision(provider, request, telemetry), leases=leases)
+    ground = TaskInstance(config, await provision(provider, request, telemetry), leases=leases)
     try:
         await ground.equip(provider, request_s=request_s)
     except BaseException:  # cancelled too: an instance nobody was given is released

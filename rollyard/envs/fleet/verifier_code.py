@@ -28,7 +28,7 @@ _MARGIN_S = 60.0
 _MAX_LINE = 64 * 2**20
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class VerifierCode(msgspec.Struct, frozen=True, kw_only=True):
     """`function` is the verifier among the code's functions; without it the one marked `@verifier`, or the first that takes an
     environment. `pickled` are arguments as a remote client sent them: they are opened in the sandbox only."""
 
@@ -60,7 +60,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_check(
-    backend: Backend, check: Check, databases: Databases | None = None, *, timeout_s: float = TIMEOUT_S
+    backend: Backend, check: VerifierCode, databases: Databases | None = None, *, timeout_s: float = TIMEOUT_S
 ) -> Checked:
     """Opens a sandbox for this one check. A sandbox that cannot be had is an error; everything after that is a result."""
     spec = SandboxSpec(ttl_s=timeout_s + _MARGIN_S, labels={"rollyard.check": check.sha256[:16]})
@@ -78,7 +78,7 @@ async def run_check(
         return _concluded(check, ended, time.monotonic() - started)
 
 
-async def _started(sandbox: Sandbox, check: Check, names: Any) -> Job:
+async def _started(sandbox: Sandbox, check: VerifierCode, names: Any) -> Job:
     path = program_path()
     await sandbox.write(path, archive(), mode=0o444)
     job = await sandbox.start(["python3", "-I", path, "check"], stdin=True)
@@ -132,7 +132,7 @@ def _broken(kind: str, message: str) -> dict[str, Any]:
     return {"score": None, "error": {"type": kind, "message": message}, "functions": [], "stdout": "", "result": None}
 
 
-def _concluded(check: Check, ended: Mapping[str, Any], seconds: float) -> Checked:
+def _concluded(check: VerifierCode, ended: Mapping[str, Any], seconds: float) -> Checked:
     score, cause, stdout = ended["score"], ended["error"], ended["stdout"]
     if score is not None and JUDGE_ERROR in stdout:
         score, cause = None, {"type": "JudgeError", "message": "a model judge failed while the verifier ran"}
@@ -149,7 +149,7 @@ def _concluded(check: Check, ended: Mapping[str, Any], seconds: float) -> Checke
     )
 
 
-def explained(check: Check, cause: Mapping[str, Any], functions: tuple[str, ...]) -> str:
+def explained(check: VerifierCode, cause: Mapping[str, Any], functions: tuple[str, ...]) -> str:
     """A failure in words: which task, what went wrong and where, which functions there are, how the code begins."""
     line = f" at line {cause['line']}: {cause.get('text') or ''}" if cause.get("line") else ""
     preview = "\n".join(f"  {text}" for text in check.code.strip().splitlines()[:_PREVIEW_LINES])

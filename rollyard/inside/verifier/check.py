@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from .environment import Awaited, Environment, Wire
+from .environment import Awaited, LineChannel, VerifierEnvironment
 from .names import CHOSEN, install, namespace
 
 FILE = "verifier.py"
@@ -88,17 +88,17 @@ def score_of(result: Any) -> float | None:
     return None
 
 
-def run(asked: Ended, wire: Wire, ended: Ended) -> None:
+def run(asked: Ended, wire: LineChannel, ended: Ended) -> None:
     code = asked["code"]
     linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
-    names = namespace(Environment)
+    names = namespace(VerifierEnvironment)
     install(names)
     names["__name__"] = "verifier"
     exec(compile(code, FILE, "exec"), names)
     found = functions(names)
     ended["functions"] = list(found)
     check = chosen(found, asked.get("function"))
-    env: Any = Environment(wire, asked.get("env") or {})
+    env: Any = VerifierEnvironment(wire, asked.get("env") or {})
     env = Awaited(env) if inspect.iscoroutinefunction(check) else env
     positional, named = arguments(check, env, asked)
     result = check(*positional, **named)
@@ -133,7 +133,7 @@ def main() -> None:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
-    wire = Wire(out, answers)
+    wire = LineChannel(out, answers)
     asked = json.loads(answers.readline())
     ended: Ended = {"functions": [], "score": None, "result": None, "error": None}
     try:

@@ -17,7 +17,7 @@ _AT_ONCE = {
 }  # fmt: skip
 
 
-class Wire:
+class LineChannel:
     """Questions out, answers in: one line each."""
 
     def __init__(self, out: TextIO, answers: TextIO) -> None:
@@ -38,16 +38,16 @@ class Wire:
         return answer
 
 
-class Environment:
+class VerifierEnvironment:
     """`databases` are the names that the instance has; None where it was not asked."""
 
-    def __init__(self, wire: Wire, about: dict[str, Any]) -> None:
+    def __init__(self, wire: LineChannel, about: dict[str, Any]) -> None:
         self._wire = wire
         self._databases: list[str] | None = about.get("databases")
         self.env_key, self.instance_id = about.get("env_key"), about.get("instance_id")
 
     @property
-    def instance(self) -> Environment:
+    def instance(self) -> VerifierEnvironment:
         return self
 
     def load(self) -> None:
@@ -77,7 +77,7 @@ class Awaited:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.value, name)
-        if isinstance(found, Environment):
+        if isinstance(found, VerifierEnvironment):
             return Awaited(found)
         if not inspect.ismethod(found):
             return found

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp
 
 from rollyard.core.errors import CannotListen
 from rollyard.net.binding import listen
-from rollyard.plane.aenv.callers import Callers
-from rollyard.plane.aenv.control import Control
+from rollyard.plane.aenv.callers import AenvCallers
+from rollyard.plane.aenv.control import AenvControl
 from rollyard.plane.aenv.data import DataPort
 from rollyard.plane.aenv.hub import HubFace
 from rollyard.plane.gateway import Gateway
@@ -26,14 +26,14 @@ _SPARE = tuple(f"127.0.0.{last}" for last in range(2, 34))
 
 
 def aenv_apps(
-    hub: Hub, instances: Instances, gateway: Gateway, callers: Callers, *, public_url: str
+    hub: Hub, instances: Instances, gateway: Gateway, callers: AenvCallers, *, public_url: str
 ) -> tuple[ASGIApp, ASGIApp]:
     """Control and data. `public_url` is where signed URLs lead."""
 
     async def health(request: Request) -> Response:
         return answer({})
 
-    control = Control(hub, instances, gateway, callers, public_url=public_url)
+    control = AenvControl(hub, instances, gateway, callers, public_url=public_url)
     routes = [*control.routes(), *HubFace(hub, callers).routes(), Route("/health", health)]
     return Starlette(routes=routes), DataPort(instances, gateway, callers)
 

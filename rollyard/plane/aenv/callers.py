@@ -24,7 +24,7 @@ INSTANCE_HEADER = "aenvcore-envinstance-id"
 URL_HEADER = "aenvcore-mcpproxy-url"
 
 
-class Callers:
+class AenvCallers:
     def __init__(self, access: Access, *, secret: str, anonymous: bool) -> None:
         self._access, self._secret, self._anonymous = access, secret.encode(), anonymous
 

@@ -19,7 +19,7 @@ from rollyard.core.errors import Error, PlaneInvalid, PlaneNotFound, PlaneUnsupp
 from rollyard.core.plane import ApiKey, EnvRecord, Instance, Role
 from rollyard.core.sandbox import Mount
 from rollyard.plane.access import sees
-from rollyard.plane.aenv.callers import Callers
+from rollyard.plane.aenv.callers import AenvCallers
 from rollyard.plane.aenv.envelope import failed, ok, read, seconds
 from rollyard.plane.aenv.shapes import OWNER_LABEL, instance_shape
 from rollyard.plane.gateway import Gateway
@@ -62,8 +62,10 @@ def enveloped(endpoint: Endpoint) -> Endpoint:
     return answer
 
 
-class Control:
-    def __init__(self, hub: Hub, instances: Instances, gateway: Gateway, callers: Callers, *, public_url: str) -> None:
+class AenvControl:
+    def __init__(
+        self, hub: Hub, instances: Instances, gateway: Gateway, callers: AenvCallers, *, public_url: str
+    ) -> None:
         self._hub, self._instances, self._gateway, self._callers = hub, instances, gateway, callers
         self._public_url = public_url
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from rollyard.core.errors import Error, PlaneInvalid, PlaneUnavailable
-from rollyard.plane.aenv.callers import INSTANCE_HEADER, URL_HEADER, Callers
+from rollyard.plane.aenv.callers import INSTANCE_HEADER, URL_HEADER, AenvCallers
 from rollyard.plane.aenv.envelope import failed
 from rollyard.plane.engines import START_JOB
 from rollyard.plane.gateway import Gateway
@@ -33,7 +33,7 @@ _OURS = (INSTANCE_HEADER.encode(), URL_HEADER.encode())
 
 
 class DataPort:
-    def __init__(self, instances: Instances, gateway: Gateway, callers: Callers) -> None:
+    def __init__(self, instances: Instances, gateway: Gateway, callers: AenvCallers) -> None:
         self._instances, self._gateway, self._callers = instances, gateway, callers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

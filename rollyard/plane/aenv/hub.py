@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneUnsupported
 from rollyard.core.plane import EnvRecord, Role
-from rollyard.plane.aenv.callers import Callers
+from rollyard.plane.aenv.callers import AenvCallers
 from rollyard.plane.aenv.control import Endpoint, enveloped
 from rollyard.plane.aenv.envelope import ok, read
 from rollyard.plane.aenv.shapes import env_shape, spec_of, status_word
@@ -20,7 +20,7 @@ _WRITERS: tuple[Role, ...] = ("admin", "owner")
 
 
 class HubFace:
-    def __init__(self, hub: Hub, callers: Callers) -> None:
+    def __init__(self, hub: Hub, callers: AenvCallers) -> None:
         self._hub, self._callers = hub, callers
 
     def routes(self) -> list[Route]:

@@ -11,7 +11,7 @@ from rollyard.core.protocols import Backend
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.plane.e2b.backend_boxes import BackendBoxes
 from rollyard.plane.e2b.boxes import Boxes
-from rollyard.plane.e2b.control import Control
+from rollyard.plane.e2b.control import E2bControl
 from rollyard.plane.e2b.envd import Envd
 
 
@@ -29,4 +29,4 @@ def e2b_app(
 
 
 def e2b_routes(boxes: Boxes) -> list[Route]:
-    return [*Control(boxes).routes(), *Envd(boxes).routes()]
+    return [*E2bControl(boxes).routes(), *Envd(boxes).routes()]

@@ -18,8 +18,8 @@ from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.plane import ApiKey
 from rollyard.core.protocols import Backend, Sandbox
 from rollyard.core.sandbox import SandboxSpec
-from rollyard.plane.e2b.boxes import Asked, Box, Seen, Tokens, read_create
-from rollyard.plane.e2b.errors import Refusal
+from rollyard.plane.e2b.boxes import E2bSandbox, SandboxRequest, SandboxTokens, SandboxView, read_create
+from rollyard.plane.e2b.errors import E2bRefusal
 from rollyard.plane.e2b.processes import Processes
 
 MARK = "rollyard.e2b"
@@ -35,17 +35,17 @@ class BackendBoxes:
     ) -> None:
         self._backend, self._key = backend, key
         self._spec, self._templates = spec, templates
-        self.tokens = Tokens((key or secrets.token_hex(32)).encode())
-        self._boxes: dict[str, Box] = {}
-        self._creates: dict[str, tuple[float, asyncio.Task[Box]]] = {}
+        self.tokens = SandboxTokens((key or secrets.token_hex(32)).encode())
+        self._boxes: dict[str, E2bSandbox] = {}
+        self._creates: dict[str, tuple[float, asyncio.Task[E2bSandbox]]] = {}
         self._paused: set[str] = set()
 
     async def admit(self, key: str) -> ApiKey | None:
         if self._key is not None and not hmac.compare_digest(key.encode(), self._key.encode()):
-            raise Refusal("unauthenticated", "the API key is not known here")
+            raise E2bRefusal("unauthenticated", "the API key is not known here")
         return None
 
-    async def create(self, caller: ApiKey | None, asked: Mapping[str, Any], idempotency_key: str | None) -> Box:
+    async def create(self, caller: ApiKey | None, asked: Mapping[str, Any], idempotency_key: str | None) -> E2bSandbox:
         spec = self._wanted(read_create(asked))
         if idempotency_key is None:
             return await self._open(spec)
@@ -61,15 +61,15 @@ class BackendBoxes:
             self._creates.pop(idempotency_key, None)
             raise
 
-    async def _open(self, spec: SandboxSpec) -> Box:
+    async def _open(self, spec: SandboxSpec) -> E2bSandbox:
         return self._kept(await self._backend.open(spec))
 
-    def _kept(self, sandbox: Sandbox) -> Box:
+    def _kept(self, sandbox: Sandbox) -> E2bSandbox:
         template = sandbox.info.labels.get(MARK, "base")
-        box = self._boxes[sandbox.id] = Box(sandbox.id, template, sandbox, Processes(sandbox))
+        box = self._boxes[sandbox.id] = E2bSandbox(sandbox.id, template, sandbox, Processes(sandbox))
         return box
 
-    def _wanted(self, asked: Asked) -> SandboxSpec:
+    def _wanted(self, asked: SandboxRequest) -> SandboxSpec:
         base = self._templates.get(asked.template) or (
             self._spec if asked.template == "base" else msgspec.structs.replace(self._spec, image=asked.template)
         )
@@ -83,11 +83,11 @@ class BackendBoxes:
             changes.update(network="none", allowed_hosts=())
         elif asked.hosts:
             if not self._backend.capabilities.network_allowlist:
-                raise Refusal("unimplemented", f"backend {self._backend.name} has no allowlist network", 400)
+                raise E2bRefusal("unimplemented", f"backend {self._backend.name} has no allowlist network", 400)
             changes.update(network="allowlist", allowed_hosts=asked.hosts)
         return msgspec.structs.replace(base, **changes)
 
-    async def find(self, sandbox_id: str) -> Box:
+    async def find(self, sandbox_id: str) -> E2bSandbox:
         """By id, also one that an earlier server opened."""
         box = self._boxes.get(sandbox_id)
         if box is not None and await box.sandbox.alive():
@@ -100,18 +100,18 @@ class BackendBoxes:
                 return self._kept(sandbox)
         raise SandboxGone(f"sandbox {sandbox_id} is gone")
 
-    async def seen(self, caller: ApiKey | None, sandbox_id: str) -> Seen:
+    async def seen(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView:
         await self.find(sandbox_id)
         for one in await self.list(caller, {}):
             if one.id == sandbox_id:
                 return one
         raise SandboxGone(f"sandbox {sandbox_id} is gone")
 
-    async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[Seen]:
+    async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[SandboxView]:
         found = [info for info in await self._backend.list(metadata or None) if MARK in info.labels]
         found.sort(key=lambda info: (-info.created_at, info.id))
         return [
-            Seen(
+            SandboxView(
                 id=info.id,
                 template=info.labels[MARK],
                 created_at=info.created_at,
@@ -143,6 +143,8 @@ class BackendBoxes:
     async def snapshot(self, caller: ApiKey | None, sandbox_id: str) -> str:
         return await (await self.find(sandbox_id)).sandbox.snapshot()
 
-    async def fork(self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int) -> list[Box | Error]:
+    async def fork(
+        self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int
+    ) -> list[E2bSandbox | Error]:
         """What a sandbox was opened with is known to the control plane, not to a backend."""
-        raise Refusal("unimplemented", "a fork is not served here; take a snapshot and create from it")
+        raise E2bRefusal("unimplemented", "a fork is not served here; take a snapshot and create from it")

@@ -19,7 +19,7 @@ from rollyard.core.errors import Error
 from rollyard.core.plane import ApiKey
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Resources
-from rollyard.plane.e2b.errors import Refusal
+from rollyard.plane.e2b.errors import E2bRefusal
 from rollyard.plane.e2b.processes import Processes
 
 ENVD_VERSION = "0.6.7"
@@ -27,14 +27,14 @@ MOST_FORKS = 20
 _REFUSED = ("volumeMounts", "mcp", "iam")
 
 
-class Box:
+class E2bSandbox:
     """A sandbox and the programs clients have started in it. `id` is what clients call it."""
 
     def __init__(self, id: str, template: str, sandbox: Sandbox, processes: Processes) -> None:
         self.id, self.template, self.sandbox, self.processes = id, template, sandbox, processes
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxView(msgspec.Struct, frozen=True, kw_only=True):
     """One sandbox as `get` and `list` show it."""
 
     id: str
@@ -50,15 +50,17 @@ class Boxes(Protocol):
     """`caller` is who `admit` found; None where everybody is the same one."""
 
     @property
-    def tokens(self) -> Tokens: ...
+    def tokens(self) -> SandboxTokens: ...
     async def admit(self, key: str) -> ApiKey | None: ...
-    async def create(self, caller: ApiKey | None, asked: Mapping[str, Any], idempotency_key: str | None) -> Box: ...
-    async def find(self, sandbox_id: str) -> Box:
+    async def create(
+        self, caller: ApiKey | None, asked: Mapping[str, Any], idempotency_key: str | None
+    ) -> E2bSandbox: ...
+    async def find(self, sandbox_id: str) -> E2bSandbox:
         """Whoever asks has shown its token. Raises `SandboxGone`."""
         ...
 
-    async def seen(self, caller: ApiKey | None, sandbox_id: str) -> Seen: ...
-    async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[Seen]:
+    async def seen(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView: ...
+    async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[SandboxView]:
         """Newest first, as the paging token counts on."""
         ...
 
@@ -67,12 +69,14 @@ class Boxes(Protocol):
     async def pause(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
     async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
     async def snapshot(self, caller: ApiKey | None, sandbox_id: str) -> str: ...
-    async def fork(self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int) -> list[Box | Error]:
+    async def fork(
+        self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int
+    ) -> list[E2bSandbox | Error]:
         """What became of each of the copies."""
         ...
 
 
-class Tokens:
+class SandboxTokens:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
@@ -85,7 +89,7 @@ class Tokens:
         return token.rpartition(".")[0]
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A create request, read."""
 
     template: str
@@ -96,12 +100,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...]
 
 
-def read_create(body: Mapping[str, Any]) -> Asked:
+def read_create(body: Mapping[str, Any]) -> SandboxRequest:
     for name in _REFUSED:
         if body.get(name):
-            raise Refusal("unimplemented", f"{name} is not served here", 400)
+            raise E2bRefusal("unimplemented", f"{name} is not served here", 400)
     if not isinstance(body.get("templateID"), str) or not body["templateID"]:
-        raise Refusal("invalid_argument", "templateID is required")
+        raise E2bRefusal("invalid_argument", "templateID is required")
     try:
         return msgspec.convert(
             {
@@ -112,13 +116,13 @@ def read_create(body: Mapping[str, Any]) -> Asked:
                 "internet": body.get("allow_internet_access"),
                 "hosts": (body.get("network") or {}).get("allowOut") or (),
             },
-            Asked,
+            SandboxRequest,
         )
     except (msgspec.ValidationError, AttributeError) as error:
-        raise Refusal("invalid_argument", str(error)) from error
+        raise E2bRefusal("invalid_argument", str(error)) from error
 
 
-def made(box: Box, tokens: Tokens) -> dict[str, Any]:
+def made(box: E2bSandbox, tokens: SandboxTokens) -> dict[str, Any]:
     """The body of a create or connect reply."""
     return {
         "templateID": box.template,
@@ -129,7 +133,7 @@ def made(box: Box, tokens: Tokens) -> dict[str, Any]:
     }
 
 
-def described(seen: Seen) -> dict[str, Any]:
+def described(seen: SandboxView) -> dict[str, Any]:
     """Limits the operator did not set are shown as 0."""
     end = seen.expires_at if seen.expires_at is not None else seen.created_at + 30 * 86400
     return {

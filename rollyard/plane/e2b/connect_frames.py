@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.plane.e2b.errors import Refusal
+from rollyard.plane.e2b.errors import E2bRefusal
 
 CONTENT_TYPE = "application/connect+json"
 _HEAD = struct.Struct(">BI")
@@ -29,7 +29,7 @@ def only_message(body: bytes) -> dict[str, Any]:
     try:
         flag, size = _HEAD.unpack_from(body)
         if flag != 0 or len(body) != _HEAD.size + size:
-            raise Refusal("invalid_argument", "one uncompressed frame is expected")
+            raise E2bRefusal("invalid_argument", "one uncompressed frame is expected")
         return msgspec.json.decode(body[_HEAD.size :], type=dict[str, Any])
     except (struct.error, msgspec.MsgspecError) as error:
-        raise Refusal("invalid_argument", f"not a frame: {error}") from error
+        raise E2bRefusal("invalid_argument", f"not a frame: {error}") from error

@@ -16,15 +16,15 @@ from starlette.routing import Route
 
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.plane import ApiKey
-from rollyard.plane.e2b.boxes import MOST_FORKS, Box, Boxes, described, made
-from rollyard.plane.e2b.errors import Refusal, explain, rest
+from rollyard.plane.e2b.boxes import MOST_FORKS, Boxes, E2bSandbox, described, made
+from rollyard.plane.e2b.errors import E2bRefusal, explain, rest
 
 _PAGE = 100
 _MAX_BODY = 2**20
 Endpoint = Callable[[Request, ApiKey | None], Awaitable[Response]]
 
 
-class Control:
+class E2bControl:
     def __init__(self, boxes: Boxes) -> None:
         self._boxes = boxes
 
@@ -55,7 +55,7 @@ class Control:
                 return await endpoint(request, await self._boxes.admit(request.headers.get("x-api-key", "")))
             except SandboxGone:
                 return JSONResponse({"code": 404, "message": "Sandbox not found"}, 404)
-            except (Error, Refusal) as error:
+            except (Error, E2bRefusal) as error:
                 return rest(error)
 
         return answer
@@ -94,7 +94,7 @@ class Control:
         start = next((at + 1 for at, one in enumerate(found) if one["sandboxID"] == after), 0) if after else 0
         asked = query.get("limit") or str(_PAGE)
         if not asked.isdigit() or len(asked) > 9:
-            raise Refusal("invalid_argument", "limit is not a number")
+            raise E2bRefusal("invalid_argument", "limit is not a number")
         limit = max(1, min(_PAGE, int(asked)))
         page = found[start : start + limit]
         headers: dict[str, str] = {}
@@ -119,7 +119,7 @@ class Control:
     async def pause(self, request: Request, caller: ApiKey | None) -> Response:
         seen = await self._boxes.seen(caller, request.path_params["id"])
         if seen.state == "paused":
-            raise Refusal("already_exists", "the sandbox is paused already")
+            raise E2bRefusal("already_exists", "the sandbox is paused already")
         await self._boxes.pause(caller, seen.id)
         return Response(status_code=204)
 
@@ -132,20 +132,20 @@ class Control:
         asked = await _json(request)
         count = asked.get("count", 1)
         if not isinstance(count, int) or not 1 <= count <= MOST_FORKS:
-            raise Refusal("invalid_argument", f"count is from 1 to {MOST_FORKS}")
+            raise E2bRefusal("invalid_argument", f"count is from 1 to {MOST_FORKS}")
         seconds = _seconds(asked.get("timeout") or 300)
         outcomes = await self._boxes.fork(caller, request.path_params["id"], seconds, count)
         return JSONResponse([self._outcome(one) for one in outcomes], 201)
 
-    def _outcome(self, outcome: Box | Error) -> dict[str, Any]:
-        if isinstance(outcome, Box):
+    def _outcome(self, outcome: E2bSandbox | Error) -> dict[str, Any]:
+        if isinstance(outcome, E2bSandbox):
             return {"sandbox": made(outcome, self._boxes.tokens)}
         told = explain(outcome)
         return {"error": {"code": told.status, "message": told.message}}
 
 
 async def _refused(request: Request, caller: ApiKey | None) -> Response:
-    raise Refusal("unimplemented", f"{request.method} {request.url.path} is not served here")
+    raise E2bRefusal("unimplemented", f"{request.method} {request.url.path} is not served here")
 
 
 async def _json(request: Request) -> dict[str, Any]:
@@ -153,16 +153,16 @@ async def _json(request: Request) -> dict[str, Any]:
     async for part in request.stream():
         body += part
         if len(body) > _MAX_BODY:
-            raise Refusal("invalid_argument", "the request is too large", 413)
+            raise E2bRefusal("invalid_argument", "the request is too large", 413)
     try:
         return msgspec.json.decode(bytes(body), type=dict[str, Any]) if body else {}
     except msgspec.MsgspecError as error:
-        raise Refusal("invalid_argument", f"not a JSON object: {error}") from error
+        raise E2bRefusal("invalid_argument", f"not a JSON object: {error}") from error
 
 
 def _seconds(value: Any) -> float:
     if not isinstance(value, int | float) or value < 0:
-        raise Refusal("invalid_argument", "timeout must be a number of seconds")
+        raise E2bRefusal("invalid_argument", "timeout must be a number of seconds")
     return max(float(value), 1.0)
 
 
@@ -170,4 +170,4 @@ def _cursor(token: str | None) -> str | None:
     try:
         return base64.urlsafe_b64decode(token).decode() if token else None
     except (binascii.Error, UnicodeDecodeError) as error:
-        raise Refusal("invalid_argument", "nextToken is not one of ours") from error
+        raise E2bRefusal("invalid_argument", "nextToken is not one of ours") from error

@@ -11,7 +11,7 @@ from typing import Any
 from rollyard.core.errors import PathError
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Stat
-from rollyard.plane.e2b.errors import Refusal
+from rollyard.plane.e2b.errors import E2bRefusal
 
 _TYPES = {"file": "FILE_TYPE_FILE", "dir": "FILE_TYPE_DIRECTORY"}
 _BITS = {"file": modes.S_IFREG, "dir": modes.S_IFDIR, "symlink": modes.S_IFLNK}
@@ -67,7 +67,7 @@ async def list_dir(sandbox: Sandbox, asked: Mapping[str, Any], user: str | None)
 async def make_dir(sandbox: Sandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
     path = _name(asked, "path")
     if await sandbox.exists(path):
-        raise Refusal("already_exists", f"{path} exists")
+        raise E2bRefusal("already_exists", f"{path} exists")
     await sandbox.mkdir(path, user=user)
     return {"entry": _entry(await sandbox.stat(path))}
 
@@ -77,7 +77,7 @@ async def move(sandbox: Sandbox, asked: Mapping[str, Any], user: str | None) -> 
     await sandbox.stat(source)
     done = await sandbox.exec(["mv", "-T", "--", source, target], user=user, timeout=_MOVE_S)
     if not done.ok:
-        raise Refusal("invalid_argument", f"{source} could not be moved: {done.text[-200:].strip()}")
+        raise E2bRefusal("invalid_argument", f"{source} could not be moved: {done.text[-200:].strip()}")
     return {"entry": _entry(await sandbox.stat(target))}
 
 
@@ -93,7 +93,7 @@ async def remove(sandbox: Sandbox, asked: Mapping[str, Any], user: str | None) -
 def _name(asked: Mapping[str, Any], field: str) -> str:
     value = asked.get(field)
     if not isinstance(value, str) or not value:
-        raise Refusal("invalid_argument", f"{field} is required")
+        raise E2bRefusal("invalid_argument", f"{field} is required")
     return value
 
 

@@ -24,9 +24,9 @@ from starlette.routing import Route
 
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.plane.e2b import connect_frames
-from rollyard.plane.e2b.boxes import Box, Boxes, Tokens
+from rollyard.plane.e2b.boxes import Boxes, E2bSandbox, SandboxTokens
 from rollyard.plane.e2b.directories import METHODS
-from rollyard.plane.e2b.errors import Refusal, connect, explain, rest
+from rollyard.plane.e2b.errors import E2bRefusal, connect, explain, rest
 from rollyard.plane.e2b.processes import KEEPALIVE_S, Process
 
 MAX_FILE = 512 * 2**20
@@ -48,12 +48,12 @@ class Envd:
             Route("/filesystem.Filesystem/{method}", self._unary(_filesystem), methods=["POST"]),
         ]
 
-    async def _box(self, request: Request, *, signed: bool = False) -> Box:
+    async def _box(self, request: Request, *, signed: bool = False) -> E2bSandbox:
         given = request.headers.get("x-access-token", "")
         sandbox_id = _sandbox_id(request, self._boxes.tokens)
         token = self._boxes.tokens.of(sandbox_id)
         if not hmac.compare_digest(given.encode(), token.encode()) and not (signed and _signed(request, token)):
-            raise Refusal("unauthenticated", "the access token is not this sandbox's")
+            raise E2bRefusal("unauthenticated", "the access token is not this sandbox's")
         return await self._boxes.find(sandbox_id)
 
     async def health(self, request: Request) -> Response:
@@ -67,7 +67,7 @@ class Envd:
         try:
             box = await self._box(request, signed=True)
             data = await box.sandbox.read(_path(request), max_bytes=MAX_FILE)
-        except (Error, Refusal) as error:
+        except (Error, E2bRefusal) as error:
             return rest(error)
         return Response(data, media_type="application/octet-stream")
 
@@ -83,12 +83,12 @@ class Envd:
                 written = [path]
         except ClientDisconnect:
             return Response(status_code=400)
-        except (Error, Refusal) as error:
+        except (Error, E2bRefusal) as error:
             return rest(error)
         return JSONResponse([{"name": path.rpartition("/")[2], "type": "file", "path": path} for path in written])
 
     async def start(self, request: Request) -> Response:
-        async def begin(box: Box, asked: dict[str, Any]) -> Process:
+        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Process:
             millis = request.headers.get("connect-timeout-ms", "")
             deadline = int(millis) / 1000 if millis.isdigit() and int(millis) else None
             return await box.processes.start(asked, user=user_of(request), deadline=deadline)
@@ -96,12 +96,14 @@ class Envd:
         return await self._stream(request, begin)
 
     async def rejoin(self, request: Request) -> Response:
-        async def begin(box: Box, asked: dict[str, Any]) -> Process:
+        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Process:
             return box.processes.select(asked)
 
         return await self._stream(request, begin)
 
-    async def _stream(self, request: Request, begin: Callable[[Box, dict[str, Any]], Awaitable[Process]]) -> Response:
+    async def _stream(
+        self, request: Request, begin: Callable[[E2bSandbox, dict[str, Any]], Awaitable[Process]]
+    ) -> Response:
         """Events of one program. The client may hang up: the program goes on."""
         every = request.headers.get("keepalive-ping-interval", "")
         try:
@@ -109,7 +111,7 @@ class Envd:
             process = await begin(box, connect_frames.only_message(await _whole(request)))
         except SandboxGone as gone:
             return connect(gone)
-        except (Error, Refusal) as error:
+        except (Error, E2bRefusal) as error:
             return Response(_failed(error), media_type=connect_frames.CONTENT_TYPE)
 
         async def body() -> AsyncIterator[bytes]:
@@ -117,13 +119,13 @@ class Envd:
                 async for event in process.events(float(every) if every.isdigit() and int(every) else KEEPALIVE_S):
                     yield connect_frames.message({"event": event})
                 yield connect_frames.end()
-            except (Error, Refusal) as error:
+            except (Error, E2bRefusal) as error:
                 yield _failed(error)
 
         return StreamingResponse(body(), media_type=connect_frames.CONTENT_TYPE)
 
     def _unary(
-        self, serve: Callable[[Request, Box, dict[str, Any]], Awaitable[dict[str, Any]]]
+        self, serve: Callable[[Request, E2bSandbox, dict[str, Any]], Awaitable[dict[str, Any]]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
@@ -131,19 +133,19 @@ class Envd:
                 asked = msgspec.json.decode(await _whole(request) or b"{}", type=dict[str, Any])
                 return JSONResponse(await serve(request, box, asked))
             except (msgspec.MsgspecError, binascii.Error) as error:
-                return connect(Refusal("invalid_argument", f"not a request: {error}"))
-            except (Error, Refusal) as error:
+                return connect(E2bRefusal("invalid_argument", f"not a request: {error}"))
+            except (Error, E2bRefusal) as error:
                 return connect(error)
 
         return answer
 
 
-def _sandbox_id(request: Request, tokens: Tokens) -> str:
+def _sandbox_id(request: Request, tokens: SandboxTokens) -> str:
     said = request.headers.get("e2b-sandbox-id")
     return said or tokens.id_in(request.headers.get("x-access-token", ""))
 
 
-async def _process(request: Request, box: Box, asked: dict[str, Any]) -> dict[str, Any]:
+async def _process(request: Request, box: E2bSandbox, asked: dict[str, Any]) -> dict[str, Any]:
     method = request.path_params["method"]
     if method == "List":
         return {"processes": box.processes.list()}
@@ -154,18 +156,18 @@ async def _process(request: Request, box: Box, asked: dict[str, Any]) -> dict[st
     elif method == "CloseStdin":
         await box.processes.select(asked, running=True).job.close_stdin()
     else:
-        raise Refusal("unimplemented", f"process.Process/{method} is not served here")
+        raise E2bRefusal("unimplemented", f"process.Process/{method} is not served here")
     return {}
 
 
-async def _filesystem(request: Request, box: Box, asked: dict[str, Any]) -> dict[str, Any]:
+async def _filesystem(request: Request, box: E2bSandbox, asked: dict[str, Any]) -> dict[str, Any]:
     method = request.path_params["method"]
     if method not in METHODS:
-        raise Refusal("unimplemented", f"filesystem.Filesystem/{method} is not served here")
+        raise E2bRefusal("unimplemented", f"filesystem.Filesystem/{method} is not served here")
     return await METHODS[method](box.sandbox, asked, user_of(request))
 
 
-async def _multipart(request: Request, box: Box, user: str | None) -> list[str]:
+async def _multipart(request: Request, box: E2bSandbox, user: str | None) -> list[str]:
     only = request.query_params.get("path")
     written: list[str] = []
     async with request.form(max_files=1000) as form:
@@ -176,7 +178,7 @@ async def _multipart(request: Request, box: Box, user: str | None) -> list[str]:
             await box.sandbox.write(path, await part.read(), user=user)
             written.append(path)
     if not written:
-        raise Refusal("invalid_argument", "no file in the request")
+        raise E2bRefusal("invalid_argument", "no file in the request")
     return written
 
 
@@ -188,13 +190,13 @@ async def _whole(request: Request) -> bytes:
         async for part in request.stream():
             body += unpack.decompress(part, MAX_FILE - len(body) + 1) if unpack else part
             if len(body) > MAX_FILE:
-                raise Refusal("invalid_argument", f"more than {MAX_FILE} bytes", 413)
+                raise E2bRefusal("invalid_argument", f"more than {MAX_FILE} bytes", 413)
     except zlib.error as error:
-        raise Refusal("invalid_argument", f"not gzip: {error}") from error
+        raise E2bRefusal("invalid_argument", f"not gzip: {error}") from error
     return bytes(body)
 
 
-def _failed(error: Error | Refusal) -> bytes:
+def _failed(error: Error | E2bRefusal) -> bytes:
     found = explain(error)
     return connect_frames.end({"code": found.code, "message": found.message})
 
@@ -202,7 +204,7 @@ def _failed(error: Error | Refusal) -> bytes:
 def _path(request: Request) -> str:
     path = request.query_params.get("path", "")
     if not path:
-        raise Refusal("invalid_argument", "path is required")
+        raise E2bRefusal("invalid_argument", "path is required")
     return path
 
 
@@ -214,7 +216,7 @@ def user_of(request: Request) -> str | None:
         try:
             name = base64.b64decode(value).decode().partition(":")[0]
         except (binascii.Error, UnicodeDecodeError) as error:
-            raise Refusal("unauthenticated", "not a user name") from error
+            raise E2bRefusal("unauthenticated", "not a user name") from error
     return None if name in ("", _DEFAULT_USER) else name
 
 

@@ -51,7 +51,7 @@ _STATUS = {
 }
 
 
-class Refusal(Exception):
+class E2bRefusal(Exception):
     """An answer that is not a success. `code` is Connect's word for it; `status` overrules the usual number."""
 
     def __init__(self, code: str, message: str, status: int | None = None) -> None:
@@ -60,22 +60,22 @@ class Refusal(Exception):
         self.status = status or _STATUS.get(code, 500)
 
 
-class Body(NamedTuple):
+class ErrorBody(NamedTuple):
     code: str
     status: int
     message: str
 
 
-def explain(error: Error | Refusal) -> Body:
+def explain(error: Error | E2bRefusal) -> ErrorBody:
     """An error of ours as a client may see it."""
-    if isinstance(error, Refusal):
-        return Body(error.code, error.status, error.message)
+    if isinstance(error, E2bRefusal):
+        return ErrorBody(error.code, error.status, error.message)
     if isinstance(error, PathError):
         code = _PATHS.get(error.errno_name, "invalid_argument")
     elif isinstance(error, SandboxGone):
-        return Body("unavailable", 502, "The sandbox was not found")
+        return ErrorBody("unavailable", 502, "The sandbox was not found")
     elif isinstance(error, PlaneError):
-        return Body(_PLANE.get(error.status, "internal"), error.status, str(error))
+        return ErrorBody(_PLANE.get(error.status, "internal"), error.status, str(error))
     elif isinstance(error, Unsupported):
         code = "unimplemented"
     elif isinstance(error, ConfigError):
@@ -84,10 +84,10 @@ def explain(error: Error | Refusal) -> Body:
         code = "unavailable"
     else:
         code = "internal"
-    return Body(code, _STATUS.get(code, 500), str(error))
+    return ErrorBody(code, _STATUS.get(code, 500), str(error))
 
 
-def rest(error: Error | Refusal) -> JSONResponse:
+def rest(error: Error | E2bRefusal) -> JSONResponse:
     found = explain(error)
     headers: dict[str, str] = {}
     if isinstance(error, SandboxUnavailable) and error.retry_after is not None:
@@ -97,7 +97,7 @@ def rest(error: Error | Refusal) -> JSONResponse:
     return JSONResponse({"code": found.status, "message": found.message}, found.status, headers)
 
 
-def connect(error: Error | Refusal) -> JSONResponse:
+def connect(error: Error | E2bRefusal) -> JSONResponse:
     found = explain(error)
     if found.status == 502:
         return JSONResponse({"code": 502, "message": found.message}, 502)

@@ -14,8 +14,8 @@ from typing import Any
 from rollyard.core.errors import Error, PlaneConflict, PlaneForbidden, PlaneGone, PlaneNotFound, SandboxGone
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.plane.access import Access, sees
-from rollyard.plane.e2b.boxes import Asked, Box, Seen, Tokens, read_create
-from rollyard.plane.e2b.errors import Refusal
+from rollyard.plane.e2b.boxes import E2bSandbox, SandboxRequest, SandboxTokens, SandboxView, read_create
+from rollyard.plane.e2b.errors import E2bRefusal
 from rollyard.plane.e2b.processes import Processes
 from rollyard.plane.instances import CreateInstance, Instances
 
@@ -26,7 +26,7 @@ _LOOK_S = 0.1
 class InstanceBoxes:
     def __init__(self, instances: Instances, access: Access, *, secret: bytes) -> None:
         self._instances, self._access = instances, access
-        self.tokens = Tokens(secret)
+        self.tokens = SandboxTokens(secret)
         self._processes: dict[str, Processes] = {}
 
     async def admit(self, key: str) -> ApiKey | None:
@@ -35,10 +35,10 @@ class InstanceBoxes:
             raise PlaneForbidden("a key of role agent may not do this", hint="use a trainer's")
         return found
 
-    async def create(self, caller: ApiKey | None, asked: Mapping[str, Any], idempotency_key: str | None) -> Box:
+    async def create(self, caller: ApiKey | None, asked: Mapping[str, Any], idempotency_key: str | None) -> E2bSandbox:
         return await self._made(_known(caller), _wanted(read_create(asked)), idempotency_key)
 
-    async def _made(self, caller: ApiKey, wanted: CreateInstance, key: str | None) -> Box:
+    async def _made(self, caller: ApiKey, wanted: CreateInstance, key: str | None) -> E2bSandbox:
         instance = await self._instances.create(wanted, owner=caller.owner, caller=caller.id, key=key)
         async with asyncio.timeout(self._instances.settings.boot_s):
             while instance.state == "creating":  # an earlier try with this key is at it
@@ -46,7 +46,7 @@ class InstanceBoxes:
                 instance = await self._instances.record(instance.id)
         return await self._box(instance)
 
-    async def _box(self, instance: Instance) -> Box:
+    async def _box(self, instance: Instance) -> E2bSandbox:
         try:
             sandbox = await self._instances.sandbox(instance.id)
         except (PlaneGone, PlaneNotFound) as error:
@@ -58,9 +58,9 @@ class InstanceBoxes:
             for idle in [name for name, programs in self._processes.items() if programs.idle]:
                 del self._processes[idle]
             self._processes[instance.id] = Processes(sandbox)
-        return Box(instance.id, _template(instance), sandbox, self._processes[instance.id])
+        return E2bSandbox(instance.id, _template(instance), sandbox, self._processes[instance.id])
 
-    async def find(self, sandbox_id: str) -> Box:
+    async def find(self, sandbox_id: str) -> E2bSandbox:
         return await self._box(await self._record(sandbox_id))
 
     async def _record(self, sandbox_id: str) -> Instance:
@@ -77,10 +77,10 @@ class InstanceBoxes:
             raise SandboxGone(f"sandbox {sandbox_id} is gone") from error
         return found
 
-    async def seen(self, caller: ApiKey | None, sandbox_id: str) -> Seen:
+    async def seen(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView:
         return _seen(await self._own(caller, sandbox_id))
 
-    async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[Seen]:
+    async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[SandboxView]:
         found: list[Instance] = []
         cursor = None
         while True:
@@ -117,7 +117,9 @@ class InstanceBoxes:
         """What comes back is an image, and so a template, on the same engine."""
         return await self._instances.snapshot((await self._own(caller, sandbox_id)).id)
 
-    async def fork(self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int) -> list[Box | Error]:
+    async def fork(
+        self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int
+    ) -> list[E2bSandbox | Error]:
         """New instances from one snapshot, each with its own quota: some may be made and others refused."""
         own = await self._own(caller, sandbox_id)
         wanted = CreateInstance(
@@ -130,7 +132,7 @@ class InstanceBoxes:
             resources=own.plan.resources,
             network=own.plan.network,
         )
-        outcomes: list[Box | Error] = []
+        outcomes: list[E2bSandbox | Error] = []
         for _ in range(count):
             try:
                 outcomes.append(await self._made(_known(caller), wanted, None))
@@ -141,13 +143,15 @@ class InstanceBoxes:
 
 def _known(caller: ApiKey | None) -> ApiKey:
     if caller is None:
-        raise Refusal("unauthenticated", "the API key is not known here")
+        raise E2bRefusal("unauthenticated", "the API key is not known here")
     return caller
 
 
-def _wanted(asked: Asked) -> CreateInstance:
+def _wanted(asked: SandboxRequest) -> CreateInstance:
     if asked.hosts:
-        raise Refusal("unimplemented", "an instance's network is its environment's; allowOut is not served here", 400)
+        raise E2bRefusal(
+            "unimplemented", "an instance's network is its environment's; allowOut is not served here", 400
+        )
     env = asked.template if "@" in asked.template else None
     return CreateInstance(
         env=env,
@@ -163,8 +167,8 @@ def _template(instance: Instance) -> str:
     return instance.env or (_BASE if instance.plan.image == "host" else instance.plan.image)
 
 
-def _seen(instance: Instance) -> Seen:
-    return Seen(
+def _seen(instance: Instance) -> SandboxView:
+    return SandboxView(
         id=instance.id,
         template=_template(instance),
         created_at=instance.created_at,

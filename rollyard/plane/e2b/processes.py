@@ -15,7 +15,7 @@ from typing import Any
 from rollyard.core.errors import Error, PathError
 from rollyard.core.protocols import Job, Sandbox
 from rollyard.core.sandbox import Exit
-from rollyard.plane.e2b.errors import Refusal
+from rollyard.plane.e2b.errors import E2bRefusal
 
 _KEPT_S = 30.0  # how long an ended program can still be asked about
 KEEPALIVE_S = 50.0
@@ -56,7 +56,7 @@ class Process:
             await pumping
             ended = await asyncio.shield(self.over)
             if self.timed_out:
-                raise Refusal("deadline_exceeded", "the process ran past its timeout")
+                raise E2bRefusal("deadline_exceeded", "the process ran past its timeout")
             yield {"end": ending_of(ended)}
         finally:
             getting.cancel()
@@ -95,9 +95,9 @@ class Processes:
     async def start(self, asked: Mapping[str, Any], *, user: str | None, deadline: float | None) -> Process:
         config: Mapping[str, Any] = asked.get("process") or {}
         if not config.get("cmd"):
-            raise Refusal("invalid_argument", "process.cmd is required")
+            raise E2bRefusal("invalid_argument", "process.cmd is required")
         if asked.get("pty"):
-            raise Refusal("unimplemented", "terminals are not served here")
+            raise E2bRefusal("unimplemented", "terminals are not served here")
         try:
             job = await self._sandbox.start(
                 [config["cmd"], *config.get("args", ())],
@@ -107,7 +107,7 @@ class Processes:
                 stdin=bool(asked.get("stdin", True)) and self._sandbox.capabilities.stdin,
             )
         except PathError as error:
-            raise Refusal("invalid_argument", str(error)) from error
+            raise E2bRefusal("invalid_argument", str(error)) from error
         pid, self._next = self._next, self._next + 1
         process = self._by_pid[pid] = Process(pid, job, config, asked.get("tag"), deadline)
         if asked.get("stdin") is False:
@@ -124,7 +124,7 @@ class Processes:
             named = process.pid == selector.get("pid") or (process.tag and process.tag == selector.get("tag"))
             if named and not (running and process.over.done()):
                 return process
-        raise Refusal("not_found", f"no process {selector.get('pid', selector.get('tag'))}")
+        raise E2bRefusal("not_found", f"no process {selector.get('pid', selector.get('tag'))}")
 
     def list(self) -> list[dict[str, Any]]:
         return [
@@ -136,7 +136,7 @@ class Processes:
     async def signal(self, asked: Mapping[str, Any]) -> None:
         process = self.select(asked, running=True)
         if asked.get("signal") not in ("SIGNAL_SIGKILL", 9):
-            raise Refusal("unimplemented", f"only SIGNAL_SIGKILL is served, not {asked.get('signal')!r}")
+            raise E2bRefusal("unimplemented", f"only SIGNAL_SIGKILL is served, not {asked.get('signal')!r}")
         await process.job.kill()
 
     async def feed(self, asked: Mapping[str, Any]) -> None:

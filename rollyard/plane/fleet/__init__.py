@@ -19,9 +19,9 @@ Pickled arguments are opened in a sandbox and nowhere else. Jobs are served wher
 from __future__ import annotations
 
 from rollyard.plane.fleet.app import fleet_app
-from rollyard.plane.fleet.errors import Refusal
+from rollyard.plane.fleet.errors import FleetRefusal
 from rollyard.plane.fleet.guard import one_key
 from rollyard.plane.fleet.tasks import Tasks
 from rollyard.plane.fleet.world import World, load_world, load_worlds
 
-__all__ = ["Refusal", "Tasks", "World", "fleet_app", "load_world", "load_worlds", "one_key"]
+__all__ = ["FleetRefusal", "Tasks", "World", "fleet_app", "load_world", "load_worlds", "one_key"]

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 
 from rollyard.core.ids import secret as new_secret
 from rollyard.core.protocols import Backend
-from rollyard.plane.fleet.control import Control
+from rollyard.plane.fleet.control import FleetControl
 from rollyard.plane.fleet.guard import Admit, Guard, anybody
 from rollyard.plane.fleet.instances import Places
 from rollyard.plane.fleet.job_routes import JobRoutes
@@ -16,7 +16,7 @@ from rollyard.plane.fleet.jobs import Jobs, Runner
 from rollyard.plane.fleet.manager import Manager
 from rollyard.plane.fleet.tasks import TaskRoutes, Tasks
 from rollyard.plane.fleet.verifiers import Shelf, Verifiers
-from rollyard.plane.fleet.world import Catalog, World
+from rollyard.plane.fleet.world import World, WorldCatalog
 
 
 def fleet_app(
@@ -32,12 +32,12 @@ def fleet_app(
     """`app.state.places` are its instances: `await app.state.places.aclose()` ends them all. `runner` makes what works on the
     sessions of jobs; without it jobs are refused. `app.state.jobs` are those."""
     guard = Guard(admit, secret or new_secret("ryf"))
-    places = Places(backend, Catalog(worlds), guard.name, limit=limit)
+    places = Places(backend, WorldCatalog(worlds), guard.name, limit=limit)
     shelf, tasks = Shelf(), tasks or Tasks()
     jobs = Jobs(places, tasks, runner(guard) if runner is not None else None)
     app = Starlette(
         routes=[
-            *Control(places, guard).routes(),
+            *FleetControl(places, guard).routes(),
             *Verifiers(places, guard, shelf).routes(),
             *TaskRoutes(tasks, shelf, guard).routes(),
             *JobRoutes(jobs, guard).routes(),

@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollyard.core.errors import Error
-from rollyard.plane.fleet.errors import Refusal, refused
+from rollyard.plane.fleet.errors import FleetRefusal, refused
 from rollyard.plane.fleet.guard import Guard
-from rollyard.plane.fleet.instances import REGIONS, Make, Place, Places
+from rollyard.plane.fleet.instances import REGIONS, Make, Places, WorldInstance
 from rollyard.plane.wire import rfc3339
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ def owned(guard: Guard, endpoint: Endpoint) -> Callable[[Request], Awaitable[Res
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request, await guard.owner(request))
-        except (Refusal, Error) as error:
+        except (FleetRefusal, Error) as error:
             return refused(error)
 
     return answer
@@ -38,14 +38,14 @@ async def body(request: Request, kind: type[T]) -> T:
     async for part in request.stream():
         data += part
         if len(data) > _MAX_BODY:
-            raise Refusal(413, f"a body is at most {_MAX_BODY} bytes")
+            raise FleetRefusal(413, f"a body is at most {_MAX_BODY} bytes")
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
     except msgspec.MsgspecError as error:
-        raise Refusal(422, f"the body is not what this route takes: {error}") from error
+        raise FleetRefusal(422, f"the body is not what this route takes: {error}") from error
 
 
-class Control:
+class FleetControl:
     def __init__(self, places: Places, guard: Guard) -> None:
         self._places, self._guard = places, guard
 
@@ -96,7 +96,7 @@ class Control:
     async def close_all(self, request: Request, owner: str) -> Response:
         run_id, everybody = request.query_params.get("run_id"), request.query_params.get("profile_id")
         if run_id is None and everybody is None:
-            raise Refusal(400, "run_id or profile_id says which instances")
+            raise FleetRefusal(400, "run_id or profile_id says which instances")
         found = [place for place in await self._places.list(owner) if place.ended_at is None]
         chosen = [place for place in found if run_id is None or place.record.make.run_id == run_id]
         for place in chosen:
@@ -116,7 +116,7 @@ class Control:
         return JSONResponse(told)
 
     async def runs(self, request: Request, owner: str) -> Response:
-        runs: dict[str, list[Place]] = {}
+        runs: dict[str, list[WorldInstance]] = {}
         for place in await self._places.list(owner):
             if place.record.make.run_id is not None:
                 runs.setdefault(place.record.make.run_id, []).append(place)
@@ -138,7 +138,7 @@ class Control:
     async def environment(self, request: Request, owner: str) -> Response:
         key = request.path_params["key"]
         if key not in self._places.catalog.versions:
-            raise Refusal(404, f"Environment '{key}' not found")
+            raise FleetRefusal(404, f"Environment '{key}' not found")
         return JSONResponse(self._environment(key))
 
     def _environment(self, key: str) -> dict[str, Any]:
@@ -160,14 +160,14 @@ class Control:
         counts = {"instance_limit": self._places.limit, "instance_count": len(live)}
         return JSONResponse({"team_id": owner, "team_name": owner, **counts})
 
-    def _told(self, place: Place, request: Request) -> dict[str, Any]:
+    def _told(self, place: WorldInstance, request: Request) -> dict[str, Any]:
         return described(place, str(request.base_url).rstrip("/"), self._guard.page_token(place.id))
 
     async def runner_token(self, request: Request, owner: str) -> Response:
         return JSONResponse({"token": self._guard.runner_token(owner)})
 
 
-def described(place: Place, base_url: str, page_token: str) -> dict[str, Any]:
+def described(place: WorldInstance, base_url: str, page_token: str) -> dict[str, Any]:
     """An instance as clients read it. Its addresses are below the one that the request came to."""
     record, make = place.record, place.record.make
     root = f"{base_url}/i/{place.id}/"

@@ -9,14 +9,14 @@ from starlette.responses import JSONResponse
 from rollyard.core.errors import ConfigError, EnvError, Error, SandboxGone, SandboxUnavailable, Unsupported
 
 
-class Refusal(Exception):
+class FleetRefusal(Exception):
     def __init__(self, status: int, detail: str | dict[str, Any]) -> None:
         super().__init__(str(detail))
         self.status, self.detail = status, detail
 
 
-def refused(error: Refusal | Error) -> JSONResponse:
-    if isinstance(error, Refusal):
+def refused(error: FleetRefusal | Error) -> JSONResponse:
+    if isinstance(error, FleetRefusal):
         return JSONResponse({"detail": error.detail}, error.status)
     return JSONResponse({"detail": str(error)}, _status(error))
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.requests import HTTPConnection
 
-from rollyard.plane.fleet.errors import Refusal
+from rollyard.plane.fleet.errors import FleetRefusal
 
 Admit = Callable[[str | None], Awaitable[str]]
 LOCAL = "local"
@@ -29,7 +29,7 @@ async def anybody(header: str | None) -> str:
 def one_key(key: str) -> Admit:
     async def admit(header: str | None) -> str:
         if not _same(bearer(header), key):
-            raise Refusal(401, "the API key is not known here")
+            raise FleetRefusal(401, "the API key is not known here")
         return LOCAL
 
     return admit
@@ -66,18 +66,18 @@ class Guard:
 
     def opens(self, token: str, instance_id: str) -> None:
         if not _same(token, self.page_token(instance_id)):
-            raise Refusal(404, "there is no such page")
+            raise FleetRefusal(404, "there is no such page")
 
     def manages(self, request: HTTPConnection, owner: str) -> None:
         given = request.headers.get("x-runner-token", "")
         if not self.open and not _same(given, self.runner_token(owner)):
-            raise Refusal(403, "this needs the runner token of the instance's owner")
+            raise FleetRefusal(403, "this needs the runner token of the instance's owner")
 
     async def uses(self, request: HTTPConnection, instance_id: str, owner: str) -> None:
         if self.open or _same(bearer(request.headers.get("authorization")), self.instance_token(instance_id)):
             return
         if await self.owner(request) != owner:
-            raise Refusal(404, f"there is no instance {instance_id}")
+            raise FleetRefusal(404, f"there is no instance {instance_id}")
 
     def _derived(self, purpose: str, name: str) -> str:
         return hmac.new(self._secret, f"{purpose}\n{name}".encode(), hashlib.sha256).hexdigest()

@@ -21,8 +21,8 @@ from rollyard.core.ids import new_id
 from rollyard.core.protocols import Backend, Sandbox
 from rollyard.envs.fleet.databases import SandboxDatabases
 from rollyard.plane.fleet.boot import booted
-from rollyard.plane.fleet.errors import Refusal
-from rollyard.plane.fleet.world import Catalog, World
+from rollyard.plane.fleet.errors import FleetRefusal
+from rollyard.plane.fleet.world import World, WorldCatalog
 
 _log = structlog.get_logger("rollyard.fleet")
 MARK = "rollyard.fleet"
@@ -51,7 +51,7 @@ class Make(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_seconds: int | None = None
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
     version: str
@@ -60,8 +60,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     make: Make
 
 
-class Place:
-    def __init__(self, record: Record, world: World) -> None:
+class WorldInstance:
+    def __init__(self, record: InstanceRecord, world: World) -> None:
         self.record, self.world = record, world
         self.status: Status = "pending"
         self.reason: str | None = None
@@ -79,7 +79,7 @@ class Place:
     @property
     def sandbox(self) -> Sandbox:
         if self._sandbox is None or self.status != "running":
-            raise Refusal(409 if self.status == "pending" else 410, f"instance {self.id} is {self.status}")
+            raise FleetRefusal(409 if self.status == "pending" else 410, f"instance {self.id} is {self.status}")
         return self._sandbox
 
     @property
@@ -108,18 +108,18 @@ class Places:
     """`name` tells this server's instances from those of another over the same backend."""
 
     def __init__(
-        self, backend: Backend, catalog: Catalog, name: str, *, limit: int = 100, default_ttl_s: float = 3600.0
+        self, backend: Backend, catalog: WorldCatalog, name: str, *, limit: int = 100, default_ttl_s: float = 3600.0
     ) -> None:
         self.backend, self.catalog, self.name, self.limit = backend, catalog, name, limit
         self._default_ttl_s = default_ttl_s
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, WorldInstance] = {}
         self._requests: dict[str, str] = {}
         self._booting: set[asyncio.Task[None]] = set()
 
-    async def make(self, owner: str, asked: Make, request_id: str | None) -> Place:
+    async def make(self, owner: str, asked: Make, request_id: str | None) -> WorldInstance:
         if request_id is not None and (known := self._requests.get(f"{owner}\n{request_id}")):
             detail = {"error": "duplicate_request_id", "instance_id": known, "message": "this create was seen before"}
-            raise Refusal(409, detail)
+            raise FleetRefusal(409, detail)
         world = self._chosen(asked)
         self._within_limit(owner)
         place = self._noted(owner, asked, world)
@@ -130,29 +130,31 @@ class Places:
         booting.add_done_callback(self._booting.discard)
         await asyncio.wait([booting], timeout=asked.max_wait_seconds or _BOOT_S)
         if place.status == "error":
-            raise Refusal(503, {"error_type": "boot_failed", "message": place.reason, "retryable": True})
+            raise FleetRefusal(503, {"error_type": "boot_failed", "message": place.reason, "retryable": True})
         if place.status == "pending":
-            raise Refusal(504, {"error_type": "timeout", "message": f"{place.id} is still starting", "retryable": True})
+            raise FleetRefusal(
+                504, {"error_type": "timeout", "message": f"{place.id} is still starting", "retryable": True}
+            )
         return place
 
-    async def find(self, instance_id: str, owner: str | None = None) -> Place:
+    async def find(self, instance_id: str, owner: str | None = None) -> WorldInstance:
         place = self._places.get(instance_id) or await self._attached(instance_id)
         if place is None or owner not in (None, place.record.owner):
-            raise Refusal(404, f"there is no instance {instance_id}")
+            raise FleetRefusal(404, f"there is no instance {instance_id}")
         if place.status == "running" and not await place.sandbox.alive():
             self._over(place, "stopped", "its time was over")
         return place
 
-    async def list(self, owner: str) -> list[Place]:
+    async def list(self, owner: str) -> list[WorldInstance]:
         await self._remember()
         found = [await self.find(name, owner) for name, one in list(self._places.items()) if one.record.owner == owner]
         return sorted(found, key=lambda place: place.id)
 
-    async def heartbeat(self, place: Place) -> None:
+    async def heartbeat(self, place: WorldInstance) -> None:
         place.sandbox  # noqa: B018 - one that has ended has no heart
         place.last_heartbeat = time.time()
 
-    async def close(self, place: Place, reason: str = "closed by its owner") -> None:
+    async def close(self, place: WorldInstance, reason: str = "closed by its owner") -> None:
         sandbox = place.sandbox if place.status == "running" else None
         self._over(place, "stopped", reason)
         if sandbox is not None:
@@ -169,18 +171,18 @@ class Places:
 
     def _chosen(self, asked: Make) -> World:
         if asked.env_key not in self.catalog.versions:
-            raise Refusal(400, f"Environment '{asked.env_key}' not found")
+            raise FleetRefusal(400, f"Environment '{asked.env_key}' not found")
         world = self.catalog.get(asked.env_key, asked.env_version)
         if world is None:
-            raise Refusal(400, f"Version '{asked.env_version}' not found for '{asked.env_key}'")
+            raise FleetRefusal(400, f"Version '{asked.env_version}' not found for '{asked.env_key}'")
         if asked.region is not None and asked.region not in REGIONS:
-            raise Refusal(400, f"Region {asked.region} not supported. Please use {list(REGIONS)}")
+            raise FleetRefusal(400, f"Region {asked.region} not supported. Please use {list(REGIONS)}")
         if asked.data_key is not None and world.data:
             wanted = f"{asked.data_key}:{asked.data_version}" if asked.data_version else asked.data_key
             if not any(known == wanted or known.partition(":")[0] == wanted for known in world.data):
-                raise Refusal(400, f"Data version '{wanted}' not found for '{asked.env_key}'")
+                raise FleetRefusal(400, f"Data version '{wanted}' not found for '{asked.env_key}'")
         if asked.ttl_seconds is not None and not 0 < asked.ttl_seconds <= 7 * 86400:
-            raise Refusal(400, "ttl_seconds is above 0 and at most seven days")
+            raise FleetRefusal(400, "ttl_seconds is above 0 and at most seven days")
         return world
 
     def _within_limit(self, owner: str) -> None:
@@ -190,22 +192,22 @@ class Places:
         if live >= self.limit:
             counts = {"running_instances": live, "instance_limit": self.limit}
             words = f"You have {live} running instances out of a maximum of {self.limit}."
-            raise Refusal(403, {"error_type": "instance_limit_exceeded", "message": words, **counts})
+            raise FleetRefusal(403, {"error_type": "instance_limit_exceeded", "message": words, **counts})
 
-    def _noted(self, owner: str, asked: Make, world: World) -> Place:
+    def _noted(self, owner: str, asked: Make, world: World) -> WorldInstance:
         ended = [name for name, place in self._places.items() if place.ended_at is not None]
         for name in ended[: max(0, len(ended) - _KEPT)]:
             del self._places[name]
         while len(self._requests) > _KEPT:
             del self._requests[next(iter(self._requests))]
         ttl = float(asked.ttl_seconds or self._default_ttl_s)
-        record = Record(
+        record = InstanceRecord(
             id=new_id("inst"), owner=owner, version=world.version, created_at=time.time(), ttl_s=ttl, make=asked
         )
-        place = self._places[record.id] = Place(record, world)
+        place = self._places[record.id] = WorldInstance(record, world)
         return place
 
-    async def _boot(self, place: Place) -> None:
+    async def _boot(self, place: WorldInstance) -> None:
         labels = {MARK: place.id, SERVER: self.name, RECORD: msgspec.json.encode(place.record).decode()}
         try:
             async with asyncio.timeout(_BOOT_S):
@@ -219,13 +221,13 @@ class Places:
         if place.record.make.heartbeat_interval is not None:
             place.watch = asyncio.create_task(self._watched(place))
 
-    async def _watched(self, place: Place) -> None:
+    async def _watched(self, place: WorldInstance) -> None:
         due = place.deadline
         while due is not None and due > time.time():
             await asyncio.sleep(due - time.time())
             due = place.deadline
         place.watch = None
-        with suppress(Error, Refusal, TimeoutError):  # it has ended otherwise, or its own time will end it
+        with suppress(Error, FleetRefusal, TimeoutError):  # it has ended otherwise, or its own time will end it
             await self.close(place, "no heartbeat")
 
     async def _remember(self) -> None:
@@ -234,17 +236,17 @@ class Places:
                 if info.labels[MARK] not in self._places:
                     await self._attached(info.labels[MARK])
 
-    async def _attached(self, instance_id: str) -> Place | None:
+    async def _attached(self, instance_id: str) -> WorldInstance | None:
         """One that an earlier server made."""
         if not (self.backend.capabilities.list and self.backend.capabilities.attach):
             return None
         for info in await self.backend.list({MARK: instance_id, SERVER: self.name}):
-            record = msgspec.json.decode(info.labels[RECORD], type=Record)
+            record = msgspec.json.decode(info.labels[RECORD], type=InstanceRecord)
             known = self.catalog.versions.get(record.make.env_key, {})
             world = next((one for one in known.values() if one.version == record.version), None)
             if world is None:
                 return None
-            place = self._places[instance_id] = Place(record, world)
+            place = self._places[instance_id] = WorldInstance(record, world)
             try:
                 place.runs_in(await self.backend.attach(info.id))
             except SandboxGone:
@@ -252,14 +254,14 @@ class Places:
             return place
         return None
 
-    def _over(self, place: Place, status: Status, reason: str) -> None:
+    def _over(self, place: WorldInstance, status: Status, reason: str) -> None:
         place.now(status, reason)
         if place.watch is not None:
             place.watch.cancel()
             place.watch = None
 
 
-def _variables(record: Record) -> Mapping[str, str]:
+def _variables(record: InstanceRecord) -> Mapping[str, str]:
     make = record.make
     named = {
         "ROLLYARD_DATA_KEY": make.data_key,

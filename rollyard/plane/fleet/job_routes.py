@@ -11,9 +11,9 @@ from starlette.routing import Route
 
 from rollyard.core.ids import new_id
 from rollyard.plane.fleet.control import Endpoint, body, owned
-from rollyard.plane.fleet.errors import Refusal
+from rollyard.plane.fleet.errors import FleetRefusal
 from rollyard.plane.fleet.guard import Guard
-from rollyard.plane.fleet.jobs import Job, JobRequest, Jobs, Session
+from rollyard.plane.fleet.jobs import FleetServerJob, FleetSession, JobRequest, Jobs
 from rollyard.plane.fleet.tasks import FleetTask
 from rollyard.plane.wire import rfc3339
 
@@ -80,7 +80,7 @@ class JobRoutes:
 
     async def sessions(self, request: Request, owner: str) -> Response:
         job = self._found(request, owner)
-        groups: dict[str, list[Session]] = {}
+        groups: dict[str, list[FleetSession]] = {}
         for session in job.sessions:
             groups.setdefault(session.task.key if session.task else "", []).append(session)
         told = [_group(sessions) for sessions in groups.values()]
@@ -97,7 +97,7 @@ class JobRoutes:
                     lines = session.outcome.transcript if session.outcome is not None else ()
                     about = {"task": _task(session.task), "verifier_execution": _verified(session)}
                     return JSONResponse({**about, "transcript": list(lines)})
-        raise Refusal(404, f"Session '{session_id}' not found")
+        raise FleetRefusal(404, f"Session '{session_id}' not found")
 
     async def trace_job(self, request: Request, owner: str) -> Response:
         asked = await body(request, TraceJob)
@@ -108,7 +108,7 @@ class JobRoutes:
         asked = await body(request, Ingest)
         known = self._written.get(asked.session_id or "")
         if known is not None and known.owner != owner:
-            raise Refusal(404, f"Session '{asked.session_id}' not found")
+            raise FleetRefusal(404, f"Session '{asked.session_id}' not found")
         session = known or Written(id=asked.session_id or new_id("ses"), owner=owner, messages=[])
         while len(self._written) >= _KEPT:
             del self._written[next(iter(self._written))]
@@ -121,10 +121,10 @@ class JobRoutes:
         told = {"success": True, "session_id": session.id, "message_count": len(session.messages)}
         return JSONResponse({**told, "created_new_session": known is None})
 
-    def _found(self, request: Request, owner: str) -> Job:
+    def _found(self, request: Request, owner: str) -> FleetServerJob:
         job = self._jobs.jobs.get(request.path_params["id"])
         if job is None or job.owner != owner:
-            raise Refusal(404, f"Job '{request.path_params['id']}' not found")
+            raise FleetRefusal(404, f"Job '{request.path_params['id']}' not found")
         return job
 
 
@@ -134,7 +134,7 @@ def _messages(given: Any) -> list[Any]:
     return [one if isinstance(one, dict) and "role" in one else {"role": "assistant", "content": one} for one in found]
 
 
-def _job(job: Job) -> dict[str, Any]:
+def _job(job: FleetServerJob) -> dict[str, Any]:
     return {"id": job.id, "name": job.name, "created_at": rfc3339(job.created_at), "status": job.status}
 
 
@@ -145,7 +145,7 @@ def _task(task: FleetTask | None) -> dict[str, Any] | None:
     return {**told, "version": task.version, "verifier_func": task.verifier_func, "metadata": task.metadata}
 
 
-def _group(sessions: list[Session]) -> dict[str, Any]:
+def _group(sessions: list[FleetSession]) -> dict[str, Any]:
     scores = [session.score for session in sessions if session.score is not None]
     passed = sum(score >= _PASSED for score in scores)
     return {
@@ -159,7 +159,7 @@ def _group(sessions: list[Session]) -> dict[str, Any]:
     }
 
 
-def _session(session: Session) -> dict[str, Any]:
+def _session(session: FleetSession) -> dict[str, Any]:
     return {
         "session_id": session.id,
         "model": session.model,
@@ -173,7 +173,7 @@ def _session(session: Session) -> dict[str, Any]:
     }
 
 
-def _verified(session: Session) -> dict[str, Any] | None:
+def _verified(session: FleetSession) -> dict[str, Any] | None:
     checked = session.outcome.checked if session.outcome is not None else None
     if checked is None:
         return None

@@ -18,8 +18,8 @@ import structlog
 from rollyard.core.errors import Error
 from rollyard.core.ids import new_id
 from rollyard.envs.fleet.verifier_code import Checked
-from rollyard.plane.fleet.errors import Refusal
-from rollyard.plane.fleet.instances import Make, Place, Places
+from rollyard.plane.fleet.errors import FleetRefusal
+from rollyard.plane.fleet.instances import Make, Places, WorldInstance
 from rollyard.plane.fleet.tasks import FleetTask, Tasks
 
 _log = structlog.get_logger("rollyard.fleet")
@@ -47,41 +47,41 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     harness: str | None = None
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """What a runner is given. The session's id is the rollout's."""
 
     session_id: str
     job_id: str
     task: FleetTask
     model: str
-    place: Place
+    place: WorldInstance
     harness: str | None
     system_prompt: str | None
     max_steps: int | None
     seconds: float
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     transcript: tuple[dict[str, Any], ...] = ()
     checked: Checked | None = None
     error: str | None = None
 
 
-Runner = Callable[[Attempt], Awaitable[Outcome]]
+Runner = Callable[[JobAttempt], Awaitable[JobOutcome]]
 
 
-class Session:
+class FleetSession:
     def __init__(self, job_id: str, task: FleetTask | None, model: str) -> None:
         self.id, self.job_id, self.task, self.model = new_id("ro"), job_id, task, model
         self.status: Status = "pending"
         self.created_at = time.time()
         self.started_at: float | None = None
         self.ended_at: float | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: JobOutcome | None = None
         self.error: str | None = None
 
-    def end(self, status: Status, outcome: Outcome | None = None, error: str | None = None) -> None:
+    def end(self, status: Status, outcome: JobOutcome | None = None, error: str | None = None) -> None:
         self.status, self.outcome, self.error, self.ended_at = status, outcome, error, time.time()
 
     @property
@@ -90,14 +90,14 @@ class Session:
         return checked.score if checked is not None else None
 
 
-class Job:
+class FleetServerJob:
     def __init__(self, owner: str, asked: JobRequest, tasks: list[FleetTask]) -> None:
         self.id, self.owner, self.asked = new_id("job"), owner, asked
         self.name = asked.name or self.id
         self.created_at = time.time()
         self.status: Status = "pending"
         self.sessions = [
-            Session(self.id, task, model) for task in tasks for model in asked.models for _ in range(asked.pass_k)
+            FleetSession(self.id, task, model) for task in tasks for model in asked.models for _ in range(asked.pass_k)
         ]
 
 
@@ -107,16 +107,16 @@ class Jobs:
     def __init__(self, places: Places, tasks: Tasks, runner: Runner | None, *, parallel: int = 4) -> None:
         self._places, self._tasks, self._runner = places, tasks, runner
         self._room = asyncio.Semaphore(parallel)
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, FleetServerJob] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    def create(self, owner: str, asked: JobRequest) -> Job:
+    def create(self, owner: str, asked: JobRequest) -> FleetServerJob:
         runner = self._runner
         if runner is None:
-            raise Refusal(501, "this server runs no jobs: nobody answers model calls (--job-policy)")
-        job = Job(owner, asked, self._chosen(asked))
+            raise FleetRefusal(501, "this server runs no jobs: nobody answers model calls (--job-policy)")
+        job = FleetServerJob(owner, asked, self._chosen(asked))
         if len(job.sessions) > _MOST_SESSIONS:
-            raise Refusal(400, f"a job has at most {_MOST_SESSIONS} sessions")
+            raise FleetRefusal(400, f"a job has at most {_MOST_SESSIONS} sessions")
         for old in [name for name, one in self.jobs.items() if one.status == "completed"][: len(self.jobs) - _KEPT]:
             del self.jobs[old]
         self.jobs[job.id] = job
@@ -133,21 +133,21 @@ class Jobs:
     def _chosen(self, asked: JobRequest) -> list[FleetTask]:
         for name in ("project_key", "byok_keys"):
             if getattr(asked, name):
-                raise Refusal(400, f"{name} is not served here")
+                raise FleetRefusal(400, f"{name} is not served here")
         if asked.mode not in (None, "tool-use"):
-            raise Refusal(400, f"mode {asked.mode} is not served here")
+            raise FleetRefusal(400, f"mode {asked.mode} is not served here")
         if not asked.models or asked.pass_k < 1 or not all(all(model.partition("/")) for model in asked.models):
-            raise Refusal(422, "a job has models as provider/model, and at least one pass")
+            raise FleetRefusal(422, "a job has models as provider/model, and at least one pass")
         known = {task.key: task for task, _ in self._tasks.list()}
         if missing := [key for key in asked.task_keys or () if key not in known]:
-            raise Refusal(404, f"Task '{missing[0]}' not found")
+            raise FleetRefusal(404, f"Task '{missing[0]}' not found")
         keys = asked.task_keys or [key for key, task in known.items() if task.env == asked.env_key]
         found = [known[key] for key in keys if key not in asked.excluded_task_keys]
         if not found:
-            raise Refusal(400, "a job has at least one task: name task_keys, or an env_key that has tasks")
+            raise FleetRefusal(400, "a job has at least one task: name task_keys, or an env_key that has tasks")
         return found
 
-    async def _work(self, job: Job, runner: Runner) -> None:
+    async def _work(self, job: FleetServerJob, runner: Runner) -> None:
         job.status = "running"
         gates = {model: asyncio.Semaphore(job.asked.max_concurrent_per_model) for model in job.asked.models}
         try:
@@ -161,17 +161,19 @@ class Jobs:
                     one.end("cancelled", error="its job's time was over")
             job.status = "completed"
 
-    async def _session(self, job: Job, session: Session, runner: Runner, gate: asyncio.Semaphore) -> None:
+    async def _session(
+        self, job: FleetServerJob, session: FleetSession, runner: Runner, gate: asyncio.Semaphore
+    ) -> None:
         async with gate, self._room:
             session.status, session.started_at = "running", time.time()
             try:
                 done = await self._done(job, session, runner)
                 session.end("completed" if done.error is None else "failed", done, done.error)
-            except (Error, Refusal, OSError, TimeoutError) as error:
+            except (Error, FleetRefusal, OSError, TimeoutError) as error:
                 _log.warning("a session failed", job=job.id, session=session.id, cause=str(error))
                 session.end("failed", error=str(error) or type(error).__name__)
 
-    async def _done(self, job: Job, session: Session, runner: Runner) -> Outcome:
+    async def _done(self, job: FleetServerJob, session: FleetSession, runner: Runner) -> JobOutcome:
         task, asked = session.task, job.asked
         assert task is not None
         seconds = job.created_at + asked.max_duration_minutes * 60 - time.time()
@@ -187,7 +189,7 @@ class Jobs:
         place = await self._places.make(job.owner, make, None)
         try:
             return await runner(
-                Attempt(
+                JobAttempt(
                     session_id=session.id,
                     job_id=job.id,
                     task=task,

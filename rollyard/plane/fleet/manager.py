@@ -18,20 +18,20 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from rollyard.core.errors import EnvError, Error, PlaneError, SandboxError
-from rollyard.envs.fleet.verifier_code import Check, run_check
+from rollyard.envs.fleet.verifier_code import VerifierCode, run_check
 from rollyard.net.forward import ForwardLimits, Target, forward_http
 from rollyard.net.forward_websocket import forward_ws
 from rollyard.plane.fleet.boot import reset
 from rollyard.plane.fleet.control import body
-from rollyard.plane.fleet.errors import Refusal, refused
+from rollyard.plane.fleet.errors import FleetRefusal, refused
 from rollyard.plane.fleet.guard import Guard
-from rollyard.plane.fleet.instances import Place, Places
+from rollyard.plane.fleet.instances import Places, WorldInstance
 from rollyard.plane.wire import rfc3339
 
 _BASE = "/i/{id}/api/v1/env"
 _DIAL_S = 10.0
 _FILE_BYTES = 10 * 2**20
-Endpoint = Callable[[Request, Place], Awaitable[Response]]
+Endpoint = Callable[[Request, WorldInstance], Awaitable[Response]]
 
 
 class Reset(msgspec.Struct, frozen=True):
@@ -87,15 +87,15 @@ class Manager:
                 place = await self._places.find(request.path_params["id"])
                 self._guard.manages(request, place.record.owner)
                 return await endpoint(request, place)
-            except (Refusal, Error) as error:
+            except (FleetRefusal, Error) as error:
                 return refused(error)
 
         return answer
 
     async def _unknown(self, request: Request) -> Response:
-        return refused(Refusal(501, "this part of an instance's manager is not served here"))
+        return refused(FleetRefusal(501, "this part of an instance's manager is not served here"))
 
-    async def health(self, request: Request, place: Place) -> Response:
+    async def health(self, request: Request, place: WorldInstance) -> Response:
         alive = place.status == "running"
         told = {
             "status": "healthy" if alive else place.status,
@@ -104,16 +104,16 @@ class Manager:
         }
         return JSONResponse(told)
 
-    async def reset(self, request: Request, place: Place) -> Response:
+    async def reset(self, request: Request, place: WorldInstance) -> Response:
         asked = await body(request, Reset)
         await reset(place.sandbox, place.world, place.databases, asked.seed)
         return JSONResponse({"success": True, "message": "reset"})
 
-    async def resources(self, request: Request, place: Place) -> Response:
+    async def resources(self, request: Request, place: WorldInstance) -> Response:
         named = [{"name": name, "type": "sqlite", "mode": _mode(name)} for name in place.world.databases]
         return JSONResponse(named)
 
-    async def describe(self, request: Request, place: Place) -> Response:
+    async def describe(self, request: Request, place: WorldInstance) -> Response:
         name = request.path_params["db"]
         told = {"success": True, "resource_name": name, "tables": None, "error": None, "message": ""}
         try:
@@ -122,7 +122,7 @@ class Manager:
             told.update(success=False, error=error.message, message="the database could not be described")
         return JSONResponse(told)
 
-    async def query(self, request: Request, place: Place) -> Response:
+    async def query(self, request: Request, place: WorldInstance) -> Response:
         name, asked = request.path_params["db"], await body(request, Query)
         read_only = asked.read_only is not False or _mode(name) == "ro"
         try:
@@ -132,11 +132,11 @@ class Manager:
         message = f"only the first {len(rows.rows)} rows" if rows.truncated else ""
         return JSONResponse({"success": True, **msgspec.structs.asdict(rows), "error": None, "message": message})
 
-    async def diff(self, request: Request, place: Place) -> Response:
+    async def diff(self, request: Request, place: WorldInstance) -> Response:
         found = await place.databases.diff("seed", "current")
         return JSONResponse({"success": True, "diff": found, "message": ""})
 
-    async def file(self, request: Request, place: Place) -> Response:
+    async def file(self, request: Request, place: WorldInstance) -> Response:
         asked = await body(request, FilePath)
         told: dict[str, Any] = {"success": True, "path": asked.path, "exists": await place.sandbox.exists(asked.path)}
         if told["exists"]:
@@ -146,14 +146,14 @@ class Manager:
                 told["content"] = await self._text(place, asked)
         return JSONResponse(told)
 
-    async def file_text(self, request: Request, place: Place) -> Response:
+    async def file_text(self, request: Request, place: WorldInstance) -> Response:
         return Response(await self._text(place, await body(request, FilePath)), media_type="text/plain")
 
-    async def _text(self, place: Place, asked: FilePath) -> str:
+    async def _text(self, place: WorldInstance, asked: FilePath) -> str:
         most = min(asked.max_content_size, _FILE_BYTES)
         return (await place.sandbox.read(asked.path, max_bytes=most)).decode("utf-8", "replace")
 
-    async def execute(self, request: Request, place: Place) -> Response:
+    async def execute(self, request: Request, place: WorldInstance) -> Response:
         asked = await body(request, VerifierFunction)
         done = await run_check(self._places.backend, checked(place, asked), place.databases)
         if done.score is None:
@@ -164,7 +164,7 @@ class Manager:
         """Tools and pages, for who has a key."""
         instance_id: str = scope["path_params"]["id"]
 
-        async def admitted(place: Place) -> None:
+        async def admitted(place: WorldInstance) -> None:
             await self._guard.uses(HTTPConnection(scope), place.id, place.record.owner)
 
         await self._forward(scope, receive, send, f"/i/{instance_id}", admitted)
@@ -174,16 +174,21 @@ class Manager:
         token, instance_id = scope["path_params"]["token"], scope["path_params"]["id"]
         prefix = f"/p/{token}/{instance_id}"
 
-        async def admitted(place: Place) -> None:
+        async def admitted(place: WorldInstance) -> None:
             self._guard.opens(token, place.id)
             path = unquote(_inner_path(scope, prefix).partition(b"?")[0].decode("latin-1"))
             if posixpath.normpath("/" + path.lstrip("/")).startswith(("/mcp", "/api/v1")):
-                raise Refusal(404, "there is no such page")
+                raise FleetRefusal(404, "there is no such page")
 
         await self._forward(scope, receive, send, prefix, admitted)
 
     async def _forward(
-        self, scope: Scope, receive: Receive, send: Send, prefix: str, admitted: Callable[[Place], Awaitable[None]]
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        prefix: str,
+        admitted: Callable[[WorldInstance], Awaitable[None]],
     ) -> None:
         """To the world's own server, with nothing of the caller's key."""
         if scope["type"] == "websocket":
@@ -193,23 +198,27 @@ class Manager:
             await admitted(place)
             async with asyncio.timeout(_DIAL_S):
                 stream = await place.sandbox.dial(place.world.port)
-        except (Refusal, Error) as error:
+        except (FleetRefusal, Error) as error:
             return await _told(refused(error), scope, receive, send)
         except (OSError, TimeoutError):
-            return await _told(refused(Refusal(502, "the instance's server does not answer")), scope, receive, send)
+            return await _told(
+                refused(FleetRefusal(502, "the instance's server does not answer")), scope, receive, send
+            )
         outside: str = scope.get("root_path") or prefix  # where this app is mounted counts for cookies and links
         target = Target(port=place.world.port, path=_inner_path(scope, prefix), prefix=outside.encode())
         try:
             passing = forward_http if scope["type"] == "http" else forward_ws
             return await passing(scope, receive, send, stream, target, self._limits)
         except (PlaneError, SandboxError, OSError, TimeoutError) as error:
-            return await _told(refused(Refusal(502, f"the instance's server broke off: {error}")), scope, receive, send)
+            return await _told(
+                refused(FleetRefusal(502, f"the instance's server broke off: {error}")), scope, receive, send
+            )
         finally:
             await stream.aclose()
 
 
-def checked(place: Place, asked: VerifierFunction) -> Check:
-    return Check(
+def checked(place: WorldInstance, asked: VerifierFunction) -> VerifierCode:
+    return VerifierCode(
         code=asked.function_code,
         function=asked.function_name,
         final_answer=asked.text_solution,

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from rollyard.core.errors import ConfigError
 from rollyard.plane.fleet.control import body, owned
-from rollyard.plane.fleet.errors import Refusal
+from rollyard.plane.fleet.errors import FleetRefusal
 from rollyard.plane.fleet.guard import Guard
 from rollyard.plane.fleet.verifiers import Shelf, verifier_json
 from rollyard.plane.wire import rfc3339
@@ -98,7 +98,7 @@ class TaskRoutes:
     async def create(self, request: Request, owner: str) -> Response:
         task = await body(request, FleetTask)
         if not task.env:
-            raise Refusal(422, "a task names its environment")
+            raise FleetRefusal(422, "a task names its environment")
         self._tasks.put(task)
         return JSONResponse(self._told(*self._found(task.key), owner))
 
@@ -116,7 +116,7 @@ class TaskRoutes:
     def _found(self, key: str) -> tuple[FleetTask, float]:
         found = self._tasks.get(key)
         if found is None:
-            raise Refusal(404, f"Task '{key}' not found")
+            raise FleetRefusal(404, f"Task '{key}' not found")
         return found
 
     def _told(self, task: FleetTask, at: float, owner: str) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollyard.core.ids import new_id
-from rollyard.envs.fleet.verifier_code import Check, Checked, run_check
+from rollyard.envs.fleet.verifier_code import Checked, VerifierCode, run_check
 from rollyard.plane.fleet.control import body, owned
-from rollyard.plane.fleet.errors import Refusal
+from rollyard.plane.fleet.errors import FleetRefusal
 from rollyard.plane.fleet.guard import Guard
 from rollyard.plane.fleet.instances import Places
 from rollyard.plane.wire import rfc3339
@@ -42,7 +42,7 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True):
     timeout: int | None = 60
 
 
-class Verifier(msgspec.Struct, frozen=True, kw_only=True):
+class StoredVerifier(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     key: str
     sha256: str
@@ -54,23 +54,23 @@ class Shelf:
     """The code of verifiers, by the digest of the bundle it came in or of itself."""
 
     def __init__(self) -> None:
-        self._by_digest: dict[str, Verifier] = {}
-        self._by_id: dict[str, Verifier] = {}
+        self._by_digest: dict[str, StoredVerifier] = {}
+        self._by_id: dict[str, StoredVerifier] = {}
 
-    def find(self, digest: str) -> Verifier | None:
+    def find(self, digest: str) -> StoredVerifier | None:
         return self._by_digest.get(digest)
 
-    def by_id(self, verifier_id: str) -> Verifier | None:
+    def by_id(self, verifier_id: str) -> StoredVerifier | None:
         return self._by_id.get(verifier_id)
 
-    def put(self, key: str, code: str, digest: str | None = None) -> Verifier:
+    def put(self, key: str, code: str, digest: str | None = None) -> StoredVerifier:
         digest = digest or hashlib.sha256(code.encode()).hexdigest()
         if (known := self._by_digest.get(digest)) is not None:
             return known
         while len(self._by_id) >= _KEPT:
             oldest = self._by_id.pop(next(iter(self._by_id)))
             self._by_digest.pop(oldest.sha256, None)
-        made = Verifier(id=new_id("ver"), key=key, sha256=digest, code=code, created_at=time.time())
+        made = StoredVerifier(id=new_id("ver"), key=key, sha256=digest, code=code, created_at=time.time())
         self._by_digest[digest] = self._by_id[made.id] = made
         return made
 
@@ -93,14 +93,14 @@ class Verifiers:
     async def get(self, request: Request, owner: str) -> Response:
         known = self._shelf.by_id(request.path_params["id"])
         if known is None:
-            raise Refusal(404, "Verifier not found")
+            raise FleetRefusal(404, "Verifier not found")
         return JSONResponse(verifier_json(known))
 
     async def execute(self, request: Request, owner: str) -> Response:
         asked = await body(request, Execute)
         known, hit = self._known(asked)
         place = await self._places.find(_instance_of(asked), owner)
-        check = Check(
+        check = VerifierCode(
             code=known.code,
             task_key=asked.key or "",
             function=asked.function_name,
@@ -113,19 +113,19 @@ class Verifiers:
         told = {"key": known.key, "version": 1, "verifier_id": known.id, "bundle_cache_hit": hit}
         return JSONResponse({**told, **executed(done)})
 
-    def _known(self, asked: Execute) -> tuple[Verifier, bool]:
+    def _known(self, asked: Execute) -> tuple[StoredVerifier, bool]:
         if asked.bundle is None:
             known = self._shelf.find(asked.sha256 or "")
             if known is None:
-                raise Refusal(404, "bundle not found: send it once")
+                raise FleetRefusal(404, "bundle not found: send it once")
             return known, True
         try:
             packed = base64.b64decode(asked.bundle, validate=True)
         except binascii.Error as error:
-            raise Refusal(400, "bundle is not base64") from error
+            raise FleetRefusal(400, "bundle is not base64") from error
         digest = hashlib.sha256(packed).hexdigest()
         if asked.sha256 is not None and asked.sha256 != digest:
-            raise Refusal(400, "the bundle is not the one that sha256 says")
+            raise FleetRefusal(400, "the bundle is not the one that sha256 says")
         return self._shelf.put(asked.key or "", unpacked(packed), digest), False
 
 
@@ -135,13 +135,13 @@ def unpacked(packed: bytes) -> str:
         with zipfile.ZipFile(io.BytesIO(packed)) as bundle, bundle.open("verifier.py") as file:
             code = file.read(_MAX_CODE + 1)
     except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError) as error:
-        raise Refusal(400, f"the bundle has no readable verifier.py: {error}") from error
+        raise FleetRefusal(400, f"the bundle has no readable verifier.py: {error}") from error
     if len(code) > _MAX_CODE:
-        raise Refusal(413, f"verifier code is at most {_MAX_CODE} bytes")
+        raise FleetRefusal(413, f"verifier code is at most {_MAX_CODE} bytes")
     try:
         return code.decode()
     except UnicodeDecodeError as error:
-        raise Refusal(400, "verifier.py is not text") from error
+        raise FleetRefusal(400, "verifier.py is not text") from error
 
 
 def executed(done: Checked) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def executed(done: Checked) -> dict[str, Any]:
     }
 
 
-def verifier_json(verifier: Verifier) -> dict[str, Any]:
+def verifier_json(verifier: StoredVerifier) -> dict[str, Any]:
     return {
         "verifier_id": verifier.id,
         "key": verifier.key,
@@ -175,4 +175,4 @@ def _instance_of(asked: Execute) -> str:
     for value in reversed(asked.args_array or []):
         if isinstance(value, dict) and isinstance(value.get("env"), str):
             return value["env"]
-    raise Refusal(400, "args_array names no instance")
+    raise FleetRefusal(400, "args_array names no instance")

@@ -55,7 +55,7 @@ def load_worlds(directory: Path | str) -> list[World]:
     return [load_world(file.parent) for file in sorted(Path(directory).glob("*/world.toml"))]
 
 
-class Catalog:
+class WorldCatalog:
     """Worlds by key and version. The last one given of a key is its default."""
 
     def __init__(self, worlds: Iterable[World]) -> None:

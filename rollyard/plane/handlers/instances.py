@@ -41,7 +41,7 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     timeout_s: float = 60.0
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RolloutLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rollout_id: str
 
 
@@ -99,7 +99,7 @@ class InstanceHandlers:
 
     async def link(self, request: Request, caller: ApiKey) -> Response:
         own = await self._own(request, caller)
-        asked = await body(request, Link)
+        asked = await body(request, RolloutLink)
         if not 0 < len(asked.rollout_id) <= 200:
             raise PlaneInvalid("a rollout's id has 1 to 200 characters")
         return answer(instance_json(await self._instances.link(own.id, asked.rollout_id)))

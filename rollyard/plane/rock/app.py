@@ -8,12 +8,12 @@ from starlette.routing import Mount
 from rollyard.plane.access import Access
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.instances import Instances
-from rollyard.plane.rock.callers import Callers
+from rollyard.plane.rock.callers import RockCallers
 from rollyard.plane.rock.gem import Gem
 from rollyard.plane.rock.sandboxes import Sandboxes
 
 
 def rock_app(prefix: str, instances: Instances, gateway: Gateway, access: Access) -> Starlette:
-    callers = Callers(access, instances)
+    callers = RockCallers(access, instances)
     routes = [*Sandboxes(instances, callers).routes(), *Gem(instances, gateway, callers).routes()]
     return Starlette(routes=[Mount(f"{prefix}/{{key}}", routes=routes)])

@@ -20,7 +20,7 @@ Endpoint = Callable[[Request, ApiKey], Awaitable[Any]]
 _OK, _CLIENT, _SERVER = 2000, 4000, 5000
 
 
-class Callers:
+class RockCallers:
     def __init__(self, access: Access, instances: Instances) -> None:
         self._access, self._instances = access, instances
 

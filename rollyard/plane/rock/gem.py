@@ -15,7 +15,7 @@ from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.instance_http import ask
 from rollyard.plane.instances import Instances
-from rollyard.plane.rock.callers import Callers, body
+from rollyard.plane.rock.callers import RockCallers, body
 
 _READY_S = 60.0
 _STEP_S = 290.0  # its client waits 300
@@ -33,7 +33,7 @@ class _Move(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gem:
-    def __init__(self, instances: Instances, gateway: Gateway, callers: Callers) -> None:
+    def __init__(self, instances: Instances, gateway: Gateway, callers: RockCallers) -> None:
         self._instances, self._gateway, self._callers = instances, gateway, callers
 
     def routes(self) -> list[Route]:

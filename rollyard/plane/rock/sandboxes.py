@@ -19,7 +19,7 @@ from rollyard.core.sandbox import Resources
 from rollyard.plane.aenv.envelope import megabytes
 from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.instances import Instances
-from rollyard.plane.rock.callers import Callers, Endpoint, body
+from rollyard.plane.rock.callers import Endpoint, RockCallers, body
 from rollyard.plane.rock.shells import Shell
 
 _PLACE = "/apis/envs/sandbox/v1"
@@ -62,7 +62,7 @@ class _In(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sandboxes:
-    def __init__(self, instances: Instances, callers: Callers) -> None:
+    def __init__(self, instances: Instances, callers: RockCallers) -> None:
         self._instances, self._callers = instances, callers
         self._shells: dict[tuple[str, str], Shell] = {}
 

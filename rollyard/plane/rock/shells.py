@@ -20,7 +20,7 @@ _START_S = 30.0
 _MAX_OUTPUT = 16 * 2**20
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class CommandEnd(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     exit_code: int
 
@@ -41,7 +41,7 @@ class Shell:
             await shell.run(f"source '{path}'", timeout=_START_S)
         return shell
 
-    async def run(self, command: str, *, timeout: float) -> Ended:
+    async def run(self, command: str, *, timeout: float) -> CommandEnd:
         mark = secrets.token_hex(16)
         async with self._lock:
             try:
@@ -52,14 +52,14 @@ class Shell:
                 await self._job.kill()
                 raise
 
-    async def _until(self, mark: bytes) -> Ended:
+    async def _until(self, mark: bytes) -> CommandEnd:
         held = b""
         async for offset, data in self._job.stream(self._offset):
             self._offset = offset
             held += data
             before, found, after = held.partition(mark)
             if found and after.endswith(b"\n"):
-                return Ended(output=before.decode("utf-8", "backslashreplace").strip("\n"), exit_code=int(after))
+                return CommandEnd(output=before.decode("utf-8", "backslashreplace").strip("\n"), exit_code=int(after))
             if len(held) > _MAX_OUTPUT:
                 raise EnvError(f"the command wrote more than {_MAX_OUTPUT} bytes")
         raise EnvError("the shell has ended")

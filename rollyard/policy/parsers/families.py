@@ -14,7 +14,7 @@ from rollyard.core.message import Message, Text, ToolCall, ToolSpec
 from rollyard.policy.parsers.arguments import spelled, typed
 from rollyard.policy.parsers.harmony import HARMONY
 from rollyard.policy.parsers.llama import LLAMA
-from rollyard.policy.parsers.protocol import Parser
+from rollyard.policy.parsers.protocol import ReplyParser
 from rollyard.policy.parsers.tagged import HERMES, Tagged, Tags, unwrapped
 
 _SEP = "<\uff5ctool▁sep\uff5c>"
@@ -108,7 +108,7 @@ _KIMI = Tags(
 )
 _CALL = Tags(open="<tool_call>", close="</tool_call>")
 
-_ALL: tuple[Parser, ...] = (
+_ALL: tuple[ReplyParser, ...] = (
     HERMES,
     Tagged("qwen-coder", _CALL, read_coder, write_coder),
     Tagged("glm", _CALL, read_glm, write_glm),
@@ -119,7 +119,7 @@ _ALL: tuple[Parser, ...] = (
     HARMONY,
     Plain(),
 )
-PARSERS: Mapping[str, Parser] = {parser.name: parser for parser in _ALL}
+PARSERS: Mapping[str, ReplyParser] = {parser.name: parser for parser in _ALL}
 
 # marks in a template, most telling first
 _MARKS = (
@@ -133,13 +133,13 @@ _MARKS = (
 )
 
 
-def parser_named(name: str) -> Parser:
+def parser_named(name: str) -> ReplyParser:
     if name not in PARSERS:
         raise UnknownName("parser", name, list(PARSERS))
     return PARSERS[name]
 
 
-def parser_for(template: str, *, takes_tools: bool) -> Parser:
+def parser_for(template: str, *, takes_tools: bool) -> ReplyParser:
     """The parser of the family that a chat template belongs to; an unknown one is refused, not guessed."""
     if "tool▁calls▁begin" in template:
         return PARSERS["deepseek" if "```json" in template else "deepseek-v3.1"]

@@ -15,7 +15,7 @@ import msgspec
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall, ToolSpec
 
 
-class Parser(Protocol):
+class ReplyParser(Protocol):
     name: str
     think: tuple[str, str]  # what opens and closes reasoning; empty where the family has none
 

@@ -14,9 +14,9 @@ from typing import Literal
 
 from rollyard.core.call import ids as to_ids
 from rollyard.core.message import Message, Opaque, Text, ToolResult, ToolSpec
-from rollyard.policy.parsers.protocol import Parser
+from rollyard.policy.parsers.protocol import ReplyParser
 from rollyard.policy.parsers.tagged import HERMES
-from rollyard.policy.renderers.protocol import Bridged, Turn
+from rollyard.policy.renderers.protocol import Bridged, SampledTurn
 
 PAD, SYSTEM, USER, ASSISTANT, TOOL, END = range(256, 262)
 VOCABULARY = 262
@@ -30,7 +30,7 @@ class ByteRenderer:
     name = "bytes"
     stop_ids = (END,)
 
-    def __init__(self, *, parser: Parser = HERMES, tools: Literal["json", "omit"] = "json") -> None:
+    def __init__(self, *, parser: ReplyParser = HERMES, tools: Literal["json", "omit"] = "json") -> None:
         self.parser = parser
         self.tools = tools
 
@@ -45,7 +45,7 @@ class ByteRenderer:
         out.append(ASSISTANT)
         return out
 
-    def bridge(self, turn: Turn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
+    def bridge(self, turn: SampledTurn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
         closed = len(turn.completion) > 0 and turn.completion[-1] == END
         out = to_ids() if closed else to_ids([END])
         for message in new:

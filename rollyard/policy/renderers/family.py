@@ -16,7 +16,7 @@ from rollyard.core.errors import ConfigError, MissingExtra
 from rollyard.core.message import Message, ToolSpec, canonical_json
 from rollyard.policy.parsers.protocol import assembled
 from rollyard.policy.renderers.chat_template import as_chat, to_json, tool_as_chat
-from rollyard.policy.renderers.protocol import Bridged, Turn, Unbridgeable
+from rollyard.policy.renderers.protocol import Bridged, SampledTurn, Unbridgeable
 
 
 class PlainTokenizer:
@@ -65,7 +65,7 @@ class FamilyRenderer:
         rendered = self._made.render_ids(chat(messages), tools=listed(tools), add_generation_prompt=True)
         return to_ids(rendered)
 
-    def bridge(self, turn: Turn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
+    def bridge(self, turn: SampledTurn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
         before, sampled = turn.strand[: turn.begun].tolist(), turn.completion.tolist()
         bridged = self._made.bridge_to_next_turn(before, sampled, chat(new), tools=listed(tools))
         if bridged is None:

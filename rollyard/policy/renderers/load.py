@@ -21,7 +21,7 @@ from rollyard.core.registry import load as load_named
 from rollyard.policy.parsers.families import parser_for, parser_named
 from rollyard.policy.renderers.bytelevel import ByteRenderer
 from rollyard.policy.renderers.chat_template import ChatTemplate
-from rollyard.policy.renderers.protocol import Renderer, Turn, Unbridgeable
+from rollyard.policy.renderers.protocol import Renderer, SampledTurn, Unbridgeable
 from rollyard.policy.renderers.template import TemplateRenderer, Vocabulary
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -82,7 +82,7 @@ def prove(made: TemplateRenderer) -> None:
     """Refuses a template whose turns cannot be appended to at all."""
     answer = Message("assistant", (Text("yes"),))
     try:
-        made.bridge(Turn(to_ids(), 0, made.completion_of(answer), answer), (Message("user", (Text("and?"),)),))
+        made.bridge(SampledTurn(to_ids(), 0, made.completion_of(answer), answer), (Message("user", (Text("and?"),)),))
     except Unbridgeable as error:
         raise Unsupported(
             f"the chat template of {made.name} does not keep its prefix: {error.message}",

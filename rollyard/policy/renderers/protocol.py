@@ -32,7 +32,7 @@ class Bridged(msgspec.Struct, frozen=True):
     inserted: tuple[tuple[int, int], ...] = ()
 
 
-class Turn(msgspec.Struct, frozen=True):
+class SampledTurn(msgspec.Struct, frozen=True):
     """A sampled turn. `strand[:begun]` is what the model saw; `completion` what it sampled; `message` what that became."""
 
     strand: array[int]
@@ -49,7 +49,7 @@ class Renderer(Protocol):
         """The whole conversation, ready for the model's next turn."""
         ...
 
-    def bridge(self, turn: Turn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
+    def bridge(self, turn: SampledTurn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
         """What follows `turn` so that the model can answer `new`."""
         ...
 

@@ -17,9 +17,9 @@ import msgspec
 from rollyard.core.call import ids as to_ids
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.message import Message, Part, Text, Thinking, ToolSpec
-from rollyard.policy.parsers.protocol import Parser
+from rollyard.policy.parsers.protocol import ReplyParser
 from rollyard.policy.renderers.chat_template import ChatTemplate, TemplateRefused
-from rollyard.policy.renderers.protocol import Bridged, Turn, Unbridgeable
+from rollyard.policy.renderers.protocol import Bridged, SampledTurn, Unbridgeable
 
 MARK = "⁂here⁂"
 THOUGHT = "⁂thought⁂"
@@ -49,7 +49,7 @@ class TemplateRenderer:
         name: str,
         vocabulary: Vocabulary,
         template: ChatTemplate,
-        parser: Parser,
+        parser: ReplyParser,
         *,
         history: History = "keep",
         tools: Literal["template", "omit"] = "template",
@@ -69,7 +69,7 @@ class TemplateRenderer:
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> array[int]:
         return self._vocabulary.encode(self._template.render(messages, self._offered(tools), generation=True))
 
-    def bridge(self, turn: Turn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
+    def bridge(self, turn: SampledTurn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
         try:
             suffix = self._suffix(turn, new, self._offered(tools))
         except TemplateRefused as refusal:
@@ -114,7 +114,7 @@ class TemplateRenderer:
             )
         return max(found)[1]
 
-    def _suffix(self, turn: Turn, new: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
+    def _suffix(self, turn: SampledTurn, new: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """What the template writes between the close of an answer and the model's next word."""
         stands = self._stand_in(turn)
         before = self._template.render((STAND_IN, stands), tools, generation=False)
@@ -132,14 +132,14 @@ class TemplateRenderer:
             raise Unbridgeable("no_close", "the template does not close the answer")
         return before[at + len(self._close) :] + after[len(before) :]
 
-    def _stand_in(self, turn: Turn) -> Message:
+    def _stand_in(self, turn: SampledTurn) -> Message:
         """An answer of the same shape: the same tool calls, short text, reasoning only where it decides."""
         parts: list[Part] = [Text(MARK)]
         if self._history == "template" and turn.message.thinking:
             parts.insert(0, Thinking(THOUGHT))
         return Message("assistant", (*parts, *turn.message.tool_calls))
 
-    def _closed_by_us(self, turn: Turn) -> array[int]:
+    def _closed_by_us(self, turn: SampledTurn) -> array[int]:
         """A turn that was cut is closed: its reasoning first, where it was cut inside it."""
         opened, closed = self.parser.think
         text = self._vocabulary.decode(turn.completion)

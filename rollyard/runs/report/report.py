@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SOLVED = 1.0
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     """One agent (and policy) of the run."""
 
     name: str
@@ -52,7 +52,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int
     attempts: int
     scored: int
-    lines: tuple[Line, ...]
+    lines: tuple[ReportRow, ...]
     rewards: dict[str, int]  # histogram: lower edge of a tenth -> attempts; "unscored" apart
     stages: dict[str, tuple[float, float]]  # stage -> median and total seconds
     failures: dict[str, dict[str, int]]  # boundary -> cause -> attempts
@@ -143,13 +143,13 @@ class Tally:
             stopped=self.stopped,
         )
 
-    def _line(self, name: str) -> Line:
+    def _line(self, name: str) -> ReportRow:
         rewards, sums = self._rewards[name], self._sums[name]
         per_task = [fmean(values) for values in rewards.values()]
         attempts = {task: (len(values), sum(v >= SOLVED for v in values)) for task, values in rewards.items()}
         top = max((n for n, _ in attempts.values()), default=0)
         ks = [k for k in self._ks if k <= top]
-        return Line(
+        return ReportRow(
             name=name,
             tasks=len(self._tasks[name]),
             attempts=sums["attempts"],
@@ -237,7 +237,7 @@ def text(report: Report, width: int = 240) -> str:
 Column = list[str]
 
 
-def _columns(lines: Sequence[Line]) -> tuple[Column, list[Column], list[Column]]:
+def _columns(lines: Sequence[ReportRow]) -> tuple[Column, list[Column], list[Column]]:
     """What each line is about, how well it did, and what that took. A column's head comes first."""
     names = ["agent", *(line.name for line in lines)]
     scores = [

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import anyio
 import msgspec
 
-from rollyard.agents import Sample, Watchdog
+from rollyard.agents import ActivitySample, Watchdog
 from rollyard.core.events import AgentEvent
 from rollyard.core.protocols import Job
 from rollyard.core.sandbox import Exit
@@ -33,7 +33,7 @@ class Activity(Protocol):
     def last_activity(self) -> float: ...
 
 
-class Lines(Protocol):
+class OutputLines(Protocol):
     """Turns raw output into events; `close` gives what an unfinished last line held."""
 
     def feed(self, data: bytes) -> list[AgentEvent]: ...
@@ -52,10 +52,10 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         return next((event for event in reversed(self.events) if event.kind == "done"), None)
 
 
-class Watch:
+class AgentMonitor:
     """One watch over one job. `partial` holds what was seen, also when the wait is cut short."""
 
-    def __init__(self, job: Job, lines: Lines, activity: Activity | None, idle_s: float, stages: Stages) -> None:
+    def __init__(self, job: Job, lines: OutputLines, activity: Activity | None, idle_s: float, stages: Stages) -> None:
         self._job, self._lines, self._activity = job, lines, activity
         self._idle_s, self._stages = idle_s, stages
         self._log = bytearray()
@@ -104,7 +104,7 @@ class Watch:
             await anyio.sleep(TICK_S)
             in_flight = self._activity.in_flight if self._activity else 0
             last_call = self._activity.last_activity if self._activity else 0.0
-            sample = Sample(
+            sample = ActivitySample(
                 at=time.monotonic(),
                 in_flight=in_flight,
                 last_output_at=self._last_output,

@@ -28,7 +28,7 @@ _TEXT = 256 * 1024  # a larger file is compared, not shown
 _SKIP_DIRS = frozenset({".git", "node_modules", "__pycache__", ".venv", "venv"})
 
 
-class Copy(msgspec.Struct, frozen=True, kw_only=True):
+class DirectoryCopy(msgspec.Struct, frozen=True, kw_only=True):
     """A directory as it was. `files` maps paths below it to contents, without what nobody reads in a patch (`.git`, caches);
     `tar` is all of it, None when it was too large or could not be read; `why` says which."""
 
@@ -37,16 +37,16 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     why: str | None = None
 
 
-async def copy_out(sandbox: Sandbox, path: str) -> Copy:
+async def copy_out(sandbox: Sandbox, path: str) -> DirectoryCopy:
     with scratch("copy") as folder:
         try:
             await sandbox.download_dir(path, str(folder), max_bytes=MAX_WORKDIR)
         except SandboxError as error:
-            return Copy(why=f"the working directory was not copied: {error}")
+            return DirectoryCopy(why=f"the working directory was not copied: {error}")
         return await anyio.to_thread.run_sync(_read, folder)
 
 
-def _read(root: Path) -> Copy:
+def _read(root: Path) -> DirectoryCopy:
     files: dict[str, bytes] = {}
     for folder in folders.walk(root):
         folder.folders[:] = [name for name in folder.folders if name not in _SKIP_DIRS]
@@ -59,7 +59,7 @@ def _read(root: Path) -> Copy:
         archive.add(root, arcname=".", recursive=False)
         for name in folders.entries(root):
             archive.add(root / name, arcname=f"./{name}", recursive=False)
-    return Copy(files=files, tar=packed.getvalue())
+    return DirectoryCopy(files=files, tar=packed.getvalue())
 
 
 def unpack(tar: bytes, target: Path) -> None:
@@ -75,7 +75,7 @@ def _inside(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
         return None
 
 
-def patch(before: Copy, after: Copy) -> str:
+def patch(before: DirectoryCopy, after: DirectoryCopy) -> str:
     if before.why or after.why:
         return f"[no patch: {before.why or after.why}]\n"
     out: list[str] = []

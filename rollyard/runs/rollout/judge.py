@@ -75,7 +75,7 @@ class Judge:
                 await fresh.exec(command, cwd=workdir, timeout=max(1.0, deadline.left))
 
         layers = await self._provision.layers(spec.layers)
-        case = grade.Case(
+        case = grade.Judging(
             spec=spec,
             rollout=rollout,
             place=place,

@@ -26,11 +26,11 @@ from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import McpServer, Step, Task
 from rollyard.gate import Gate, Session
 from rollyard.runs.rollout import collect, model_outage, prepare
-from rollyard.runs.rollout.agent_monitor import Ending, Watch
+from rollyard.runs.rollout.agent_monitor import AgentMonitor, Ending
 from rollyard.runs.rollout.failures import classify
 from rollyard.runs.rollout.judge import Judge
-from rollyard.runs.rollout.plan import Plan, check
-from rollyard.runs.rollout.provision import Ground, Provision
+from rollyard.runs.rollout.plan import RolloutPlan, check
+from rollyard.runs.rollout.provision import Provision, ProvisionedImage
 from rollyard.runs.rollout.sandbox_spec import rollout_spec
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
 from rollyard.tasks import steps
@@ -44,7 +44,7 @@ _NOTHING = ("/bin/sh", "-c", ":")  # what an agent without a program runs, so th
 
 async def rollout(
     task: Task,
-    plan: Plan,
+    plan: RolloutPlan,
     *,
     backend: Backend,
     gate: Gate,
@@ -63,7 +63,7 @@ class _Rollout:
     def __init__(
         self,
         task: Task,
-        plan: Plan,
+        plan: RolloutPlan,
         backend: Backend,
         gate: Gate,
         session_options: dict[str, Any],
@@ -82,7 +82,7 @@ class _Rollout:
         self.verdict: Verdict | None = None
         self.ending: Ending | None = None
         self.launched: Launch | None = None
-        self.ground: Ground | None = None
+        self.ground: ProvisionedImage | None = None
         self.spec = SandboxSpec()
         self.step: Step | None = None  # the one under way, in a task of several
         self.judge = Judge(backend, provision, plan.verifier, gate.policy)
@@ -91,8 +91,8 @@ class _Rollout:
         self.root_url = ""
         self.sandbox: Sandbox | None = None
         self.session: Session | None = None
-        self.place: prepare.Place | None = None
-        self.before = collect.Copy()
+        self.place: prepare.SandboxFacts | None = None
+        self.before = collect.DirectoryCopy()
         self.startup: StartUp | None = None
         self.workdir: bytes | None = None
         self.files: dict[str, bytes] = {}
@@ -276,7 +276,7 @@ class _Rollout:
             }  # the agent's own interpreters stay off the task's PATH
             argv = rendered.argv or _NOTHING
             job = await self.sandbox.start(argv, env=env, cwd=place.workdir, user=user)
-        watch = Watch(job, agents.parse(agent), self.session, self.limits.idle, self.stages)
+        watch = AgentMonitor(job, agents.parse(agent), self.session, self.limits.idle, self.stages)
         try:
             async with self.stages.stage("wait", limit_s=limit_s):
                 self.ending = await watch.wait()

@@ -1,4 +1,4 @@
-"""What one rollout is asked to do, beside its task: a frozen `Plan`, and the checks made before anything opens.
+"""What one rollout is asked to do, beside its task: a frozen `RolloutPlan`, and the checks made before anything opens.
 
 Every option takes effect or is refused by name; unset means the documented default.
 """
@@ -33,7 +33,7 @@ class Hooks(msgspec.Struct, frozen=True):
     teardown: tuple[Hook, ...] = ()
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str
     agent: Agent
     mode: Mode = "transparent_proxy"
@@ -74,7 +74,7 @@ def check_mode(mode: str) -> Mode:
     raise ConfigError(f"unknown mode {mode!r}; the modes are {', '.join(MODES)}")
 
 
-def check(plan: Plan, task: Task, backend: Backend) -> None:
+def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
     """Everything that can be refused before a sandbox opens, refused by name."""
     can = backend.capabilities
     requirements.refuse(task, backend.name, can, allow_network=plan.allow_network)
@@ -105,7 +105,7 @@ def check(plan: Plan, task: Task, backend: Backend) -> None:
     )
 
 
-def refused(task: Task, plan: Plan, backend: str, error: Error) -> Rollout:
+def refused(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollout:
     """An attempt that nothing is opened for: this agent, task and backend do not fit, or it was given up. It has no score."""
     status, failure = classify(error, stage="provision", boundary="agent")
     return Rollout(

@@ -26,7 +26,7 @@ HOME = "/home/rollout"  # made for the rollout and its user; images have none of
 _SHOWN = 8192  # characters of a command's output kept in its record
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the sandbox says about itself, asked once."""
 
     workdir: str
@@ -38,7 +38,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return self.uid == 0
 
 
-async def look_around(sandbox: Sandbox, spec: SandboxSpec, deadline: Deadline) -> Place:
+async def look_around(sandbox: Sandbox, spec: SandboxSpec, deadline: Deadline) -> SandboxFacts:
     """Working directory, PATH and uid as the agent will have them."""
     workdir = spec.workdir or (DEFAULT_WORKDIR if spec.image == "host" else None)
     if workdir is not None:
@@ -54,7 +54,7 @@ async def look_around(sandbox: Sandbox, spec: SandboxSpec, deadline: Deadline) -
             stderr=done.stderr.decode("utf-8", "replace"),
             hint="the image needs /bin/sh, pwd and id",
         )
-    return Place(workdir=workdir or lines[0], path=lines[1], uid=int(lines[2]))
+    return SandboxFacts(workdir=workdir or lines[0], path=lines[1], uid=int(lines[2]))
 
 
 async def put_files(sandbox: Sandbox, files: Sequence[File], workdir: str, user: str | None) -> None:

@@ -36,7 +36,7 @@ SOLUTION = "/solution"
 _PROBE = b"GET /health HTTP/1.1\r\nHost: gate\r\nConnection: close\r\n\r\n"
 
 
-class Ground(msgspec.Struct, frozen=True, kw_only=True):
+class ProvisionedImage(msgspec.Struct, frozen=True, kw_only=True):
     """What one rollout stands on. `agent_layer` is the agent's; `layers` are all that the backend mounts."""
 
     built: Built
@@ -64,7 +64,7 @@ class Provision:
         own = backend if isinstance(backend, OwnImages) else None
         return cls(images if isinstance(images, ImageStore) else None, own)
 
-    async def ground(self, task: Task, agent: Agent, backend: Backend, deadline: Deadline) -> Ground:
+    async def ground(self, task: Task, agent: Agent, backend: Backend, deadline: Deadline) -> ProvisionedImage:
         layer = await self.agent_layer(agent)
         built = await self.image(task, backend, deadline)
         if task.layers and not backend.capabilities.layers:
@@ -72,7 +72,7 @@ class Provision:
         layers = await self.layers(task.layers)
         if layer is not None and backend.capabilities.layers:
             layers = (*layers, layer)
-        return Ground(built=built, layers=layers, agent_layer=layer)
+        return ProvisionedImage(built=built, layers=layers, agent_layer=layer)
 
     async def verifier_tools(self, specs: Sequence[VerifierSpec], backend: Backend, deadline: Deadline) -> None:
         """Build what judging will need before the agent runs: a tool that cannot be had must not cost an agent's work."""
@@ -131,7 +131,7 @@ class Provision:
         """Remove a snapshot that judging made."""
         await (self._own.remove_image(image) if self._own is not None else self.images.remove(image))
 
-    async def ready(self, sandbox: Sandbox, agent: Agent, ground: Ground, deadline: Deadline) -> str:
+    async def ready(self, sandbox: Sandbox, agent: Agent, ground: ProvisionedImage, deadline: Deadline) -> str:
         """The prefix the agent lies under in this sandbox; "" when it was there already and is found on PATH."""
         if ground.agent_layer is None or sandbox.capabilities.layers:
             return ground.prefix

@@ -23,7 +23,7 @@ from rollyard.core.task import File, McpServer, Task, VerifierSpec
 from rollyard.gate import Budget, Gate
 from rollyard.runs.rollout.lifecycle import rollout
 from rollyard.runs.rollout.modes import choose
-from rollyard.runs.rollout.plan import AGENTS_MODEL, Hooks, Plan
+from rollyard.runs.rollout.plan import AGENTS_MODEL, Hooks, RolloutPlan
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.policies import open_policy
@@ -102,7 +102,7 @@ async def run_rollout(
     )
     if tools := as_tuple(tools, "tools"):
         agents.refuse(chosen, {"mcp": (McpServer(name="rollyard"),)})
-    plan = Plan(
+    plan = RolloutPlan(
         rollout_id=rollout_id or new_id("ro"),
         agent=chosen,
         mode=answering.mode,

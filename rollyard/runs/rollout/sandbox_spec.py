@@ -13,7 +13,7 @@ from rollyard.core.protocols import Backend
 from rollyard.core.sandbox import Network, SandboxSpec
 from rollyard.core.task import Task
 from rollyard.images.build_types import Built
-from rollyard.runs.rollout.plan import Plan
+from rollyard.runs.rollout.plan import RolloutPlan
 from rollyard.tasks.host_variables import resolve_env
 
 
@@ -36,7 +36,7 @@ def task_spec(
     )
 
 
-def rollout_spec(plan: Plan, task: Task, built: Built, layers: tuple[str, ...], backend: Backend) -> SandboxSpec:
+def rollout_spec(plan: RolloutPlan, task: Task, built: Built, layers: tuple[str, ...], backend: Backend) -> SandboxSpec:
     """The same place for one rollout: its labels, its isolation, and the model's host where the agent goes there itself."""
     labels = {"rollyard.task": task.id, "rollyard.rollout": plan.rollout_id, "rollyard.attempt": str(plan.attempt)}
     for name, value in (("run", plan.run_id), ("claim", plan.attempt_id), ("episode", plan.episode_id)):
@@ -55,7 +55,7 @@ def rollout_spec(plan: Plan, task: Task, built: Built, layers: tuple[str, ...], 
     )
 
 
-def _with_direct(spec: SandboxSpec, plan: Plan, backend: Backend) -> tuple[Network, tuple[str, ...]]:
+def _with_direct(spec: SandboxSpec, plan: RolloutPlan, backend: Backend) -> tuple[Network, tuple[str, ...]]:
     """A direct agent gets the model's host as well, and nothing else where that can be said."""
     if plan.direct is None or spec.network == "host":
         return spec.network, spec.allowed_hosts

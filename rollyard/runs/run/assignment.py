@@ -1,4 +1,4 @@
-"""What a run's workers must know (`Work`), and who they are (`owner_name`). Plain values: they travel to other machines."""
+"""What a run's workers must know (`Assignment`), and who they are (`owner_name`). Plain values: they travel to other machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.run.config import RunConfig
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """A run as its workers see it. What is owed is in the store, under `run_id`; nothing of that is here. A task that is not
     here either is a body in the store, under its attempt's `task_digest`."""
 

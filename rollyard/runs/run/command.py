@@ -29,7 +29,7 @@ _SERVERS = ("upstream:", "tokens:", "passthrough:")  # policies behind which a s
 STORE = "runs.db"  # where verbs look unless they are told
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     tasks: str | None = None
     agents: tuple[str, ...]
     policies: tuple[str, ...] = ()
@@ -64,13 +64,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.agent_s is None else Limits(agent=self.agent_s)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class CommandOutcome(msgspec.Struct, frozen=True):
     text: str
     failed: bool
     stopped: bool = False  # a policy was asked no more: what is left is owed
 
 
-async def execute(request: Request, shown: Display) -> Outcome:
+async def execute(request: RunRequest, shown: Display) -> CommandOutcome:
     if request.instruction is not None:
         if request.executor != "local":
             raise ConfigError("--instruction runs one rollout, in this process", hint="leave out --executor")
@@ -82,12 +82,12 @@ async def execute(request: Request, shown: Display) -> Outcome:
     return await _many(request, shown)
 
 
-def _executor(request: Request) -> Executor:
+def _executor(request: RunRequest) -> Executor:
     given = {"address": request.ray_address, "per_node": request.per_node}
     return executor(request.executor, **{name: value for name, value in given.items() if value is not None})
 
 
-async def _one(request: Request, shown: Display) -> Outcome:
+async def _one(request: RunRequest, shown: Display) -> CommandOutcome:
     named = _named(request.policies)
     if len(named) > 1 or len(request.agents) != 1:
         raise ConfigError("--instruction takes one agent and one policy")
@@ -115,10 +115,10 @@ async def _one(request: Request, shown: Display) -> Outcome:
                 sink=shown.event,
             )
     failed = done.failure is not None
-    return Outcome(_json(done) if request.as_json else _shown(done), failed)
+    return CommandOutcome(_json(done) if request.as_json else _shown(done), failed)
 
 
-async def _check_server(request: Request, policy: str | None) -> None:
+async def _check_server(request: RunRequest, policy: str | None) -> None:
     """A server that will not answer is told of before anything opens."""
     if request.base_url is None and not (policy or "").startswith(_SERVERS):
         return
@@ -131,7 +131,7 @@ async def _check_server(request: Request, policy: str | None) -> None:
         await answering.policy.aclose()
 
 
-async def _many(request: Request, shown: Display) -> Outcome:
+async def _many(request: RunRequest, shown: Display) -> CommandOutcome:
     if request.resume is not None:
         config = None
     elif request.tasks is not None and request.tasks.endswith(".toml") and Path(request.tasks).name != "dataset.toml":
@@ -144,8 +144,10 @@ async def _many(request: Request, shown: Display) -> Outcome:
     report = await drive(config, store=request.store, display=shown, resume=request.resume, executor=where)
     failed, stopped = any(status != "completed" for status in report.statuses), bool(report.stopped)
     if request.as_json:
-        return Outcome(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed, stopped)
-    return Outcome(closing_words(report, request.store), failed, stopped)
+        return CommandOutcome(
+            msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed, stopped
+        )
+    return CommandOutcome(closing_words(report, request.store), failed, stopped)
 
 
 def closing_words(report: Report, store: str) -> str:
@@ -157,7 +159,7 @@ def closing_words(report: Report, store: str) -> str:
     return text
 
 
-def resume_command(request: Request) -> str:
+def resume_command(request: RunRequest) -> str:
     """With a place for the run's id."""
     words = ["rollyard run --resume {run}"]
     if request.executor != "local":
@@ -177,7 +179,7 @@ def terminal_width() -> int:
     return os.get_terminal_size(1).columns if os.isatty(1) else 240
 
 
-def _config(request: Request, tasks: str) -> RunConfig:
+def _config(request: RunRequest, tasks: str) -> RunConfig:
     if request.policies and request.base_url is not None:
         raise ConfigError("--policy and --base-url both say who answers", hint="give one of them")
     return RunConfig(
@@ -214,7 +216,7 @@ def _named(policies: tuple[str, ...]) -> Mapping[str, str]:
     return named
 
 
-def _server(request: Request) -> Mapping[str, str]:
+def _server(request: RunRequest) -> Mapping[str, str]:
     if request.base_url is None:
         return {}
     kind = "passthrough" if request.mode == "black_box" else "upstream"

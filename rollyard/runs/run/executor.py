@@ -19,7 +19,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.gate import Gate
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
-from rollyard.runs.run.assignment import Work
+from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.policy_health import check_servers
 from rollyard.runs.run.worker import Means, Worker
 from rollyard.sandbox import backend as open_backend
@@ -55,11 +55,11 @@ class Executor(Protocol):
 
     name: str
 
-    async def check(self, work: Work, given: Given) -> None:
+    async def check(self, work: Assignment, given: Given) -> None:
         """Refuse what this executor cannot do, by name, before anything is written."""
         ...
 
-    def open(self, work: Work, given: Given, record: Record) -> AbstractAsyncContextManager[Crew]: ...
+    def open(self, work: Assignment, given: Given, record: Record) -> AbstractAsyncContextManager[Crew]: ...
 
 
 def executor(name: str, **options: Any) -> Executor:
@@ -80,14 +80,14 @@ class Local:
 
     name = "local"
 
-    async def check(self, work: Work, given: Given) -> None:
+    async def check(self, work: Assignment, given: Given) -> None:
         if given.gate is None:
             raise ConfigError("a run in this process needs a gate", hint="Run(..., gate=Gate(policy, log=store))")
         if any(agent.dialect is not None for agent in work.agents.values()):
             await check_servers(given.policies or {"": given.gate.policy}, work.config.model)
 
     @asynccontextmanager
-    async def open(self, work: Work, given: Given, record: Record) -> AsyncGenerator[Crew]:
+    async def open(self, work: Assignment, given: Given, record: Record) -> AsyncGenerator[Crew]:
         assert given.gate is not None
         async with AsyncExitStack() as stack:
             backend = given.sandbox

@@ -23,9 +23,9 @@ import structlog
 
 from rollyard.core.errors import ConfigError, Error, MissingExtra, StoreError, Unsupported
 from rollyard.core.rollout import Rollout
-from rollyard.runs.run.assignment import Work
+from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.executor import Crew, Given, Record
-from rollyard.runs.run.ray_worker import Ended, NodeWorker, Posting
+from rollyard.runs.run.ray_worker import NodeWorker, Posting, WorkerEnd
 from rollyard.runs.run.shipping import packed
 from rollyard.runs.run.store_retry import insist
 from rollyard.runs.run.worker import COMMITTED
@@ -54,7 +54,7 @@ class Ray:
             raise ConfigError(f"per_node must be at least 1, got {per_node}")
         self._address, self._per_node, self._detached = address, per_node, detached
 
-    async def check(self, work: Work, given: Given) -> None:
+    async def check(self, work: Assignment, given: Given) -> None:
         if not isinstance(given.sandbox, str):
             raise Unsupported("workers on other machines open their own sandboxes", hint="give the backend's name")
         if given.gate is not None or given.policies:
@@ -76,7 +76,7 @@ class Ray:
         return await _off_loop(lambda: connected(self._address))
 
     @asynccontextmanager
-    async def open(self, work: Work, given: Given, record: Record) -> AsyncGenerator[Crew]:
+    async def open(self, work: Assignment, given: Given, record: Record) -> AsyncGenerator[Crew]:
         ray = await self._connect()
         nodes = await _off_loop(lambda: _live_nodes(ray))
         await record()
@@ -186,7 +186,7 @@ class _RayCrew:
     async def _follow(self, name: str, actor: Any) -> None:
         began = time.monotonic()
         try:
-            ended: Ended = await actor.run.remote()
+            ended: WorkerEnd = await actor.run.remote()
         except self._ray.exceptions.RayError as error:
             self._lost(name, time.monotonic() - began, error)
             await anyio.sleep(_LOOK_S)

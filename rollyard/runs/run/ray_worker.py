@@ -18,7 +18,7 @@ from rollyard.core.errors import Error
 from rollyard.core.rollout import Rollout
 from rollyard.gate import Gate
 from rollyard.runs.rollout.provision import Provision
-from rollyard.runs.run.assignment import Work
+from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.policies import open_policies
 from rollyard.runs.run.shipping import Parcels, unpacked
 from rollyard.runs.run.worker import Means, Worker
@@ -32,14 +32,14 @@ STORE_S = 60.0  # a worker that starts while its store restarts waits for it
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is sent. `secrets` are variables that the policies read their keys from; they are kept nowhere."""
 
-    work: Work
+    work: Assignment
     store: str
     slots: int
     parcels: Parcels
     secrets: Mapping[str, str] = {}
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker ended: by itself, or with an error that another try would meet again. A plain value, since an error's own
     class may not survive the way back."""
 
@@ -53,13 +53,13 @@ class NodeWorker:
 
     def __init__(self, posting: Posting) -> None:
         self._posting = posting
-        self._task: asyncio.Task[Ended] | None = None
+        self._task: asyncio.Task[WorkerEnd] | None = None
         os.environ.update(posting.secrets)
 
     async def where(self) -> tuple[str, int]:
         return socket.gethostname(), os.getpid()
 
-    async def run(self) -> Ended:
+    async def run(self) -> WorkerEnd:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
         return await asyncio.shield(self._task)
@@ -70,8 +70,8 @@ class NodeWorker:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _work(self) -> Ended:
-        ended = Ended()
+    async def _work(self) -> WorkerEnd:
+        ended = WorkerEnd()
         try:
             await work_here(self._posting)
         except* Error as errors:
@@ -79,7 +79,7 @@ class NodeWorker:
             while isinstance(first, BaseExceptionGroup):
                 first = first.exceptions[0]
             assert isinstance(first, Error)
-            ended = Ended(error=first.message, hint=first.hint, boundary=first.boundary)
+            ended = WorkerEnd(error=first.message, hint=first.hint, boundary=first.boundary)
         # The driver ends this process once it has read how the run ended. Where no driver is left, nobody would.
         asyncio.get_running_loop().call_later(LINGER_S, os._exit, 0)
         return ended

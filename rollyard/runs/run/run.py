@@ -29,7 +29,7 @@ from rollyard.gate import Gate
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
-from rollyard.runs.run.assignment import Work, chosen, owner_is_dead
+from rollyard.runs.run.assignment import Assignment, chosen, owner_is_dead
 from rollyard.runs.run.config import RunConfig
 from rollyard.runs.run.executor import Executor, Given, Local
 from rollyard.store import Store
@@ -65,7 +65,7 @@ class Run:
     ) -> None:
         base = config or RunConfig()
         self.config = msgspec.structs.replace(base, **fields)
-        self._work = Work(
+        self._work = Assignment(
             run_id=resume or new_id("run"),
             config=self.config,
             tasks={task.id: task for task in chosen(_taskset(tasks), self.config)},

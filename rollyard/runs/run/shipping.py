@@ -24,7 +24,7 @@ from rollyard.core.errors import StoreError
 from rollyard.core.home import private_dir
 from rollyard.images.store import ImageStore
 from rollyard.images.trees import publish, remove_tree
-from rollyard.runs.run.assignment import Work
+from rollyard.runs.run.assignment import Assignment
 from rollyard.store import Store
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Parcels(msgspec.Struct, frozen=True, kw_only=True):
     names: Mapping[str, str] = {}
 
 
-async def packed(work: Work, store: Store, images: ImageStore | None = None) -> Parcels:
+async def packed(work: Assignment, store: Store, images: ImageStore | None = None) -> Parcels:
     """Put what the work refers to on this machine into the store. A store of one machine needs none of it."""
     if not store.shared:
         return Parcels()
@@ -82,7 +82,7 @@ async def packed(work: Work, store: Store, images: ImageStore | None = None) -> 
     )
 
 
-async def unpacked(work: Work, parcels: Parcels, store: Store, images: ImageStore) -> Work:
+async def unpacked(work: Assignment, parcels: Parcels, store: Store, images: ImageStore) -> Assignment:
     """The same work with its files on this machine."""
     for part in parcels.parts:
         await _unpack(part, images.root / part.name, store, images.root)
@@ -101,7 +101,7 @@ async def unpacked(work: Work, parcels: Parcels, store: Store, images: ImageStor
 # what is to be sent
 
 
-def _roots(work: Work) -> list[str]:
+def _roots(work: Assignment) -> list[str]:
     """Host paths that tasks and scripts lie under; none lies under another."""
     found = {path for task in work.tasks.values() for path in _paths_in(task)}
     found |= {text.removeprefix(_SCRIPT) for text in work.config.policies.values() if text.startswith(_SCRIPT)}
@@ -126,7 +126,7 @@ def _texts(value: Any) -> list[str]:
     return [text for text in inner if isinstance(text, str) and text.startswith("/")]
 
 
-def _images_of(work: Work, images: ImageStore) -> tuple[set[str], dict[str, str]]:
+def _images_of(work: Assignment, images: ImageStore) -> tuple[set[str], dict[str, str]]:
     """The parts of the image store that the tasks' images are made of, and the names those have."""
     parts: set[str] = set()
     names: dict[str, str] = {}
@@ -203,7 +203,7 @@ async def _unpack(parcel: Parcel, target: Path, store: Store, root: Path) -> Non
             await anyio.to_thread.run_sync(remove_tree, work)
 
 
-def _moved_work(work: Work, places: Mapping[str, str]) -> Work:
+def _moved_work(work: Assignment, places: Mapping[str, str]) -> Assignment:
     policies = {
         name: _SCRIPT + _moved(text.removeprefix(_SCRIPT), places) if text.startswith(_SCRIPT) else text
         for name, text in work.config.policies.items()

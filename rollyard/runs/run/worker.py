@@ -27,10 +27,10 @@ from rollyard.core.task import Task
 from rollyard.gate import Budget, Gate
 from rollyard.runs.rollout.lifecycle import rollout
 from rollyard.runs.rollout.modes import Answering, choose
-from rollyard.runs.rollout.plan import AGENTS_MODEL, Plan, check, refused
+from rollyard.runs.rollout.plan import AGENTS_MODEL, RolloutPlan, check, refused
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
-from rollyard.runs.run.assignment import Work, owner_name
+from rollyard.runs.run.assignment import Assignment, owner_name
 from rollyard.runs.run.policy_health import PolicyHealth
 from rollyard.runs.run.spending import Spending
 from rollyard.runs.run.store_retry import insist
@@ -60,7 +60,7 @@ class Means(NamedTuple):
 
 
 class Worker:
-    def __init__(self, work: Work, means: Means) -> None:
+    def __init__(self, work: Assignment, means: Means) -> None:
         self._work, self._means, self._store = work, means, means.store
         self._config = work.config
         self._owner = owner_name()
@@ -212,10 +212,10 @@ class Worker:
             return known
         return msgspec.msgpack.decode(await insist(lambda: self._store.get_blob(attempt.task_digest)), type=Task)
 
-    def _plan(self, attempt: Attempt, answering: Answering | None = None) -> Plan:
+    def _plan(self, attempt: Attempt, answering: Answering | None = None) -> RolloutPlan:
         config = self._config
         asked: dict[str, Any] = {"mode": answering.mode, **answering.left_to_agent} if answering is not None else {}
-        return Plan(
+        return RolloutPlan(
             rollout_id=new_id("ro"),
             agent=self._work.agents[attempt.agent],
             model=config.model or AGENTS_MODEL,

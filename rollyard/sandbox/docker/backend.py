@@ -23,12 +23,12 @@ from rollyard.images.store import ImageStore
 from rollyard.sandbox.docker import container, images, netns, routes, sweep
 from rollyard.sandbox.docker.box import DockerSandbox, remove
 from rollyard.sandbox.docker.container import Identity
-from rollyard.sandbox.docker.disk import DiskWatch
-from rollyard.sandbox.docker.engine import Engine, Refused, Stream, find_host
+from rollyard.sandbox.docker.disk import ContainerDiskWatch
+from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream, find_host
 from rollyard.sandbox.docker.faults import is_gone
 from rollyard.sandbox.docker.images import BuildRequest
 from rollyard.sandbox.docker.routes import NetnsWay, Route, Way
-from rollyard.sandbox.pending import Opening
+from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.relay import RelayWay
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, one_by_one
@@ -63,7 +63,7 @@ class DockerBackend:
         if pull not in ("never", "missing"):
             raise ConfigError(f"pull is 'never' or 'missing', got {pull!r}")
         self.images = ImageStore(Path(store) if store else None)
-        self._engine = Engine(find_host(self.name, host))
+        self._engine = DockerEngine(find_host(self.name, host))
         self._image, self._pull, self._runtime = image, pull, runtime
         self._mounts = tuple(Path(path).resolve() for path in as_tuple(mounts, "mounts"))
         self._asked_route, self._same_host = route, same_host
@@ -72,9 +72,9 @@ class DockerBackend:
         self._throttle = Throttle(self._limits)
         self._boxes: dict[str, DockerSandbox] = {}
         self._owned = Owned(self.name, one_by_one(self._delete_now))
-        self._watch = DiskWatch(self._engine)
+        self._watch = ContainerDiskWatch(self._engine)
         self._dirs = routes.SocketDirs(self._engine.host)
-        self._defaults: dict[str, container.Defaults] = {}
+        self._defaults: dict[str, container.ContainerDefaults] = {}
         self._log: Any = structlog.get_logger("rollyard.sandbox.docker")
 
     async def __aenter__(self) -> Self:
@@ -130,11 +130,11 @@ class DockerBackend:
             creates_per_s=self._limits.creates_per_s,
         )
 
-    def open(self, spec: SandboxSpec) -> Opening[DockerSandbox]:
+    def open(self, spec: SandboxSpec) -> PendingSandbox[DockerSandbox]:
         container.check(spec, self.capabilities, self._mounts)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
-        return Opening(lambda: self._patiently(spec))
+        return PendingSandbox(lambda: self._patiently(spec))
 
     async def build_image(self, folder: str, *, resources: Resources, timeout_s: float) -> str:
         """Build the folder's Dockerfile with the engine's own builder, without a network; the image's name. Equal folders
@@ -175,7 +175,7 @@ class DockerBackend:
             await self._undo(who, making)
             if isinstance(error, TimeoutError):
                 raise SandboxUnavailable(f"the sandbox was not up in {spec.boot_s:g} s", hint="raise boot_s") from None
-            if isinstance(error, Refused):
+            if isinstance(error, EngineRefused):
                 raise _not_opened(error, image) from None
             raise
         box = self._box(who, found, env={**defaults.env, **spec.env}, lifeline=lifeline)
@@ -225,7 +225,7 @@ class DockerBackend:
             binds.append(container.bind(str(place), container.SOCKET_DIR))
         return binds
 
-    async def _resolve(self, image: str) -> container.Defaults:
+    async def _resolve(self, image: str) -> container.ContainerDefaults:
         if image not in self._defaults:
             self._defaults[image] = await images.resolve(self._engine, image, pull=self._pull == "missing")
         return self._defaults[image]
@@ -325,7 +325,7 @@ class PodmanBackend(DockerBackend):
     name = "podman"
 
 
-def _not_opened(refused: Refused, image: str) -> SandboxError:
+def _not_opened(refused: EngineRefused, image: str) -> SandboxError:
     if refused.status == 404 and "image" in refused.text.lower():
         return SandboxError(f"image {image!r} is not on the engine any more")
     if refused.status >= 500 and not is_gone(refused):

@@ -18,9 +18,9 @@ from rollyard.core.sandbox import Capabilities, SandboxInfo
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.docker import container, keeper
 from rollyard.sandbox.docker.container import Identity
-from rollyard.sandbox.docker.engine import Engine, Refused, Stream
+from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream
 from rollyard.sandbox.docker.faults import is_gone, speaking
-from rollyard.sandbox.docker.files import Files
+from rollyard.sandbox.docker.files import DockerFiles
 from rollyard.sandbox.docker.images import SNAPSHOTS
 from rollyard.sandbox.docker.job import DockerJob, check_id
 from rollyard.sandbox.docker.routes import Way
@@ -30,12 +30,12 @@ _KILL_S = 60.0
 _KILL_TRIES = 10
 
 
-class DockerSandbox(Files):
+class DockerSandbox(DockerFiles):
     """`lifeline` is the keeper's stdin when the sandbox is to die with this process."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DockerEngine,
         found: str,
         who: Identity,
         info: SandboxInfo,
@@ -165,11 +165,11 @@ class DockerSandbox(Files):
             self._forget(self.id)
 
 
-async def remove(engine: Engine, found: str) -> bool:
+async def remove(engine: DockerEngine, found: str) -> bool:
     """Kill and delete a container; False when there was none, or somebody else is at it."""
     try:
         await engine.call("DELETE", f"containers/{found}", params={"force": True, "v": True}, timeout=_KILL_S)
-    except Refused as refused:
+    except EngineRefused as refused:
         if refused.status in (404, 409) or is_gone(refused):
             return False
         raise

@@ -42,7 +42,7 @@ def _cpus(text: str) -> str:
 OPTIONS: Mapping[str, Callable[[str], Any]] = {"shm_mb": _whole, "cpuset": _cpus, "nofile": _whole}
 
 
-class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+class ContainerDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """What an image says about programs started in it."""
 
     id: str

@@ -14,14 +14,14 @@ import structlog
 from rollyard.core.errors import SandboxError, SandboxGone
 from rollyard.sandbox.docker import container
 from rollyard.sandbox.docker.box import DockerSandbox
-from rollyard.sandbox.docker.engine import Engine
+from rollyard.sandbox.docker.engine import DockerEngine
 
 EVERY_S = 5.0
 _ASK_S = 120.0
 
 
-class DiskWatch:
-    def __init__(self, engine: Engine, *, every_s: float = EVERY_S) -> None:
+class ContainerDiskWatch:
+    def __init__(self, engine: DockerEngine, *, every_s: float = EVERY_S) -> None:
         self._engine, self._every = engine, every_s
         self._limits: dict[str, tuple[DockerSandbox, int]] = {}
         self._task: asyncio.Task[None] | None = None

@@ -34,7 +34,7 @@ _SOCKETS = {
 _VARIABLES = {"docker": ("DOCKER_HOST",), "podman": ("CONTAINER_HOST", "DOCKER_HOST")}
 
 
-class Refused(SandboxError):
+class EngineRefused(SandboxError):
     """The engine answered no. `status` is its HTTP status, `text` its own words."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -98,7 +98,7 @@ class Stream:
         self._response.close()
 
 
-class Engine:
+class DockerEngine:
     """One pooled client. `async with` connects and asks the engine what it is."""
 
     def __init__(self, host: str) -> None:
@@ -268,7 +268,7 @@ def _refusal(status: int, text: str, retry_after: str | None) -> SandboxError:
         return SandboxUnavailable(f"the engine is busy ({status}): {text[:_SHOWN]}", retry_after=wait)
     if status in (502, 504):
         return SandboxInterrupted(f"no answer of the engine came through ({status}): {text[:_SHOWN]}")
-    return Refused(status, text)
+    return EngineRefused(status, text)
 
 
 def _client(host: str) -> Any:

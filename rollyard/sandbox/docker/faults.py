@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator
 
 from rollyard.core.errors import PathError, SandboxError, SandboxGone
-from rollyard.sandbox.docker.engine import Refused
+from rollyard.sandbox.docker.engine import EngineRefused
 
 _GONE = ("is not running", "no such container", "container state improper", "is not paused", "removal of container",
          "no container with name", "is dead", "marked for removal", "cannot exec in a stopped", "is restarting",
@@ -27,16 +27,16 @@ _PATHS = {
 }
 
 
-def is_gone(refused: Refused) -> bool:
+def is_gone(refused: EngineRefused) -> bool:
     text = refused.text.lower()
     return any(sign in text for sign in _GONE)
 
 
-def is_paused(refused: Refused) -> bool:
+def is_paused(refused: EngineRefused) -> bool:
     return "paused" in refused.text.lower() and "is not paused" not in refused.text.lower()
 
 
-def path_error(path: str, refused: Refused) -> PathError:
+def path_error(path: str, refused: EngineRefused) -> PathError:
     text = refused.text.lower()
     name = next((name for sign, name in _PATHS.items() if sign in text), "ENOENT" if refused.status == 404 else "EIO")
     hint = None if name == "ENOENT" else refused.text[:200]
@@ -48,7 +48,7 @@ def speaking(sandbox_id: str, path: str | None = None) -> Generator[None]:
     """Around calls about one sandbox; with a path, around calls about a file in it."""
     try:
         yield
-    except Refused as refused:
+    except EngineRefused as refused:
         if is_gone(refused):
             raise SandboxGone(f"sandbox {sandbox_id} is gone", hint="open another sandbox") from None
         if path is not None:

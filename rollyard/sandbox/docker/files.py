@@ -25,9 +25,9 @@ from typing import Any, Literal, cast
 from rollyard.core.errors import ConfigError, PathError, SandboxError, SandboxGone
 from rollyard.core.sandbox import Stat
 from rollyard.images import tars
-from rollyard.sandbox.docker.engine import Refused
+from rollyard.sandbox.docker.engine import EngineRefused
 from rollyard.sandbox.docker.faults import speaking
-from rollyard.sandbox.docker.programs import Programs
+from rollyard.sandbox.docker.programs import DockerPrograms
 from rollyard.sandbox.retry import LOOKS, retrying
 
 _VIRTUAL = ("/proc/", "/sys/", "/dev/")
@@ -47,7 +47,7 @@ _GO_KINDS = ((modes.S_ISDIR, 1 << 31), (modes.S_ISLNK, 1 << 27), (modes.S_ISFIFO
 Kind = Literal["file", "dir", "symlink", "other"]
 
 
-class Files(Programs):
+class DockerFiles(DockerPrograms):
     """The file half of a sandbox."""
 
     def _path(self, path: str) -> str:
@@ -73,7 +73,7 @@ class Files(Programs):
                 "HEAD", f"containers/{self._container}/archive", params={"path": path}
             ) as said:
                 return _decoded(said.headers)
-        except Refused as refused:
+        except EngineRefused as refused:
             if refused.status == 404:
                 if not await self.alive():
                     raise SandboxGone(f"sandbox {self.id} is gone", hint="open another sandbox") from None

@@ -22,8 +22,8 @@ import pathspec
 from rollyard.core.errors import CommandFailed, ConfigError, SandboxUnavailable, UnknownName
 from rollyard.core.sandbox import Resources
 from rollyard.images import tars
-from rollyard.sandbox.docker.container import MARK, Defaults
-from rollyard.sandbox.docker.engine import Engine, Refused
+from rollyard.sandbox.docker.container import MARK, ContainerDefaults
+from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused
 
 HOST_IMAGE = "rollyard-host:latest"
 BUILT = "rollyard-build"
@@ -45,10 +45,10 @@ class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 600.0
 
 
-async def resolve(engine: Engine, image: str, *, pull: bool) -> Defaults:
+async def resolve(engine: DockerEngine, image: str, *, pull: bool) -> ContainerDefaults:
     try:
         found = await engine.call("GET", f"images/{image}/json")
-    except Refused as refused:
+    except EngineRefused as refused:
         if refused.status not in (404, 400, 500):
             raise
         if not pull:
@@ -57,7 +57,9 @@ async def resolve(engine: Engine, image: str, *, pull: bool) -> Defaults:
         found = await engine.call("GET", f"images/{image}/json")
     config = found.get("Config") or {}
     env = dict(line.partition("=")[::2] for line in config.get("Env") or ())
-    return Defaults(id=found["Id"], env=env, workdir=config.get("WorkingDir") or "", user=config.get("User") or "")
+    return ContainerDefaults(
+        id=found["Id"], env=env, workdir=config.get("WorkingDir") or "", user=config.get("User") or ""
+    )
 
 
 def _hint(image: str) -> str:
@@ -66,12 +68,12 @@ def _hint(image: str) -> str:
     return f"`docker pull {image}`, or backend('docker', pull='missing')"
 
 
-async def names(engine: Engine) -> list[str]:
+async def names(engine: DockerEngine) -> list[str]:
     found = await engine.call("GET", "images/json")
     return sorted({tag for image in found for tag in image.get("RepoTags") or () if "<none>" not in tag})[:50]
 
 
-async def _fetch(engine: Engine, image: str) -> None:
+async def _fetch(engine: DockerEngine, image: str) -> None:
     name, colon, tag = image.rpartition(":")
     params = {"fromImage": name, "tag": tag} if colon and "/" not in tag else {"fromImage": image, "tag": "latest"}
     said = await _steps(engine, "images/create", params, None, _PULL_S)
@@ -79,7 +81,7 @@ async def _fetch(engine: Engine, image: str) -> None:
         raise SandboxUnavailable(f"image {image!r} could not be pulled: {problem[:300]}")
 
 
-async def build(engine: Engine, request: BuildRequest) -> str:
+async def build(engine: DockerEngine, request: BuildRequest) -> str:
     """The name of the image that the folder's Dockerfile gives. The name is by content: the same folder is not built twice,
     and the engine's own cache keeps the steps."""
     root = Path(request.folder)
@@ -91,7 +93,7 @@ async def build(engine: Engine, request: BuildRequest) -> str:
     try:
         await engine.call("GET", f"images/{name}/json")
         return name
-    except Refused as refused:
+    except EngineRefused as refused:
         if refused.status != 404:
             raise
     params: dict[str, Any] = {
@@ -116,19 +118,19 @@ async def build(engine: Engine, request: BuildRequest) -> str:
     return name
 
 
-async def remove(engine: Engine, image: str) -> None:
+async def remove(engine: DockerEngine, image: str) -> None:
     if not image.startswith(OURS):
         raise ConfigError(
             f"{image!r} was not made here, so it is not removed", hint="remove it with the engine's own tools"
         )
     try:
         await engine.call("DELETE", f"images/{image}", params={"force": True})
-    except Refused as refused:
+    except EngineRefused as refused:
         if refused.status != 404:
             raise
 
 
-async def load(engine: Engine, tar: Path, name: str) -> None:
+async def load(engine: DockerEngine, tar: Path, name: str) -> None:
     """Take in a root file system as an image of this name."""
     repo, _, tag = name.partition(":")
     async with tars.piped(lambda out: _copy(tar, out)) as chunks:
@@ -153,7 +155,7 @@ def _copy(source: Path, out: Any) -> None:
 
 
 async def _steps(
-    engine: Engine, path: str, params: Mapping[str, Any], data: io.BytesIO | None, timeout: float
+    engine: DockerEngine, path: str, params: Mapping[str, Any], data: io.BytesIO | None, timeout: float
 ) -> list[dict[str, Any]]:
     """What an engine says while it works, line by line; a failure is one of the lines."""
     headers = {"Content-Type": "application/x-tar"}

@@ -7,7 +7,7 @@ import time
 from rollyard.core.errors import PathError, Unsupported
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.docker.engine import Stream
-from rollyard.sandbox.docker.files import Files
+from rollyard.sandbox.docker.files import DockerFiles
 from rollyard.sandbox.job_shim import ShimJob
 
 _CPU_EVERY_S = 2.0
@@ -16,7 +16,9 @@ _CPU_EVERY_S = 2.0
 class DockerJob(ShimJob):
     """`files` reads its output where no program can be started: in a paused sandbox."""
 
-    def __init__(self, files: Files, job_id: str, *, started: float | None = None, stdin: Stream | None = None) -> None:
+    def __init__(
+        self, files: DockerFiles, job_id: str, *, started: float | None = None, stdin: Stream | None = None
+    ) -> None:
         super().__init__(files.plain, job_id, started=started)
         self._files, self._stdin = files, stdin
         self._place = f"{job_shim.ROOT}/{job_id}"

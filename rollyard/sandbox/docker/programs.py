@@ -23,7 +23,7 @@ from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.docker.container import Identity
-from rollyard.sandbox.docker.engine import Engine, Refused, Stream
+from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream
 from rollyard.sandbox.docker.faults import is_gone, speaking
 
 ROOT = "0:0"
@@ -61,10 +61,10 @@ class Output:
         return bytes(self._parts[2])
 
 
-class Programs:
+class DockerPrograms:
     """The part of a sandbox that runs programs. `env` is the spec's environment."""
 
-    def __init__(self, engine: Engine, container: str, who: Identity, env: Mapping[str, str]) -> None:
+    def __init__(self, engine: DockerEngine, container: str, who: Identity, env: Mapping[str, str]) -> None:
         self.id = who.id
         self._engine, self._container, self._who, self._env = engine, container, who, env
         self._oom_seen = 0
@@ -179,7 +179,7 @@ class Programs:
         """Start it, feed it, read it to its end; its exit code."""
         try:
             stream = await self._engine.hijack(f"exec/{exec_id}/start", body={"Detach": False, "Tty": False})
-        except Refused as refused:
+        except EngineRefused as refused:
             raise self._not_started(refused) from None
         feeding = asyncio.create_task(_feed(stream, stdin)) if stdin is not None else None
         try:
@@ -190,10 +190,10 @@ class Programs:
                 await asyncio.gather(feeding, return_exceptions=True)
             stream.close()
         if code in (125, 126, 127) and (said := _never_ran(output.stdout or output.stderr)):
-            raise self._not_started(Refused(500, said))
+            raise self._not_started(EngineRefused(500, said))
         return code
 
-    def _not_started(self, refused: Refused) -> SandboxError:
+    def _not_started(self, refused: EngineRefused) -> SandboxError:
         if is_gone(refused):
             return SandboxGone(f"sandbox {self.id} is gone", hint="open another sandbox")
         return SandboxError(
@@ -229,7 +229,7 @@ class Programs:
     async def _look(self, exec_id: str) -> Mapping[str, Any]:
         try:
             return await self._engine.call("GET", f"exec/{exec_id}/json")
-        except Refused:
+        except EngineRefused:
             raise SandboxGone(f"sandbox {self.id} is gone", hint="open another sandbox") from None
 
     async def _code(self, exec_id: str) -> int:

@@ -26,8 +26,8 @@ from rollyard.core.protocols import ByteStream, Listener
 from rollyard.sandbox.docker import netns
 from rollyard.sandbox.docker.container import SOCKET_DIR
 from rollyard.sandbox.docker.engine import Stream
-from rollyard.sandbox.docker.programs import ROOT, Programs
-from rollyard.sandbox.relay import Relay, program
+from rollyard.sandbox.docker.programs import ROOT, DockerPrograms
+from rollyard.sandbox.relay import HostRelay, program
 from rollyard.sandbox.relay.way import nothing_there
 from rollyard.sandbox.streams import SocketListener, SocketStream
 
@@ -83,7 +83,7 @@ class NetnsWay:
         """Its sockets are their holders' own."""
 
 
-async def over_exec(box: Programs, stack: AsyncExitStack) -> Relay:
+async def over_exec(box: DockerPrograms, stack: AsyncExitStack) -> HostRelay:
     """Frames over the connection of one engine exec."""
     argv = program.command(await box.script(program.FIND))
     _, stream = await box.attach(argv, env={}, user=ROOT)
@@ -93,7 +93,7 @@ async def over_exec(box: Programs, stack: AsyncExitStack) -> Relay:
     async def log() -> bytes:
         return bytes(said[-4096:])
 
-    return Relay(_stdout(stream, said), stream.send, log=log)
+    return HostRelay(_stdout(stream, said), stream.send, log=log)
 
 
 async def _stdout(stream: Stream, said: bytearray) -> AsyncIterator[bytes]:
@@ -129,7 +129,7 @@ class SocketDirs:
         return Path(tempfile.gettempdir(), f"{self._prefix}{sandbox_id}")
 
 
-async def over_socket(box: Programs, place: Path, stack: AsyncExitStack) -> Relay:
+async def over_socket(box: DockerPrograms, place: Path, stack: AsyncExitStack) -> HostRelay:
     """Frames over a unix socket that both sides see. What is bound is the directory, so that this side may listen late."""
     path = place / new_id("r")
     accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
@@ -160,7 +160,7 @@ async def over_socket(box: Programs, place: Path, stack: AsyncExitStack) -> Rela
     async def log() -> bytes:
         return bytes(said[-4096:])
 
-    return Relay(_chunks(reader), send, log=log)
+    return HostRelay(_chunks(reader), send, log=log)
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

@@ -32,16 +32,16 @@ from rollyard.images.store import ImageStore
 from rollyard.sandbox.local import cgroups, ids, places, probe
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
-from rollyard.sandbox.local.channel import Channel, Refused
+from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.checks import check
-from rollyard.sandbox.local.disk import DiskWatch
+from rollyard.sandbox.local.disk import LocalDiskWatch
 from rollyard.sandbox.local.inner import remains
 from rollyard.sandbox.local.job import ANSWER_S
-from rollyard.sandbox.local.journal import Entry, Home, Journal
+from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal
 from rollyard.sandbox.local.launcher import Launcher
-from rollyard.sandbox.local.pool import Pool
+from rollyard.sandbox.local.pool import SandboxPool
 from rollyard.sandbox.local.probe import RUNGS, Rung
-from rollyard.sandbox.pending import Opening
+from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 
 DEFAULT_DISK_MB = 4096
@@ -67,7 +67,7 @@ class LocalBackend:
         self.root = private_dir(Path(root) if root else data_home())
         self.images = ImageStore(self.root)
         self._mounts = tuple(Path(path).resolve() for path in as_tuple(mounts, "mounts"))
-        self._journal = Journal(self.root)
+        self._journal = SandboxJournal(self.root)
         self._launcher = Launcher(self.root / "launcher.log")
         self._boxes: dict[str, tuple[LocalSandbox, str]] = {}
         self._cgroups = cgroups.find()
@@ -81,7 +81,7 @@ class LocalBackend:
         self._last_capability = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
         self._limits = limits or OpenLimits()
         self._throttle = Throttle(self._limits)
-        self._watch = DiskWatch(self.root)
+        self._watch = LocalDiskWatch(self.root)
         self._rootfs: dict[tuple[str, tuple[str, ...]], tuple[float, Rootfs]] = {}
         self._swept: list[str] = []  # found dead at the start, told to whoever reaps first
         self._log: Any = structlog.get_logger("rollyard.sandbox.local")
@@ -111,18 +111,18 @@ class LocalBackend:
         await self._launcher.aclose()
         await asyncio.to_thread(cgroups.sweep, self._cgroups)
 
-    def open(self, spec: SandboxSpec) -> Opening[LocalSandbox]:
+    def open(self, spec: SandboxSpec) -> PendingSandbox[LocalSandbox]:
         check(spec, self.capabilities, self._mounts)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
-        return Opening(lambda: self._patiently(spec))
+        return PendingSandbox(lambda: self._patiently(spec))
 
-    def pool(self, spec: SandboxSpec, size: int) -> Pool:
+    def pool(self, spec: SandboxSpec, size: int) -> SandboxPool:
         """`async with backend.pool(spec, 8) as pool: box = await pool.take()`."""
         if size < 1:
             raise ConfigError(f"a pool needs a size of at least 1, got {size}")
         check(spec, self.capabilities, self._mounts)
-        return Pool(lambda: self._patiently(spec), size)
+        return SandboxPool(lambda: self._patiently(spec), size)
 
     async def _patiently(self, spec: SandboxSpec) -> LocalSandbox:
         async with self._throttle.place(len(self._boxes)):
@@ -165,14 +165,14 @@ class LocalBackend:
     def _namespaced(self) -> bool:
         return self.rung in ("A", "B", "C")
 
-    def _entry(self, home: Home, spec: SandboxSpec, rootfs: Rootfs) -> Entry:
+    def _entry(self, home: Home, spec: SandboxSpec, rootfs: Rootfs) -> SandboxEntry:
         now = time.time()
         env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **rootfs.env}
         workdir = rootfs.workdir
         if not self._namespaced:
             env, workdir = places.environment(home), places.workdir(home)
         trees = {tree.target: f"t{n}/upper" for n, tree in enumerate(rootfs.trees) if tree.writable}
-        return Entry(
+        return SandboxEntry(
             info=SandboxInfo(
                 id=home.path.name,
                 backend=self.name,
@@ -194,7 +194,7 @@ class LocalBackend:
             layers=spec.layers,
         )
 
-    def _plan(self, home: Home, entry: Entry, spec: SandboxSpec, rootfs: Rootfs) -> dict[str, Any]:
+    def _plan(self, home: Home, entry: SandboxEntry, spec: SandboxSpec, rootfs: Rootfs) -> dict[str, Any]:
         binds = [
             {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
             for m in spec.mounts
@@ -222,7 +222,9 @@ class LocalBackend:
             "last_capability": self._last_capability,
         }
 
-    async def _boot(self, home: Home, entry: Entry, spec: SandboxSpec, rootfs: Rootfs, lock: int) -> LocalSandbox:
+    async def _boot(
+        self, home: Home, entry: SandboxEntry, spec: SandboxSpec, rootfs: Rootfs, lock: int
+    ) -> LocalSandbox:
         """Ask the zygote, then wait for the first process to say that it is ready. Whatever breaks this off (an error, a
         cancellation) closes the control socket, and the process on its other end exits."""
         if not self._namespaced:
@@ -253,7 +255,7 @@ class LocalBackend:
                 os.close(pidfd)
             else:  # the zygote never had it, so it will not tidy up after it
                 _discard(home)
-            if isinstance(error, Refused):
+            if isinstance(error, ChannelRefused):
                 raise SandboxUnavailable(
                     f"the sandbox did not start: {error.name} at {error.path}", hint="see `rollyard doctor`"
                 ) from None
@@ -286,7 +288,7 @@ class LocalBackend:
         found = await asyncio.to_thread(lambda: [entry.info for _, entry in self._journal.live()])
         return [info for info in found if _matches(info, labels)]
 
-    async def freeze(self, entry: Entry, uppers: Mapping[str, Path], *, shifted: bool) -> str:
+    async def freeze(self, entry: SandboxEntry, uppers: Mapping[str, Path], *, shifted: bool) -> str:
         """Copy what a sandbox wrote into the image store."""
         shift = ids.RANGE_BASE if shifted and self._ids.kind == "range" else 0
         try:

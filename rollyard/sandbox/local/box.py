@@ -18,11 +18,11 @@ from rollyard.core.ids import new_id
 from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox.local.cgroups import Group
-from rollyard.sandbox.local.channel import Channel, Refused
-from rollyard.sandbox.local.files import Files
+from rollyard.sandbox.local.channel import Channel, ChannelRefused
+from rollyard.sandbox.local.files import LocalFiles
 from rollyard.sandbox.local.inner import protocol
 from rollyard.sandbox.local.job import ANSWER_S, LocalJob
-from rollyard.sandbox.local.journal import Entry, Home
+from rollyard.sandbox.local.journal import Home, SandboxEntry
 from rollyard.sandbox.streams import SocketListener, SocketStream
 
 _GRACE_S = 5.0
@@ -40,10 +40,10 @@ def argv_of(cmd: Command) -> list[str]:
     return argv
 
 
-class LocalSandbox(Files):
+class LocalSandbox(LocalFiles):
     """`pidfd` refers to its first process: killing that kills everything in it, and it can be mistaken for no other."""
 
-    def __init__(self, home: Home, entry: Entry, channel: Channel, pidfd: int, backend: Any) -> None:
+    def __init__(self, home: Home, entry: SandboxEntry, channel: Channel, pidfd: int, backend: Any) -> None:
         super().__init__(channel, entry)
         self.id = entry.info.id
         self.info = entry.info
@@ -93,7 +93,7 @@ class LocalSandbox(Files):
         try:
             reply, _ = await self._channel.request("run", launch, fds=fds, timeout=timeout + _GRACE_S)
             return reply
-        except Refused as refused:
+        except ChannelRefused as refused:
             raise self._path_error(fields["argv"][0], refused) from None
         except SandboxInterrupted:
             await self._channel.request("kill", {"job": job_id, "force": True}, timeout=ANSWER_S)
@@ -171,7 +171,7 @@ class LocalSandbox(Files):
                 os.set_blocking(feed, False)
             fields = {**self._launch(name, cmd, env, cwd, user, JOB_OUTPUT), "wait": False, "ephemeral": False}
             reply, _ = await self._channel.request("run", fields, fds=fds, timeout=ANSWER_S)
-        except Refused as refused:
+        except ChannelRefused as refused:
             raise self._path_error(argv_of(cmd)[0], refused) from None
         except FileNotFoundError:
             raise SandboxGone(f"sandbox {self.id} is gone", hint="open another sandbox") from None
@@ -197,7 +197,7 @@ class LocalSandbox(Files):
         self._need("listen")
         try:
             reply, (fd,) = await self._channel.request("listen", {"port": port}, timeout=ANSWER_S)
-        except Refused as refused:
+        except ChannelRefused as refused:
             raise PathError(f"127.0.0.1:{port}", refused.name, hint="another port, or 0 for any") from None
         return SocketListener(socket.socket(fileno=fd), reply["port"])
 

@@ -16,7 +16,7 @@ from rollyard.core.errors import SandboxGone, SandboxInterrupted
 from rollyard.sandbox.local.inner import protocol
 
 
-class Refused(Exception):
+class ChannelRefused(Exception):
     """The other side answered with an errno. The caller turns it into an error of ours."""
 
     def __init__(self, name: str, path: str | None, text: str | None) -> None:
@@ -123,7 +123,7 @@ class Channel:
             future.set_result((message["ok"], fds))
         else:
             protocol.close_fds(fds)
-            refused = Refused(message["error"], message.get("path") or message.get("step"), message.get("text"))
+            refused = ChannelRefused(message["error"], message.get("path") or message.get("step"), message.get("text"))
             future.set_exception(refused)
 
     def _gone(self) -> SandboxGone:

@@ -20,7 +20,7 @@ from rollyard.sandbox.local.box import LocalSandbox
 _NOTICEABLE = 2**20
 
 
-class DiskWatch:
+class LocalDiskWatch:
     def __init__(self, root: Path, *, every_s: float = 1.0) -> None:
         self._root = root
         self._every = every_s

@@ -18,10 +18,10 @@ import msgspec
 from rollyard.core.errors import ConfigError, PathError, Unsupported
 from rollyard.core.sandbox import Stat
 from rollyard.images import tree_pipe
-from rollyard.sandbox.local.channel import Channel, Refused
+from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.inner import protocol
 from rollyard.sandbox.local.job import ANSWER_S
-from rollyard.sandbox.local.journal import Entry
+from rollyard.sandbox.local.journal import SandboxEntry
 
 TREE_S = 600.0
 _IN_LOOP = 2**20  # more than this is moved in a thread
@@ -34,10 +34,10 @@ _HINTS = {
 }
 
 
-class Files:
+class LocalFiles:
     """The file half of a sandbox."""
 
-    def __init__(self, channel: Channel, entry: Entry) -> None:
+    def __init__(self, channel: Channel, entry: SandboxEntry) -> None:
         self._channel = channel
         self._entry = entry
 
@@ -52,13 +52,13 @@ class Files:
         return user or self._entry.user
 
     @staticmethod
-    def _path_error(path: str, refused: Refused) -> PathError:
+    def _path_error(path: str, refused: ChannelRefused) -> PathError:
         return PathError(refused.path or path, refused.name, hint=_HINTS.get(refused.name, refused.text))
 
     async def _ask(self, op: str, *, timeout: float = ANSWER_S, **fields: Any) -> tuple[dict[str, Any], list[int]]:
         try:
             return await self._channel.request(op, fields, timeout=timeout)
-        except Refused as refused:
+        except ChannelRefused as refused:
             raise self._path_error(fields.get("path", op), refused) from None
 
     async def read(self, path: str, *, max_bytes: int = 64 * 2**20) -> bytes:
@@ -151,7 +151,7 @@ class Files:
         try:
             try:
                 await self._channel.request(op, fields, fds=[theirs], give=True, timeout=TREE_S)
-            except Refused as refused:
+            except ChannelRefused as refused:
                 if refused.name != "EPIPE":
                     raise self._path_error(fields["path"], refused) from None
             await asyncio.wait_for(moving, TREE_S)

@@ -13,7 +13,7 @@ from typing import Any
 
 from rollyard.core.errors import Error, PathError, SandboxGone
 from rollyard.core.sandbox import Exit
-from rollyard.sandbox.local.channel import Channel, Refused
+from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.inner import protocol
 
 _CHUNK = 2**16
@@ -42,7 +42,7 @@ class LocalJob:
     async def _ask(self, op: str, timeout: float = ANSWER_S, **fields: Any) -> tuple[dict[str, Any], list[int]]:
         try:
             return await self._channel.request(op, {"job": self.id, **fields}, timeout=timeout)
-        except Refused as refused:
+        except ChannelRefused as refused:
             if refused.name == "ESRCH":
                 raise SandboxGone(
                     f"job {self.id} is not known here", hint="list them with the sandbox that ran it"

@@ -49,7 +49,7 @@ def _stepping_over(path: Path) -> Generator[None]:
             )
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxEntry(msgspec.Struct, frozen=True, kw_only=True):
     info: SandboxInfo
     capabilities: Capabilities
     workdir: str
@@ -84,7 +84,7 @@ class Home:
         fresh.rename(self.path)
         return lock
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: SandboxEntry) -> None:
         """In place, since the lock is on this very file; at once and never shorter, so that no reader sees half of it."""
         data = msgspec.json.encode(entry)
         fd = os.open(self._entry, os.O_WRONLY | os.O_CLOEXEC)
@@ -100,9 +100,9 @@ class Home:
         self.write(msgspec.structs.replace(entry, info=info))
         return info
 
-    def read(self) -> Entry:
+    def read(self) -> SandboxEntry:
         try:
-            return msgspec.json.decode(self._entry.read_bytes(), type=Entry)
+            return msgspec.json.decode(self._entry.read_bytes(), type=SandboxEntry)
         except (OSError, msgspec.DecodeError) as error:
             raise SandboxGone(
                 f"sandbox {self.path.name} is gone", hint="`Backend.list` shows those that live"
@@ -155,7 +155,7 @@ class Home:
         return sock
 
 
-class Journal:
+class SandboxJournal:
     def __init__(self, root: Path) -> None:
         self.root = private_dir(root / "boxes")
 
@@ -169,7 +169,7 @@ class Journal:
             if not path.name.startswith("."):
                 yield Home(path)
 
-    def live(self) -> Iterator[tuple[Home, Entry]]:
+    def live(self) -> Iterator[tuple[Home, SandboxEntry]]:
         for home in self.homes():
             if home.locked():
                 try:

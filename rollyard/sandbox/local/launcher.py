@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import SandboxError, SandboxGone, SandboxUnavailable
-from rollyard.sandbox.local.channel import Channel, Refused
+from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.journal import PACKAGES
 
 _CODE = "import sys; sys.path.append(sys.argv.pop()); from rollyard.sandbox.local.inner.zygote import main; main()"
@@ -35,7 +35,7 @@ class Launcher:
                 if last:
                     raise SandboxUnavailable("the sandbox launcher ended while it was asked", hint=self._hint) from None
                 continue
-            except Refused as refused:
+            except ChannelRefused as refused:
                 raise SandboxUnavailable(
                     f"cannot make a sandbox: {refused.name} at {refused.path}", hint="see `rollyard doctor`"
                 ) from None

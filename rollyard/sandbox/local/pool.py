@@ -13,7 +13,7 @@ from rollyard.sandbox.local.box import LocalSandbox
 _FAILED_PAUSE_S = 1.0
 
 
-class Pool:
+class SandboxPool:
     """`take` gives a ready sandbox, which is then the caller's to kill; another is opened in its place. Those not taken are
     killed when the pool closes. A sandbox that died while it waited (its TTL runs from its opening) is not handed out."""
 

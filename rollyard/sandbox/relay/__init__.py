@@ -8,7 +8,7 @@ the pipe where a backend's programs have no stdin.
 
 from __future__ import annotations
 
-from rollyard.sandbox.relay.mux import Relay, RelayListener, RelayStream
+from rollyard.sandbox.relay.mux import HostRelay, RelayListener, RelayStream
 from rollyard.sandbox.relay.way import RelayWay
 
-__all__ = ["Relay", "RelayListener", "RelayStream", "RelayWay"]
+__all__ = ["HostRelay", "RelayListener", "RelayStream", "RelayWay"]

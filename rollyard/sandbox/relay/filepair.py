@@ -49,7 +49,7 @@ class Says(Protocol):
     async def __call__(self, script: str, *args: str, timeout: float) -> Exit: ...
 
 
-class FilePair:
+class HostFilePair:
     """`place` is a directory for it in the sandbox, `put` makes a file there."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """The relay's host end: many connections over one pipe.
 
-`Relay` reads frames from the program in the sandbox and hands each connection a stream with its own credit. When the pipe ends,
+`HostRelay` reads frames from the program in the sandbox and hands each connection a stream with its own credit. When the pipe ends,
 every stream and every waiting call ends with the program's own last words, so a dead relay is an error with a log, not a hang.
 """
 
@@ -13,7 +13,7 @@ from typing import Self
 
 from rollyard.core.errors import GateUnreachable, SandboxError, SandboxGone
 from rollyard.sandbox.relay import protocol
-from rollyard.sandbox.relay.protocol import CHUNK, CREDIT, Frame, Garbled, Reader, pack
+from rollyard.sandbox.relay.protocol import CHUNK, CREDIT, Frame, FrameReader, Garbled, pack
 
 READY_S = 15.0
 CALL_S = 15.0
@@ -22,7 +22,7 @@ CALL_S = 15.0
 class RelayStream:
     """One connection. `receive` gives b"" at the end; what the peer may send is bounded by what was received here."""
 
-    def __init__(self, relay: Relay, stream: int) -> None:
+    def __init__(self, relay: HostRelay, stream: int) -> None:
         self._relay, self._id = relay, stream
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
         self._left = b""
@@ -83,7 +83,7 @@ class RelayStream:
 class RelayListener:
     """Connections that programs in the sandbox make to 127.0.0.1:`port`."""
 
-    def __init__(self, relay: Relay, number: int) -> None:
+    def __init__(self, relay: HostRelay, number: int) -> None:
         self._relay, self._id = relay, number
         self.port = 0
         self._accepted: asyncio.Queue[RelayStream | None] = asyncio.Queue()
@@ -106,7 +106,7 @@ class RelayListener:
         self._relay.forget(self._id)
 
 
-class Relay:
+class HostRelay:
     """`output` yields the program's stdout, `write` feeds its stdin, `log` gives its stderr's tail."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Relay:
         self._listeners.pop(number, None)
 
     async def _run(self) -> None:
-        reader = Reader(lines=self._lines)
+        reader = FrameReader(lines=self._lines)
         why = "its output ended"
         try:
             async for data in self._output:

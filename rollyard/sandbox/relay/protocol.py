@@ -42,7 +42,7 @@ def pack(kind: bytes, stream: int, payload: bytes = b"", *, lines: bool = False)
     return base64.b64encode(frame) + b"\n" if lines else frame
 
 
-class Reader:
+class FrameReader:
     def __init__(self, *, lines: bool = False) -> None:
         self._lines = lines
         self._buffer = bytearray()

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from rollyard.core.errors import Error, PathError, SandboxGone, SandboxInterrupted
 from rollyard.core.protocols import ByteStream
-from rollyard.sandbox.relay.mux import Relay, RelayListener
+from rollyard.sandbox.relay.mux import HostRelay, RelayListener
 
 STEADY_S = 5.0  # one that lived shorter than this ended quickly
 _QUICK_ENDS = 3  # in a row, and it is not started again by itself
@@ -24,15 +24,15 @@ _AGAIN_S = 1.0
 class RelayWay:
     """`connect` starts the relay's program and gives the pipe to it; what it pushes on the stack is undone with the relay."""
 
-    def __init__(self, connect: Callable[[AsyncExitStack], Awaitable[Relay]], sandbox_id: str) -> None:
+    def __init__(self, connect: Callable[[AsyncExitStack], Awaitable[HostRelay]], sandbox_id: str) -> None:
         self._connect, self._id = connect, sandbox_id
         self._stack = AsyncExitStack()
-        self._relay: Relay | None = None
+        self._relay: HostRelay | None = None
         self._began, self._quick, self._closed = 0.0, 0, False
         self._listeners: list[KeptListener] = []
         self._lock = asyncio.Lock()
 
-    async def _up(self) -> Relay:
+    async def _up(self) -> HostRelay:
         if self._relay is not None and self._relay.ended:
             await self._down()
         if self._relay is None:

@@ -21,7 +21,7 @@ import structlog
 from rollyard.core.errors import ConfigError, Error, IsolationTooWeak, SandboxError, SandboxUnavailable, Unsupported
 from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
 from rollyard.sandbox.paths import ROOT
-from rollyard.sandbox.pending import Opening
+from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.remote.box import RemoteSandbox
 from rollyard.sandbox.remote.errors import SecretFilter, gone_error, translate_errors
 from rollyard.sandbox.remote.provider import FoundSandbox, SandboxLink, SandboxProvider, SandboxRequest
@@ -118,9 +118,9 @@ class RemoteBackend:
     def capabilities(self) -> Capabilities:
         return self._can
 
-    def open(self, spec: SandboxSpec) -> Opening[RemoteSandbox]:
+    def open(self, spec: SandboxSpec) -> PendingSandbox[RemoteSandbox]:
         self._check(spec)
-        return Opening(lambda: self._patiently(spec))
+        return PendingSandbox(lambda: self._patiently(spec))
 
     def _refused(self, spec: SandboxSpec) -> dict[str, object]:
         """What was asked for and cannot be had, by name. Providers that have more say so."""

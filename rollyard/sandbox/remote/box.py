@@ -23,8 +23,8 @@ from rollyard.core.sandbox import Capabilities, SandboxInfo
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.job_shim import ShimJob
 from rollyard.sandbox.paths import ROOT
-from rollyard.sandbox.relay import Relay, RelayWay, program
-from rollyard.sandbox.relay.filepair import FilePair
+from rollyard.sandbox.relay import HostRelay, RelayWay, program
+from rollyard.sandbox.relay.filepair import HostFilePair
 from rollyard.sandbox.remote.errors import translate_errors
 from rollyard.sandbox.remote.files import RemoteFiles
 from rollyard.sandbox.remote.programs import check_env
@@ -136,19 +136,19 @@ class RemoteSandbox(RemoteFiles):
     async def dial(self, port: int) -> ByteStream:
         return await self._way.dial(port)
 
-    async def _start_relay(self, stack: AsyncExitStack) -> Relay:
+    async def _start_relay(self, stack: AsyncExitStack) -> HostRelay:
         argv, link = program.command(await self.repeat_script(program.FIND)), self._link
         if isinstance(link, StreamingLink):
             return await self._start_piped_relay(link, argv, stack)
-        pair = FilePair(self.repeat_script, self._put_part, f"{ROOT}/x/{new_id('relay')}")
+        pair = HostFilePair(self.repeat_script, self._put_part, f"{ROOT}/x/{new_id('relay')}")
         stack.push_async_callback(self._end_relay, pair.aclose)
         await pair.start(argv)
-        return Relay(pair.output(), pair.write, log=pair.log)
+        return HostRelay(pair.output(), pair.write, log=pair.log)
 
     async def _put_part(self, place: str, data: bytes) -> None:
         await self._put(place, data, None)
 
-    async def _start_piped_relay(self, link: StreamingLink, argv: list[str], stack: AsyncExitStack) -> Relay:
+    async def _start_piped_relay(self, link: StreamingLink, argv: list[str], stack: AsyncExitStack) -> HostRelay:
         """Frames as lines over a program of the SDK, which hands out text."""
         nonce = secrets.token_hex(12)
         line = shlex.join(["/bin/sh", "-c", 'echo "$0"; exec "$@"', nonce, *argv, "lines"])
@@ -163,7 +163,7 @@ class RemoteSandbox(RemoteFiles):
         async def log() -> bytes:
             return running.last_errors()
 
-        return Relay(_text_after(nonce, running.output()), send, lines=True, log=log)
+        return HostRelay(_text_after(nonce, running.output()), send, lines=True, log=log)
 
     async def _end_relay(self, end: Callable[[], Awaitable[None]]) -> None:
         if self._dead:

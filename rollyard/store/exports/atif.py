@@ -20,8 +20,8 @@ from rollyard.core.call import CallRecord
 from rollyard.core.message import Image, Message, Opaque, Text, ToolCall, ToolSpec
 from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout
-from rollyard.store.exports.sink import Lines, partial_name
-from rollyard.trajectory.samples import Refused
+from rollyard.store.exports.sink import JsonLines, partial_name
+from rollyard.trajectory.samples import RefusedBranch
 from rollyard.trajectory.trajectory import Trajectory
 
 VERSION = "ATIF-v1.8"
@@ -37,14 +37,14 @@ class AtifDocuments:
         self.tools: dict[bytes, tuple[ToolSpec, ...]] = {}
         self.rows = 0
         self._path = path
-        self._lines = None if path.is_dir() else Lines(path)
+        self._lines = None if path.is_dir() else JsonLines(path)
 
     def __enter__(self) -> Self:
         if self._lines is not None:
             self._lines.__enter__()
         return self
 
-    def add(self, rollout: Rollout) -> Sequence[Refused]:
+    def add(self, rollout: Rollout) -> Sequence[RefusedBranch]:
         document = atif(rollout, self.tools)
         if document is None:
             return ()

@@ -13,7 +13,7 @@ from rollyard.core.errors import ConfigError, StoreError, UnknownName
 from rollyard.core.message import ToolSpec
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.lines import AttemptLines, SampleLines, TurnLines
-from rollyard.store.exports.sink import Lines, Writer
+from rollyard.store.exports.sink import JsonLines, Writer
 from rollyard.store.store import Store
 
 Format = Literal["jsonl", "turns", "samples", "parquet", "atif"]
@@ -46,7 +46,7 @@ async def export(
     refused_at = path.with_name(path.name + ".refused.jsonl")
     with ExitStack() as stack:
         writer = stack.enter_context(_writer(chosen, path, unscored))
-        refusals: Lines | None = None
+        refusals: JsonLines | None = None
         async for rollout in store.rollouts(run_id, trajectories=chosen != "jsonl"):
             if chosen == "atif":
                 await _give_tools(store, rollout, writer)
@@ -54,7 +54,7 @@ async def export(
             count += 1
             refused += len(reasons)
             if reasons and refusals is None:
-                refusals = stack.enter_context(Lines(refused_at))
+                refusals = stack.enter_context(JsonLines(refused_at))
             for reason in reasons:
                 assert refusals is not None
                 refusals.write(reason)

@@ -9,32 +9,32 @@ from typing import Any
 import msgspec
 
 from rollyard.core.rollout import Rollout
-from rollyard.store.exports.sink import Lines
-from rollyard.trajectory.samples import Refused, Sample, samples
+from rollyard.store.exports.sink import JsonLines
+from rollyard.trajectory.samples import RefusedBranch, Sample, samples
 from rollyard.trajectory.turns import turns
 
 
-class AttemptLines(Lines):
+class AttemptLines(JsonLines):
     """One line per attempt. What is not known is null, never 0."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.rows = 0
 
-    def add(self, rollout: Rollout) -> Sequence[Refused]:
+    def add(self, rollout: Rollout) -> Sequence[RefusedBranch]:
         self.rows += 1
         self.write(attempt_line(rollout))
         return ()
 
 
-class TurnLines(Lines):
+class TurnLines(JsonLines):
     """One line per answered call, with what identifies its rollout. Empty for rollouts whose content was not recorded."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.rows = 0
 
-    def add(self, rollout: Rollout) -> Sequence[Refused]:
+    def add(self, rollout: Rollout) -> Sequence[RefusedBranch]:
         same = {
             "rollout_id": rollout.id,
             "run_id": rollout.run_id,
@@ -57,7 +57,7 @@ class TurnLines(Lines):
         return ()
 
 
-class SampleLines(Lines):
+class SampleLines(JsonLines):
     """One line per training row; arrays as lists."""
 
     def __init__(self, path: Path, *, unscored: bool) -> None:
@@ -65,7 +65,7 @@ class SampleLines(Lines):
         self.rows = 0
         self._unscored = unscored
 
-    def add(self, rollout: Rollout) -> Sequence[Refused]:
+    def add(self, rollout: Rollout) -> Sequence[RefusedBranch]:
         found = samples(rollout, unscored=self._unscored)
         for row in found.rows:
             self.rows += 1

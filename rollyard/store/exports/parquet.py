@@ -10,7 +10,7 @@ from typing import Any, Self
 from rollyard.core.errors import MissingExtra
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.sink import partial_name
-from rollyard.trajectory.samples import Refused, Sample, samples
+from rollyard.trajectory.samples import RefusedBranch, Sample, samples
 
 GROUP_TOKENS = 250_000  # a row group is written when this many tokens have gathered
 
@@ -34,7 +34,7 @@ class ParquetRows:
         self._writer = self._parquet.ParquetWriter(partial_name(self._path), self._schema, compression="zstd")
         return self
 
-    def add(self, rollout: Rollout) -> Sequence[Refused]:
+    def add(self, rollout: Rollout) -> Sequence[RefusedBranch]:
         found = samples(rollout, unscored=self._unscored)
         for row in found.rows:
             self._waiting.append(row)

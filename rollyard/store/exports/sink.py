@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from rollyard.core.rollout import Rollout
-from rollyard.trajectory.samples import Refused
+from rollyard.trajectory.samples import RefusedBranch
 
 
 class Writer(Protocol):
@@ -19,7 +19,7 @@ class Writer(Protocol):
 
     rows: int
 
-    def add(self, rollout: Rollout) -> Sequence[Refused]: ...
+    def add(self, rollout: Rollout) -> Sequence[RefusedBranch]: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -30,7 +30,7 @@ def partial_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
-class Lines:
+class JsonLines:
     """JSON values, one per line."""
 
     def __init__(self, path: Path) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import Connection, Float, Integer, Update, bindparam, case, func, insert, or_, select, update
 
 from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneQuota, PlaneRateLimited
-from rollyard.core.plane import Happening, Instance, InstancePlan, InstanceState, Terms, Usage
+from rollyard.core.plane import AdmissionTerms, Happening, Instance, InstancePlan, InstanceState, OwnerUsage
 from rollyard.store.plane.insert import insert_new
 from rollyard.store.schema import plane_history as history
 from rollyard.store.schema import plane_instances as instances
@@ -46,7 +46,7 @@ _CHARGE = _charge()
 
 
 def begin(
-    connection: Connection, new: Instance, terms: Terms, request: tuple[str, str, bytes] | None
+    connection: Connection, new: Instance, terms: AdmissionTerms, request: tuple[str, str, bytes] | None
 ) -> tuple[Instance, bool]:
     """Journal an intention: quota, row and history at once. `request` is (caller, Idempotency-Key, digest of the body); the
     same one again gives the instance it made and False."""
@@ -66,7 +66,7 @@ def begin(
     return new, True
 
 
-def admit(connection: Connection, owner: str, terms: Terms, now: float) -> None:
+def admit(connection: Connection, owner: str, terms: AdmissionTerms, now: float) -> None:
     """One more instance for this owner: the quota and the rate are checked and charged by one statement. The rate is kept
     as the time from which the next creation is on time; a burst may come before it."""
     said = {
@@ -81,11 +81,11 @@ def admit(connection: Connection, owner: str, terms: Terms, now: float) -> None:
     insert_new(connection, owners, {"owner": owner, "used": 0, "next_at": 0.0})  # or wait for whoever is inserting it
     if not connection.execute(_CHARGE, said).rowcount:
         row = connection.execute(select(owners).where(owners.c.owner == owner)).mappings().one()
-        used = Usage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
+        used = OwnerUsage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
         raise refused(used, terms, row["next_at"], now)
 
 
-def refused(usage: Usage, terms: Terms, next_at: float, now: float) -> PlaneError:
+def refused(usage: OwnerUsage, terms: AdmissionTerms, next_at: float, now: float) -> PlaneError:
     """Why an owner gets no more."""
     quota = terms.quota if usage.quota is None else usage.quota
     if quota is not None and usage.used >= quota:
@@ -223,18 +223,18 @@ def changed(connection: Connection, owner: str | None, since: float, limit: int)
     return [record(row) for row in connection.execute(query).mappings()]
 
 
-def set_terms(connection: Connection, owner: str, terms: Mapping[str, Any]) -> Usage:
+def set_terms(connection: Connection, owner: str, terms: Mapping[str, Any]) -> OwnerUsage:
     """`quota`, `rate`, or both."""
     insert_new(connection, owners, {"owner": owner, "used": 0, "next_at": 0.0})
     connection.execute(update(owners).where(owners.c.owner == owner).values(**terms))
     return usage(connection, owner)
 
 
-def usage(connection: Connection, owner: str) -> Usage:
+def usage(connection: Connection, owner: str) -> OwnerUsage:
     row = connection.execute(select(owners).where(owners.c.owner == owner)).mappings().first()
     if row is None:
-        return Usage(owner=owner, used=0, quota=None)
-    return Usage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
+        return OwnerUsage(owner=owner, used=0, quota=None)
+    return OwnerUsage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
 
 
 def counts(connection: Connection) -> dict[tuple[str, str], int]:

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 
 from rollyard.core.errors import PlaneNotFound
-from rollyard.core.plane import Instance, Pool, Taking, Terms
+from rollyard.core.plane import AdmissionTerms, Instance, Taking, WarmPool
 from rollyard.store.plane import instances as rows
 from rollyard.store.plane.insert import insert_new
 from rollyard.store.schema import plane_blobs as blobs
@@ -19,7 +19,7 @@ from rollyard.store.schema import plane_owners as owners
 from rollyard.store.schema import plane_pools as pools
 
 
-def put(connection: Connection, pool: Pool) -> Pool:
+def put(connection: Connection, pool: WarmPool) -> WarmPool:
     """A new size for one that is there; what waits in it stays."""
     row = {"name": pool.name, "size": pool.size, "plan": pool.plan, "created_at": pool.created_at}
     if not insert_new(connection, pools, row):
@@ -28,18 +28,18 @@ def put(connection: Connection, pool: Pool) -> Pool:
     return get(connection, pool.name)
 
 
-def get(connection: Connection, name: str) -> Pool:
+def get(connection: Connection, name: str) -> WarmPool:
     row = connection.execute(select(pools).where(pools.c.name == name)).mappings().first()
     if row is None:
         raise PlaneNotFound(f"there is no pool {name}")
-    return Pool(**row)
+    return WarmPool(**row)
 
 
-def listed(connection: Connection) -> list[Pool]:
-    return [Pool(**row) for row in connection.execute(select(pools).order_by(pools.c.name)).mappings()]
+def listed(connection: Connection) -> list[WarmPool]:
+    return [WarmPool(**row) for row in connection.execute(select(pools).order_by(pools.c.name)).mappings()]
 
 
-def remove(connection: Connection, name: str) -> Pool:
+def remove(connection: Connection, name: str) -> WarmPool:
     """Nothing more is made for it; what waits in it is the caller's to end."""
     pool = get(connection, name)
     connection.execute(delete(pools).where(pools.c.name == name))
@@ -48,7 +48,11 @@ def remove(connection: Connection, name: str) -> Pool:
 
 
 def take(
-    connection: Connection, pool: Pool, taking: Taking, terms: Terms, request: tuple[str, str, bytes] | None
+    connection: Connection,
+    pool: WarmPool,
+    taking: Taking,
+    terms: AdmissionTerms,
+    request: tuple[str, str, bytes] | None,
 ) -> tuple[Instance, bool] | None:
     """One that waits is the caller's now (and True), or the one this request took before; None when none waits."""
     if request is not None:

@@ -8,20 +8,20 @@ from functools import partial
 from typing import Any
 
 from rollyard.core.plane import (
+    AdmissionTerms,
     ApiKey,
     EnvRecord,
     EnvSpec,
     Happening,
     Instance,
     InstanceState,
-    Pool,
+    OwnerUsage,
     Taking,
-    Terms,
-    Usage,
+    WarmPool,
 )
 from rollyard.store.database import Database
 from rollyard.store.plane import hub, instances, keys, pools, survey, sweep
-from rollyard.store.plane.survey import Look, SweepLease
+from rollyard.store.plane.survey import SweepLease, TableQuery
 
 
 class SqlPlane:
@@ -53,7 +53,7 @@ class SqlPlane:
     # instances
 
     async def begin(
-        self, new: Instance, *, terms: Terms, request: tuple[str, str, bytes] | None
+        self, new: Instance, *, terms: AdmissionTerms, request: tuple[str, str, bytes] | None
     ) -> tuple[Instance, bool]:
         return await self._write(partial(instances.begin, new=new, terms=terms, request=request))
 
@@ -97,28 +97,28 @@ class SqlPlane:
     async def counts(self) -> dict[tuple[str, str], int]:
         return await self._read(instances.counts)
 
-    async def set_terms(self, owner: str, **terms: Any) -> Usage:
+    async def set_terms(self, owner: str, **terms: Any) -> OwnerUsage:
         return await self._write(partial(instances.set_terms, owner=owner, terms=terms))
 
-    async def usage(self, owner: str) -> Usage:
+    async def usage(self, owner: str) -> OwnerUsage:
         return await self._read(partial(instances.usage, owner=owner))
 
     # pools and bundles
 
-    async def put_pool(self, pool: Pool) -> Pool:
+    async def put_pool(self, pool: WarmPool) -> WarmPool:
         return await self._write(partial(pools.put, pool=pool))
 
-    async def get_pool(self, name: str) -> Pool:
+    async def get_pool(self, name: str) -> WarmPool:
         return await self._read(partial(pools.get, name=name))
 
-    async def list_pools(self) -> list[Pool]:
+    async def list_pools(self) -> list[WarmPool]:
         return await self._read(pools.listed)
 
-    async def remove_pool(self, name: str) -> Pool:
+    async def remove_pool(self, name: str) -> WarmPool:
         return await self._write(partial(pools.remove, name=name))
 
     async def take(
-        self, pool: Pool, taking: Taking, *, terms: Terms, request: tuple[str, str, bytes] | None
+        self, pool: WarmPool, taking: Taking, *, terms: AdmissionTerms, request: tuple[str, str, bytes] | None
     ) -> tuple[Instance, bool] | None:
         return await self._write(partial(pools.take, pool=pool, taking=taking, terms=terms, request=request))
 
@@ -147,14 +147,14 @@ class SqlPlane:
 
     # tables for people
 
-    async def instances_page(self, look: Look) -> tuple[list[Instance], int]:
+    async def instances_page(self, look: TableQuery) -> tuple[list[Instance], int]:
         """The rows wanted, and how many there are in all."""
         return await self._read(partial(survey.instances, look=look))
 
-    async def envs_page(self, look: Look) -> tuple[list[EnvRecord], int]:
+    async def envs_page(self, look: TableQuery) -> tuple[list[EnvRecord], int]:
         return await self._read(partial(survey.envs, look=look))
 
-    async def owners_page(self, look: Look) -> tuple[list[Usage], int]:
+    async def owners_page(self, look: TableQuery) -> tuple[list[OwnerUsage], int]:
         return await self._read(partial(survey.owners, look=look))
 
     async def ever(self) -> dict[tuple[str, str], int]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Select, Table, func, or_, select
 
-from rollyard.core.plane import EnvRecord, EnvSpec, Instance, Usage
+from rollyard.core.plane import EnvRecord, EnvSpec, Instance, OwnerUsage
 from rollyard.store.plane import instances as rows
 from rollyard.store.schema import plane_envs, plane_instances, plane_leases, plane_owners
 
@@ -17,7 +17,7 @@ OwnerSortKey = Literal["owner", "used", "quota"]
 _SWEEP = "sweep"
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class TableQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What part of a table is wanted. `same` are columns with the value they must have."""
 
     search: str | None = None
@@ -36,13 +36,13 @@ class SweepLease(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float
 
 
-def instances(connection: Connection, look: Look) -> tuple[list[Instance], int]:
+def instances(connection: Connection, look: TableQuery) -> tuple[list[Instance], int]:
     t = plane_instances
     found, total = _page(connection, t, look, (t.c.id, t.c.owner, t.c.env, t.c.run_id, t.c.labels), t.c.id)
     return [rows.record(row) for row in found], total
 
 
-def envs(connection: Connection, look: Look) -> tuple[list[EnvRecord], int]:
+def envs(connection: Connection, look: TableQuery) -> tuple[list[EnvRecord], int]:
     t = plane_envs
     found, total = _page(connection, t, look, (t.c.words,), t.c.name)
     records = [
@@ -55,10 +55,12 @@ def envs(connection: Connection, look: Look) -> tuple[list[EnvRecord], int]:
     return records, total
 
 
-def owners(connection: Connection, look: Look) -> tuple[list[Usage], int]:
+def owners(connection: Connection, look: TableQuery) -> tuple[list[OwnerUsage], int]:
     t = plane_owners
     found, total = _page(connection, t, look, (t.c.owner,), t.c.owner)
-    return [Usage(owner=row["owner"], used=row["used"], quota=row["quota"], rate=row["rate"]) for row in found], total
+    return [
+        OwnerUsage(owner=row["owner"], used=row["used"], quota=row["quota"], rate=row["rate"]) for row in found
+    ], total
 
 
 def ever(connection: Connection) -> dict[tuple[str, str], int]:
@@ -79,7 +81,11 @@ def in_use(connection: Connection) -> bool:
 
 
 def _page(
-    connection: Connection, table: Table, look: Look, searched: tuple[ColumnElement[Any], ...], last: ColumnElement[Any]
+    connection: Connection,
+    table: Table,
+    look: TableQuery,
+    searched: tuple[ColumnElement[Any], ...],
+    last: ColumnElement[Any],
 ) -> tuple[list[Any], int]:
     def chosen(query: Select[Any]) -> Select[Any]:
         for name, value in look.same.items():

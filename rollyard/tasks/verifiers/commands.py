@@ -21,7 +21,7 @@ from rollyard.tasks.verifiers.tests import upload_tests
 _SHOWN = 8192
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CommandCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run: str
     name: str | None = None
     weight: float = 1.0
@@ -29,7 +29,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    commands: str | list[str | Check]  # a string is one command
+    commands: str | list[str | CommandCheck]  # a string is one command
     score: Literal["fraction", "all"] = "fraction"
     timeout_s: float = 300.0  # for each
 
@@ -37,7 +37,7 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
     options = read_options(spec, _Options)
     given = [options.commands] if isinstance(options.commands, str) else options.commands
-    checks = [Check(run=item) if isinstance(item, str) else item for item in given]
+    checks = [CommandCheck(run=item) if isinstance(item, str) else item for item in given]
     if not checks or not all(math.isfinite(c.weight) and c.weight > 0 for c in checks):
         raise ConfigError("verifier 'commands': options.commands: at least one command, each with a positive weight")
 
@@ -50,7 +50,7 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
     return commands
 
 
-async def _run(sandbox: Sandbox, check: Check, timeout_s: float) -> CommandRecord:
+async def _run(sandbox: Sandbox, check: CommandCheck, timeout_s: float) -> CommandRecord:
     done = await sandbox.exec(check.run, timeout=timeout_s)
     return CommandRecord(
         command=check.run,
@@ -62,7 +62,7 @@ async def _run(sandbox: Sandbox, check: Check, timeout_s: float) -> CommandRecor
     )
 
 
-def _verdict(checks: list[Check], records: list[CommandRecord], score: str) -> Verdict:
+def _verdict(checks: list[CommandCheck], records: list[CommandRecord], score: str) -> Verdict:
     lost = next((r for r in records if r.exit_code is None and not r.timed_out), None)
     log = "".join(f"$ {r.command}\n{r.stdout}{r.stderr}[exit {r.exit_code}]\n" for r in records)
     if lost is not None:
@@ -82,7 +82,7 @@ def _verdict(checks: list[Check], records: list[CommandRecord], score: str) -> V
     )
 
 
-def _names(checks: list[Check]) -> list[str]:
+def _names(checks: list[CommandCheck]) -> list[str]:
     """Each check's name, or its command; a repeated one gets its number."""
     names: list[str] = []
     for number, check in enumerate(checks):

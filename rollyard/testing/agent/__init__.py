@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from rollyard.testing.agent import hygiene, model, options, tools, work
-from rollyard.testing.agent.fixture import Ground as Ground
-from rollyard.testing.suite import Case, Outcome, run_case
+from rollyard.testing.agent.fixture import AgentFixture as AgentFixture
+from rollyard.testing.suite import Case, CaseOutcome, run_case
 
 
-def cases() -> list[Case[Ground]]:
+def cases() -> list[Case[AgentFixture]]:
     """All of them, in the order of the files."""
     rooms = (work, options, tools, model, hygiene)
     return [value for room in rooms for value in vars(room).values() if isinstance(value, Case)]
 
 
-def missing(ground: Ground) -> set[str]:
+def missing(ground: AgentFixture) -> set[str]:
     """What this agent says it does not have."""
     agent = ground.agent
     has = {
@@ -37,7 +37,9 @@ def missing(ground: Ground) -> set[str]:
     return {name for name, present in has.items() if not present}
 
 
-async def check_agent(ground: Ground, *, only: str | None = None, slow: bool = False) -> AsyncIterator[Outcome]:
+async def check_agent(
+    ground: AgentFixture, *, only: str | None = None, slow: bool = False
+) -> AsyncIterator[CaseOutcome]:
     """Outcomes as they come. `only` is a letter or an id: `M` for the model's moods, `W1` for one case."""
     for case in cases():
         if only is None or case.id == only or case.id.rstrip("0123456789") == only:

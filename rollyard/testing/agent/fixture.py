@@ -50,7 +50,7 @@ class Witness:
         await self._policy.aclose()
 
 
-class Seen(msgspec.Struct, frozen=True):
+class AgentRun(msgspec.Struct, frozen=True):
     """One run of the agent, with the calls its model was asked."""
 
     rollout: Rollout
@@ -70,7 +70,7 @@ class Seen(msgspec.Struct, frozen=True):
         check(done.reward == 1.0, f"out.txt is not as asked; it printed: {done.log_tail[-400:]!r}")
 
 
-class Ground:
+class AgentFixture:
     """`user` runs the agent as that user of the image; None means the image's own, mostly root. `key` is the gate's key of
     the latest run."""
 
@@ -87,7 +87,7 @@ class Ground:
 
     async def run(
         self, script: Script | None = None, instruction: str = "Write hello into out.txt.", **options: Any
-    ) -> Seen:
+    ) -> AgentRun:
         """The agent once on `script`; `options` are those of `run_rollout`."""
         source: Any = self.script(WRITE, DONE) if script is None else script
         policy: Policy = source if hasattr(source, "aclose") else scripted(source)
@@ -100,4 +100,4 @@ class Ground:
             task = Task(id="conformance", instruction=instruction, user=self.user)
             given: dict[str, Any] = {"verify": [HELLO], "limits": LIMITS, "provision": self.provision, **options}
             done = await run_rollout(task, agent=self.agent, policy=witness, sandbox=self.backend, gate=gate, **given)
-        return Seen(done, witness.calls, witness.replies)
+        return AgentRun(done, witness.calls, witness.replies)

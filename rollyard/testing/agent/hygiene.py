@@ -9,7 +9,7 @@ from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import Rollout
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.rollout.prepare import HOME
-from rollyard.testing.agent.fixture import DONE, WRITE, Ground
+from rollyard.testing.agent.fixture import DONE, WRITE, AgentFixture
 from rollyard.testing.suite import Skip, case, check
 
 _LISTENER = "/tmp/names.py"
@@ -17,7 +17,7 @@ _NAMES = "/tmp/names.txt"
 
 
 @case("H1", "shows its key in no argument, and leaves it in no file", needs=("model", "shell"), timeout=300)
-async def key(ground: Ground) -> None:
+async def key(ground: AgentFixture) -> None:
     found: list[str] = []
 
     async def look(sandbox: Sandbox, rollout: Rollout) -> None:
@@ -36,7 +36,7 @@ async def key(ground: Ground) -> None:
 
 
 @case("H2", "looks for nothing outside its loopback", needs=("model",), timeout=300)
-async def names(ground: Ground) -> None:
+async def names(ground: AgentFixture) -> None:
     listens: list[bool] = []
 
     async def listen(sandbox: Sandbox, rollout: Rollout) -> None:
@@ -56,10 +56,10 @@ async def names(ground: Ground) -> None:
 
 
 @case("H3", "works as an ordinary user", needs=("model",), timeout=300)
-async def ordinary(ground: Ground) -> None:
+async def ordinary(ground: AgentFixture) -> None:
     if ground.agent.root == "needs":
         raise Skip("it needs root, and says so")
     if not ground.backend.capabilities.users:
         raise Skip(f"backend {ground.backend.name!r} has no other users")
-    other = Ground(agent=ground.agent, backend=ground.backend, user="nobody", provision=ground.provision)
+    other = AgentFixture(agent=ground.agent, backend=ground.backend, user="nobody", provision=ground.provision)
     (await other.run()).solved()

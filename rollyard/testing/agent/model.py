@@ -11,10 +11,10 @@ from rollyard.core.call import Call, Reply, Usage
 from rollyard.core.limits import Limits
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
 from rollyard.policy import scripted
-from rollyard.policy.script import Turn
+from rollyard.policy.script import ScriptTurn
 from rollyard.policy.scripted_policy import finishing
 from rollyard.policy.toolbox import shell_call
-from rollyard.testing.agent.fixture import DONE, WRITE, Ground, Seen
+from rollyard.testing.agent.fixture import DONE, WRITE, AgentFixture, AgentRun
 from rollyard.testing.suite import Skip, case, check
 
 SILENCE_S = 60.0
@@ -22,13 +22,13 @@ _FULL = 120_000  # tokens, as the model counts them, of a context of 128,000
 
 
 @case("M1", "asks again after an error 500, and goes on", needs=("model", "shell"), timeout=300)
-async def error_then_ok(ground: Ground) -> None:
+async def error_then_ok(ground: AgentFixture) -> None:
     seen = await ground.run([{"error": 500}, {"error": 500}, WRITE, {"error": 500}, DONE])
     seen.solved()
 
 
 @case("M2", "waits through a minute of silence, and asks once", needs=("model", "shell"), slow=True, timeout=600)
-async def silence(ground: Ground) -> None:
+async def silence(ground: AgentFixture) -> None:
     limits = Limits(install=1500, agent=400, idle=30)
     seen = await ground.run([{"sleep": SILENCE_S, **WRITE}, DONE], limits=limits)
     seen.solved()
@@ -55,7 +55,7 @@ class _Full:
 
 
 @case("M3", "goes on after its context was compacted", needs=("model", "shell"), timeout=300)
-async def compaction(ground: Ground) -> None:
+async def compaction(ground: AgentFixture) -> None:
     steps = [{"shell": "echo one > one.txt"}, {"shell": "echo two > two.txt"}, WRITE, DONE]
     seen = await ground.run(_Full(scripted(steps)))
     seen.solved()
@@ -65,7 +65,7 @@ async def compaction(ground: Ground) -> None:
 
 
 @case("M4", "sends answers back so that their branch goes on", needs=("model", "tools"), timeout=300)
-async def echo(ground: Ground) -> None:
+async def echo(ground: AgentFixture) -> None:
     seen = await ground.run(odd_answers)
     seen.solved()
     check(len(seen.rollout.trajectory.branches) == 1, f"{len(seen.rollout.trajectory.branches)} branches, not one")
@@ -75,7 +75,7 @@ def odd_answers(call: Call) -> Reply:
     """Answers whose spelling agents like to change: white space, reasoning, the spacing of arguments."""
     results = sum(len(message.tool_results) for message in call.messages)
     if results >= 2:
-        marker = finishing(Turn(), call)  # agents that end by a command say so in their prompt
+        marker = finishing(ScriptTurn(), call)  # agents that end by a command say so in their prompt
         return _odd(call, marker[0].command or "", results) if marker else _reply(Text("done"))
     return _odd(call, ["echo one > one.txt", "echo hello > out.txt"][results], results)
 
@@ -96,7 +96,7 @@ def _reply(*parts: Part) -> Reply:
     return Reply(message=message, finish=finish, usage=Usage(prompt_tokens=9, completion_tokens=9))
 
 
-def rewrites(seen: Seen) -> tuple[str, ...]:
+def rewrites(seen: AgentRun) -> tuple[str, ...]:
     """Which parts of the answers came back spelled otherwise; `seen` ran on `odd_answers`."""
     found: set[str] = set()
     last = max(seen.calls, key=lambda call: len(call.messages), default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollyard.agents import default_prompt
-from rollyard.testing.agent.fixture import Ground
+from rollyard.testing.agent.fixture import AgentFixture
 from rollyard.testing.launches import AWKWARD
 from rollyard.testing.suite import case, check
 
@@ -11,7 +11,7 @@ _ALL = "\n".join(text for name, text in AWKWARD.items() if name != "long")
 
 
 @case("O1", "gets an awkward instruction byte for byte, and runs nothing in it", needs=("model",), timeout=300)
-async def awkward(ground: Ground) -> None:
+async def awkward(ground: AgentFixture) -> None:
     seen = await ground.run(instruction=_ALL, collect=["/tmp/pwned"])
     check(_ALL in seen.text, "the instruction was changed on its way")
     check("/tmp/pwned" not in seen.rollout.files, "something in the instruction was run")
@@ -21,20 +21,20 @@ async def awkward(ground: Ground) -> None:
 
 
 @case("O2", "gets 100 kB of instruction byte for byte", needs=("model",), timeout=300)
-async def long(ground: Ground) -> None:
+async def long(ground: AgentFixture) -> None:
     seen = await ground.run(instruction=AWKWARD["long"])
     check(AWKWARD["long"].strip() in seen.text, "the instruction was changed on its way")  # some trim its ends
 
 
 @case("O3", "gets a system prompt byte for byte", needs=("model", "system_prompt"), timeout=300)
-async def system_prompt(ground: Ground) -> None:
+async def system_prompt(ground: AgentFixture) -> None:
     seen = await ground.run(system_prompt=_ALL)
     check(_ALL in seen.text, "the system prompt was changed on its way")
     seen.solved()
 
 
 @case("O4", "works with the default system prompt", needs=("model", "system_prompt"), timeout=300)
-async def with_default_prompt(ground: Ground) -> None:
+async def with_default_prompt(ground: AgentFixture) -> None:
     seen = await ground.run(system_prompt=default_prompt())
     check(default_prompt().strip() in seen.text, "the default prompt is not in what the model was shown")
     seen.solved()

@@ -12,7 +12,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.task import McpServer
 from rollyard.policy.toolbox import fillers
 from rollyard.runs.rollout.plan import Hooks
-from rollyard.testing.agent.fixture import DONE, WRITE, Ground, Seen
+from rollyard.testing.agent.fixture import DONE, WRITE, AgentFixture, AgentRun
 from rollyard.testing.suite import case, check
 from rollyard.tools import tool
 
@@ -39,7 +39,7 @@ def _use(tool: ToolSpec, args: dict[str, Any]) -> dict[str, Any]:
     return {"tool": tool.name, "args": args | fillers(tool, set(args))}
 
 
-def _answered(seen: Seen, words: str) -> None:
+def _answered(seen: AgentRun, words: str) -> None:
     offered = sorted({t.name for call in seen.calls[:1] for t in call.tools})
     shown = [part for call in seen.calls for m in call.messages for r in m.tool_results for part in r.parts]
     check(any(words in getattr(part, "text", "") for part in shown), f"the answer never came back; offered: {offered}")
@@ -51,13 +51,13 @@ def _server() -> dict[str, bytes]:
 
 
 @case("T1", "calls a tool of an MCP server over stdio", needs=("model", "mcp"), timeout=300)
-async def stdio(ground: Ground) -> None:
+async def stdio(ground: AgentFixture) -> None:
     server = McpServer(name="local", transport="stdio", command=("python3", _SERVER, "stdio_word"))
     _answered(await ground.run(_uses("stdio_word"), mcp=[server], files=_server()), "stdio_word says 7")
 
 
 @case("T2", "calls a tool of an MCP server over HTTP, with its headers", needs=("model", "mcp_http"), timeout=300)
-async def http(ground: Ground) -> None:
+async def http(ground: AgentFixture) -> None:
     async def serve(sandbox: Sandbox, rollout: Rollout) -> None:
         await sandbox.start(["python3", _SERVER, "http_word", str(_PORT), _TOKEN])
         waiting = f"for i in $(seq 100); do python3 {_SERVER} ping {_PORT} && exit 0; sleep 0.1; done; exit 1"
@@ -70,7 +70,7 @@ async def http(ground: Ground) -> None:
 
 
 @case("T3", "calls a tool of the trainer's through the gate", needs=("model", "mcp_http"), timeout=300)
-async def gate_tool(ground: Ground) -> None:
+async def gate_tool(ground: AgentFixture) -> None:
     @tool
     async def gate_word(n: int) -> str:
         """Says a number."""
@@ -80,7 +80,7 @@ async def gate_tool(ground: Ground) -> None:
 
 
 @case("T4", "runs two sub-agents, each a branch of its own", needs=("model", "subagents"), timeout=400)
-async def subagents(ground: Ground) -> None:
+async def subagents(ground: AgentFixture) -> None:
     use = ground.agent.subagent
     assert use is not None
 

@@ -11,9 +11,9 @@ from rollyard import agents
 from rollyard.core.agent import Agent
 from rollyard.sandbox import backend as open_backend
 from rollyard.testing.agent import check_agent
-from rollyard.testing.agent.fixture import Ground
+from rollyard.testing.agent.fixture import AgentFixture
 from rollyard.testing.agent.model import odd_answers, rewrites
-from rollyard.testing.suite import Outcome
+from rollyard.testing.suite import CaseOutcome
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,14 +28,14 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rewrites: tuple[str, ...] = ()
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
+class AgentTotals(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     version: str | None
     backend: str
     passed: int
     skipped: int
     failed: int
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CaseOutcome, ...]
     figures: Figures | None = None
 
     @property
@@ -44,13 +44,13 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
         return f"{what}: {self.passed} passed, {self.skipped} skipped, {self.failed} failed"
 
 
-class Examination:
-    def __init__(self, ground: Ground) -> None:
+class AgentCheck:
+    def __init__(self, ground: AgentFixture) -> None:
         self._ground = ground
-        self._seen: list[Outcome] = []
+        self._seen: list[CaseOutcome] = []
         self._figures: Figures | None = None
 
-    async def outcomes(self, *, only: str | None = None, slow: bool = False) -> AsyncIterator[Outcome]:
+    async def outcomes(self, *, only: str | None = None, slow: bool = False) -> AsyncIterator[CaseOutcome]:
         async for outcome in check_agent(self._ground, only=only, slow=slow):
             self._seen.append(outcome)
             yield outcome
@@ -71,10 +71,10 @@ class Examination:
         )
         return self._figures
 
-    def totals(self) -> Totals:
+    def totals(self) -> AgentTotals:
         count = {result: sum(o.result == result for o in self._seen) for result in ("passed", "skipped", "failed")}
         agent = self._ground.agent
-        return Totals(
+        return AgentTotals(
             agent=agent.name,
             version=agent.version,
             backend=self._ground.backend.name,
@@ -87,8 +87,8 @@ class Examination:
 @contextlib.asynccontextmanager
 async def examine_agent(
     name: str | Agent, sandbox: str = "local", user: str | None = None
-) -> AsyncGenerator[Examination]:
+) -> AsyncGenerator[AgentCheck]:
     """An agent by name, dotted path or TOML file, in a sandbox of this backend."""
     agent = agents.get(name)
     async with open_backend(sandbox) as backend:
-        yield Examination(Ground(agent=agent, backend=backend, user=user))
+        yield AgentCheck(AgentFixture(agent=agent, backend=backend, user=user))

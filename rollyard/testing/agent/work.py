@@ -7,12 +7,12 @@ from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import Rollout
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.rollout.prepare import HOME
-from rollyard.testing.agent.fixture import DONE, LIMITS, WRITE, Ground
+from rollyard.testing.agent.fixture import DONE, LIMITS, WRITE, AgentFixture
 from rollyard.testing.suite import Skip, case, check
 
 
 @case("W1", "solves a task in two turns through the gate", needs=("model",), timeout=1800)
-async def two_turns(ground: Ground) -> None:
+async def two_turns(ground: AgentFixture) -> None:
     seen = await ground.run()
     seen.solved()
     check(
@@ -23,7 +23,7 @@ async def two_turns(ground: Ground) -> None:
 
 
 @case("W2", "speaks every dialect that it declares", needs=("model",), timeout=600)
-async def dialects(ground: Ground) -> None:
+async def dialects(ground: AgentFixture) -> None:
     for dialect in list(ground.agent.wires)[1:]:
         seen = await ground.run(dialect=dialect)
         seen.solved()
@@ -31,7 +31,7 @@ async def dialects(ground: Ground) -> None:
 
 
 @case("W3", "prints events that say what it did and how it ended", needs=("model", "says_done"), timeout=300)
-async def events(ground: Ground) -> None:
+async def events(ground: AgentFixture) -> None:
     seen = await ground.run()
     kinds = [event.kind for event in seen.rollout.events]
     check("done" in kinds, f"no event says that it is done: {kinds}")
@@ -39,14 +39,14 @@ async def events(ground: Ground) -> None:
 
 
 @case("W4", "ends as a failure, in time, when the model fails for good", needs=("model", "shell"), timeout=300)
-async def failing_model(ground: Ground) -> None:
+async def failing_model(ground: AgentFixture) -> None:
     seen = await ground.run([{"error": 400, "times": 50}, DONE])
     check(seen.rollout.failure is not None, f"it ended as {seen.rollout.status} and reward {seen.rollout.reward}")
     check(seen.rollout.reward is None, f"a failed model gave the reward {seen.rollout.reward}")
 
 
 @case("W5", "is found parked when it waits for nothing", needs=("model", "shell"), timeout=300)
-async def parked(ground: Ground) -> None:
+async def parked(ground: AgentFixture) -> None:
     limits = Limits(install=LIMITS.install, agent=90, idle=5)
     seen = await ground.run(ground.script({"shell": "tail -f /dev/null"}, DONE), limits=limits)
     failure = seen.rollout.failure
@@ -56,7 +56,7 @@ async def parked(ground: Ground) -> None:
 
 
 @case("W6", "is gone with its whole tree before anybody judges it", needs=("model", "shell"), timeout=300)
-async def tree_gone(ground: Ground) -> None:
+async def tree_gone(ground: AgentFixture) -> None:
     left: list[str] = []
 
     async def look(sandbox: Sandbox, rollout: Rollout) -> None:
@@ -73,7 +73,7 @@ async def tree_gone(ground: Ground) -> None:
 
 
 @case("W7", "leaves its session's record behind as artifacts", needs=("model", "artifacts"), timeout=300)
-async def artifacts(ground: Ground) -> None:
+async def artifacts(ground: AgentFixture) -> None:
     seen = await ground.run()
     kept = [path for path in seen.rollout.files if path.startswith(HOME)]
     check(kept, f"none of {ground.agent.artifacts} matched a file")

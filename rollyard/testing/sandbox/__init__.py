@@ -12,23 +12,25 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from rollyard.testing.sandbox import commands, files, jobs, lifecycle, network, refusals, state
-from rollyard.testing.sandbox.fixture import Ground as Ground
-from rollyard.testing.suite import Case, Outcome, run_case
+from rollyard.testing.sandbox.fixture import SandboxFixture as SandboxFixture
+from rollyard.testing.suite import Case, CaseOutcome, run_case
 
 
-def cases() -> list[Case[Ground]]:
+def cases() -> list[Case[SandboxFixture]]:
     """All of them, in the order of the files."""
     rooms = (lifecycle, commands, jobs, files, network, state, refusals)
     return [value for room in rooms for value in vars(room).values() if isinstance(value, Case)]
 
 
-def missing(ground: Ground) -> set[str]:
+def missing(ground: SandboxFixture) -> set[str]:
     """Capabilities that this backend says it does not have."""
     fields = msgspec.structs.fields(type(ground.can))
     return {field.name for field in fields if getattr(ground.can, field.name) is False}
 
 
-async def check_sandbox(ground: Ground, *, only: str | None = None, slow: bool = False) -> AsyncIterator[Outcome]:
+async def check_sandbox(
+    ground: SandboxFixture, *, only: str | None = None, slow: bool = False
+) -> AsyncIterator[CaseOutcome]:
     """Outcomes as they come. `only` is a letter or an id: `F` for the files, `E9` for one case."""
     for case in cases():
         if only is None or case.id == only or case.id.rstrip("0123456789") == only:

@@ -10,14 +10,14 @@ import anyio
 
 from rollyard.core.errors import Error, PathError
 from rollyard.core.sandbox import Resources
-from rollyard.testing.sandbox.fixture import Ground, out, raises, scratch, sh
+from rollyard.testing.sandbox.fixture import SandboxFixture, out, raises, scratch, sh
 from rollyard.testing.suite import Skip, case, check
 
 ODD_NAMES = ("a b", "quote'\"", "new\nline", "-dash", "ünï日", "$(x)", "*", "back\\slash", ".hidden", "tab\t")
 
 
 @case("F1", "keeps text with any characters")
-async def text(ground: Ground) -> None:
+async def text(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         words = "ünï 日本 \U0001f600\r\n\ttab\n\n"
@@ -27,7 +27,7 @@ async def text(ground: Ground) -> None:
 
 
 @case("F2", "keeps every byte", needs=("bytes_exact",))
-async def every_byte(ground: Ground) -> None:
+async def every_byte(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         for data in (b"", bytes(range(256)), b"\0" * 5000, b"no newline"):
@@ -36,7 +36,7 @@ async def every_byte(ground: Ground) -> None:
 
 
 @case("F3", "makes missing parents")
-async def parents(ground: Ground) -> None:
+async def parents(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/one/two/three/f", "x")
@@ -47,7 +47,7 @@ async def parents(ground: Ground) -> None:
 
 
 @case("F4", "leaves nothing of a longer file it overwrites")
-async def overwrite(ground: Ground) -> None:
+async def overwrite(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/f", "long " * 1000)
@@ -56,7 +56,7 @@ async def overwrite(ground: Ground) -> None:
 
 
 @case("F5", "names a missing path in a typed error")
-async def missing(ground: Ground) -> None:
+async def missing(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         for call in (box.read, box.stat, box.list_dir, box.read_text, box.remove):
@@ -66,7 +66,7 @@ async def missing(ground: Ground) -> None:
 
 
 @case("F6", "answers exists for files, directories, links and dangling links")
-async def exists(ground: Ground) -> None:
+async def exists(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         await out(box, f"mkdir {tmp}/d; echo x > {tmp}/f; ln -s {tmp}/f {tmp}/l; ln -s /nowhere {tmp}/dangling")
@@ -75,7 +75,7 @@ async def exists(ground: Ground) -> None:
 
 
 @case("F7", "carries 64 MiB in and out", timeout=180)
-async def large(ground: Ground) -> None:
+async def large(ground: SandboxFixture) -> None:
     data = os.urandom(1 << 20) * 64
     async with ground.open() as box:
         tmp = await scratch(box)
@@ -85,7 +85,7 @@ async def large(ground: Ground) -> None:
 
 
 @case("F8", "takes odd names")
-async def odd_names(ground: Ground) -> None:
+async def odd_names(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         for name in ODD_NAMES:
@@ -99,7 +99,7 @@ async def odd_names(ground: Ground) -> None:
 
 
 @case("F9", "sets and shows the mode, and what it writes can run")
-async def mode(ground: Ground) -> None:
+async def mode(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/run", "#!/bin/sh\necho ran\n", mode=0o755)
@@ -110,7 +110,7 @@ async def mode(ground: Ground) -> None:
 
 
 @case("F10", "carries a directory in and out: empty directories, links, modes, odd names")
-async def directories(ground: Ground) -> None:
+async def directories(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         with tempfile.TemporaryDirectory() as host:
@@ -131,7 +131,7 @@ async def directories(ground: Ground) -> None:
 
 
 @case("F11", "refuses to read more than asked for")
-async def read_limit(ground: Ground) -> None:
+async def read_limit(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/f", b"x" * 5000)
@@ -140,7 +140,7 @@ async def read_limit(ground: Ground) -> None:
 
 
 @case("F12", "follows planted links inside, never to the host")
-async def no_escape(ground: Ground) -> None:
+async def no_escape(ground: SandboxFixture) -> None:
     if ground.can.isolation == "none":
         raise Skip("isolation 'none' promises nothing about the host's files")
     async with ground.open() as box:
@@ -172,7 +172,7 @@ async def no_escape(ground: Ground) -> None:
 
 
 @case("F13", "fails a write to a full disk with ENOSPC and lives on", needs=("disk_limit",), timeout=120)
-async def disk_full(ground: Ground) -> None:
+async def disk_full(ground: SandboxFixture) -> None:
     async with ground.open(disk="tmpfs", resources=Resources(disk_mb=32)) as box:
         tmp = await scratch(box)
         filled = await sh(box, "head -c 200000000 /dev/zero > /fill; stat -c %s /fill", timeout=60)
@@ -184,7 +184,7 @@ async def disk_full(ground: Ground) -> None:
 
 
 @case("F14", "lists a directory with kinds and sizes")
-async def list_dir(ground: Ground) -> None:
+async def list_dir(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         await out(box, f"mkdir -p {tmp}/t/sub; printf 12345 > {tmp}/t/f; ln -s f {tmp}/t/l")
@@ -194,7 +194,7 @@ async def list_dir(ground: Ground) -> None:
 
 
 @case("F15", "removes files and whole directories, and links without what they point to")
-async def remove(ground: Ground) -> None:
+async def remove(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         await out(
@@ -206,7 +206,7 @@ async def remove(ground: Ground) -> None:
 
 
 @case("F16", "refuses to read a binary file as text, by name")
-async def binary_as_text(ground: Ground) -> None:
+async def binary_as_text(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/b", b"\xff\xfe\x00\x80")
@@ -214,7 +214,7 @@ async def binary_as_text(ground: Ground) -> None:
 
 
 @case("F17", "gives files to the user asked for", needs=("users",))
-async def owner(ground: Ground) -> None:
+async def owner(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/mine", "x", user="1000")
@@ -223,7 +223,7 @@ async def owner(ground: Ground) -> None:
 
 
 @case("F18", "writes many files at once without mixing them")
-async def concurrent(ground: Ground) -> None:
+async def concurrent(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         async with anyio.create_task_group() as group:

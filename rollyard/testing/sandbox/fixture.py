@@ -48,7 +48,7 @@ asyncio.run(main())
 """
 
 
-class Ground(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxFixture(msgspec.Struct, frozen=True, kw_only=True):
     """`name` and `options` open the same backend in another process; without them such cases are skipped. `layer`
     builds a layer to try and says which program it holds."""
 

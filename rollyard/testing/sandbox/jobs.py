@@ -7,12 +7,21 @@ import time
 import anyio
 
 from rollyard.core.errors import Error
-from rollyard.testing.sandbox.fixture import Ground, all_beat, eventually, hearts, none_beats, out, raises, scratch
+from rollyard.testing.sandbox.fixture import (
+    SandboxFixture,
+    all_beat,
+    eventually,
+    hearts,
+    none_beats,
+    out,
+    raises,
+    scratch,
+)
 from rollyard.testing.suite import case, check
 
 
 @case("B1", "returns the exit code and output of a background program")
-async def wait(ground: Ground) -> None:
+async def wait(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         job = await box.start("echo out; echo err >&2; exit 9")
         done = await job.wait(30)
@@ -21,7 +30,7 @@ async def wait(ground: Ground) -> None:
 
 
 @case("B2", "polls None while it runs, then the code")
-async def poll(ground: Ground) -> None:
+async def poll(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         job = await box.start(f"while [ ! -e {tmp}/go ]; do sleep 0.05; done; exit 4")
@@ -36,7 +45,7 @@ async def poll(ground: Ground) -> None:
 
 
 @case("B3", "raises TimeoutError from wait and leaves the program running")
-async def wait_timeout(ground: Ground) -> None:
+async def wait_timeout(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         job = await box.start(f"sleep 1.5; echo survived > {tmp}/proof; exit 0")
@@ -47,7 +56,7 @@ async def wait_timeout(ground: Ground) -> None:
 
 
 @case("B4", "streams chunks while the program runs, in order")
-async def stream_live(ground: Ground) -> None:
+async def stream_live(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         job = await box.start("for i in 1 2 3; do echo line$i; sleep 0.4; done")
         seen: list[tuple[float, bytes]] = []
@@ -58,7 +67,7 @@ async def stream_live(ground: Ground) -> None:
 
 
 @case("B5", "resumes a stream at any offset without a gap or a repeat")
-async def stream_resumes(ground: Ground) -> None:
+async def stream_resumes(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         job = await box.start("for i in $(seq 1 200); do echo $i; done; sleep 0.3; echo end")
         first, offset = b"", 0
@@ -73,7 +82,7 @@ async def stream_resumes(ground: Ground) -> None:
 
 
 @case("B6", "streams stderr by itself")
-async def stream_stderr(ground: Ground) -> None:
+async def stream_stderr(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         job = await box.start("echo out; echo err >&2")
         check(
@@ -83,7 +92,7 @@ async def stream_stderr(ground: Ground) -> None:
 
 
 @case("B7", "shows the tail of the output")
-async def tail(ground: Ground) -> None:
+async def tail(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         job = await box.start("seq 1 1000; echo oops >&2")
         await job.wait(30)
@@ -92,7 +101,7 @@ async def tail(ground: Ground) -> None:
 
 
 @case("B8", "ends the whole tree with kill, and a second kill is nothing", needs=("tree_kill",))
-async def kill_tree(ground: Ground) -> None:
+async def kill_tree(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         file = f"{await scratch(box)}/beats"
         job = await box.start(hearts(file))
@@ -105,7 +114,7 @@ async def kill_tree(ground: Ground) -> None:
 
 
 @case("B9", "keeps the exit code for a later client, found by id")
-async def found_by_id(ground: Ground) -> None:
+async def found_by_id(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         job = await box.start("echo kept; exit 6", job_id="my-job")
         await job.wait(30)
@@ -116,7 +125,7 @@ async def found_by_id(ground: Ground) -> None:
 
 
 @case("B10", "starts a program once, however often its id is given")
-async def at_most_once(ground: Ground) -> None:
+async def at_most_once(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         for _ in range(3):
@@ -126,7 +135,7 @@ async def at_most_once(ground: Ground) -> None:
 
 
 @case("B11", "does not stall a program whose output nobody reads", timeout=120)
-async def undrained(ground: Ground) -> None:
+async def undrained(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         job = await box.start(f"yes 0123456789abcdef | head -c 50000000; echo done > {tmp}/done")
@@ -136,7 +145,7 @@ async def undrained(ground: Ground) -> None:
 
 
 @case("B12", "reports a program that was killed from inside, and does not hang")
-async def killed_inside(ground: Ground) -> None:
+async def killed_inside(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         job = await box.start("kill -9 $$")
         done = await job.wait(20)
@@ -144,7 +153,7 @@ async def killed_inside(ground: Ground) -> None:
 
 
 @case("B13", "runs jobs side by side")
-async def side_by_side(ground: Ground) -> None:
+async def side_by_side(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         one = await box.start(f"while [ ! -e {tmp}/b ]; do sleep 0.05; done; touch {tmp}/a; exit 1")
@@ -154,7 +163,7 @@ async def side_by_side(ground: Ground) -> None:
 
 
 @case("B14", "takes input while it runs, and sees its end", needs=("stdin",))
-async def interactive(ground: Ground) -> None:
+async def interactive(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         job = await box.start("while read line; do echo got $line; done; echo eof", stdin=True)
         await job.write(b"one\n")
@@ -170,7 +179,7 @@ async def interactive(ground: Ground) -> None:
 
 
 @case("B15", "ends a job with an error when its sandbox is killed")
-async def sandbox_killed(ground: Ground) -> None:
+async def sandbox_killed(ground: SandboxFixture) -> None:
     box = await ground.open()
     job = await box.start("sleep 600")
     await box.kill()
@@ -183,14 +192,14 @@ async def sandbox_killed(ground: Ground) -> None:
 
 
 @case("B16", "keeps a program that runs longer than a minute", slow=True, timeout=150)
-async def longer_than_a_minute(ground: Ground) -> None:
+async def longer_than_a_minute(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         job = await box.start("sleep 75; exit 3")
         check((await job.wait(120)).exit_code == 3, "a program of 75 s did not end by itself")
 
 
 @case("B17", "counts the CPU time of a job's tree, or says None")
-async def cpu(ground: Ground) -> None:
+async def cpu(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         job = await box.start("i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; sleep 5")
         await anyio.sleep(1)

@@ -16,7 +16,7 @@ from rollyard.core.sandbox import SandboxSpec
 from rollyard.testing.sandbox.fixture import (
     ATTACH,
     CHILD,
-    Ground,
+    SandboxFixture,
     all_beat,
     eventually,
     hearts,
@@ -30,7 +30,7 @@ from rollyard.testing.suite import case, check
 
 
 @case("C1", "opens a sandbox that is alive until it is killed")
-async def open_and_kill(ground: Ground) -> None:
+async def open_and_kill(ground: SandboxFixture) -> None:
     box = await ground.open()
     try:
         check(await box.alive(), "a fresh sandbox says that it is not alive")
@@ -42,14 +42,14 @@ async def open_and_kill(ground: Ground) -> None:
 
 
 @case("C2", "kills once: the second kill is False and no error")
-async def kill_twice(ground: Ground) -> None:
+async def kill_twice(ground: SandboxFixture) -> None:
     box = await ground.open()
     seen = [await box.kill(), await box.kill(), await box.kill()]
     check(seen == [True, False, False], f"three kills returned {seen}")
 
 
 @case("C3", "raises SandboxGone for every use after kill")
-async def use_after_kill(ground: Ground) -> None:
+async def use_after_kill(ground: SandboxFixture) -> None:
     box = await ground.open()
     await box.kill()
     await raises(SandboxGone, sh(box, "true"), "exec after kill")
@@ -59,7 +59,7 @@ async def use_after_kill(ground: Ground) -> None:
 
 
 @case("C4", "ends a sandbox when its TTL is over", needs=("ttl",))
-async def ttl(ground: Ground) -> None:
+async def ttl(ground: SandboxFixture) -> None:
     box = await ground.open(ttl_s=1.0)
     try:
         await eventually(lambda: _dead(box), within=20, why="alive after its TTL")
@@ -69,7 +69,7 @@ async def ttl(ground: Ground) -> None:
 
 
 @case("C5", "ends an idle sandbox, and not one that is used", needs=("idle_ttl",))
-async def idle_ttl(ground: Ground) -> None:
+async def idle_ttl(ground: SandboxFixture) -> None:
     box = await ground.open(idle_ttl_s=1.5)
     try:
         for _ in range(4):
@@ -82,7 +82,7 @@ async def idle_ttl(ground: Ground) -> None:
 
 
 @case("C6", "lives longer when it is extended", needs=("ttl", "extend"))
-async def extend(ground: Ground) -> None:
+async def extend(ground: SandboxFixture) -> None:
     async with ground.open(ttl_s=2.0) as box:
         await box.extend(120)
         await anyio.sleep(3.5)
@@ -90,7 +90,7 @@ async def extend(ground: Ground) -> None:
 
 
 @case("C7", "finds sandboxes by label, and none that are gone", needs=("list",))
-async def list_by_label(ground: Ground) -> None:
+async def list_by_label(ground: SandboxFixture) -> None:
     spec = ground.asked()
     async with ground.backend.open(spec) as box, ground.open():
         found = await ground.backend.list(spec.labels)
@@ -100,7 +100,7 @@ async def list_by_label(ground: Ground) -> None:
 
 
 @case("C8", "lets a second process attach and find its jobs", needs=("attach",))
-async def attach_elsewhere(ground: Ground) -> None:
+async def attach_elsewhere(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/mark", "seen")
@@ -113,13 +113,13 @@ async def attach_elsewhere(ground: Ground) -> None:
 
 
 @case("C9", "refuses to attach to what does not exist", needs=("attach",))
-async def attach_unknown(ground: Ground) -> None:
+async def attach_unknown(ground: SandboxFixture) -> None:
     error = await raises(Error, ground.backend.attach("sbx_0000000000000000000000000"), "attach to an unknown id")
     check("sbx_0000000000000000000000000" in str(error), f"the error does not name the id: {error}")
 
 
 @case("C10", "leaves nothing when opening is cancelled", needs=("list",))
-async def cancelled_open(ground: Ground) -> None:
+async def cancelled_open(ground: SandboxFixture) -> None:
     spec = ground.asked()
     for delay in (0.0, 0.001, 0.005, 0.02):
         opening = asyncio.ensure_future(_opened(ground, spec))
@@ -133,7 +133,7 @@ async def cancelled_open(ground: Ground) -> None:
 
 
 @case("C11", "leaves nothing when its process gets Ctrl-C", needs=("list",))
-async def interrupted_process(ground: Ground) -> None:
+async def interrupted_process(ground: SandboxFixture) -> None:
     spec = ground.asked()
     async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=True) as process:
         assert process.stdout is not None
@@ -144,7 +144,7 @@ async def interrupted_process(ground: Ground) -> None:
 
 
 @case("C12", "leaves nothing for long after its process is killed", needs=("list",))
-async def killed_process(ground: Ground) -> None:
+async def killed_process(ground: SandboxFixture) -> None:
     spec = ground.asked()
     async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=True) as process:
         assert process.stdout is not None
@@ -156,7 +156,7 @@ async def killed_process(ground: Ground) -> None:
 
 
 @case("C13", "keeps a lifetime='ttl' sandbox when its opener ends", needs=("lifetime_ttl", "attach", "list"))
-async def lifetime_ttl(ground: Ground) -> None:
+async def lifetime_ttl(ground: SandboxFixture) -> None:
     spec = ground.asked(lifetime="ttl", ttl_s=120.0)
     async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=False) as process:
         assert process.stdout is not None
@@ -171,7 +171,7 @@ async def lifetime_ttl(ground: Ground) -> None:
 
 
 @case("C14", "reaps by label and age, and nothing else", needs=("list",))
-async def reap(ground: Ground) -> None:
+async def reap(ground: SandboxFixture) -> None:
     mine, other = ground.asked(), ground.asked()
     async with ground.backend.open(other) as bystander:
         box = await ground.backend.open(mine)
@@ -185,7 +185,7 @@ async def reap(ground: Ground) -> None:
 
 
 @case("C15", "opens many at once that share nothing", timeout=180)
-async def parallel(ground: Ground) -> None:
+async def parallel(ground: SandboxFixture) -> None:
     count = min(ground.parallel, ground.can.max_concurrent or ground.parallel)
     ids: dict[str, str] = {}
 
@@ -204,7 +204,7 @@ async def parallel(ground: Ground) -> None:
 
 
 @case("C16", "kills the sandbox when its `async with` is left, also by an error")
-async def left_by_error(ground: Ground) -> None:
+async def left_by_error(ground: SandboxFixture) -> None:
     kept: list[Sandbox] = []
     try:
         async with ground.open() as box:
@@ -216,7 +216,7 @@ async def left_by_error(ground: Ground) -> None:
 
 
 @case("C17", "says what it is: id, image, isolation, labels, times")
-async def info(ground: Ground) -> None:
+async def info(ground: SandboxFixture) -> None:
     spec = ground.asked()
     before = time.time()
     async with ground.backend.open(spec) as box:
@@ -228,7 +228,7 @@ async def info(ground: Ground) -> None:
 
 
 @case("C18", "ends every program and keeps the files with kill_processes")
-async def kill_processes(ground: Ground) -> None:
+async def kill_processes(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/kept", "yes")
@@ -240,7 +240,7 @@ async def kill_processes(ground: Ground) -> None:
         check(await box.read_text(f"{tmp}/kept") == "yes", "a file is gone")
 
 
-async def _opened(ground: Ground, spec: SandboxSpec) -> Sandbox:
+async def _opened(ground: SandboxFixture, spec: SandboxSpec) -> Sandbox:
     return await ground.backend.open(spec)
 
 
@@ -248,5 +248,5 @@ async def _dead(box: Sandbox) -> bool:
     return not await box.alive()
 
 
-async def _none(ground: Ground, labels: Mapping[str, str]) -> bool:
+async def _none(ground: SandboxFixture, labels: Mapping[str, str]) -> bool:
     return await ground.backend.list(labels) == []

@@ -8,7 +8,7 @@ import anyio
 
 from rollyard.core.errors import Error
 from rollyard.core.protocols import Listener, Sandbox
-from rollyard.testing.sandbox.fixture import Ground, out, raises, sh
+from rollyard.testing.sandbox.fixture import SandboxFixture, out, raises, sh
 from rollyard.testing.suite import Skip, case, check
 
 # A client and a server out of what every image with a shell may have: python3, else bash.
@@ -25,7 +25,7 @@ SERVE = (
 
 
 @case("N1", "has no network but loopback", needs=("network_none",))
-async def no_network(ground: Ground) -> None:
+async def no_network(ground: SandboxFixture) -> None:
     async with ground.open(network="none") as box:
         if (await sh(box, "test -r /proc/net/dev")).exit_code != 0:
             raise Skip("/proc/net cannot be read inside, so nothing tells which interfaces there are")
@@ -36,7 +36,7 @@ async def no_network(ground: Ground) -> None:
 
 
 @case("N2", "cannot reach a server on the host's loopback", needs=("network_none",))
-async def no_host_loopback(ground: Ground) -> None:
+async def no_host_loopback(ground: SandboxFixture) -> None:
     served: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,7 +51,7 @@ async def no_host_loopback(ground: Ground) -> None:
 
 
 @case("N3", "reaches the host through a listener made for it", needs=("listen",))
-async def listen(ground: Ground) -> None:
+async def listen(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         listener = await box.listen(0)
         try:
@@ -66,7 +66,7 @@ async def listen(ground: Ground) -> None:
 
 
 @case("N4", "keeps a listener to its own sandbox", needs=("listen", "network_none"))
-async def private_listener(ground: Ground) -> None:
+async def private_listener(ground: SandboxFixture) -> None:
     async with ground.open() as one, ground.open() as two:
         first = await one.listen(18080)
         second = await two.listen(18080)
@@ -85,7 +85,7 @@ async def private_listener(ground: Ground) -> None:
 
 
 @case("N5", "lets the host dial a server inside", needs=("dial",))
-async def dial(ground: Ground) -> None:
+async def dial(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         if await out(box, PROBE) != "python3":
             raise Skip("no python3 in this image to serve with")
@@ -107,7 +107,7 @@ async def dial(ground: Ground) -> None:
 
 
 @case("N6", "refuses a network it cannot give, before anything is opened")
-async def refused_network(ground: Ground) -> None:
+async def refused_network(ground: SandboxFixture) -> None:
     if ground.can.network_allowlist:
         raise Skip("this backend has an allow-list")
 

@@ -6,25 +6,25 @@ import secrets
 
 from rollyard.core.errors import ConfigError, Error, IsolationTooWeak, Unsupported
 from rollyard.core.sandbox import SandboxSpec
-from rollyard.testing.sandbox.fixture import Ground, raises, sh
+from rollyard.testing.sandbox.fixture import SandboxFixture, raises, sh
 from rollyard.testing.suite import Skip, case, check
 
 
 @case("X1", "names an image it does not know, and what to do", needs=("images",))
-async def unknown_image(ground: Ground) -> None:
+async def unknown_image(ground: SandboxFixture) -> None:
     error = await raises(Error, _open(ground, image="no-such-image:0"), "an unknown image")
     check("no-such-image:0" in str(error), f"the error does not name the image: {error}")
 
 
 @case("X2", "raises rather than give weaker isolation than asked for")
-async def too_weak(ground: Ground) -> None:
+async def too_weak(ground: SandboxFixture) -> None:
     if ground.can.isolation == "microvm":
         raise Skip("nothing is stronger than a microvm")
     await raises(IsolationTooWeak, _open(ground, min_isolation="microvm"), "more isolation than there is")
 
 
 @case("X3", "refuses what it said it cannot do")
-async def unsupported(ground: Ground) -> None:
+async def unsupported(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         calls = {"snapshot": box.snapshot, "pause": box.pause, "listen": box.listen}
         for name, call in calls.items():
@@ -33,13 +33,13 @@ async def unsupported(ground: Ground) -> None:
 
 
 @case("X4", "refuses an unknown option by name")
-async def unknown_option(ground: Ground) -> None:
+async def unknown_option(ground: SandboxFixture) -> None:
     error = await raises(Error, _open(ground, options={"privileged": "true"}), "options={'privileged': 'true'}")
     check("privileged" in str(error), f"the error does not name the option: {error}")
 
 
 @case("X5", "keeps secrets out of error texts")
-async def no_secret_in_errors(ground: Ground) -> None:
+async def no_secret_in_errors(ground: SandboxFixture) -> None:
     secret = f"canary-{secrets.token_hex(8)}"
     env = {"API_KEY": secret}
     texts: list[str] = []
@@ -58,7 +58,7 @@ async def no_secret_in_errors(ground: Ground) -> None:
 
 
 @case("X6", "refuses impossible values before anything is asked of the backend")
-async def impossible_values(ground: Ground) -> None:
+async def impossible_values(ground: SandboxFixture) -> None:
     for bad in ({"ttl_s": 0}, {"ttl_s": -1}, {"env": {"A=B": "x"}}, {"env": {"A": "\0"}}, {"network": "allowlist"}):
         try:
             SandboxSpec(**bad)  # pyright: ignore[reportArgumentType] - wrong values are the point
@@ -67,6 +67,6 @@ async def impossible_values(ground: Ground) -> None:
         raise AssertionError(f"SandboxSpec({bad}) was accepted")
 
 
-async def _open(ground: Ground, **changes: object) -> None:
+async def _open(ground: SandboxFixture, **changes: object) -> None:
     async with ground.open(**changes):
         pass

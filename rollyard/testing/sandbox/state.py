@@ -8,12 +8,12 @@ import anyio
 
 from rollyard.core.errors import Error, SandboxError
 from rollyard.core.sandbox import Mount
-from rollyard.testing.sandbox.fixture import Ground, out, raises, sh
+from rollyard.testing.sandbox.fixture import SandboxFixture, out, raises, sh
 from rollyard.testing.suite import Skip, case, check
 
 
 @case("S1", "stops programs while paused and goes on with the same ones", needs=("pause",))
-async def pause(ground: Ground) -> None:
+async def pause(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         job = await box.start("while :; do echo tick; sleep 0.1; done")
         await anyio.sleep(0.5)
@@ -29,7 +29,7 @@ async def pause(ground: Ground) -> None:
 
 
 @case("S2", "opens from a snapshot with its files, and apart from it", needs=("snapshot",))
-async def snapshot(ground: Ground) -> None:
+async def snapshot(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         await out(box, "mkdir -p /srv/state; echo one > /srv/state/f; rm -f /etc/issue")
         tool = (await sh(box, "echo tool > /usr/local/bin/made")).exit_code == 0  # without root /usr may be fixed
@@ -44,7 +44,7 @@ async def snapshot(ground: Ground) -> None:
 
 
 @case("S3", "opens many from one snapshot that share nothing", needs=("snapshot",))
-async def forks(ground: Ground) -> None:
+async def forks(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         await box.write("/srv/base", "base")
         frozen = await box.snapshot()
@@ -56,7 +56,7 @@ async def forks(ground: Ground) -> None:
 
 
 @case("S4", "takes a snapshot of what came from a snapshot", needs=("snapshot",))
-async def chain(ground: Ground) -> None:
+async def chain(ground: SandboxFixture) -> None:
     image = ground.spec.image
     for n in range(4):
         async with ground.open(image=image) as box:
@@ -67,7 +67,7 @@ async def chain(ground: Ground) -> None:
 
 
 @case("S5", "shows a layer's programs, and one sandbox cannot change them for others", needs=("layers",), timeout=600)
-async def layers(ground: Ground) -> None:
+async def layers(ground: SandboxFixture) -> None:
     if ground.layer is None:
         raise Skip("no layer was given to try")
     try:
@@ -83,7 +83,7 @@ async def layers(ground: Ground) -> None:
 
 
 @case("S6", "shows an allowed host directory, read-only unless asked", needs=("mounts",))
-async def mounts(ground: Ground) -> None:
+async def mounts(ground: SandboxFixture) -> None:
     if ground.mount is None:
         raise Skip("no host directory was given to mount")
     Path(ground.mount, "from-host").write_text("seen")
@@ -97,7 +97,7 @@ async def mounts(ground: Ground) -> None:
 
 
 @case("S7", "refuses a host directory that is not allowed")
-async def mount_refused(ground: Ground) -> None:
+async def mount_refused(ground: SandboxFixture) -> None:
     async def attempt() -> None:
         async with ground.open(mounts=(Mount(local_dir="/mnt/etc", remote_dir="/etc"),)):
             pass

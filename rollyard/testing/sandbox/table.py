@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from rollyard.testing.sandbox import cases
-from rollyard.testing.suite import Outcome
+from rollyard.testing.suite import CaseOutcome
 
 START, END = "<!-- conformance: start -->", "<!-- conformance: end -->"
 _MARKS = {"passed": "yes", "skipped": "-", "failed": "**no**"}
@@ -27,7 +27,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: Mapping[str, str] = {}
 
 
-def results(backend: str, isolation: str, outcomes: Iterable[Outcome]) -> Results:
+def results(backend: str, isolation: str, outcomes: Iterable[CaseOutcome]) -> Results:
     found = list(outcomes)
     return Results(
         backend=backend,

@@ -19,50 +19,52 @@ from rollyard.images.store import ImageStore
 from rollyard.sandbox import GROUP
 from rollyard.sandbox import backend as open_backend
 from rollyard.testing.sandbox import check_sandbox
-from rollyard.testing.sandbox.fixture import Ground
-from rollyard.testing.suite import Outcome
+from rollyard.testing.sandbox.fixture import SandboxFixture
+from rollyard.testing.suite import CaseOutcome
 
 LAYER_PACKAGE, LAYER_PROGRAM = "packaging==24.2", "bin/python3"
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxTotals(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     isolation: str
     passed: int
     skipped: int
     failed: int
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CaseOutcome, ...]
 
     @property
     def line(self) -> str:
         return f"{self.backend} ({self.isolation}): {self.passed} passed, {self.skipped} skipped, {self.failed} failed"
 
 
-class Examination:
-    def __init__(self, ground: Ground) -> None:
+class SandboxCheck:
+    def __init__(self, ground: SandboxFixture) -> None:
         self._ground = ground
-        self._seen: list[Outcome] = []
+        self._seen: list[CaseOutcome] = []
 
-    async def outcomes(self, *, only: str | None = None, slow: bool = False) -> AsyncIterator[Outcome]:
+    async def outcomes(self, *, only: str | None = None, slow: bool = False) -> AsyncIterator[CaseOutcome]:
         async for outcome in check_sandbox(self._ground, only=only, slow=slow):
             self._seen.append(outcome)
             yield outcome
 
-    def totals(self) -> Totals:
+    def totals(self) -> SandboxTotals:
         count = {result: sum(o.result == result for o in self._seen) for result in ("passed", "skipped", "failed")}
         can = self._ground.can
-        return Totals(backend=self._ground.backend.name, isolation=can.isolation, **count, outcomes=tuple(self._seen))
+        return SandboxTotals(
+            backend=self._ground.backend.name, isolation=can.isolation, **count, outcomes=tuple(self._seen)
+        )
 
 
 @contextlib.asynccontextmanager
-async def examine_backend(name: str, options: Sequence[str] = (), image: str = "host") -> AsyncGenerator[Examination]:
+async def examine_backend(name: str, options: Sequence[str] = (), image: str = "host") -> AsyncGenerator[SandboxCheck]:
     """Open the backend and what the cases need beside it: a directory to mount and a layer, where it takes them."""
     given = dict(_option(text) for text in options)
     with tempfile.TemporaryDirectory(prefix="rollyard-check-") as scratch:
         given_here = {**given, "mounts": [scratch]} if "mounts" in signature(load(GROUP, name)).parameters else given
         async with open_backend(name, **given_here) as backend:
             isolation = backend.capabilities.isolation
-            ground = Ground(
+            ground = SandboxFixture(
                 backend=backend,
                 spec=SandboxSpec(
                     image=image, min_isolation=isolation, allow_unsafe=not backend.capabilities.network_none
@@ -72,7 +74,7 @@ async def examine_backend(name: str, options: Sequence[str] = (), image: str = "
                 layer=_layer(backend),
                 mount=_shared(scratch) if backend.capabilities.mounts else None,
             )
-            yield Examination(ground)
+            yield SandboxCheck(ground)
 
 
 def _layer(backend: Backend) -> Callable[[], Awaitable[tuple[str, str]]] | None:

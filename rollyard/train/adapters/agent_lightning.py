@@ -6,7 +6,7 @@ from typing import Any
 
 from rollyard.core.rollout import Rollout
 from rollyard.gate.rollout_json import chat_messages
-from rollyard.train.adapters.rows import Answer, answers_of
+from rollyard.train.adapters.rows import TrainedCall, answers_of
 
 
 def triplets(rollout: Rollout) -> list[dict[str, Any]]:
@@ -17,7 +17,7 @@ def triplets(rollout: Rollout) -> list[dict[str, Any]]:
     return [_triplet(answer, rollout.reward if answer is answers[-1] else None) for answer in answers]
 
 
-def _triplet(answer: Answer, reward: float | None) -> dict[str, Any]:
+def _triplet(answer: TrainedCall, reward: float | None) -> dict[str, Any]:
     return {
         "prompt": {"token_ids": list(answer.prompt), "raw_content": chat_messages(answer.messages), "image_urls": []},
         "response": {"token_ids": list(answer.ids), "raw_content": chat_messages((answer.message,))},

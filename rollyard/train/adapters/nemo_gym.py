@@ -10,7 +10,7 @@ from typing import Any
 
 from rollyard.core.message import Message
 from rollyard.core.rollout import Rollout
-from rollyard.train.adapters.rows import Answer, answers_of
+from rollyard.train.adapters.rows import TrainedCall, answers_of
 
 
 def token_entries(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
@@ -19,7 +19,7 @@ def token_entries(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
     ]
 
 
-def _entry(rollout: Rollout, answer: Answer) -> dict[str, Any]:
+def _entry(rollout: Rollout, answer: TrainedCall) -> dict[str, Any]:
     items = _items(answer)
     tokens = {
         "prompt_token_ids": list(answer.prompt),
@@ -38,7 +38,7 @@ def _entry(rollout: Rollout, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _items(answer: Answer) -> list[dict[str, Any]]:
+def _items(answer: TrainedCall) -> list[dict[str, Any]]:
     """The answer as items of the Responses API; the last one carries the tokens."""
     message: Message = answer.message
     items: list[dict[str, Any]] = []

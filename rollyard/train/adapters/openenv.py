@@ -10,7 +10,7 @@ from typing import Any
 
 from rollyard.core.rollout import Rollout
 from rollyard.gate.rollout_json import chat_messages, trace_entries
-from rollyard.train.adapters.rows import Answer, answers_of
+from rollyard.train.adapters.rows import TrainedCall, answers_of
 
 
 def training_trace(rollout: Rollout) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def proxy_trace(rollout: Rollout) -> list[dict[str, Any]]:
     ]
 
 
-def _turn(answer: Answer) -> dict[str, Any]:
+def _turn(answer: TrainedCall) -> dict[str, Any]:
     record = answer.record
     return {
         "node_id": record.id,

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollyard.core.rollout import Rollout
 from rollyard.gate.rollout_json import chat_messages
-from rollyard.train.adapters.rows import Answer, answers_of
+from rollyard.train.adapters.rows import TrainedCall, answers_of
 
 
 def episodes(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
@@ -19,7 +19,7 @@ def episodes(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
 
 
 def _episode(rollout: Rollout) -> dict[str, Any]:
-    by_row: dict[int, list[Answer]] = {}
+    by_row: dict[int, list[TrainedCall]] = {}
     for answer in answers_of(rollout):
         by_row.setdefault(answer.row.index, []).append(answer)
     return {
@@ -31,7 +31,7 @@ def _episode(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _trajectory(rollout: Rollout, answers: list[Answer]) -> dict[str, Any]:
+def _trajectory(rollout: Rollout, answers: list[TrainedCall]) -> dict[str, Any]:
     row = answers[0].row
     steps = [_step(answer, last=answer is answers[-1]) for answer in answers]
     return {
@@ -43,7 +43,7 @@ def _trajectory(rollout: Rollout, answers: list[Answer]) -> dict[str, Any]:
     }
 
 
-def _step(answer: Answer, *, last: bool) -> dict[str, Any]:
+def _step(answer: TrainedCall, *, last: bool) -> dict[str, Any]:
     asked, said = chat_messages(answer.messages), chat_messages((answer.message,))
     known = [version for version in answer.versions if version >= 0]
     return {

@@ -1,4 +1,4 @@
-"""Which rows of which rollouts train, and one model call of a row (`Answer`) for trainers that count in calls.
+"""Which rows of which rollouts train, and one model call of a row (`TrainedCall`) for trainers that count in calls.
 
 Not a filter that hides losses: a rollout with a reward that gives no row raises `Untrainable` with every reason. One without
 a reward is left out, as its group's baseline must not see it.
@@ -22,7 +22,7 @@ from rollyard.trajectory.trajectory import Trajectory
 Advantages = Mapping[str, float]  # rollout id -> its advantage
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class TrainedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call that trains: the ids its answer was sampled from, and the answer."""
 
     row: Sample
@@ -57,10 +57,10 @@ def scored_rows(
 
 def answers_of(
     rollout: Rollout, *, kinds: Collection[BranchKind] = TRAINED_KINDS, unscored: bool = False
-) -> list[Answer]:
+) -> list[TrainedCall]:
     """Every answer that trains, once, in the order in which the calls were made."""
     graph = graph_of(rollout)
-    found: list[Answer] = []
+    found: list[TrainedCall] = []
     for row in scored_rows(rollout, kinds=kinds, unscored=unscored):
         for span in row.spans:
             if not span.call_id or not span.sampled or not any(row.mask[span.start : span.end]):
@@ -68,7 +68,7 @@ def answers_of(
             answer = graph.answer(span.call_id)
             assert answer is not None, "a sampled span has an answer"
             found.append(
-                Answer(
+                TrainedCall(
                     row=row,
                     record=graph.record(span.call_id),
                     prompt=row.ids[: span.start],

@@ -76,7 +76,7 @@ def _plan(channel: socket.socket) -> tuple[Plan, list[int]]:
     return got
 
 
-def _blank(kind: Kind, channel: socket.socket, joins: list[int]) -> mounts.Stage | None:
+def _blank(kind: Kind, channel: socket.socket, joins: list[int]) -> mounts.StagingArea | None:
     for fd in joins:
         os.write(fd, b"0")
         os.close(fd)
@@ -90,19 +90,19 @@ def _blank(kind: Kind, channel: socket.socket, joins: list[int]) -> mounts.Stage
     os.setresuid(0, 0, 0)
     if not kind.network:
         _loopback_up()
-    stage = mounts.Stage(proc=kind.proc)
+    stage = mounts.StagingArea(proc=kind.proc)
     syscalls.sethostname("sandbox")
     return stage
 
 
-def _enter(kind: Kind, stage: mounts.Stage | None, plan: Plan, held: list[int]) -> int | None:
+def _enter(kind: Kind, stage: mounts.StagingArea | None, plan: Plan, held: list[int]) -> int | None:
     upper = None
     if stage is not None:
         if plan["held"] is None:
-            own = sources.Held()
+            own = sources.HeldMount()
             sources.hold(plan, own)
         else:
-            own = sources.Held.received(plan["held"], held)
+            own = sources.HeldMount.received(plan["held"], held)
         upper = stage.enter(plan, own)
     for name, value in plan["rlimits"].items():
         _, hard = resource.getrlimit(getattr(resource, name))

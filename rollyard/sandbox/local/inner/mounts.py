@@ -12,7 +12,7 @@ import stat
 from typing import Any
 
 from rollyard.sandbox.local.inner import syscalls as sys
-from rollyard.sandbox.local.inner.sources import Held
+from rollyard.sandbox.local.inner.sources import HeldMount
 
 Plan = dict[str, Any]
 STAGE = "/sys"  # a directory every system has and no image lies below
@@ -20,7 +20,7 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEV_LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 
 
-class Stage:
+class StagingArea:
     """What can be made before it is known what the sandbox will show: the staging area, /proc and /dev."""
 
     def __init__(self, *, proc: bool) -> None:
@@ -36,7 +36,7 @@ class Stage:
         _devices(devices)
         self._system.append((sys.open_tree("d", recursive=True), "/dev"))
 
-    def enter(self, plan: Plan, held: Held) -> int | None:
+    def enter(self, plan: Plan, held: HeldMount) -> int | None:
         """Build the root and pivot into it. Returns a descriptor of the tmpfs that takes what is written, if one does."""
         mounts = list(held.mounts)
         os.mkdir("w")
@@ -63,7 +63,7 @@ class Stage:
         return upper
 
 
-def _trees(plan: Plan, held: Held, mounts: list[int]) -> list[tuple[int, str]]:
+def _trees(plan: Plan, held: HeldMount, mounts: list[int]) -> list[tuple[int, str]]:
     attach: list[tuple[int, str]] = []
     for number, tree in enumerate(plan["trees"]):
         *over, source = (mounts.pop(0) for _ in (*tree["over"], tree["source"]))
@@ -77,7 +77,7 @@ def _trees(plan: Plan, held: Held, mounts: list[int]) -> list[tuple[int, str]]:
     return attach
 
 
-def _inside(held: Held, *, late: bool) -> list[tuple[int, str]]:
+def _inside(held: HeldMount, *, late: bool) -> list[tuple[int, str]]:
     return [(_sealed(mount.fd, writable=mount.writable), mount.target) for mount in held.below if mount.late == late]
 
 

@@ -28,7 +28,7 @@ class Below(NamedTuple):
     fd: int
 
 
-class Held:
+class HeldMount:
     """`mounts` in the order in which `mounts.Stage.enter` takes them: the writable part, lowers, for each tree what lies over
     it and its source, binds. `bound` are the targets of writable trees that can only be bound. `below` comes on top of
     these; `hidden` are places to be covered. `shifted`: the writable part keeps the namespace's ids on disk."""
@@ -50,8 +50,8 @@ class Held:
         return {"bound": self.bound, "below": below, "hidden": self.hidden}
 
     @staticmethod
-    def received(message: Plan, fds: list[int]) -> Held:
-        held = Held()
+    def received(message: Plan, fds: list[int]) -> HeldMount:
+        held = HeldMount()
         count = len(fds) - len(message["below"])
         held.mounts, held.bound, held.hidden = fds[:count], message["bound"], message["hidden"]
         places: list[tuple[str, bool, bool]] = message["below"]
@@ -59,7 +59,9 @@ class Held:
         return held
 
 
-def hold(plan: Plan, held: Held, *, userns: int | None = None, mounted: mount_table.Table | None = None) -> None:
+def hold(
+    plan: Plan, held: HeldMount, *, userns: int | None = None, mounted: mount_table.MountTable | None = None
+) -> None:
     """Fill `held` with what `plan` shows. Real root gives the user namespace by which ids are mapped where the file system
     can, and the table of the mounts to show one by one."""
     if plan["writable"]:
@@ -91,8 +93,8 @@ def _part(path: str, userns: int | None) -> tuple[int, bool]:
 
 
 def _hold_tree(
-    tree: Plan, held: Held, userns: int | None, mounted: mount_table.Table | None
-) -> list[mount_table.Mount] | None:
+    tree: Plan, held: HeldMount, userns: int | None, mounted: mount_table.MountTable | None
+) -> list[mount_table.MountRow] | None:
     """Hold the source of a tree or a bind, and return what is mounted below it; None when it came along."""
     source = tree["source"]
     try:
@@ -111,8 +113,8 @@ def _hold_tree(
 
 def _hold_below(
     tree: Plan,
-    inside: list[mount_table.Mount],
-    held: Held,
+    inside: list[mount_table.MountRow],
+    held: HeldMount,
     *,
     late: bool = False,
     writable: bool = False,
@@ -127,7 +129,7 @@ def _hold_below(
         _map(fd, userns)
 
 
-def _hold_whole(tree: Plan, held: Held) -> None:
+def _hold_whole(tree: Plan, held: HeldMount) -> None:
     """With everything that is mounted below it. Views of the machine come along, so they are covered later."""
     found = mount_table.below(mount_table.read(), tree["source"])
     if any(os.listdir(path) for path in tree["over"]):
@@ -140,7 +142,7 @@ def _hold_whole(tree: Plan, held: Held) -> None:
     held.hidden += [_place(tree, mount) for mount in found if mount.view]
 
 
-def _place(tree: Plan, mount: mount_table.Mount) -> str:
+def _place(tree: Plan, mount: mount_table.MountRow) -> str:
     """Where in the sandbox a mount of the host comes to lie."""
     return tree["target"].rstrip("/") + mount.point[len(tree["source"].rstrip("/")) :]
 
@@ -161,7 +163,7 @@ def _in_the_way(error: OSError, path: str) -> OSError:
     return OSError(error.errno, error.strerror, f"{error.filename}{f' ({_named(found)})' if found else ''}")
 
 
-def _named(found: list[mount_table.Mount]) -> str:
+def _named(found: list[mount_table.MountRow]) -> str:
     points = [mount.point for mount in found]
     rest = f" and {len(points) - 3} more" if len(points) > 3 else ""
     return f"mounted below it: {', '.join(points[:3])}{rest}"

@@ -35,12 +35,12 @@ def attempt(id_map: dict[str, Any], *, proc: bool) -> str | None:
         finally:
             os._exit(0)
     theirs.close()
-    held = sources.Held()
+    held = sources.HeldMount()
     try:
         idmap.write(pid, id_map)
         real_root = id_map["kind"] == "range"
         if real_root:  # as the zygote does
-            sources.hold(PLAN, held, userns=idmap.namespace(id_map), mounted=mount_table.Table())
+            sources.hold(PLAN, held, userns=idmap.namespace(id_map), mounted=mount_table.MountTable())
         protocol.send(ours, {"held": held.message() if real_root else None}, held.fds)
         got = protocol.receive(ours)
         return (got[0].get("error") if got else "the process ended early") or None
@@ -59,12 +59,12 @@ def _inside(channel: socket.socket, id_map: dict[str, Any], *, proc: bool) -> No
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    stage = mounts.Stage(proc=proc)
+    stage = mounts.StagingArea(proc=proc)
     if message["held"] is None:
-        held = sources.Held()
+        held = sources.HeldMount()
         sources.hold(PLAN, held)
     else:
-        held = sources.Held.received(message["held"], fds)
+        held = sources.HeldMount.received(message["held"], fds)
     stage.enter(PLAN, held)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     seccomp.install(seccomp.program(syscalls.MACHINE))

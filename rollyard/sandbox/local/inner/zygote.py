@@ -52,7 +52,7 @@ class Zygote:
         self._userns: dict[str, int] = {}
         self._settling: list[int] = []
         self._made = 0
-        self._mounted = mount_table.Table()
+        self._mounted = mount_table.MountTable()
         self._poller = select.poll()
 
     def serve(self) -> NoReturn:
@@ -205,7 +205,7 @@ class Zygote:
         del self._blanks[blank.pid]
         self._live[blank.pid] = (plan, blank.groups)
         self._poller.unregister(blank.channel.fileno())
-        held = sources.Held()
+        held = sources.HeldMount()
         try:
             message = self._hold(plan, held)
             for group, limits in zip(blank.groups, plan["limits"], strict=True):
@@ -221,7 +221,7 @@ class Zygote:
             blank.channel.close()
             protocol.close_fds([*held.fds, *request.fds])
 
-    def _hold(self, plan: Plan, held: sources.Held) -> dict[str, Any] | None:
+    def _hold(self, plan: Plan, held: sources.HeldMount) -> dict[str, Any] | None:
         """Real root holds the sources here, id-mapped where their filesystem can; a writable part that cannot keeps shifted
         ids on disk. Everybody else's sandbox holds them itself."""
         if not plan["namespace"] or plan["map"]["kind"] != "range":

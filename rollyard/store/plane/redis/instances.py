@@ -10,14 +10,14 @@ import msgspec
 from msgspec.structs import replace
 
 from rollyard.core.errors import LeaseLost, PlaneConflict, PlaneNotFound, PlaneQuota, PlaneRateLimited
-from rollyard.core.plane import Instance, InstanceState, Pool, Taking, Terms, Usage
+from rollyard.core.plane import AdmissionTerms, Instance, InstanceState, OwnerUsage, Taking, WarmPool
 from rollyard.store.plane.redis.change import Change, Row
 from rollyard.store.plane.redis.rows import Keys, due_at, instance_record, instance_row
 
 Request = tuple[str, str, bytes]
 
 
-class Rows:
+class InstanceRows:
     """The operations on one plane's keys."""
 
     def __init__(self, keys: Keys) -> None:
@@ -26,7 +26,7 @@ class Rows:
     # creation
 
     async def begin(
-        self, change: Change, new: Instance, terms: Terms, request: Request | None
+        self, change: Change, new: Instance, terms: AdmissionTerms, request: Request | None
     ) -> tuple[Instance, bool]:
         before = await self._asked_before(change, request)
         if before is not None:
@@ -54,7 +54,7 @@ class Rows:
             row = {"digest": request[2].hex(), "instance_id": instance_id}
             change.put(self.keys.request(*request[:2]), row)
 
-    async def _admit(self, change: Change, owner: str, terms: Terms, now: float) -> None:
+    async def _admit(self, change: Change, owner: str, terms: AdmissionTerms, now: float) -> None:
         row = await change.row(self.keys.owner(owner))
         found = usage_of(owner, row)
         quota = terms.quota if found.quota is None else found.quota
@@ -78,7 +78,7 @@ class Rows:
         row = await change.row(self.keys.owner(owner))
         change.put(self.keys.owner(owner), {**row, "used": str(int(row["used"]) - 1)})
 
-    async def set_terms(self, change: Change, owner: str, terms: Mapping[str, Any]) -> Usage:
+    async def set_terms(self, change: Change, owner: str, terms: Mapping[str, Any]) -> OwnerUsage:
         row = await change.row(self.keys.owner(owner))
         for name, value in terms.items():
             row.pop(name, None)
@@ -164,9 +164,9 @@ class Rows:
         self,
         change: Change,
         waiting: list[str],
-        pool: Pool,
+        pool: WarmPool,
         taking: Taking,
-        terms: Terms,
+        terms: AdmissionTerms,
         request: Request | None,
     ) -> tuple[Instance, bool] | None:
         before = await self._asked_before(change, request)
@@ -215,9 +215,9 @@ class Rows:
         return sum([await self.end(change, one, state, now, reason) for one, state, reason in ended])
 
 
-def usage_of(owner: str, row: Row) -> Usage:
+def usage_of(owner: str, row: Row) -> OwnerUsage:
     quota, rate = row.get("quota"), row.get("rate")
-    return Usage(
+    return OwnerUsage(
         owner=owner,
         used=int(row.get("used", "0")),
         quota=None if quota is None else int(quota),

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec, Instance, InstancePlan, Pool
+from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec, Instance, InstancePlan, WarmPool
 from rollyard.store.plane.redis.change import Row
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -93,12 +93,12 @@ def key_record(row: Row) -> ApiKey:
     return _record(ApiKey, {**row, "digest": ""}, digest_bytes=bytes.fromhex(row["digest"]))
 
 
-def pool_row(pool: Pool) -> Row:
+def pool_row(pool: WarmPool) -> Row:
     return _row(pool)
 
 
-def pool_record(row: Row) -> Pool:
-    return _record(Pool, row)
+def pool_record(row: Row) -> WarmPool:
+    return _record(WarmPool, row)
 
 
 def _text(value: Any) -> str:

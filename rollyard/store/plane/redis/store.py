@@ -15,19 +15,19 @@ from msgspec.structs import replace
 
 from rollyard.core.errors import MissingExtra, PlaneConflict, PlaneNotFound, StoreError
 from rollyard.core.plane import (
+    AdmissionTerms,
     ApiKey,
     EnvRecord,
     EnvSpec,
     Happening,
     Instance,
     InstanceState,
-    Pool,
+    OwnerUsage,
     Taking,
-    Terms,
-    Usage,
+    WarmPool,
 )
 from rollyard.store.plane.redis.change import Change, Changer, Row, decoded
-from rollyard.store.plane.redis.instances import Request, Rows, usage_of
+from rollyard.store.plane.redis.instances import InstanceRows, Request, usage_of
 from rollyard.store.plane.redis.rows import (
     BETWEEN,
     Keys,
@@ -81,7 +81,7 @@ async def open_redis(url: str, *, scripts: bool | None = None) -> AsyncGenerator
 class RedisPlane:
     def __init__(self, client: Any, prefix: str, *, scripted: bool) -> None:
         self._client, self._keys = client, Keys(prefix)
-        self._change, self._rows = Changer(client, prefix, scripted=scripted), Rows(self._keys)
+        self._change, self._rows = Changer(client, prefix, scripted=scripted), InstanceRows(self._keys)
 
     async def _changed(self, work: Callable[[Change], Awaitable[T]]) -> T:
         from redis.exceptions import RedisError
@@ -183,7 +183,7 @@ class RedisPlane:
 
     # instances
 
-    async def begin(self, new: Instance, *, terms: Terms, request: Request | None) -> tuple[Instance, bool]:
+    async def begin(self, new: Instance, *, terms: AdmissionTerms, request: Request | None) -> tuple[Instance, bool]:
         return await self._changed(lambda change: self._rows.begin(change, new, terms, request))
 
     async def step(
@@ -271,16 +271,16 @@ class RedisPlane:
         told = [msgspec.json.decode(lines[number]) for number in sorted(lines, key=int)]
         return [Happening(at=at, state=state, reason=reason) for at, state, reason in told]
 
-    async def set_terms(self, owner: str, **terms: Any) -> Usage:
+    async def set_terms(self, owner: str, **terms: Any) -> OwnerUsage:
         return await self._changed(lambda change: self._rows.set_terms(change, owner, terms))
 
-    async def usage(self, owner: str) -> Usage:
+    async def usage(self, owner: str) -> OwnerUsage:
         return usage_of(owner, await self._row(self._keys.owner(owner)))
 
     # pools and bundles
 
-    async def put_pool(self, pool: Pool) -> Pool:
-        async def work(change: Change) -> Pool:
+    async def put_pool(self, pool: WarmPool) -> WarmPool:
+        async def work(change: Change) -> WarmPool:
             row = await change.row(self._keys.pool(pool.name))
             kept = replace(pool, created_at=pool_record(row).created_at) if row else pool
             change.put(self._keys.pool(pool.name), pool_row(kept))
@@ -290,18 +290,18 @@ class RedisPlane:
 
         return await self._changed(work)
 
-    async def get_pool(self, name: str) -> Pool:
+    async def get_pool(self, name: str) -> WarmPool:
         row = await self._row(self._keys.pool(name))
         if not row:
             raise PlaneNotFound(f"there is no pool {name}")
         return pool_record(row)
 
-    async def list_pools(self) -> list[Pool]:
+    async def list_pools(self) -> list[WarmPool]:
         names = await self._after(self._keys.pools, None, 10_000)
         return [pool_record(row) for row in await self._found([self._keys.pool(name) for name in names]) if row]
 
-    async def remove_pool(self, name: str) -> Pool:
-        async def work(change: Change) -> Pool:
+    async def remove_pool(self, name: str) -> WarmPool:
+        async def work(change: Change) -> WarmPool:
             row = await change.row(self._keys.pool(name))
             if not row:
                 raise PlaneNotFound(f"there is no pool {name}")
@@ -314,7 +314,7 @@ class RedisPlane:
         return await self._changed(work)
 
     async def take(
-        self, pool: Pool, taking: Taking, *, terms: Terms, request: Request | None
+        self, pool: WarmPool, taking: Taking, *, terms: AdmissionTerms, request: Request | None
     ) -> tuple[Instance, bool] | None:
         async def work(change: Change) -> tuple[Instance, bool] | None:
             waiting = await self._after(self._keys.of_owner(pool.owner, live=True), None, _WAITING)
