@@ -1,7 +1,13 @@
-"""The learner: warm-up on demonstrations, then clipped policy gradient on rows with exactly the sampled ids and logprobs."""
+"""The learner: warm-up on demonstrations, then clipped policy gradient on rows with exactly the sampled ids and logprobs.
+
+Most tokens of an attempt are grammar that every attempt says alike, yet they carry the attempt's advantage. With a few groups
+a step that is noise, and it adds up: a model that may wander forgets the grammar, all its attempts score the same, and groups
+that score the same teach nothing any more. So each step also holds the model near the one that was warmed up.
+"""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 
@@ -13,6 +19,8 @@ from rollyard.train.tiny import TinyModel
 from rollyard.trajectory.samples import Sample, advantages
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+ANCHOR = 0.1  # weight of the drift from the reference in the loss
+WARM = 400  # supervised steps before
 
 
 def padded(rows: Sequence[Sequence[int]], fill: float = 0, dtype: torch.dtype = torch.long) -> torch.Tensor:
@@ -46,10 +54,19 @@ def warm_up(model: TinyModel, *, steps: int, seed: int, skill: float = 0.4) -> f
     return float(loss.detach())
 
 
+def drift(own: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """An unbiased estimate, never negative, of the divergence from the reference at each token that was sampled."""
+    apart = reference - own
+    return apart.exp() - apart - 1
+
+
 class Learner:
+    """The model as it is given is the reference. The optimiser has no weight decay: nothing but the loss moves a weight."""
+
     def __init__(self, model: TinyModel, *, rate: float = 3e-4) -> None:
         self.model = model
-        self.optimiser = torch.optim.AdamW(model.parameters(), lr=rate)
+        self.reference = copy.deepcopy(model).requires_grad_(False)
+        self.optimiser = torch.optim.Adam(model.parameters(), lr=rate)
 
     def gap(self, rows: Sequence[Sample]) -> float:
         """The largest difference between the sampler's logprobs and ours, over the tokens that train."""
@@ -58,13 +75,16 @@ class Learner:
             return float(((token_logprobs(self.model, ids) - behaviour).abs() * mask).max())
 
     def step(self, rows: Sequence[Sample]) -> float:
-        """One update. The baseline is per rollout, never per row; a group without variance moves nothing."""
+        """One update. The baseline is per rollout, never per row; a group without variance teaches nothing."""
         by_rollout = advantages(rows)
         ids, mask, behaviour = self._tensors(rows)
         weight = torch.tensor([by_rollout.get(row.rollout_id, 0.0) for row in rows])[:, None]
-        ratio = (token_logprobs(self.model, ids) - behaviour).exp()
+        own = token_logprobs(self.model, ids)
+        ratio = (own - behaviour).exp()
         bounded = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
-        loss = -(torch.minimum(ratio * weight, bounded * weight) * mask).sum() / mask.sum().clamp(min=1)
+        gain = torch.minimum(ratio * weight, bounded * weight)
+        away = drift(own, token_logprobs(self.reference, ids))
+        loss = ((ANCHOR * away - gain) * mask).sum() / mask.sum().clamp(min=1)
         self.optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -23,7 +23,7 @@ import uvicorn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from examples.grpo.learn import Learner, warm_up
+from examples.grpo.learn import WARM, Learner, warm_up
 from examples.grpo.world import SYSTEM, answered, renderer, task
 from rollyard import train as ry_train
 from rollyard.core.limits import Limits
@@ -109,7 +109,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--warm", type=int, default=700)
+    parser.add_argument("--warm", type=int, default=WARM)
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--address", default="", help="a Ray cluster; left out, two nodes are started here")
     parser.add_argument("--store", default="", help="a store that every node reaches")

@@ -1,12 +1,14 @@
 """GRPO where every rollout is a real agent process in a local sandbox, and every token is the trainer's own.
 
-    python examples/grpo/train.py --seed 0 --out out/grpo          (or `make train`, SEEDS=3 for three)
+    python examples/grpo/train.py --seed 0 --out out/grpo          (or `make train`, SEEDS=5 for five)
 
 A model of about a million weights speaks bytes. It is warmed up on a noisy demonstrator that is right only 40 % of the time at
 each step, so it can talk but mostly answers wrong; this is disclosed and needed: from random weights a sparse reward teaches
 nothing. Then each step runs groups of eight attempts at four questions: `shell-agent` starts in a sandbox and asks its gate, the
 gate holds the call, the trainer samples and answers with ids and logprobs, the verifier looks at the answer file, and one
-clipped policy-gradient update follows. Written: `curve.json`, `curve.png`.
+clipped policy-gradient update follows. Written: `curve.json` of each seed, and `curve.png` with all of them.
+
+A seed fixes the warm-up and the questions. What is sampled is new each time: agents run side by side and ask in any order.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import rollyard as ry
-from examples.grpo.learn import Learner, warm_up
+from examples.grpo.curves import draw, table
+from examples.grpo.learn import WARM, Learner, warm_up
 from examples.grpo.world import SYSTEM, answered, renderer, task
 from rollyard.policy.renderers.bytelevel import END
 from rollyard.runs.rollout.provision import Provision
@@ -93,10 +96,11 @@ async def train(seed: int, steps: int, warm: int, prompts: int, parallel: int, o
         for step in range(steps):
             await sampler.load({k: v.clone() for k, v in model.state_dict().items()}, step)
             rows, rewards = await collect(step, seed, parts, prompts, parallel)
-            if gap is None:
+            if gap is None and rows:
                 gap = learner.gap(rows)
                 print(f"step 0: sampler and trainer logprobs differ by at most {gap:.2e}", flush=True)
-            await asyncio.to_thread(learner.step, rows)
+            if rows:
+                await asyncio.to_thread(learner.step, rows)
             mean = sum(rewards) / len(rewards) if rewards else None
             curve.append({"step": step, "reward": mean, "rollouts": len(rewards)})
             print(
@@ -111,30 +115,12 @@ async def train(seed: int, steps: int, warm: int, prompts: int, parallel: int, o
     return result
 
 
-def draw(results: list[dict], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    for result in results:
-        points = [(p["step"], p["reward"]) for p in result["curve"] if p["reward"] is not None]
-        smooth = [
-            sum(r for _, r in points[max(0, n - 4) : n + 1]) / len(points[max(0, n - 4) : n + 1])
-            for n in range(len(points))
-        ]
-        axes.plot([s for s, _ in points], smooth, label=f"seed {result['seed']}")
-    axes.set(xlabel="step (32 real rollouts each)", ylabel="mean reward, last 5 steps", ylim=(0, 1.02))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--warm", type=int, default=700, help="supervised steps before")
+    parser.add_argument("--warm", type=int, default=WARM, help="supervised steps before")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="groups of eight per step")
     parser.add_argument("--parallel", type=int, default=8, help="rollouts at a time")
     parser.add_argument("--out", type=Path, default=Path("out/grpo"))
@@ -143,7 +129,8 @@ def main() -> None:
     for seed in range(asked.seed, asked.seed + asked.seeds):
         folder = asked.out if asked.seeds == 1 else asked.out / f"seed{seed}"
         results.append(asyncio.run(train(seed, asked.steps, asked.warm, asked.prompts, asked.parallel, folder)))
-    draw(results, asked.out / "curve.png")
+    draw(results, asked.out / "curve.png", rollouts=asked.prompts * GROUP)
+    print(table(results))
     print(f"written to {asked.out}")
 
 

@@ -1,7 +1,7 @@
 """The little world of the training example: six files with one digit each, a question, and a language of shell lines.
 
 The model speaks bytes. A line that starts with `$` is a shell command, anything else ends the conversation. To answer "what is in
-c?" it must `$cat c`, read the digit, and `$echo 7 >a`. The verifier looks at the file `a`; nothing else can give a reward.
+c?" it must `$cat c`, read the digit, and `$echo 7 >x`. The verifier looks at the file `x`; nothing else can give a reward.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from rollyard.core.message import Message, ToolSpec
 from rollyard.core.task import File, Task
 from rollyard.policy.parsers.protocol import assembled
 from rollyard.policy.renderers.bytelevel import ASSISTANT, END, TOOL, USER, ByteRenderer
+from rollyard.policy.renderers.bytelevel import SYSTEM as SYSTEM_ROLE
 
 NAMES = "abcdef"
+ANSWER = "x"  # none of the names: a file that is asked for holds its answer before the agent has done anything
 SYSTEM = "q"
 
 
@@ -45,9 +47,9 @@ def renderer() -> ByteRenderer:
 
 @ry.verifier(grade="shared")
 async def answered(sandbox, rollout):
-    """1 when the file `a` holds the digit that was asked for."""
+    """1 when the answer file holds the digit that was asked for."""
     wanted = rollout.task.metadata["answer"]
-    found = (await sandbox.exec("cat a 2>/dev/null", cwd="/workspace", timeout=10)).stdout.decode().strip()
+    found = (await sandbox.exec(f"cat {ANSWER} 2>/dev/null", cwd="/workspace", timeout=10)).stdout.decode().strip()
     return ry.Verdict(reward=float(found == wanted), checks={"answer": found == wanted})
 
 
@@ -79,13 +81,11 @@ def demonstration(draw: random.Random, skill: float) -> tuple[array[int], bytes]
         ids.extend(body)
         mask.extend([int(train)] * len(body))
 
-    from rollyard.policy.renderers.bytelevel import SYSTEM as SYSTEM_ROLE
-
     put(SYSTEM_ROLE, SYSTEM, False)
     put(USER, f"{asked}?", False)
     put(ASSISTANT, f"$cat {looked}", True)
     put(TOOL, f"{digits[looked]}\n", False)
-    put(ASSISTANT, f"$echo {said} >a", True)
+    put(ASSISTANT, f"$echo {said} >{ANSWER}", True)
     put(TOOL, "", False)
     put(ASSISTANT, ".", True)
     return ids, bytes(mask)

@@ -65,7 +65,8 @@ fi
 for place; do
     case $place in
     *.zip) show "$place"; continue ;;
-    */site-packages|*/dist-packages) for file in "$place"/*.pth "$place"/.*.pth "$place"/__editable__*_finder.py; do show "$file"; done ;;
+    */site-packages|*/dist-packages)
+        for file in "$place"/*.pth "$place"/.*.pth "$place"/__editable__*_finder.py; do show "$file"; done ;;
     esac
     for file in "$place"/sitecustomize* "$place"/usercustomize* "$place"/__pycache__/sitecustomize* \
         "$place"/__pycache__/usercustomize*; do show "$file"; done

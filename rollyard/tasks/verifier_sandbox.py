@@ -2,8 +2,9 @@
 
 A program's environment comes from the pristine image and the host, never from files the agent could write. What is left are the
 places programs look by themselves: HOME is new and empty, and so is Python's user site, which a test script may fill; git runs no
-hooks; with tools of its own the verifier's PATH starts with them. What Python and pytest find in the image is `python_startup.py`.
-A task's `[verifier.env]` is applied last and may say otherwise, as a test that inspects the agent's home has to.
+hooks; with tools of its own the verifier's PATH starts with them. For what Python and pytest find in the image see
+`python_startup.py`. A task's `[verifier.env]` is applied last and may say otherwise, as a test that inspects the agent's home has
+to.
 """
 
 from __future__ import annotations

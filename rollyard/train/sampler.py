@@ -50,8 +50,10 @@ class Row:
         self.logprobs = floats()
         self.versions: list[int] = []
         self.random = torch.Generator()
-        seed = request.seed if request.seed is not None else torch.seed()
-        self.random.manual_seed(seed & SeedSpace)
+        if request.seed is None:
+            self.random.seed()
+        else:
+            self.random.manual_seed(request.seed & SeedSpace)
 
     def done(self) -> bool:
         return len(self.ids) >= self.request.max_tokens or bool(self.ids and self.ids[-1] in self.request.stop_ids)

@@ -46,6 +46,7 @@ def test_a_run_shows_each_attempt_and_a_report_that_fit(tmp_path, look):
     assert "1 tasks, 2 attempts, 2 scored" in shown.screen
     assert "rollyard show run_" in shown.screen and "--store a.db" in shown.screen
     assert shown.coloured == ("NO_COLOR" not in look and "TERM" not in look)
+    assert ("2 attempts to do" in shown.screen) == ("TERM" in look)  # plain lines
     assert "in flight" not in shown.screen  # what was drawn while it went on is gone
 
 

@@ -23,6 +23,9 @@ from starlette.routing import Mount
 import rollyard as ry
 from bench.page import PRICES, fill
 from rollyard.core.errors import ConfigError
+from rollyard.core.events import POLICY_STOPPED, Event
+from rollyard.core.lease import Attempt
+from rollyard.core.rollout import Failure, Rollout
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.net.binding import LOOPBACK
 from rollyard.page.actions import LocalActions
@@ -280,3 +283,23 @@ async def test_live_news_are_numbered_and_say_when_a_run_is_over(tmp_path, backe
             later = json.loads((await get(f"{url}/live?run={run_id}&after={news['seq']}"))[2])
             assert later["seq"] == news["seq"]
             assert later["events"] == []
+
+
+async def test_a_run_shows_its_failures_by_what_they_say_and_the_policy_that_was_stopped(tmp_path):
+    said = f"http://127.0.0.1:9/v1/models answered 401: {HOSTILE}"
+    why = Failure(
+        boundary="policy", cause="UpstreamError", message=said, stage="wait", retry=True, grade=False, trainable=False
+    )
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        await store.create_run({"tasks": "x"}, id="run_f")
+        for number in range(2):
+            failed = Rollout(id=f"ro_{number}", run_id="run_f", task=Task(id="t", instruction="x"), failure=why)
+            await store.commit_rollout(failed)
+        one = Attempt(id="a", run_id="run_f", task_id="t", task_digest="", agent="x", policy="", number=0)
+        await store.add_attempts("run_f", [one])
+        fields = {"policy": "", "message": said}
+        await store.event(Event(at=1.0, name=POLICY_STOPPED, run_id="run_f", fields=fields))
+        async with serving(page_app(store)) as url:
+            _, _, page, _ = await get(f"{url}/runs/run_f")
+    assert f"<b>2</b> × {html.escape(said).replace('&#x27;', '&#39;').replace('&quot;', '&#34;')}" in page
+    assert "was asked no more" in page and "<script>document" not in page

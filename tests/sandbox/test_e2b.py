@@ -1,6 +1,7 @@
 """The e2b backend through the real SDK: what goes wrong between it and a server, and a real agent that works through it."""
 
 import asyncio
+import base64
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
+from urllib.parse import parse_qs
 
 import anyio
 import pytest
@@ -200,6 +202,47 @@ async def test_a_sandbox_that_was_extended_is_kept_and_listed_until_its_new_end(
                     assert seen.expires_at > time.time() + 800
                 assert await other.reap() == []
                 assert await box.alive()
+
+
+async def test_a_paused_sandbox_is_not_kept_and_one_that_was_resumed_is(backend):
+    app, told = e2b_app(backend), []
+
+    async def watching(scope, receive, send):
+        if scope["path"].endswith("/timeout"):
+            told.append(scope["path"])
+        await app(scope, receive, send)
+
+    async with listening(watching) as url, through(url) as remote, remote.open(ry.SandboxSpec()) as box:
+        await box.pause()
+        await box.keep()  # what its lease does, time and again
+        assert told == []
+        await box.resume()
+        await box.keep()
+        assert told == [f"/sandboxes/{box.id}/timeout"]
+
+
+async def test_programs_and_files_are_of_the_user_that_was_asked_for_also_after_attaching(backend):
+    app, users = e2b_app(backend), []
+
+    async def watching(scope, receive, send):
+        asked = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")[2]
+        query = parse_qs(scope["query_string"].decode()).get("username", [""])[0]
+        users.append(base64.b64decode(asked).decode().removesuffix(":") or query)
+        await app(scope, receive, send)
+
+    async def seen(call):
+        users.clear()
+        await call
+        return {user for user in users if user}
+
+    async with listening(watching) as url, through(url) as remote, through(url) as other:
+        async with remote.open(ry.SandboxSpec(user="agent")) as box:
+            assert await seen(box.exec("true", timeout=30)) == {"agent"}
+            assert await seen(box.exec("true", timeout=30, user="root", stdin=b"x")) == {"root"}
+            assert await seen(box.write("/tmp/x", b"x", user="root")) == {"root"}
+            assert await seen(box.read("/tmp/x")) == {"agent"}
+            again = await other.attach(box.id)
+            assert await seen(again.exec("true", timeout=30)) == {"agent"}
 
 
 async def test_what_the_server_behind_cannot_do_is_an_error_that_names_it(backend):

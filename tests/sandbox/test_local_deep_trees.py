@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import rollyard as ry
+from rollyard.core import folders
 from rollyard.core.errors import PathError
 from rollyard.core.task import Artifact
 from rollyard.images import tars, tree_pipe
@@ -118,6 +119,7 @@ async def test_a_deep_working_directory_is_copied_judged_and_snapshotted(tmp_pat
         tars.pack(str(scratch / "0"), "in", (0, 0), packed)
         with tarfile.open(fileobj=io.BytesIO(packed.getvalue())) as archive:
             assert len(archive.getmembers()) == 3000
+        folders.remove(scratch)  # before pytest, which recurses, gets to it
         image = await box.snapshot()
         async with backend.open(ry.SandboxSpec(image=image)) as fork:
             assert await fork.exists(f"{deepest}/file")

@@ -147,3 +147,35 @@ async def test_a_connection_that_breaks_after_the_launch_or_during_a_look_neithe
     done = await job.wait(30)
     assert (done.exit_code, done.stdout, (tmp_path / "count").read_text()) == (3, b"all of it", "once\n")
     assert sum(broken) >= 3
+
+
+@pytest.mark.parametrize("one_call_s", [None, 30.0])
+async def test_a_program_is_run_to_its_end_once_although_answers_are_lost(tmp_path, one_call_s):
+    lost, count = [], tmp_path / "count"
+
+    async def losing(cmd, **options):
+        done = await run(cmd, **options)
+        if len(lost) < 2:
+            lost.append(done)
+            raise SandboxInterrupted("the answer was lost")
+        return done
+
+    argv = ["sh", "-c", f"echo once >>{count}; printf 'out\\377'; echo err >&2; cat; exit 3"]
+    options = {"env": {}, "cwd": "/", "most": 2, "root": str(tmp_path), "one_call_s": one_call_s}
+    done = await shim.finish(losing, argv, "job_x", **options)
+    assert (done.exit_code, done.stdout, done.stderr, done.truncated) == (3, b"ou", b"er", True)
+    assert (len(lost), count.read_text()) == (2, "once\n")
+
+
+@pytest.mark.parametrize("one_call_s", [None, 30.0])
+async def test_a_program_whose_shells_were_all_killed_is_told_as_lost(tmp_path, one_call_s):
+    async def cut_off(cmd, **options):
+        done = await run(cmd, **options)
+        if done.exit_code < 0:
+            raise SandboxInterrupted("the answer did not come through whole")
+        return done
+
+    argv = ["sh", "-c", f"grep -l {shim.MARK}=job_y /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3 | xargs kill -9"]
+    options = {"env": {}, "cwd": "/", "most": 100, "root": str(tmp_path), "one_call_s": one_call_s}
+    done = await shim.finish(cut_off, argv, "job_y", **options)
+    assert (done.exit_code, done.lost) == (None, True)

@@ -69,8 +69,7 @@ class Attempt:
             place=self.place,
             workdir=self.workdir,
             artifacts=self.task.artifacts,
-            before=self.before,
-            **{"timeout_s": 60.0, **case},
+            **{"timeout_s": 60.0, "before": self.before, **case},
         )
         return await judge(described, self.sandbox, self.backend, verifier or verifier_for(spec, policy))
 

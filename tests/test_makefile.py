@@ -1,0 +1,34 @@
+"""What each target would install on a fresh machine, as make itself says it."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def commands(target, tmp_path):
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    words = ["make", "--dry-run", target, f"VENV={tmp_path / 'fresh'}"]
+    return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_the_demo_installs_the_runtime_and_nothing_else(tmp_path):
+    wanted = commands("demo", tmp_path)
+    assert "--editable .\n" in wanted and "examples/demo.py" in wanted
+    assert "requirements-dev" not in wanted and "system-packages tests" not in wanted and "torch" not in wanted
+
+
+def test_the_ordinary_suite_does_not_install_torch(tmp_path):
+    wanted = commands("test", tmp_path)
+    assert "-r requirements-dev.txt" in wanted and "system-packages tests" in wanted and "pytest" in wanted
+    assert " torch" not in wanted and "torch" not in (ROOT / "requirements-dev.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("target", ["check", "train", "test-slow"])
+def test_targets_that_use_torch_install_it(target, tmp_path):
+    assert "-c constraints.txt torch\n" in commands(target, tmp_path)
