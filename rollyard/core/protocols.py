@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -15,7 +15,9 @@ from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.sandbox import Capabilities, Exit, Resources, SandboxInfo, SandboxSpec, Stat
 from rollyard.core.task import Task
-from rollyard.trajectory.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rollyard.trajectory.trajectory import Trajectory
 
 Command = str | Sequence[str]
 

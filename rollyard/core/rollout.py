@@ -113,7 +113,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_at: float = 0.0
     wall_s: float = 0.0
     fence: int | None = None
-    trajectory: Any = None  # core.trajectory.Trajectory while in memory; the store keeps it as calls and nodes
+    trajectory: Any = None  # a `Trajectory` while in memory; the store keeps it as calls and nodes
 
     @property
     def reward(self) -> float | None:
@@ -126,9 +126,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def turns(self) -> list[Turn]:
         """Per-turn records: messages, completion ids, logprobs, finish; [] where nothing was captured (`black_box`)."""
-        from rollyard.trajectory.turns import turns
-
-        return turns(self.trajectory)
+        return self.trajectory.turns() if self.trajectory is not None else []
 
     @property
     def task_id(self) -> str:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollyard.net.model_connection import Timeouts as Timeouts
+    from rollyard.policy.connection import Timeouts as Timeouts
     from rollyard.policy.held_call import HeldCall as HeldCall
     from rollyard.policy.passthrough_policy import passthrough as passthrough
     from rollyard.policy.queue import Queue as Queue

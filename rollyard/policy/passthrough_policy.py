@@ -17,7 +17,7 @@ import yarl
 from rollyard.core.call import Call, Reply
 from rollyard.core.errors import Unsupported, UpstreamError
 from rollyard.core.protocols import RawRequest, RawResponse
-from rollyard.net.model_connection import ModelConnection, Timeouts, checked_url, resolve_key
+from rollyard.policy.connection import ModelConnection, Timeouts, checked_url, resolve_key
 from rollyard.policy.model_server import cannot_answer, shown_url
 
 HOP = frozenset(

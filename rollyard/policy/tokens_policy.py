@@ -18,7 +18,7 @@ import msgspec
 
 from rollyard.core.call import Call, CaptureLevel, Reply
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, UpstreamError
-from rollyard.net.model_connection import ModelConnection, Timeouts, checked_url, json_object, resolve_key
+from rollyard.policy.connection import ModelConnection, Timeouts, checked_url, json_object, resolve_key
 from rollyard.policy.model_server import (
     ServedModel,
     cannot_answer,

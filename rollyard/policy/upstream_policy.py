@@ -20,7 +20,7 @@ from rollyard.core.call import Call, CaptureLevel, Dialect, Reply, Sampling
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, PolicyError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
-from rollyard.net.model_connection import ModelConnection, Timeouts, checked_url, origin, resolve_key
+from rollyard.policy.connection import ModelConnection, Timeouts, checked_url, origin, resolve_key
 from rollyard.policy.evidence import level_of
 from rollyard.policy.model_server import (
     ServedModel,

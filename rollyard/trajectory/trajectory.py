@@ -22,6 +22,7 @@ from rollyard.core.call import Call, CallRecord, Reply, VersionSpan
 from rollyard.core.delta import Blob
 from rollyard.core.message import Message
 from rollyard.core.node import Added, BreakReason, Match, Node
+from rollyard.core.rollout import Turn
 from rollyard.trajectory.attach import AttachPoint, place
 from rollyard.trajectory.body_cache import Tip, keep
 from rollyard.trajectory.branch import Branch, branches_of
@@ -60,6 +61,12 @@ class Trajectory:
 
     def record(self, call_id: str) -> CallRecord:
         return self._ledger.records[call_id]
+
+    def turns(self) -> list[Turn]:
+        """One record for each answered call, in commit order: messages, ids, logprobs, finish."""
+        from rollyard.trajectory.turns import turns
+
+        return turns(self)
 
     def messages(self, call_id: str) -> tuple[Message, ...]:
         """The canonical messages that a call's answer was sampled from."""

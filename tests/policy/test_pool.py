@@ -7,7 +7,7 @@ import pytest
 
 from rollyard.core.errors import UpstreamError
 from rollyard.net.http_client import BadAnswer, HttpPool
-from rollyard.net.model_connection import ModelConnection, Timeouts
+from rollyard.policy.connection import ModelConnection, Timeouts
 
 pytestmark = pytest.mark.anyio
 

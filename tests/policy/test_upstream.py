@@ -5,7 +5,7 @@ from aiohttp import web
 
 from rollyard.core.call import Sampling
 from rollyard.core.errors import ConfigError, UpstreamError
-from rollyard.net.model_connection import Timeouts
+from rollyard.policy.connection import Timeouts
 from rollyard.policy.model_server import words_of
 from rollyard.policy.upstream_policy import upstream
 

@@ -10,8 +10,8 @@ import sys
 import msgspec
 import pytest
 
-from rollyard.tasks.build import build
-from rollyard.tasks.built import BuildOptions, FileCache
+from rollyard.images.build import build
+from rollyard.images.build_types import BuildOptions, FileCache
 from rollyard.tasks.harbor import load_folder
 from rollyard.tasks.rows import as_task
 

@@ -18,10 +18,10 @@ from examples.grpo.learn import WARM, Learner, token_logprobs
 from examples.grpo.train import train
 from examples.grpo.world import NAMES, SYSTEM, answered, renderer, task
 from rollyard.core.call import floats
-from rollyard.core.samples import Sample
 from rollyard.policy.renderers.bytelevel import END
 from rollyard.train.sampler import Request, Sampler
 from rollyard.train.tiny import TinyConfig, TinyModel
+from rollyard.trajectory.samples import Sample
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agent]
 SMALL = TinyConfig(width=32, layers=1, context=64)

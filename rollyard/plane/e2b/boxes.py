@@ -89,7 +89,7 @@ class SandboxTokens:
         return token.rpartition(".")[0]
 
 
-class SandboxRequest(msgspec.Struct, frozen=True, kw_only=True):
+class E2bCreate(msgspec.Struct, frozen=True, kw_only=True):
     """A create request, read."""
 
     template: str
@@ -100,7 +100,7 @@ class SandboxRequest(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...]
 
 
-def read_create(body: Mapping[str, Any]) -> SandboxRequest:
+def read_create(body: Mapping[str, Any]) -> E2bCreate:
     for name in _REFUSED:
         if body.get(name):
             raise E2bRefusal("unimplemented", f"{name} is not served here", 400)
@@ -116,7 +116,7 @@ def read_create(body: Mapping[str, Any]) -> SandboxRequest:
                 "internet": body.get("allow_internet_access"),
                 "hosts": (body.get("network") or {}).get("allowOut") or (),
             },
-            SandboxRequest,
+            E2bCreate,
         )
     except (msgspec.ValidationError, AttributeError) as error:
         raise E2bRefusal("invalid_argument", str(error)) from error

@@ -162,7 +162,7 @@ async def test_a_program_is_run_to_its_end_once_although_answers_are_lost(tmp_pa
 
     argv = ["sh", "-c", f"echo once >>{count}; printf 'out\\377'; echo err >&2; cat; exit 3"]
     options = {"env": {}, "cwd": "/", "most": 2, "root": str(tmp_path), "one_call_s": one_call_s}
-    done = await shim.finish(losing, argv, "job_x", **options)
+    done = await job_shim.finish(losing, argv, "job_x", **options)
     assert (done.exit_code, done.stdout, done.stderr, done.truncated) == (3, b"ou", b"er", True)
     assert (len(lost), count.read_text()) == (2, "once\n")
 
@@ -175,7 +175,7 @@ async def test_a_program_whose_shells_were_all_killed_is_told_as_lost(tmp_path, 
             raise SandboxInterrupted("the answer did not come through whole")
         return done
 
-    argv = ["sh", "-c", f"grep -l {shim.MARK}=job_y /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3 | xargs kill -9"]
+    argv = ["sh", "-c", f"grep -l {job_shim.MARK}=job_y /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3 | xargs kill -9"]
     options = {"env": {}, "cwd": "/", "most": 100, "root": str(tmp_path), "one_call_s": one_call_s}
-    done = await shim.finish(cut_off, argv, "job_y", **options)
+    done = await job_shim.finish(cut_off, argv, "job_y", **options)
     assert (done.exit_code, done.lost) == (None, True)

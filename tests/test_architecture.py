@@ -1,0 +1,147 @@
+"""The shape of the package, held by tests: one meaning per class name, plain file names, no cycle between sub-packages,
+every dependency declared and used. Layers and third-party fences are import-linter's (`pyproject.toml`, `make check`)."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "rollyard"
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if "templates" not in path.parts)
+
+# File names that said nothing, or another thing than what was in the file.
+BANNED = {
+    "asked", "asking", "base", "blame", "board", "breaks", "carry", "common", "configs", "demands", "doorway", "duty",
+    "faces", "following", "frames", "ground", "helpers", "judged", "ledger", "misc", "once", "opening", "parcels", "patience",
+    "placing", "places", "plans", "shim", "stand", "tips", "utils", "words", "work", "worlds",
+}  # fmt: skip
+
+# Distributions whose modules have another name, and those that are used without being imported by name.
+MODULES = {
+    "daytona": "daytona",
+    "e2b": "e2b",
+    "fleet-python": "fleet",
+    "huggingface-hub": "huggingface_hub",
+    "opentelemetry-api": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
+    "prime-sandboxes": "prime_sandboxes",
+    "prometheus-client": "prometheus_client",
+    "pydantic-settings": "pydantic_settings",
+    "python-multipart": "multipart",
+    "pyyaml": "yaml",
+    "sqlalchemy": "sqlalchemy",
+}
+# renderers imports httpx and does not ask for it; Starlette reads forms with python-multipart; SQLAlchemy loads drivers.
+USED_BY_OTHERS = {"httpx", "python-multipart", "asyncpg"}
+# Present wherever the package that brings it is.
+BROUGHT = {"click": "typer", "numpy": "pyarrow", "google": "fleet"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES_OF_OURS = {module_name(path): path for path in FILES}
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module an import statement of this file names, wherever in the file it stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in MODULES_OF_OURS else node.module
+
+
+def test_a_public_class_name_has_one_meaning():
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module_name(path))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_file_names_are_words_that_a_stranger_would_guess():
+    assert [str(path.relative_to(ROOT)) for path in FILES if path.stem in BANNED] == []
+
+
+def sub_package(module: str) -> str:
+    return module if MODULES_OF_OURS[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def test_there_is_no_cycle_between_sub_packages():
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module, path in MODULES_OF_OURS.items():
+        for name in imports_of(path):
+            if name in MODULES_OF_OURS and "TYPE_CHECKING" not in guard_of(path, name):
+                here, there = sub_package(module), sub_package(name)
+                if here != there and "rollyard" not in (here, there):
+                    graph[here].add(there)
+    assert find_cycles(graph) == []
+
+
+def guard_of(path: Path, name: str) -> str:
+    """The condition an import stands under, as text; "" for a plain one."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for inner in node.body:
+                if isinstance(inner, ast.ImportFrom) and inner.module and name.startswith(inner.module):
+                    return ast.unparse(node.test)
+    return ""
+
+
+def find_cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that all reach each other."""
+
+    def reachable(start: str) -> set[str]:
+        seen: set[str] = set()
+        stack = [start]
+        while stack:
+            for after in graph.get(stack.pop(), ()):
+                if after not in seen:
+                    seen.add(after)
+                    stack.append(after)
+        return seen
+
+    reach = {node: reachable(node) for node in list(graph)}
+    groups = {tuple(sorted(other for other in found if node in reach.get(other, ()))) for node, found in reach.items()}
+    return [list(group) for group in sorted(groups) if group]
+
+
+def declared_distributions() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(item for extra in project["optional-dependencies"].values() for item in extra),
+    ]
+    return {re.split(r"[\[<>=!~ ;]", item, maxsplit=1)[0].lower() for item in wanted}
+
+
+def imported_packages() -> set[str]:
+    """Third-party packages named by an import statement, or by `import_module("...")` with a plain text."""
+    found: set[str] = set()
+    for path in FILES:
+        if path.is_relative_to(PACKAGE / "inside"):
+            continue  # runs in sandboxes, beside what the sandbox has
+        found.update(name.partition(".")[0] for name in imports_of(path))
+        found.update(re.findall(r"import_module\(\"(\w+)", path.read_text()))
+        found.update(re.findall(r"load_extra\(\"(\w+)", path.read_text()))
+    return found - set(sys.stdlib_module_names) - {"rollyard", "__future__"}
+
+
+def test_every_dependency_is_imported_and_every_import_is_declared():
+    declared = {MODULES.get(name, name.replace("-", "_")) for name in declared_distributions() - USED_BY_OTHERS}
+    imported = {BROUGHT.get(name, name) for name in imported_packages()}
+    assert {"unused": sorted(declared - imported), "undeclared": sorted(imported - declared)} == {
+        "unused": [],
+        "undeclared": [],
+    }
