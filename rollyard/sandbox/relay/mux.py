@@ -1,6 +1,6 @@
 """The relay's host end: many connections over one pipe.
 
-`HostRelay` reads frames from the program in the sandbox and gives each connection a stream with its own credit. When the pipe ends,
+`HostRelay` reads frames from the program in the sandbox and gives each connection a stream with its own credit. When it ends,
 every stream and every waiting call ends with the program's own last words, so a dead relay is an error with a log, not a hang.
 """
 
