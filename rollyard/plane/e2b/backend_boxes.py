@@ -18,7 +18,7 @@ from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.plane import ApiKey
 from rollyard.core.protocols import Backend, Sandbox
 from rollyard.core.sandbox import SandboxSpec
-from rollyard.plane.e2b.boxes import E2bSandbox, SandboxRequest, SandboxTokens, SandboxView, read_create
+from rollyard.plane.e2b.boxes import E2bCreate, E2bSandbox, SandboxTokens, SandboxView, read_create
 from rollyard.plane.e2b.errors import E2bRefusal
 from rollyard.plane.e2b.processes import Processes
 
@@ -69,7 +69,7 @@ class BackendBoxes:
         box = self._boxes[sandbox.id] = E2bSandbox(sandbox.id, template, sandbox, Processes(sandbox))
         return box
 
-    def _wanted(self, asked: SandboxRequest) -> SandboxSpec:
+    def _wanted(self, asked: E2bCreate) -> SandboxSpec:
         base = self._templates.get(asked.template) or (
             self._spec if asked.template == "base" else msgspec.structs.replace(self._spec, image=asked.template)
         )

@@ -14,7 +14,7 @@ from typing import Any
 from rollyard.core.errors import Error, PlaneConflict, PlaneForbidden, PlaneGone, PlaneNotFound, SandboxGone
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.plane.access import Access, sees
-from rollyard.plane.e2b.boxes import E2bSandbox, SandboxRequest, SandboxTokens, SandboxView, read_create
+from rollyard.plane.e2b.boxes import E2bCreate, E2bSandbox, SandboxTokens, SandboxView, read_create
 from rollyard.plane.e2b.errors import E2bRefusal
 from rollyard.plane.e2b.processes import Processes
 from rollyard.plane.instances import CreateInstance, Instances
@@ -147,7 +147,7 @@ def _known(caller: ApiKey | None) -> ApiKey:
     return caller
 
 
-def _wanted(asked: SandboxRequest) -> CreateInstance:
+def _wanted(asked: E2bCreate) -> CreateInstance:
     if asked.hosts:
         raise E2bRefusal(
             "unimplemented", "an instance's network is its environment's; allowOut is not served here", 400
