@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from rollyard import agents
@@ -14,7 +15,6 @@ from rollyard.core.rollout import Rollout
 from rollyard.policy import PolicyText
 from rollyard.runs.config import POLICY, RunConfig
 from rollyard.store import Store
-from rollyard.store.listing import existing
 
 
 def check_policies(config: RunConfig) -> None:
@@ -61,7 +61,9 @@ async def open_policy(text: str, *, store: Store | None = None, served: bool = F
 
 async def read_recording(found: PolicyText, store: Store | None) -> Rollout:
     if (where := found.options.get("store")) is not None:
-        async with Store.open(existing(where)) as other:
+        if "://" not in where and not Path(where).is_file():
+            raise ConfigError(f"no store at {where}, which replay:{found.argument} names")
+        async with Store.open(where) as other:
             return await _rollout(other, found.argument or "")
     if store is None:
         raise ConfigError(f"replay:{found.argument} needs the store of the recording", hint="add #store=FILE")

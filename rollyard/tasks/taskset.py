@@ -137,6 +137,12 @@ def _open(text: str, *, allow_network: bool, cache: Path | None) -> Iterator[Tas
         raise ConfigError(f"{path}: no such file or folder")
     if ":" in text:
         return from_python(text)
+    known = registry.names("rollyard.tasksets")
+    if text not in known:
+        raise ConfigError(
+            f"no task folder, file or taskset is named {text!r}" + (f"; tasksets: {', '.join(known)}" if known else ""),
+            hint="name a folder of tasks, a dataset.toml, or a .jsonl, .json or .py file",
+        )
     return rows_of(registry.load("rollyard.tasksets", text), text)
 
 

@@ -23,8 +23,8 @@ from starlette.routing import Mount
 import rollyard as ry
 from bench.page import PRICES, fill
 from rollyard.core.errors import ConfigError
-from rollyard.core.task import Task, VerifierSpec
 from rollyard.core.listening import LOOPBACK
+from rollyard.core.task import Task, VerifierSpec
 from rollyard.plane.page.actions import LocalActions
 from rollyard.plane.page.app import page_app
 from rollyard.plane.page.hosts import OnlyHosts
