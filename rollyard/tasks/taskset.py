@@ -139,10 +139,8 @@ def _open(text: str, *, allow_network: bool, cache: Path | None) -> Iterator[Tas
         return from_python(text)
     known = registry.names("rollyard.tasksets")
     if text not in known:
-        raise ConfigError(
-            f"no task folder, file or taskset is named {text!r}" + (f"; tasksets: {', '.join(known)}" if known else ""),
-            hint="name a folder of tasks, a dataset.toml, or a .jsonl, .json or .py file",
-        )
+        hint = "name a folder of tasks, a dataset.toml, or a .jsonl, .json or .py file"
+        raise UnknownName("task folder, file or taskset", text, known, hint=hint)
     return rows_of(registry.load("rollyard.tasksets", text), text)
 
 

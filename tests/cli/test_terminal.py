@@ -119,7 +119,7 @@ REFUSED = {
     "no policy": ([*RUN], "no policy answers the model calls of shell-agent"),
     "no such folder": (
         ["run", "nosuchfolder", "--policy", SCRIPTED],
-        "no task folder, file or taskset is named 'nosuchfolder'",
+        "no task folder, file or taskset named 'nosuchfolder'",
     ),
     "no such policy": ([*RUN, "--policy", "skripted:x"], "did you mean 'scripted'?"),
     "no such script": ([*RUN, "--policy", "scripted:nowhere.yaml"], "nowhere.yaml"),
