@@ -25,9 +25,9 @@ from bench.page import PRICES, fill
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import POLICY_STOPPED, Event
 from rollyard.core.lease import Attempt
+from rollyard.core.listening import LOOPBACK
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.core.task import Task, VerifierSpec
-from rollyard.core.listening import LOOPBACK
 from rollyard.plane.page.actions import LocalActions
 from rollyard.plane.page.app import page_app
 from rollyard.plane.page.hosts import OnlyHosts
