@@ -80,9 +80,9 @@ class UnknownName(ConfigError):
         from difflib import get_close_matches
 
         near = get_close_matches(name, known, n=1)
-        listing = ", ".join(sorted(known)) or "none"
         guess = f"did you mean {near[0]!r}? " if near else ""
-        super().__init__(f"no {kind} named {name!r}; {guess}known: {listing}", hint=hint)
+        listing = f"; {guess}known: {', '.join(sorted(known))}" if known else ""
+        super().__init__(f"no {kind} named {name!r}{listing}", hint=hint)
         self.name = name
         self.known = tuple(known)
 

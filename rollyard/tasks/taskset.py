@@ -137,6 +137,10 @@ def _open(text: str, *, allow_network: bool, cache: Path | None) -> Iterator[Tas
         raise ConfigError(f"{path}: no such file or folder")
     if ":" in text:
         return from_python(text)
+    known = registry.names("rollyard.tasksets")
+    if text not in known:
+        hint = "name a folder of tasks, a dataset.toml, or a .jsonl, .json or .py file"
+        raise UnknownName("task folder, file or taskset", text, known, hint=hint)
     return rows_of(registry.load("rollyard.tasksets", text), text)
 
 

@@ -133,6 +133,11 @@ def test_what_is_no_store_is_refused_in_one_line_that_names_it(verb, tmp_path, m
     assert set(files()) <= {*before, "bad.db-wal", "bad.db-shm"}
 
 
+def test_a_directory_is_named_as_one(verb, tmp_path):
+    (tmp_path / "runs").mkdir()
+    assert "runs is a directory, not a store" in verb("list", "--store", "runs")[1][0]
+
+
 def test_view_refuses_a_broken_store_before_it_listens(verb, tmp_path):
     _text(tmp_path / "bad.db")
     code, lines = verb("view", "bad.db", "--port", "0")

@@ -117,7 +117,10 @@ def test_an_agent_that_calls_no_model_needs_no_policy(tmp_path, agent):
 # what is wrong, the words of the command, what a person reads
 REFUSED = {
     "no policy": ([*RUN], "no policy answers the model calls of shell-agent"),
-    "no such folder": (["run", "nosuchfolder", "--policy", SCRIPTED], "nosuchfolder"),
+    "no such folder": (
+        ["run", "nosuchfolder", "--policy", SCRIPTED],
+        "no task folder, file or taskset named 'nosuchfolder'",
+    ),
     "no such policy": ([*RUN, "--policy", "skripted:x"], "did you mean 'scripted'?"),
     "no such script": ([*RUN, "--policy", "scripted:nowhere.yaml"], "nowhere.yaml"),
     "no such option": ([*RUN, "--policy", f"{SCRIPTED}#temperature=1"], "takes no option 'temperature'"),
@@ -161,6 +164,9 @@ def test_replay_answers_from_the_store_of_the_run_or_the_one_that_is_named(kept,
     assert_readable(other)
     for shown in (own, other):
         assert "completed  reward 1  4 calls" in shown.screen
+    nowhere = on_terminal(*RUN, "--policy", f"replay:{rollout_id}#store=nowhere.db", cwd=tmp_path)
+    assert nowhere.code == 2 and "no store at nowhere.db" in nowhere.screen
+    assert not (tmp_path / "nowhere.db").exists()
     missing = on_terminal(*RUN, "--policy", "replay:ro_nonsuch", "--store", "a.db", cwd=folder)
     assert missing.code == 3 and "ro_nonsuch" in missing.screen and "Traceback" not in missing.written
 
