@@ -169,4 +169,4 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None
     pid: int | None = None
     state: str = "running"
-    rung: str | None = None  # the step on the backend's own ladder of isolation, where it has one
+    level: str | None = None  # the local backend's own level of isolation

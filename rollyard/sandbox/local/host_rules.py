@@ -1,5 +1,5 @@
-"""Where a program may go on rungs D and E, where it shares the host's file system: a directory of its own, and the system's
-programs read-only."""
+"""Where a program may go on the levels `landlock` and `none`, where it shares the host's file system: a directory of its own,
+and the system's programs read-only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def environment(home: Home) -> dict[str, str]:
 
 
 def landlock(home: Home, ports: str) -> dict[str, Any]:
-    """The rules of rung D. `ports` are TCP ports a program may connect to, separated by commas."""
+    """The rules of the level `landlock`. `ports` are TCP ports a program may connect to, separated by commas."""
     read = [*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *host_prefixes()]
     return {
         "read": read,
