@@ -15,6 +15,7 @@ Isolation = Literal["none", "landlock", "namespace", "container", "gvisor", "mic
 ISOLATION_ORDER: tuple[Isolation, ...] = ("none", "landlock", "namespace", "container", "gvisor", "microvm")
 Network = Literal["none", "allowlist", "host"]
 Lifetime = Literal["owner", "ttl"]
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # where an image does not say
 
 
 def at_least(got: Isolation, wanted: Isolation) -> bool:

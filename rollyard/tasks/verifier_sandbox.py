@@ -14,12 +14,11 @@ from typing import Any, cast
 
 from rollyard.core.program import Program, ProgramCalls
 from rollyard.core.protocols import Job, Sandbox
-from rollyard.core.sandbox import Exit
+from rollyard.core.sandbox import DEFAULT_PATH, Exit
 
 TESTS = "/tests"
 LOGS = "/logs/verifier"
 HOME = "/logs/verifier-home"
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _GIT = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", "core.pager": "cat", "safe.directory": "*"}
 

@@ -25,7 +25,7 @@ from rollyard.core.errors import (
 )
 from rollyard.core.home import data_home, private_dir
 from rollyard.core.ids import new_id
-from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
+from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, SandboxSpec
 from rollyard.core.sequences import as_tuple
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
@@ -169,7 +169,7 @@ class LocalBackend:
 
     def _entry(self, home: Home, spec: SandboxSpec, rootfs: Rootfs) -> SandboxEntry:
         now = time.time()
-        env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **rootfs.env}
+        env = {"PATH": DEFAULT_PATH, **rootfs.env}
         workdir = rootfs.workdir
         if not self._namespaced:
             env, workdir = host_rules.environment(home), host_rules.workdir(home)

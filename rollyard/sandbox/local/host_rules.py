@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollyard.images.host import ETC_FILES, ETC_SSL_FILES, ETC_TREES, STANDARD_PATH, host_prefixes
+from rollyard.core.sandbox import DEFAULT_PATH
+from rollyard.images.host import ETC_FILES, ETC_SSL_FILES, ETC_TREES, host_prefixes
 from rollyard.sandbox.local.journal import Home
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -23,7 +24,7 @@ def workdir(home: Home) -> str:
 
 
 def environment(home: Home) -> dict[str, str]:
-    path = ":".join([*(f"{prefix}/bin" for prefix in host_prefixes()), *STANDARD_PATH])
+    path = ":".join([*(f"{prefix}/bin" for prefix in host_prefixes()), DEFAULT_PATH])
     return {"PATH": path, "LANG": "C.UTF-8", "HOME": str(home.fs / "home"), "TMPDIR": str(home.fs / "tmp")}
 
 
