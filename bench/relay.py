@@ -37,7 +37,7 @@ from typing import NamedTuple
 import uvicorn
 
 import rollyard as ry
-import rollyard.sandbox.relay as package
+import rollyard.inside as package
 from rollyard.core.sandbox import Exit
 from rollyard.plane.e2b import e2b_app
 from rollyard.sandbox.local.backend import LocalBackend
@@ -163,7 +163,7 @@ async def over_pipe(*mode: str) -> AsyncGenerator[Place]:
         async with program("-c", CLIENT, str(port), str(calls)) as asking:
             return json.loads((await asyncio.wait_for(asking.communicate(), 120))[0])
 
-    inside = str(Path(package.__file__).with_name("inside.py"))
+    inside = str(Path(package.__file__).with_name("relay.py"))
     async with program("-c", SERVER) as server, program(inside, *mode) as process:
 
         async def output():
@@ -199,7 +199,7 @@ async def over_files() -> AsyncGenerator[Place]:
 
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as root:
         pair = HostFilePair(say, put, f"{root}/relay")
-        await pair.start([sys.executable, str(Path(package.__file__).with_name("inside.py"))])
+        await pair.start([sys.executable, str(Path(package.__file__).with_name("relay.py"))])
         async with program("-c", SERVER) as server, HostRelay(pair.output(), pair.write) as relay:
             yield Place(client, int(await server.stdout.readline()), await relay.listen())
         await pair.aclose()

@@ -203,7 +203,7 @@ async def measure(samples: int, live: int) -> bool:
     print(f"{'':26} {'p50 ms':>8} {'p95 ms':>8}   {'true p50':>8} {'true p95':>8}   {'p50':>7} {'p10':>7}")
     with tempfile.TemporaryDirectory(prefix="ry-bench-") as root:
         async with LocalBackend(root=root) as backend:
-            print(f"rung {backend.rung}, cgroups {backend.cgroup_kind}, {samples} samples", flush=True)
+            print(f"isolation level {backend.level}, cgroups {backend.cgroup_kind}, {samples} samples", flush=True)
             times = await latencies(backend, samples)
             for row in times.values():
                 row.show()

@@ -1,10 +1,11 @@
-"""The contracts rooms meet at. Implementations are values of these shapes; nobody inherits from them."""
+"""The contracts at which packages meet. Implementations are values of these shapes and do not inherit from them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Awaitable, Generator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, overload, runtime_checkable
 
 import msgspec
 
@@ -12,14 +13,13 @@ from rollyard.core.call import Call, CallRecord, Reply
 from rollyard.core.delta import Blob
 from rollyard.core.events import Event
 from rollyard.core.node import Node
+from rollyard.core.program import Command, ExecOptions, Program, StartOptions
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.sandbox import Capabilities, Exit, Resources, SandboxInfo, SandboxSpec, Stat
 from rollyard.core.task import Task
 
 if TYPE_CHECKING:
     from rollyard.trajectory.trajectory import Trajectory
-
-Command = str | Sequence[str]
 
 
 class ByteStream(Protocol):
@@ -41,7 +41,7 @@ class Listener(Protocol):
     port: int
 
     @property
-    def sock(self) -> Any: ...
+    def sock(self) -> socket.socket | None: ...
     async def accept(self) -> ByteStream: ...
     async def aclose(self) -> None: ...
 
@@ -62,31 +62,20 @@ class Job(Protocol):
 
 
 class Sandbox(Protocol):
+    """One live isolated place. `exec` and `start` come with `core.program.ProgramCalls`."""
+
     id: str
     info: SandboxInfo
     capabilities: Capabilities
 
-    async def exec(
-        self,
-        cmd: Command,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bytes | None = None,
-        timeout: float,
-        max_output: int = 16 * 2**20,
-    ) -> Exit: ...
-    async def start(
-        self,
-        cmd: Command,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bool = False,
-        job_id: str | None = None,
-    ) -> Job: ...
+    @overload
+    async def exec(self, program: Program, /) -> Exit: ...
+    @overload
+    async def exec(self, program: Command, /, **options: Unpack[ExecOptions]) -> Exit: ...
+    @overload
+    async def start(self, program: Program, /) -> Job: ...
+    @overload
+    async def start(self, program: Command, /, **options: Unpack[StartOptions]) -> Job: ...
     async def job(self, job_id: str) -> Job: ...
     async def read(self, path: str, *, max_bytes: int = 64 * 2**20) -> bytes: ...
     async def read_text(self, path: str, *, max_bytes: int = 64 * 2**20) -> str: ...
@@ -117,7 +106,7 @@ class Sandbox(Protocol):
 class Opening(Protocol):
     """What `Backend.open` returns: await it for a sandbox you close yourself, or enter it to have it closed."""
 
-    def __await__(self) -> Any: ...
+    def __await__(self) -> Generator[object, None, Sandbox]: ...
     async def __aenter__(self) -> Sandbox: ...
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -15,6 +15,7 @@ Isolation = Literal["none", "landlock", "namespace", "container", "gvisor", "mic
 ISOLATION_ORDER: tuple[Isolation, ...] = ("none", "landlock", "namespace", "container", "gvisor", "microvm")
 Network = Literal["none", "allowlist", "host"]
 Lifetime = Literal["owner", "ttl"]
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # where an image does not say
 
 
 def at_least(got: Isolation, wanted: Isolation) -> bool:
@@ -169,4 +170,4 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None
     pid: int | None = None
     state: str = "running"
-    rung: str | None = None  # the step on the backend's own ladder of isolation, where it has one
+    level: str | None = None  # the local backend's own level of isolation

@@ -20,7 +20,7 @@ import msgspec
 from rollyard.core.errors import CommandFailed, ConfigError, SandboxError, UnknownName, Unsupported
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, Sandbox
-from rollyard.core.sandbox import SandboxSpec
+from rollyard.core.sandbox import DEFAULT_PATH, SandboxSpec
 from rollyard.core.scratch import scratch
 from rollyard.images import dockerfile, dockerfile_words
 from rollyard.images.build_context import Context
@@ -28,7 +28,6 @@ from rollyard.images.build_copy import CopyInstruction, assemble, fetch, put
 from rollyard.images.build_types import BuildCache, BuildOptions, Built, Images
 from rollyard.images.dockerfile import BuildPlan, Instruction
 
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TAIL = 2000
 _Act = Callable[[Sandbox], Awaitable[None]]
 
@@ -102,7 +101,7 @@ class _Builder:
             found = await self.images.resolve(name)
         except UnknownName as error:
             raise self.plan.fail(line, f"FROM {name}: {error.message}", error.hint) from error
-        env = {"PATH": _DEFAULT_PATH, **found.env}
+        env = {"PATH": DEFAULT_PATH, **found.env}
         return Built(image=name, env=env, workdir=found.workdir or "/", user=found.user)
 
     def spec(self, image: str) -> SandboxSpec:

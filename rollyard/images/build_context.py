@@ -8,6 +8,7 @@ outside the tree that is being assembled.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -75,7 +76,7 @@ class ContextSource(msgspec.Struct, frozen=True):
 
 class Context:
     def __init__(self, root: Path, dockerfile: str = "Dockerfile") -> None:
-        self.root = root.resolve()
+        self.root, self.dockerfile = root.resolve(), dockerfile
         rules = [self.root / f"{dockerfile}.dockerignore", self.root / ".dockerignore"]
         file = next((rule for rule in rules if rule.is_file()), None)
         self.ignored = Ignore(file.read_text().splitlines() if file is not None else ())
@@ -108,6 +109,25 @@ class Context:
     def _inside(self, path: Path) -> None:
         if not path.resolve().is_relative_to(self.root):
             raise ValueError(f"{path.relative_to(self.root)} is a link that leads out of the build folder")
+
+    def pack(self) -> io.BytesIO:
+        """The context as a tar without owners and times, so that equal folders are equal bytes. It always has the Dockerfile."""
+        made = io.BytesIO()
+        with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for path in sorted(self.root.rglob("*")):
+                name = path.relative_to(self.root).as_posix()
+                kept = path.is_symlink() or path.is_dir() or path.is_file()  # neither sockets nor devices
+                if not kept or (name != self.dockerfile and self.ignored(name)):
+                    continue
+                member = archive.gettarinfo(str(path), name)
+                member.uid = member.gid = member.mtime = 0
+                member.uname = member.gname = ""
+                if member.isreg():
+                    with path.open("rb") as file:
+                        archive.addfile(member, file)
+                else:
+                    archive.addfile(member)
+        return made
 
     def copy(self, item: ContextSource, root: Path, name: str = "", *, exclude: Sequence[str] = ()) -> None:
         """A file to `name` below `root`; a folder's content into `root`. Links inside folders stay links, and what an earlier

@@ -19,11 +19,11 @@ from pathlib import Path
 from rollyard.core.cache import make_once
 from rollyard.core.errors import ConfigError
 from rollyard.core.home import private_dir
+from rollyard.core.sandbox import DEFAULT_PATH
 from rollyard.images import mount_table
 from rollyard.images.rootfs import HostTree, Rootfs
 
 SKELETON_FORMAT = "3"
-STANDARD_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 DIRECTORIES = {
     "dev": 0o755, "etc": 0o755, "home": 0o755, "home/agent": 0o755, "media": 0o755, "mnt": 0o755, "opt": 0o755,
@@ -76,7 +76,7 @@ def host_rootfs(root: Path) -> Rootfs:
     system = [name for name in ("usr", *SYSTEM_LINKS) if Path("/", name).is_dir() and not Path("/", name).is_symlink()]
     trees = [HostTree(target=f"/{name}", source=f"/{name}", writable=True) for name in system]
     trees += [HostTree(target=prefix, source=prefix) for prefix in prefixes]
-    path = ":".join([*(f"{prefix}/bin" for prefix in prefixes), *STANDARD_PATH])
+    path = ":".join([*(f"{prefix}/bin" for prefix in prefixes), DEFAULT_PATH])
     env = {"PATH": path, "LANG": "C.UTF-8"}
     if bundle := _certificates():
         env["SSL_CERT_FILE"] = bundle

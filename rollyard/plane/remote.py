@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
@@ -29,7 +28,8 @@ from rollyard.core.errors import (
     SandboxGone,
 )
 from rollyard.core.plane import Instance
-from rollyard.core.protocols import ByteStream, Command, Sandbox
+from rollyard.core.program import Program, ProgramCalls
+from rollyard.core.protocols import ByteStream, Job, Sandbox
 from rollyard.core.sandbox import Exit
 from rollyard.plane.client import Plane
 from rollyard.plane.engines import INSTANCE_LABEL, PLANE_LABEL, Abilities, Made
@@ -154,28 +154,23 @@ class RemoteEngine:
         )
 
 
-class _RemoteBox:
+class _RemoteBox(ProgramCalls):
     """What of a sandbox passes through a plane: programs that are waited for, and whole files. All else is refused by name."""
 
     def __init__(self, plane: Plane, ref: str) -> None:
         self._plane, self.id = plane, ref
 
-    async def exec(
-        self,
-        cmd: Command,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bytes | None = None,
-        timeout: float,
-        max_output: int = 16 * 2**20,
-    ) -> Exit:
-        if user is not None:
+    async def _exec(self, program: Program, timeout: float) -> Exit:
+        if program.user is not None:
             raise PlaneUnsupported("a program on a remote plane runs as the instance's own user")
-        more: dict[str, Any] = {"env": dict(env or {}), "cwd": cwd} | ({"stdin": stdin} if stdin is not None else {})
+        more: dict[str, Any] = {"env": dict(program.env), "cwd": program.cwd}
+        if program.input is not None:
+            more["stdin"] = program.input
         with _GoneAs(self.id):
-            return await self._plane.instances.exec(self.id, cmd, timeout_s=timeout, **more)
+            return await self._plane.instances.exec(self.id, program.argv, timeout_s=timeout, **more)
+
+    async def _start(self, program: Program) -> Job:
+        raise PlaneUnsupported("a remote plane passes on programs that are waited for, not 'start'")
 
     async def read(self, path: str, *, max_bytes: int = 64 * 2**20) -> bytes:
         with _GoneAs(self.id):

@@ -32,21 +32,24 @@ from rollyard.sandbox import backend
 from rollyard.sandbox.docker import netns
 from rollyard.sandbox.local import cgroups
 from rollyard.sandbox.local.backend import LocalBackend
-from rollyard.sandbox.local.probe import Rung
+from rollyard.sandbox.local.probe import Level
 
 State = Literal["ok", "weak", "bad", "absent"]
 ROOM_MB = 5000
 OLDEST_NODE = 20
 LANDLOCK_CREATE_RULESET = 444
-RUNGS: dict[Rung, tuple[str, str]] = {
-    "A": ("namespaces and cgroups", ""),
-    "B": (
+LEVELS: dict[Level, tuple[str, str]] = {
+    "full": ("namespaces and cgroups", ""),
+    "no_cgroups": (
         "namespaces; limits by rlimits alone",
         "memory and CPU are not bounded: run as root or in a delegated cgroup",
     ),
-    "C": ("namespaces without /proc", "in a container: give it a fresh proc (--security-opt systempaths=unconfined)"),
-    "D": ("Landlock; processes and loopback are shared", "the kernel rows say what refuses namespaces"),
-    "E": ("nothing", "use another backend, or open with min_isolation='none' and allow_unsafe=True"),
+    "no_proc": (
+        "namespaces without /proc",
+        "in a container: give it a fresh proc (--security-opt systempaths=unconfined)",
+    ),
+    "landlock": ("Landlock; processes and loopback are shared", "the kernel rows say what refuses namespaces"),
+    "none": ("nothing", "use another backend, or open with min_isolation='none' and allow_unsafe=True"),
 }
 SDKS = {
     "docker": "aiodocker",
@@ -164,17 +167,16 @@ def _cgroups() -> DoctorFinding:
 
 def _isolation() -> list[DoctorFinding]:
     local = LocalBackend()
-    return [_rung(local), *_mounts(local)]
+    return [_level(local), *_mounts(local)]
 
 
-def _rung(local: LocalBackend) -> DoctorFinding:
-    """The step of the local backend's ladder that this user reaches here."""
-    step = local.rung
-    what, advice = RUNGS[step]
+def _level(local: LocalBackend) -> DoctorFinding:
+    """The isolation level of the local backend that this user reaches here."""
+    what, advice = LEVELS[local.level]
     why = f" ({local.trial.error})" if local.trial.error else ""
-    state: State = "ok" if step == "A" else "weak" if step in ("B", "C", "D") else "bad"
+    state: State = "ok" if local.level == "full" else "bad" if local.level == "none" else "weak"
     return DoctorFinding(
-        group="sandbox", name="isolation", state=state, found=f"rung {step}: {what}{why}", advice=advice
+        group="sandbox", name="isolation", state=state, found=f"{local.level}: {what}{why}", advice=advice
     )
 
 

@@ -20,9 +20,8 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from rollyard.core.errors import PathError, SandboxError, UnknownName, Unsupported
+from rollyard.core.errors import SandboxError, UnknownName, Unsupported
 from rollyard.core.ids import new_id
-from rollyard.core.protocols import Command
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox.retry import LOOKS, retrying
 
@@ -257,7 +256,7 @@ async def repeated(run: Runs, argv: Sequence[str], *, timeout: float, **options:
 
 async def launch(
     run: Runs,
-    cmd: Command,
+    argv: Sequence[str],
     *,
     job_id: str | None = None,
     env: Mapping[str, str] | None = None,
@@ -268,7 +267,6 @@ async def launch(
 ) -> ShimJob:
     """Start a command under the shim. The same `job_id` again finds the job that is there."""
     name = job_id or new_id("job")
-    argv = argv_of(cmd)
     job = ShimJob(run, name, root=root, exact=exact)
     done = await repeated(
         run,
@@ -283,20 +281,9 @@ async def launch(
     return job
 
 
-def attached(cmd: Command, job_id: str, *, root: str = ROOT) -> list[str]:
+def attached(argv: Sequence[str], job_id: str, *, root: str = ROOT) -> list[str]:
     """The argv of a program that is the job and keeps its own stdin; start it with `MARK` in its environment."""
-    argv = argv_of(cmd)
     return ["/bin/sh", "-c", _ATTACHED, "rollyard", f"{root}/{job_id}", _WRAP, *argv]
-
-
-def argv_of(cmd: Command) -> list[str]:
-    """A string is `/bin/sh -c`; a sequence is executed as it is."""
-    argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else [str(part) for part in cmd]
-    if not argv or any("\0" in part for part in argv):
-        raise PathError(
-            argv[0] if argv else "", "EINVAL", hint="a command needs a program, and no NUL in its arguments"
-        )
-    return argv
 
 
 async def finish(

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from rollyard.core.protocols import Command, Job, Sandbox
-from rollyard.core.sandbox import Exit
+from rollyard.core.program import Program, ProgramCalls
+from rollyard.core.protocols import Job, Sandbox
+from rollyard.core.sandbox import DEFAULT_PATH, Exit
 
 TESTS = "/tests"
 LOGS = "/logs/verifier"
 HOME = "/logs/verifier-home"
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _GIT = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", "core.pager": "cat", "safe.directory": "*"}
 
@@ -39,7 +39,7 @@ def clean_env(image: Mapping[str, str], tools: tuple[str, ...], extra: Mapping[s
     return {**CLEAN, **path, **extra}
 
 
-class Stand:
+class Stand(ProgramCalls):
     """Delegates to the sandbox; `exec` and `start` get the defaults that were not given."""
 
     def __init__(self, sandbox: Sandbox, *, env: Mapping[str, str], cwd: str, user: str | None) -> None:
@@ -48,45 +48,14 @@ class Stand:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sandbox, name)
 
-    async def exec(
-        self,
-        cmd: Command,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bytes | None = None,
-        timeout: float,
-        max_output: int = 16 * 2**20,
-    ) -> Exit:
-        return await self.sandbox.exec(
-            cmd,
-            env={**self.env, **(env or {})},
-            cwd=cwd or self.cwd,
-            user=user or self.user,
-            stdin=stdin,
-            timeout=timeout,
-            max_output=max_output,
-        )
+    async def _exec(self, program: Program, timeout: float) -> Exit:
+        return await self.sandbox.exec(self._with_defaults(program))
 
-    async def start(
-        self,
-        cmd: Command,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bool = False,
-        job_id: str | None = None,
-    ) -> Job:
-        return await self.sandbox.start(
-            cmd,
-            env={**self.env, **(env or {})},
-            cwd=cwd or self.cwd,
-            user=user or self.user,
-            stdin=stdin,
-            job_id=job_id,
-        )
+    async def _start(self, program: Program) -> Job:
+        return await self.sandbox.start(self._with_defaults(program))
+
+    def _with_defaults(self, program: Program) -> Program:
+        return program.with_defaults(env=self.env, cwd=self.cwd, user=self.user)
 
     async def write(self, path: str, data: bytes | str, *, mode: int | None = None, user: str | None = None) -> None:
         await self.sandbox.write(path, data, mode=mode, user=user or self.user)

@@ -21,6 +21,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from rollyard.core.errors import ConfigError, SandboxUnavailable
+from rollyard.core.sandbox import DEFAULT_PATH
 from rollyard.sandbox.docker.engine import DockerEngine
 from rollyard.sandbox.docker.images import HOST_IMAGE, load
 from rollyard.testing.rootfs import rootfs_tar
@@ -121,16 +122,13 @@ async def _ready(host: str, process: subprocess.Popen[bytes]) -> None:
             await asyncio.sleep(0.2)
 
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
 def _which(name: str) -> str | None:
-    return shutil.which(name, path=_PATH)
+    return shutil.which(name, path=DEFAULT_PATH)
 
 
 def _env(place: Path) -> dict[str, str]:
     conf = str(place / "containers.conf")
-    return {"PATH": _PATH, "CONTAINERS_CONF": conf, "HOME": str(place), "TMPDIR": str(place)}
+    return {"PATH": DEFAULT_PATH, "CONTAINERS_CONF": conf, "HOME": str(place), "TMPDIR": str(place)}
 
 
 def _command(kind: str, place: Path) -> list[str]:

@@ -27,7 +27,7 @@ import asyncio, json, rollyard as ry
 from rollyard.core.errors import Error
 async def main():
     async with ry.sandbox.backend("local") as backend, backend.open(ry.SandboxSpec()) as box:
-        got = {"rung": backend.rung, "users": box.capabilities.users}
+        got = {"level": backend.level, "users": box.capabilities.users}
         done = await box.exec("id -u; echo out > /workspace/f; cat /workspace/f; ls /sys/class/net /proc/1/fd", timeout=20)
         got["text"] = done.stdout.decode()
         got["bomb"] = (await box.exec("sleep 300 & setsid sleep 301", timeout=0.3)).timed_out
@@ -78,7 +78,7 @@ def run_as(uid: int, home: Path, gid: int | None = None) -> dict:
 
 def test_a_user_with_one_id_gets_everything_but_other_users(home):
     got = run_as(SINGLE, home)
-    assert (got["rung"], got["users"], got["agent"]) == ("B", False, "Unsupported")
+    assert (got["level"], got["users"], got["agent"]) == ("no_cgroups", False, "Unsupported")
     assert got["text"] == "0\nout\n" and got["bomb"] and got["port"]
     assert (got["snapshot"], got["left"]) == ("out\n", 0)
 
@@ -100,11 +100,11 @@ def user_with_range() -> Iterator[int]:
 
 def test_a_user_with_a_range_of_ids_gets_users_too_and_leaves_nothing_under_them(home, user_with_range):
     got = run_as(user_with_range, home, pwd.getpwuid(user_with_range).pw_gid)
-    assert (got["rung"], got["users"], got["agent"]) == ("B", True, "1000\n1000\n")
+    assert (got["level"], got["users"], got["agent"]) == ("no_cgroups", True, "1000\n1000\n")
     assert got["text"] == "0\nout\n" and got["bomb"]
     assert (got["snapshot"], got["left"]) == ("out\n", 0)
 
 
 def test_a_range_that_newuidmap_refuses_falls_back_to_one_id(home, user_with_range):
     got = run_as(user_with_range, home, 65012)
-    assert (got["rung"], got["users"], got["left"]) == ("B", False, 0)
+    assert (got["level"], got["users"], got["left"]) == ("no_cgroups", False, 0)

@@ -1,5 +1,7 @@
 """Dockerfiles are read as the reference describes; what cannot be honoured is refused with its line."""
 
+import tarfile
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,6 +139,24 @@ def test_dockerignore_rules():
         "q/r/tmp/f",
         "docs/b.md",
     ]
+
+
+def test_an_engine_is_sent_what_our_own_build_would_copy(tmp_path):
+    """Docker's rules, not git's: `*.log` is for the top folder alone, and the Dockerfile is sent whatever they say."""
+    files = {
+        ".dockerignore": "*.log\nbuild\n!build/keep\nDockerfile\n",
+        "Dockerfile": "FROM host\n",
+        "a.log": "",
+        "b": "",
+    }
+    for name, text in {**files, "x/a.log": "", "build/out": "", "build/keep": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    made = Context(tmp_path).pack()
+    made.seek(0)
+    with tarfile.open(fileobj=made) as archive:
+        assert archive.getnames() == [".dockerignore", "Dockerfile", "b", "build/keep", "x", "x/a.log"]
+        assert {member.mtime + member.uid + member.gid for member in archive.getmembers()} == {0}
 
 
 def test_the_build_folder_is_all_there_is(tmp_path):

@@ -13,7 +13,8 @@ import structlog
 
 from rollyard.core.errors import SandboxError, SandboxGone
 from rollyard.core.ids import new_id
-from rollyard.core.protocols import ByteStream, Command, Listener
+from rollyard.core.program import Program, check_job_id
+from rollyard.core.protocols import ByteStream, Listener
 from rollyard.core.sandbox import Capabilities, SandboxInfo
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.docker import container, keeper
@@ -22,7 +23,7 @@ from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream
 from rollyard.sandbox.docker.faults import is_gone, speaking
 from rollyard.sandbox.docker.files import DockerFiles
 from rollyard.sandbox.docker.images import SNAPSHOTS
-from rollyard.sandbox.docker.job import DockerJob, check_id
+from rollyard.sandbox.docker.job import DockerJob
 from rollyard.sandbox.docker.routes import Way
 
 _COMMIT_S = 600.0
@@ -55,24 +56,14 @@ class DockerSandbox(DockerFiles):
         self._killed = False
         self._log: Any = structlog.get_logger("rollyard.sandbox.docker")
 
-    async def start(
-        self,
-        cmd: Command,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bool = False,
-        job_id: str | None = None,
-    ) -> DockerJob:
-        """With a `job_id` that ran here before, the job of that name is returned and nothing is started."""
-        name = check_id(job_id or new_id("job"))
-        merged = {**self._env, **(env or {})}
-        place, user = self._place(cwd), user or self._who.user
-        if not stdin:
-            await job_shim.launch(self.plain, job_shim.argv_of(cmd), job_id=name, env=merged, cwd=place, user=user)
+    async def _start(self, program: Program) -> DockerJob:
+        name = program.job_id or new_id("job")
+        merged = {**self._env, **program.env}
+        place, user = self._place(program.cwd), program.user or self._who.user
+        if not program.stdin:
+            await job_shim.launch(self.plain, program.argv, job_id=name, env=merged, cwd=place, user=user)
             return DockerJob(self, name)
-        argv = job_shim.attached(job_shim.argv_of(cmd), name)
+        argv = job_shim.attached(program.argv, name)
         if not (await self.exists(place)):
             raise container.no_directory(place)
         entered = ["/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "rollyard", place, *argv]
@@ -92,7 +83,7 @@ class DockerSandbox(DockerFiles):
         raise SandboxError(f"job {job.id} did not start in {job_shim.STEP_S:g} s")
 
     async def job(self, job_id: str) -> DockerJob:
-        job = DockerJob(self, check_id(job_id), started=0.0)
+        job = DockerJob(self, check_job_id(job_id), started=0.0)
         await job.look()
         return job
 

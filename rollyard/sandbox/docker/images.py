@@ -9,19 +9,16 @@ import asyncio
 import hashlib
 import io
 import json
-import os
-import stat
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pathspec
 
 from rollyard.core.errors import CommandFailed, ConfigError, SandboxUnavailable, UnknownName
 from rollyard.core.sandbox import Resources
 from rollyard.images import tars
+from rollyard.images.build_context import Context
 from rollyard.sandbox.docker.container import MARK, ContainerDefaults
 from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused
 
@@ -87,7 +84,7 @@ async def build(engine: DockerEngine, request: BuildRequest) -> str:
     root = Path(request.folder)
     if not (root / request.dockerfile).is_file():
         raise ConfigError(f"there is no {request.dockerfile} in {request.folder!r}")
-    context = await asyncio.to_thread(_context, root, request.dockerfile)
+    context = await asyncio.to_thread(Context(root, request.dockerfile).pack)
     identity = json.dumps([sorted(request.args.items()), request.target, request.dockerfile, request.network]).encode()
     name = f"{BUILT}:{hashlib.sha256(context.getbuffer().tobytes() + identity).hexdigest()[:32]}"
     try:
@@ -163,28 +160,3 @@ async def _steps(
     async with engine.request("POST", path, params=params, data=body, headers=headers, timeout=timeout) as said:
         text = await said.read()
     return [json.loads(line) for line in text.splitlines() if line.strip().startswith(b"{")]
-
-
-def _context(root: Path, dockerfile: str) -> io.BytesIO:
-    """The folder as a tar without owners and times, so that equal folders are equal bytes; `.dockerignore` is honoured."""
-    ignore = root / ".dockerignore"
-    lines = ignore.read_text().splitlines() if ignore.is_file() else []
-    spec = pathspec.PathSpec.from_lines("gitwildmatch", [line for line in lines if line.strip() != dockerfile])
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path in sorted(root.rglob("*")):
-            name = str(path.relative_to(root))
-            if name != dockerfile and spec.match_file(name):
-                continue
-            status = os.lstat(path)
-            if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-                continue
-            member = archive.gettarinfo(str(path), name)
-            member.uid = member.gid = member.mtime = 0
-            member.uname = member.gname = ""
-            if member.isreg():
-                with path.open("rb") as file:
-                    archive.addfile(member, file)
-            else:
-                archive.addfile(member)
-    return made

@@ -61,9 +61,3 @@ class DockerJob(ShimJob):
     def let_go(self) -> None:
         if self._stdin is not None:
             self._stdin.close()
-
-
-def check_id(job_id: str) -> str:
-    if "/" in job_id or job_id.startswith(".") or not job_id:
-        raise PathError(job_id, "EINVAL", hint="a job id is a plain name")
-    return job_id

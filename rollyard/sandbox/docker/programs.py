@@ -19,7 +19,7 @@ import anyio
 
 from rollyard.core.errors import PathError, SandboxError, SandboxGone, SandboxInterrupted
 from rollyard.core.ids import new_id
-from rollyard.core.protocols import Command
+from rollyard.core.program import Program, ProgramCalls
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.docker.container import Identity
@@ -61,7 +61,7 @@ class Output:
         return bytes(self._parts[2])
 
 
-class DockerPrograms:
+class DockerPrograms(ProgramCalls):
     """The part of a sandbox that runs programs. `env` is the spec's environment."""
 
     def __init__(self, engine: DockerEngine, container: str, who: Identity, env: Mapping[str, str]) -> None:
@@ -69,27 +69,17 @@ class DockerPrograms:
         self._engine, self._container, self._who, self._env = engine, container, who, env
         self._oom_seen = 0
 
-    async def exec(
-        self,
-        cmd: Command,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bytes | None = None,
-        timeout: float,
-        max_output: int = 16 * 2**20,
-    ) -> Exit:
+    async def _exec(self, program: Program, timeout: float) -> Exit:
         mark = new_id("exec")
-        started, output, nonce = time.monotonic(), Output(max_output), secrets.token_hex(8)
-        user = user or self._who.user
-        merged = {**self._env, **(env or {}), job_shim.MARK: mark}
-        place = self._place(cwd)
-        argv = ["/bin/sh", "-c", _ENTER, "rollyard", nonce, place, *job_shim.argv_of(cmd)]
-        exec_id = await self._create(argv, merged, user, stdin=stdin is not None)
+        started, output, nonce = time.monotonic(), Output(program.output_limit), secrets.token_hex(8)
+        user = program.user or self._who.user
+        merged = {**self._env, **program.env, job_shim.MARK: mark}
+        place = self._place(program.cwd)
+        argv = ["/bin/sh", "-c", _ENTER, "rollyard", nonce, place, *program.argv]
+        exec_id = await self._create(argv, merged, user, stdin=program.input is not None)
         try:
             async with asyncio.timeout(timeout):
-                code = await self._run(exec_id, output, stdin)
+                code = await self._run(exec_id, output, program.input)
         except TimeoutError:
             await self._end(mark, user)
             return Exit(
@@ -158,9 +148,6 @@ class DockerPrograms:
         return path if path == "/" else path.rstrip("/") or "/"
 
     async def _create(self, argv: list[str], env: Mapping[str, str], user: str, *, stdin: bool) -> str:
-        bad = next((name for name, value in env.items() if not name or "=" in name or "\0" in name + value), None)
-        if bad is not None:
-            raise PathError(bad, "EINVAL", hint="this environment variable cannot be passed to a program")
         body = {
             "AttachStdin": stdin,
             "AttachStdout": True,

@@ -1,20 +1,20 @@
-"""What a local sandbox can do, by the rung it is on."""
+"""What a local sandbox can do, by its isolation level."""
 
 from __future__ import annotations
 
 from rollyard.core.sandbox import Capabilities
 from rollyard.sandbox.local.cgroups import Cgroups
 from rollyard.sandbox.local.ids import IdMap
-from rollyard.sandbox.local.probe import ISOLATION, Rung
+from rollyard.sandbox.local.probe import ISOLATION, NAMESPACED, Level
 from rollyard.sandbox.retry import OpenLimits
 
 
-def capabilities(rung: Rung, ids: IdMap, cgroups: Cgroups, limits: OpenLimits) -> Capabilities:
-    """On A to C a sandbox has a root, a network and a process tree of its own. On D and E it shares the host's; without
-    /proc (C) a program's descendants can only be found by their session, so a whole tree cannot be promised dead."""
-    own = rung in ("A", "B", "C")
+def capabilities(level: Level, ids: IdMap, cgroups: Cgroups, limits: OpenLimits) -> Capabilities:
+    """With namespaces a sandbox has a root, a network and a process tree of its own, else it shares the host's. Without
+    /proc a program's descendants can only be found by their session, so a whole tree cannot be promised dead."""
+    own = level in NAMESPACED
     return Capabilities(
-        isolation=ISOLATION[rung],
+        isolation=ISOLATION[level],
         images=own,
         layers=own,
         mounts=own,
@@ -33,7 +33,7 @@ def capabilities(rung: Rung, ids: IdMap, cgroups: Cgroups, limits: OpenLimits) -
         extend=True,
         lifetime_ttl=True,
         bytes_exact=True,
-        tree_kill=rung != "C",
+        tree_kill=level != "no_proc",
         memory_limit=cgroups.has("memory"),
         pids_limit=own or cgroups.has("pids"),
         cpu_limit=cgroups.has("cpu"),

@@ -25,11 +25,11 @@ from rollyard.core.errors import (
 )
 from rollyard.core.home import data_home, private_dir
 from rollyard.core.ids import new_id
-from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
+from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, SandboxSpec
 from rollyard.core.sequences import as_tuple
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
-from rollyard.sandbox.local import cgroups, ids, places, probe
+from rollyard.sandbox.local import cgroups, host_rules, ids, probe
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
@@ -40,7 +40,7 @@ from rollyard.sandbox.local.job import ANSWER_S
 from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal
 from rollyard.sandbox.local.launcher import Launcher
 from rollyard.sandbox.local.pool import SandboxPool
-from rollyard.sandbox.local.probe import RUNGS, Rung
+from rollyard.sandbox.local.probe import LEVELS, NAMESPACED, Level
 from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 
@@ -51,7 +51,7 @@ _SWEEP_S = 5.0  # a start waits no longer for what others left; the sweep goes o
 
 
 class LocalBackend:
-    """`root` holds images and sandboxes; `mounts` are host directories that a spec may show inside; `rung` asks for less
+    """`root` holds images and sandboxes; `mounts` are host directories that a spec may show inside; `level` asks for less
     isolation than there is (see `probe`)."""
 
     name = "local"
@@ -62,7 +62,7 @@ class LocalBackend:
         root: str | Path | None = None,
         mounts: Sequence[str | Path] = (),
         limits: OpenLimits | None = None,
-        rung: Rung | None = None,
+        level: Level | None = None,
     ) -> None:
         self.root = private_dir(Path(root) if root else data_home())
         self.images = ImageStore(self.root)
@@ -72,11 +72,13 @@ class LocalBackend:
         self._boxes: dict[str, tuple[LocalSandbox, str]] = {}
         self._cgroups = cgroups.find()
         self._ids, self.trial = probe.trial(self.root, ids.candidates())
-        reached = probe.rung(self.trial, self._cgroups)
-        if rung is not None and RUNGS.index(rung) < RUNGS.index(reached):
-            raise IsolationTooWeak(f"rung {rung} is not reached here, {reached} is", hint="see `rollyard doctor`")
-        self.rung: Rung = rung or reached
-        if self.rung not in ("A", "D", "E"):
+        reached = probe.reach_level(self.trial, self._cgroups)
+        if level is not None and LEVELS.index(level) < LEVELS.index(reached):
+            raise IsolationTooWeak(
+                f"isolation level {level} is not reached here, {reached} is", hint="see `rollyard doctor`"
+            )
+        self.level: Level = level or reached
+        if self.level in ("no_cgroups", "no_proc"):
             self._cgroups = cgroups.Cgroups()
         self._last_capability = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
         self._limits = limits or OpenLimits()
@@ -88,7 +90,7 @@ class LocalBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return capabilities(self.rung, self._ids, self._cgroups, self._limits)
+        return capabilities(self.level, self._ids, self._cgroups, self._limits)
 
     async def __aenter__(self) -> Self:
         sweeping = asyncio.ensure_future(asyncio.to_thread(self._sweep))
@@ -163,14 +165,14 @@ class LocalBackend:
 
     @property
     def _namespaced(self) -> bool:
-        return self.rung in ("A", "B", "C")
+        return self.level in NAMESPACED
 
     def _entry(self, home: Home, spec: SandboxSpec, rootfs: Rootfs) -> SandboxEntry:
         now = time.time()
-        env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **rootfs.env}
+        env = {"PATH": DEFAULT_PATH, **rootfs.env}
         workdir = rootfs.workdir
         if not self._namespaced:
-            env, workdir = places.environment(home), places.workdir(home)
+            env, workdir = host_rules.environment(home), host_rules.workdir(home)
         trees = {tree.target: f"t{n}/upper" for n, tree in enumerate(rootfs.trees) if tree.writable}
         return SandboxEntry(
             info=SandboxInfo(
@@ -178,7 +180,7 @@ class LocalBackend:
                 backend=self.name,
                 image=spec.image,
                 isolation=self.capabilities.isolation,
-                rung=self.rung,
+                level=self.level,
                 labels=spec.labels,
                 created_at=now,
                 expires_at=now + spec.ttl_s,
@@ -203,14 +205,14 @@ class LocalBackend:
         return {
             "home": str(home.path),
             "namespace": self._namespaced,
-            "landlock": places.landlock(home, spec.options.get("ports", "")) if self.rung == "D" else None,
+            "landlock": host_rules.landlock(home, spec.options.get("ports", "")) if self.level == "landlock" else None,
             "network": spec.network,
             "lowers": list(rootfs.lowers),
             "trees": msgspec.to_builtins(rootfs.trees),
             "binds": binds,
             "writable": str(home.fs) if spec.disk == "disk" and self._namespaced else None,
             "tmpfs_mb": spec.resources.disk_mb or DEFAULT_DISK_MB,
-            "proc": self.rung != "C",
+            "proc": self.level != "no_proc",
             "map": msgspec.to_builtins(self._ids),
             "cgroup_roots": recipe.roots,
             "limits": recipe.limits,
@@ -228,7 +230,7 @@ class LocalBackend:
         """Ask the zygote, then wait for the first process to say that it is ready. Whatever breaks this off (an error, a
         cancellation) closes the control socket, and the process on its other end exits."""
         if not self._namespaced:
-            places.make(home)
+            host_rules.make(home)
         elif spec.disk == "disk":
             home.fs.mkdir(mode=0o755)
         deadline = time.monotonic() + spec.boot_s

@@ -9,13 +9,12 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import PathError, SandboxError, SandboxGone, SandboxInterrupted, Unsupported
 from rollyard.core.ids import new_id
-from rollyard.core.protocols import Command
+from rollyard.core.program import Program, ProgramCalls
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox.local.cgroups import Group
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
@@ -30,17 +29,7 @@ _KILL_S = 10.0
 JOB_OUTPUT = 256 * 2**20
 
 
-def argv_of(cmd: Command) -> list[str]:
-    """A string is `/bin/sh -c`; a sequence is executed as it is."""
-    argv = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else [str(part) for part in cmd]
-    if not argv or any("\0" in part for part in argv):
-        raise PathError(
-            argv[0] if argv else "", "EINVAL", hint="a command needs a program, and no NUL in its arguments"
-        )
-    return argv
-
-
-class LocalSandbox(LocalFiles):
+class LocalSandbox(ProgramCalls, LocalFiles):
     """`pidfd` refers to its first process: killing that kills everything in it, and it can be mistaken for no other."""
 
     def __init__(self, home: Home, entry: SandboxEntry, channel: Channel, pidfd: int, backend: Any) -> None:
@@ -65,22 +54,12 @@ class LocalSandbox(LocalFiles):
 
     # -- programs
 
-    async def exec(
-        self,
-        cmd: Command,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bytes | None = None,
-        timeout: float,
-        max_output: int = 16 * 2**20,
-    ) -> Exit:
+    async def _exec(self, program: Program, timeout: float) -> Exit:
         job_id = new_id("exec")
-        fields = self._launch(job_id, cmd, env, cwd, user, max_output)
+        fields = self._launch(job_id, program, program.output_limit)
         fds = [protocol.memory_file(), protocol.memory_file()]
-        if stdin is not None:
-            fds.append(protocol.memory_file(stdin))
+        if program.input is not None:
+            fds.append(protocol.memory_file(program.input))
         try:
             result = await self._run(job_id, {**fields, "timeout": timeout}, fds, timeout)
             return self._exit(result, *(protocol.read_at(fd, os.fstat(fd).st_size) for fd in fds[:2]))
@@ -102,27 +81,15 @@ class LocalSandbox(LocalFiles):
             self._channel.post("kill", {"job": job_id})
             raise
 
-    def _launch(
-        self,
-        job_id: str,
-        cmd: Command,
-        env: Mapping[str, str] | None,
-        cwd: str | None,
-        user: str | None,
-        max_output: int,
-    ) -> dict[str, Any]:
-        if user not in (None, "root", "0"):
+    def _launch(self, job_id: str, program: Program, max_output: int) -> dict[str, Any]:
+        if program.user not in (None, "root", "0"):
             self._need("users")
-        merged = {**self._entry.env, **(env or {})}
-        bad = next((name for name, value in merged.items() if not name or "=" in name or "\0" in name + value), None)
-        if bad is not None:
-            raise PathError(bad, "EINVAL", hint="this environment variable cannot be passed to a program")
         return {
             "job": job_id,
-            "argv": argv_of(cmd),
-            "env": merged,
-            "cwd": self._path(cwd or self._entry.workdir),
-            "user": user or self._entry.user,
+            "argv": program.argv,
+            "env": {**self._entry.env, **program.env},
+            "cwd": self._path(program.cwd or self._entry.workdir),
+            "user": program.user or self._entry.user,
             "max_output": max_output,
         }
 
@@ -144,20 +111,8 @@ class LocalSandbox(LocalFiles):
             duration_s=result.get("duration_s", 0.0),
         )
 
-    async def start(
-        self,
-        cmd: Command,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bool = False,
-        job_id: str | None = None,
-    ) -> LocalJob:
-        """With a `job_id` that ran here before, the job of that name is returned and nothing is started."""
-        name = job_id or new_id("job")
-        if "/" in name or name.startswith("."):
-            raise PathError(name, "EINVAL", hint="a job id is a plain name")
+    async def _start(self, program: Program) -> LocalJob:
+        name = program.job_id or new_id("job")
         files = self._home.jobs / name
         fds: list[int] = []
         feed: int | None = None
@@ -165,14 +120,14 @@ class LocalSandbox(LocalFiles):
             files.mkdir(mode=0o700, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             fds += [os.open(files / part, flags, 0o600) for part in ("out", "err")]
-            if stdin:
+            if program.stdin:
                 source, feed = os.pipe()
                 fds += [source, feed]
                 os.set_blocking(feed, False)
-            fields = {**self._launch(name, cmd, env, cwd, user, JOB_OUTPUT), "wait": False, "ephemeral": False}
+            fields = {**self._launch(name, program, JOB_OUTPUT), "wait": False, "ephemeral": False}
             reply, _ = await self._channel.request("run", fields, fds=fds, timeout=ANSWER_S)
         except ChannelRefused as refused:
-            raise self._path_error(argv_of(cmd)[0], refused) from None
+            raise self._path_error(program.argv[0], refused) from None
         except FileNotFoundError:
             raise SandboxGone(f"sandbox {self.id} is gone", hint="open another sandbox") from None
         finally:

@@ -1,10 +1,10 @@
-"""The ladder: how strongly this machine, for this user, can isolate a program.
+"""The isolation level: how strongly this machine, for this user, can isolate a program.
 
-    A  namespaces and cgroups      filesystem, processes, network, limits
-    B  namespaces, rlimits         as A, with weak limits
-    C  namespaces without /proc    inside a container that refuses a fresh proc: /proc is empty
-    D  Landlock, seccomp, rlimits  files and TCP; processes and loopback are shared with the host
-    E  nothing                     only when it is asked for by name
+    full        namespaces and cgroups      filesystem, processes, network, limits
+    no_cgroups  namespaces, rlimits         as full, with weak limits
+    no_proc     namespaces without /proc    inside a container that refuses a fresh proc: /proc is empty
+    landlock    Landlock, seccomp, rlimits  files and TCP; processes and loopback are shared with the host
+    none        nothing                     only when it is asked for by name
 
 Decided by really making one (`inner/trial.py`), never from a version; remembered until the next boot, or until something is
 mounted where it matters.
@@ -31,9 +31,10 @@ from rollyard.sandbox.local.cgroups import Cgroups
 from rollyard.sandbox.local.ids import IdMap
 from rollyard.sandbox.local.journal import PACKAGES
 
-Rung = Literal["A", "B", "C", "D", "E"]
-RUNGS: tuple[Rung, ...] = ("A", "B", "C", "D", "E")
-ISOLATION: dict[Rung, Isolation] = {"A": "namespace", "B": "namespace", "C": "namespace", "D": "landlock", "E": "none"}
+Level = Literal["full", "no_cgroups", "no_proc", "landlock", "none"]
+NAMESPACED: tuple[Level, ...] = ("full", "no_cgroups", "no_proc")
+LEVELS: tuple[Level, ...] = (*NAMESPACED, "landlock", "none")  # the strongest first
+ISOLATION: dict[Level, Isolation] = {**dict.fromkeys(NAMESPACED, "namespace"), "landlock": "landlock", "none": "none"}
 _FORMAT = "2"
 _TRIED = ("/usr", *(f"/{name}" for name in SYSTEM_LINKS), "/dev", "/proc")  # what a trial takes mounts of
 _TRIAL_S = 30.0
@@ -93,9 +94,9 @@ def _try(ids: IdMap) -> Trial:
         return Trial(False, False, done.stderr.decode(errors="replace")[-500:] or "the trial ended early", 0)
 
 
-def rung(found: Trial, cgroups: Cgroups) -> Rung:
+def reach_level(found: Trial, cgroups: Cgroups) -> Level:
     if found.namespaces and not found.proc:
-        return "C"
+        return "no_proc"
     if found.namespaces:
-        return "A" if cgroups.has("pids") and cgroups.has("memory") else "B"
-    return "D" if found.landlock >= 1 else "E"
+        return "full" if cgroups.has("pids") and cgroups.has("memory") else "no_cgroups"
+    return "landlock" if found.landlock >= 1 else "none"

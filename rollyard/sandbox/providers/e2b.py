@@ -26,7 +26,7 @@ from rollyard.core.errors import (
     SandboxUnavailable,
     Unsupported,
 )
-from rollyard.core.sandbox import Isolation
+from rollyard.core.sandbox import DEFAULT_PATH, Isolation
 from rollyard.sandbox.paths import TREE_S
 from rollyard.sandbox.remote.backend import RemoteBackend
 from rollyard.sandbox.remote.errors import error_by_status, gone_error
@@ -50,7 +50,7 @@ _TAIL = 4096
 _CLEAN = (
     'for n in $(compgen -e); do unset "$n" 2>/dev/null; done; '
     'while IFS= read -r -d "" kv; do export "$kv" 2>/dev/null; done </proc/$$/environ; '
-    ': "${PATH:=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}"; export PATH; unset SHLVL OLDPWD; exec '
+    f': "${{PATH:={DEFAULT_PATH}}}"; export PATH; unset SHLVL OLDPWD; exec '
 )
 
 

@@ -18,7 +18,8 @@ import structlog
 
 from rollyard.core.errors import Error, PathError, SandboxError, Unsupported
 from rollyard.core.ids import new_id
-from rollyard.core.protocols import ByteStream, Command, Listener
+from rollyard.core.program import Program, check_job_id
+from rollyard.core.protocols import ByteStream, Listener
 from rollyard.core.sandbox import Capabilities, SandboxInfo
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.job_shim import ShimJob
@@ -27,7 +28,6 @@ from rollyard.sandbox.relay import HostRelay, RelayWay, program
 from rollyard.sandbox.relay.filepair import HostFilePair
 from rollyard.sandbox.remote.errors import translate_errors
 from rollyard.sandbox.remote.files import RemoteFiles
-from rollyard.sandbox.remote.programs import check_env
 from rollyard.sandbox.remote.provider import LiveProgram, SandboxLink, SandboxProvider, StreamingLink
 from rollyard.sandbox.retry import LOOKS, retrying
 
@@ -92,22 +92,10 @@ class RemoteSandbox(RemoteFiles):
             async with asyncio.timeout(timeout):
                 return await call
 
-    async def start(
-        self,
-        cmd: Command,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bool = False,
-        job_id: str | None = None,
-    ) -> RemoteJob:
-        """With a `job_id` that ran here before, the job of that name is returned and nothing is started."""
-        link, name, place = self._link_of(user), job_id or new_id("job"), self._place(cwd)
-        if "/" in name or name.startswith("."):
-            raise PathError(name, "EINVAL", hint="a job id is a plain name")
-        argv, env = job_shim.argv_of(cmd), check_env(env)
-        if not stdin:
+    async def _start(self, program: Program) -> RemoteJob:
+        argv, env, user = program.argv, program.env, program.user
+        link, name, place = self._link_of(user), program.job_id or new_id("job"), self._place(program.cwd)
+        if not program.stdin:
             await job_shim.launch(self.plain, argv, job_id=name, env=env, cwd=place, user=user)
             return RemoteJob(self, name)
         if not isinstance(link, StreamingLink):
@@ -120,9 +108,7 @@ class RemoteSandbox(RemoteFiles):
         return RemoteJob(self, name, program=running)
 
     async def job(self, job_id: str) -> RemoteJob:
-        if "/" in job_id or not job_id:
-            raise PathError(job_id, "EINVAL", hint="a job id is a plain name")
-        job = RemoteJob(self, job_id, started=0.0)
+        job = RemoteJob(self, check_job_id(job_id), started=0.0)
         await job.look()
         return job
 

@@ -23,7 +23,7 @@ import anyio
 
 from rollyard.core.errors import Error, PathError, SandboxError, SandboxInterrupted
 from rollyard.core.ids import new_id
-from rollyard.core.protocols import Command
+from rollyard.core.program import Program, ProgramCalls
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.paths import ROOT, TREE_S
@@ -46,7 +46,7 @@ _LONGEST = 60_000  # of a line; longer ones go by a file
 _SWEEP = 32
 
 
-class RemotePrograms:
+class RemotePrograms(ProgramCalls):
     def __init__(self, link: SandboxLink, provider: SandboxProvider, *, workdir: str) -> None:
         self.id = link.id
         self._link, self._provider, self._workdir = link, provider, workdir
@@ -58,39 +58,30 @@ class RemotePrograms:
             raise gone_error(self.id)
         return self._link if user is None else self._link.as_user(user)
 
-    async def exec(
-        self,
-        cmd: Command,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | None = None,
-        stdin: bytes | None = None,
-        timeout: float,
-        max_output: int = 16 * 2**20,
-    ) -> Exit:
-        mark, began, place = new_id("exec"), time.monotonic(), self._place(cwd)
-        argv, run, root = job_shim.argv_of(cmd), partial(self.plain, user=user), f"{ROOT}/x"
+    async def _exec(self, program: Program, timeout: float) -> Exit:
+        mark, began, place = new_id("exec"), time.monotonic(), self._place(program.cwd)
+        argv, user, most = program.argv, program.user, program.output_limit
+        run, root = partial(self.plain, user=user), f"{ROOT}/x"
         # A provider that streams lets one call stand for as long as the program runs; our own deadline comes first.
         one_call_s = timeout + _SPARE_S if isinstance(self._link, StreamingLink) else None
         try:
             async with asyncio.timeout(timeout):
-                if stdin is not None:
-                    await self._put(f"{root}/{mark}.in", stdin, user)
-                    argv = ["/bin/sh", "-c", 'exec "$@" <"$0"', f"{root}/{mark}.in", *argv]
+                if program.input is not None:
+                    await self._put(f"{root}/{mark}.in", program.input, user)
+                    argv = ("/bin/sh", "-c", 'exec "$@" <"$0"', f"{root}/{mark}.in", *argv)
                 done = await job_shim.finish(
                     run,
                     argv,
                     mark,
-                    env=check_env(env),
+                    env=program.env,
                     cwd=place,
-                    most=max_output,
+                    most=most,
                     root=root,
                     one_call_s=one_call_s,
                 )
         except TimeoutError:
             await job_shim.kill_tree(run, mark, user=user)
-            out, err = await job_shim.so_far(run, mark, most=max_output, root=root)
+            out, err = await job_shim.so_far(run, mark, most=most, root=root)
             done = Exit(
                 exit_code=None, stdout=out, stderr=err, timed_out=True, signal=9, duration_s=time.monotonic() - began
             )
@@ -171,13 +162,6 @@ async def _run_as_task(call: Coroutine[Any, Any, T]) -> T:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody is left to hear of it
         task.cancel()
         raise
-
-
-def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    for name, value in (env or {}).items():
-        if not name or "=" in name or "\0" in name + value:
-            raise PathError(name, "EINVAL", hint="this environment variable cannot be passed to a program")
-    return dict(env or {})
 
 
 def _parse_answer(said: str, nonce: str, place: str, took: float) -> Exit:

@@ -1,4 +1,4 @@
-"""The ladder of isolation: every rung this machine reaches still runs programs, and says what it cannot do."""
+"""Isolation levels: every level this machine reaches still runs programs, and says what it cannot do."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ for port in sys.argv[1:]:
 UNSAFE = ry.SandboxSpec(min_isolation="none", allow_unsafe=True)
 
 
-def at(tmp_path: Path, rung: probe.Rung) -> LocalBackend:
+def at(tmp_path: Path, level: probe.Level) -> LocalBackend:
     try:
-        return LocalBackend(root=tmp_path, rung=rung)
+        return LocalBackend(root=tmp_path, level=level)
     except IsolationTooWeak as error:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("rung", probe.RUNGS)
-async def test_every_rung_runs_programs_keeps_jobs_and_moves_files(tmp_path, rung):
-    async with at(tmp_path, rung) as backend, backend.open(UNSAFE) as box:
-        assert (box.info.rung, box.info.isolation) == (rung, probe.ISOLATION[rung])
+@pytest.mark.parametrize("level", probe.LEVELS)
+async def test_every_level_runs_programs_keeps_jobs_and_moves_files(tmp_path, level):
+    async with at(tmp_path, level) as backend, backend.open(UNSAFE) as box:
+        assert (box.info.level, box.info.isolation) == (level, probe.ISOLATION[level])
         done = await box.exec("echo out; echo err >&2; exit 5", timeout=10)
         assert (done.exit_code, done.stdout, done.stderr) == (5, b"out\n", b"err\n")
         await box.write("file", b"\x00\xff")
@@ -53,9 +53,9 @@ async def test_every_rung_runs_programs_keeps_jobs_and_moves_files(tmp_path, run
 
 
 @pytest.mark.adversarial
-@pytest.mark.parametrize("rung", ["D", "E"])
-async def test_without_namespaces_nothing_survives_the_sandbox_either(tmp_path, rung):
-    async with at(tmp_path, rung) as backend:
+@pytest.mark.parametrize("level", ["landlock", "none"])
+async def test_without_namespaces_nothing_survives_the_sandbox_either(tmp_path, level):
+    async with at(tmp_path, level) as backend:
         box = await backend.open(UNSAFE)
         job = await box.start("setsid sleep 4242 & (setsid sh -c 'sleep 4242' &); sleep 0.2; echo up; sleep 4242")
         async for _ in job.stream():
@@ -78,7 +78,7 @@ def _read(path: Path) -> bytes:
 @pytest.mark.adversarial
 async def test_landlock_confines_files_and_connections_of_programs_and_of_the_host_side(tmp_path):
     (tmp_path / "secret").write_text("host")
-    async with at(tmp_path, "D") as backend:
+    async with at(tmp_path, "landlock") as backend:
         with socket.create_server(("127.0.0.1", 0)) as allowed, socket.create_server(("127.0.0.1", 0)) as other:
             spec = ry.SandboxSpec(options={"ports": str(allowed.getsockname()[1])}, allow_unsafe=True)
             async with backend.open(spec) as box:
@@ -98,8 +98,8 @@ async def test_landlock_confines_files_and_connections_of_programs_and_of_the_ho
     assert not (tmp_path / "new").exists()
 
 
-async def test_lower_rungs_refuse_by_name_what_they_lack(tmp_path):
-    async with at(tmp_path, "D") as backend:
+async def test_lower_levels_refuse_by_name_what_they_lack(tmp_path):
+    async with at(tmp_path, "landlock") as backend:
         with pytest.raises(IsolationTooWeak):
             backend.open(ry.SandboxSpec(min_isolation="namespace"))
         with pytest.raises(Unsupported):
@@ -112,7 +112,7 @@ async def test_lower_rungs_refuse_by_name_what_they_lack(tmp_path):
                     await call
             with pytest.raises(Unsupported):
                 await box.exec(["id"], user="agent", timeout=5)
-    async with at(tmp_path, "E") as backend:
+    async with at(tmp_path, "none") as backend:
         with pytest.raises(IsolationTooWeak):
             backend.open(ry.SandboxSpec())
         with pytest.raises(IsolationTooWeak):
@@ -120,7 +120,7 @@ async def test_lower_rungs_refuse_by_name_what_they_lack(tmp_path):
 
 
 async def test_without_a_fresh_proc_nothing_of_the_hosts_is_shown(tmp_path):
-    async with at(tmp_path, "C") as backend, backend.open(ry.SandboxSpec()) as box:
+    async with at(tmp_path, "no_proc") as backend, backend.open(ry.SandboxSpec()) as box:
         assert (await box.exec("ls /proc | wc -l", timeout=10)).stdout == b"0\n"
         assert not box.capabilities.tree_kill
         await box.kill_processes()
@@ -138,13 +138,15 @@ def test_the_trial_is_remembered_until_the_next_boot(tmp_path):
     assert LocalBackend(root=tmp_path).trial == backend.trial
 
 
-def test_the_rung_follows_from_what_was_found():
+def test_the_level_follows_from_what_was_found():
     every = cgroups.Cgroups((cgroups.Hierarchy("/x", 2, ("memory", "pids", "cpu")),))
     cases = {
-        "A": (probe.Trial(True, True, None, 7), every),
-        "B": (probe.Trial(True, True, None, 7), cgroups.Cgroups()),
-        "C": (probe.Trial(True, False, "proc", 7), every),
-        "D": (probe.Trial(False, False, "clone", 4), every),
-        "E": (probe.Trial(False, False, "clone", 0), every),
+        "full": (probe.Trial(True, True, None, 7), every),
+        "no_cgroups": (probe.Trial(True, True, None, 7), cgroups.Cgroups()),
+        "no_proc": (probe.Trial(True, False, "proc", 7), every),
+        "landlock": (probe.Trial(False, False, "clone", 4), every),
+        "none": (probe.Trial(False, False, "clone", 0), every),
     }
-    assert {rung: probe.rung(*found) for rung, found in cases.items()} == {rung: rung for rung in probe.RUNGS}
+    assert {level: probe.reach_level(*found) for level, found in cases.items()} == {
+        level: level for level in probe.LEVELS
+    }

@@ -1,11 +1,12 @@
-"""Where a program may go on rungs D and E, where it shares the host's file system: a directory of its own, and the system's
-programs read-only."""
+"""Where a program may go on the levels `landlock` and `none`, where it shares the host's file system: a directory of its own,
+and the system's programs read-only."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rollyard.images.host import ETC_FILES, ETC_SSL_FILES, ETC_TREES, STANDARD_PATH, host_prefixes
+from rollyard.core.sandbox import DEFAULT_PATH
+from rollyard.images.host import ETC_FILES, ETC_SSL_FILES, ETC_TREES, host_prefixes
 from rollyard.sandbox.local.journal import Home
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -23,12 +24,12 @@ def workdir(home: Home) -> str:
 
 
 def environment(home: Home) -> dict[str, str]:
-    path = ":".join([*(f"{prefix}/bin" for prefix in host_prefixes()), *STANDARD_PATH])
+    path = ":".join([*(f"{prefix}/bin" for prefix in host_prefixes()), DEFAULT_PATH])
     return {"PATH": path, "LANG": "C.UTF-8", "HOME": str(home.fs / "home"), "TMPDIR": str(home.fs / "tmp")}
 
 
 def landlock(home: Home, ports: str) -> dict[str, Any]:
-    """The rules of rung D. `ports` are TCP ports a program may connect to, separated by commas."""
+    """The rules of the level `landlock`. `ports` are TCP ports a program may connect to, separated by commas."""
     read = [*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *host_prefixes()]
     return {
         "read": read,
