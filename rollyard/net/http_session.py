@@ -95,7 +95,7 @@ class HttpSession:
             )
         except TimeoutError:
             raise
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise HttpFailure(error) from None
         return HttpStream(response)
 

@@ -33,6 +33,7 @@ from rollyard.core.errors import (
 )
 from rollyard.core.sandbox import Exit
 from rollyard.net.http_session import HttpFailure, HttpSession
+from rollyard.net.paging import each_page
 from rollyard.plane.client_data import InstanceClient, OpenedInstance
 
 _ERRORS: Mapping[int, type[PlaneError]] = {
@@ -220,7 +221,7 @@ class Envs:
 
     def list(self, *, search: str | None = None, status: str | None = None) -> AsyncGenerator[dict[str, Any]]:
         """All of them, a page at a time."""
-        return _paged(self._plane, "/v1/envs", {"q": search, "status": status})
+        return _list(self._plane, "/v1/envs", {"q": search, "status": status})
 
 
 class PlaneInstances:
@@ -329,7 +330,7 @@ class PlaneInstances:
 
     def list(self, *, labels: Mapping[str, str] | None = None, **query: Any) -> AsyncGenerator[dict[str, Any]]:
         """All of them, a page at a time; `env`, `run_id`, `live` ("true", "false", "any"), `owner` for admins."""
-        return _paged(self._plane, "/v1/instances", {**query, "label": [f"{k}={v}" for k, v in (labels or {}).items()]})
+        return _list(self._plane, "/v1/instances", {**query, "label": [f"{k}={v}" for k, v in (labels or {}).items()]})
 
 
 async def wait_until_ok(
@@ -361,17 +362,15 @@ def _object(raw: bytes, what: str) -> dict[str, Any]:
         raise PlaneUnavailable(f"{what} was not answered with a JSON object") from error
 
 
-async def _paged(plane: Plane, path: str, query: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-    cursor: str | None = None
-    while True:
+def _list(plane: Plane, path: str, query: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    async def read(cursor: str | None) -> tuple[list[dict[str, Any]], str | None]:
         page = await plane.json("GET", path, query={**query, "cursor": cursor, "limit": 200})
-        items, cursor = page.get("items"), page.get("next")
+        items, following = page.get("items"), page.get("next")
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise PlaneUnavailable(f"the answer to {path} is not a page")
-        for item in items:
-            yield item
-        if not cursor or not items:
-            return
+        return items, following if items else None
+
+    return each_page(read)
 
 
 def refusal_of(status: int, raw: bytes, what: str) -> PlaneError:
