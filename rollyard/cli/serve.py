@@ -155,7 +155,7 @@ def model(
     max_batch: Annotated[int, typer.Option(help="requests sampled at once")] = 64,
     gather_ms: Annotated[float, typer.Option(help="how long a batch waits for more requests")] = 5.0,
     threads: Annotated[int | None, typer.Option(help="torch threads")] = None,
-    key_file: Annotated[Path | None, typer.Option(help="holds the key that requests must bear")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
     json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
 ) -> None:
     """Serve a small torch model: token in, token out, logprobs, new weights while it runs."""
@@ -209,11 +209,12 @@ def plane(
     json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
 ) -> None:
     """Serve the control plane: environments, instances, engines, the page."""
+    from rollyard.net.ready import ServerReady
     from rollyard.plane.compat import FaceOptions
     from rollyard.plane.compat_fleet import FleetOptions
-    from rollyard.plane.serve import PlaneOptions, PlaneReady, serve_plane
+    from rollyard.plane.serve import PlaneOptions, serve_plane
 
-    def say(ready: PlaneReady) -> None:
+    def say(ready: ServerReady) -> None:
         if print_env:
             typer.echo(ready.env)
         typer.echo(ready.json if json else ready.line)

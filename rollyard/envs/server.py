@@ -28,7 +28,7 @@ from rollyard.envs.bodies import RequestBody, json_response, number, object_of, 
 from rollyard.envs.env import Env
 from rollyard.envs.journal import SessionJournal
 from rollyard.envs.mcp_endpoint import McpDoor, to_tools
-from rollyard.envs.metrics import exposition
+from rollyard.envs.metrics import env_metrics
 from rollyard.envs.openapi import STATE, document
 from rollyard.envs.protocol import SUBPROTOCOL, EnvConnection
 from rollyard.envs.results import EnvRefused
@@ -36,6 +36,7 @@ from rollyard.envs.session import EnvSession
 from rollyard.envs.sessions import EnvLimits, Sessions
 from rollyard.envs.sockets import AsgiPeer, WebSocketPeer
 from rollyard.envs.task_api import Splits, TaskApi
+from rollyard.net.metrics import write_metrics
 from rollyard.net.websocket_server import EXTENSION
 
 _TASK_VERBS = ("tasks", "num_tasks", "task", "task_range")
@@ -157,7 +158,7 @@ class EnvServer:
         }
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(exposition(self._sessions), media_type="text/plain; version=0.0.4")
+        return Response(write_metrics(env_metrics(self._sessions)), media_type="text/plain; version=0.0.4")
 
     async def _metadata(self, request: Request) -> Any:
         told = dict.fromkeys(("readme_content", "version", "author", "documentation_url"))

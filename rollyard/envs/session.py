@@ -192,12 +192,12 @@ class EnvSession:
                 with watch.telemetry.span(f"env.{move}", session=self.id, episode=self._episode_id) as span:
                     answer = await self._outcome(move, given)
                     span.found(code=answer.code, step=self._steps)
-                watch.counters.moved(move, answer.code, time.perf_counter() - began)
+                watch.counters.count_move(move, answer.code, time.perf_counter() - began)
         except asyncio.CancelledError:
             # the session's own cancel(): nobody else holds this task, so the cancellation ends here as an answer
             self._broken = True
             answer = EnvResult(error=EnvRefused("CANCELLED", f"{move} was cancelled"))
-            watch.counters.moved(move, "CANCELLED", 0.0)
+            watch.counters.count_move(move, "CANCELLED", 0.0)
         if watch.journal is not None and move not in ("state", "tools"):
             self._keep(watch.journal, request_id, answer)
         return answer

@@ -26,7 +26,8 @@ from rollyard.core.protocols import CallLog, Held
 from rollyard.gate import rollout_json
 from rollyard.gate.keys import key_of, same_key
 from rollyard.gate.limits import Budget
-from rollyard.gate.metrics import exposition
+from rollyard.gate.metrics import gate_metrics
+from rollyard.net.metrics import write_metrics
 from rollyard.trajectory.trajectory import Trajectory
 from rollyard.wire import CODECS
 
@@ -238,7 +239,7 @@ class Admin:
         return _json({"session_id": trajectory.rollout_id, "entries": entries})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(exposition(self._gate), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(write_metrics(gate_metrics(self._gate)), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _trajectory(self, request: Request) -> tuple[Trajectory, Session | None]:
         """Of an open session from memory; of a closed one from the log."""

@@ -75,7 +75,7 @@ class Calls:
         try:
             self._receive(session, route, codec, exchange)
         except GateError as error:
-            self._counters.refused(error.status)
+            self._counters.count_refusal(error.status)
             session.note(f"{exchange.method} {route.dialect} -> {error.status} {error.message}")
             exchange.respond(error.status, codec.error(error.status, error.code, error.message))
 
@@ -227,7 +227,7 @@ class Calls:
         now = session.last_activity = time.monotonic()
         if reply.finish != "budget":
             session.answered, session.refused = session.answered + 1, None
-        self._counters.answered(call.dialect, call.kind, now - first.since)
+        self._counters.count_answer(call.dialect, call.kind, now - first.since)
         session.turns.done(turn)
         turn.answered(_replayable(reply), body, first)
         session.note(f"{call.dialect} {call.kind} {call.id} -> {reply.finish} in {now - first.since:.3f} s")
@@ -247,7 +247,7 @@ class Calls:
             refusal = refusal_of(shown, call.dialect, rollout_id=session.rollout_id, call_id=call.id)
         else:
             cause = refusal.message
-        self._counters.refused(refusal.status)
+        self._counters.count_refusal(refusal.status)
         status = failure.status if isinstance(failure, UpstreamError) else None
         session.refused = RefusedCall(cause=cause, status=status, context_full=refusal.code == OVERFLOW)
         session.note(f"{call.dialect} {call.kind} {call.id} -> {refusal.status} {refusal.code} {refusal.id or ''}")

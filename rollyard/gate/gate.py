@@ -30,7 +30,7 @@ from rollyard.gate.listener import Doorway, accept
 from rollyard.gate.metrics import GateCounters
 from rollyard.gate.session import Session
 from rollyard.net.asgi import App, Mounted
-from rollyard.net.binding import LOOPBACK
+from rollyard.net.binding import LOOPBACK, http_url
 from rollyard.trajectory.trajectory import Trajectory
 
 _log = logging.getLogger("rollyard.gate")
@@ -138,8 +138,7 @@ class Gate:
             raise CannotListen(host, self._port, error) from error
         self._open(doorway, server)
         port = server.sockets[0].getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"{'https' if self._tls else 'http'}://{shown}:{port}"
+        self.url = http_url(host, port, secure=self._tls is not None)
 
     async def _listen_unix(self, path: str) -> None:
         doorway = Doorway(self, operator=True)

@@ -74,7 +74,7 @@ class Doorway:
         self.connections.discard(connection)
 
     def refusal(self, exchange: Exchange, status: int, why: str) -> bytes:
-        self._gate.counters.refused(status)
+        self._gate.counters.count_refusal(status)
         code = "request_too_large" if status == 413 else "invalid_request_error"
         return CODECS[_dialect(exchange.path)].error(status, code, why)
 
@@ -91,7 +91,7 @@ class Doorway:
         except GateError as error:
             if isinstance(error, Unauthorized):
                 self._gate.counters.bad_keys += 1
-            self._gate.counters.refused(error.status)
+            self._gate.counters.count_refusal(error.status)
             exchange.keep_alive = False
             body = CODECS[_dialect(path)].error(error.status, error.code, error.message)
             exchange.respond(error.status, body)

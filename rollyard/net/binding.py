@@ -23,3 +23,8 @@ def listen(host: str, port: int) -> socket.socket:
         sock.close()
         raise CannotListen(host, port, error) from error
     return sock
+
+
+def http_url(host: str, port: int, *, secure: bool = False) -> str:
+    """The URL of an address; an IPv6 one stands in brackets."""
+    return f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -6,18 +6,32 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import msgspec
 
 from rollyard.page.query import PageQuery
-from rollyard.plane.engines import Engine
-from rollyard.plane.sweep import Sweeper
 from rollyard.store.plane import SqlPlane
 from rollyard.store.plane.survey import EnvSortKey, InstanceSortKey, OwnerSortKey, TableQuery
 
 PAGE = 50
 STATES = ("creating", "running", "deleting", "deleted", "expired", "failed")
+
+
+class ServedEngine(Protocol):
+    """What the page shows of an engine."""
+
+    @property
+    def abilities(self) -> msgspec.Struct: ...
+
+
+class SweepState(Protocol):
+    """What the last sweep did, and when."""
+
+    @property
+    def last(self) -> msgspec.Struct | None: ...
+    @property
+    def last_at(self) -> float | None: ...
 
 
 class PlaneTables:
@@ -26,8 +40,8 @@ class PlaneTables:
     def __init__(
         self,
         records: SqlPlane,
-        engines: Mapping[str, Engine] | None = None,
-        sweeper: Sweeper | None = None,
+        engines: Mapping[str, ServedEngine] | None = None,
+        sweeper: SweepState | None = None,
         default_quota: int | None = None,
     ) -> None:
         self._records, self._engines, self._sweeper = records, engines or {}, sweeper
@@ -82,7 +96,7 @@ class PlaneTables:
         return {"owners": found, "default_quota": self._default_quota, **_paged(look, total)}
 
 
-def _abilities(engine: Engine | None) -> list[str]:
+def _abilities(engine: ServedEngine | None) -> list[str]:
     if engine is None:
         return []
     return [name.replace("_", " ") for name, able in msgspec.structs.asdict(engine.abilities).items() if able]

@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 
 import msgspec
 import structlog
-import uvicorn
 from starlette.types import ASGIApp
 
 from rollyard.core.ids import secret
-from rollyard.net.binding import LOOPBACK, listen
+from rollyard.net.app_server import serve_app
+from rollyard.net.binding import LOOPBACK, http_url, listen
 from rollyard.page.actions import LocalActions
 from rollyard.page.app import page_app
 from rollyard.page.hosts import OnlyHosts
@@ -39,15 +39,13 @@ async def _serve(
         actions = await stack.enter_async_context(LocalActions(kept, tasks, where=store)) if write else None
         sock = listen(host, port)
         stack.callback(sock.close)
-        shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{sock.getsockname()[1]}/"
+        url = http_url(host, sock.getsockname()[1]) + "/"
         plane = PlaneTables(kept.plane) if await kept.plane.in_use() else None
         app: ASGIApp = page_app(kept, plane=plane, actions=actions, token=token)
         if host in LOOPBACK:
             app = OnlyHosts(app, LOOPBACK)
-        config = uvicorn.Config(app, log_level="warning", lifespan="off")
         if as_json:
             say(msgspec.json.encode({"url": url, "token": token}).decode())
         else:
             say(f"the page is at {url}" + (f"  token for changes: {token}" if token else "  (read-only)"))
-        await uvicorn.Server(config).serve(sockets=[sock])
+        await serve_app(app, sock)

@@ -88,7 +88,7 @@ def _guarded(
         began = time.perf_counter()
         response, caller = await admitted(request)
         took = time.perf_counter() - began
-        parts.counters.answered(entry.method, entry.path, response.status_code, took)
+        parts.counters.count_answer(entry.method, entry.path, response.status_code, took)
         if log_requests:
             who = {} if caller is None else {"key": caller.id, "owner": caller.owner, "role": caller.role}
             what = {"method": entry.method, "route": entry.path, "status": response.status_code}

@@ -13,7 +13,6 @@ import hashlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Self
 
-import aiohttp
 import msgspec
 
 from rollyard.core.errors import (
@@ -33,6 +32,8 @@ from rollyard.core.errors import (
     PlaneUnsupported,
 )
 from rollyard.core.sandbox import Exit
+from rollyard.net.http_session import HttpFailure, HttpSession
+from rollyard.net.paging import each_page
 from rollyard.plane.client_data import InstanceClient, OpenedInstance
 
 _ERRORS: Mapping[int, type[PlaneError]] = {
@@ -63,7 +64,7 @@ class Plane:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is not the URL of a plane", hint="give http://host:port")
         self.url, self.key, self.timeout_s, self.data_plane = url.rstrip("/"), key, timeout_s, data_plane
-        self._session: aiohttp.ClientSession | None = None
+        self._session = HttpSession(headers={"Authorization": f"Bearer {key}"} if key else {})
         self.envs = Envs(self)
         self.instances = PlaneInstances(self)
 
@@ -74,9 +75,7 @@ class Plane:
         await self.aclose()
 
     async def aclose(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._session.aclose()
 
     async def engines(self) -> dict[str, Any]:
         """The capability map."""
@@ -153,9 +152,6 @@ class Plane:
         timeout_s: float | None = None,
     ) -> tuple[int, bytes]:
         """Any answer at all, as its status and its body."""
-        if self._session is None:
-            said = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-            self._session = aiohttp.ClientSession(headers=said)
         params = [
             (name, str(one))
             for name, value in (query or {}).items()
@@ -163,17 +159,14 @@ class Plane:
             if one is not None
         ]
         try:
-            async with (
-                asyncio.timeout(timeout_s or self.timeout_s),
-                self._session.request(
-                    method, self.url + path, data=data, params=params, headers=headers, allow_redirects=False
-                ) as response,
-            ):
-                return response.status, await response.read()
+            answer = await self._session.request(
+                method, self.url + path, data, query=params, headers=headers, timeout_s=timeout_s or self.timeout_s
+            )
         except TimeoutError as error:
             raise PlaneUnavailable(f"{self.url} did not answer {method} {path} in time") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except HttpFailure as error:
             raise PlaneUnavailable(f"{method} {path} at {self.url} broke: {error}") from error
+        return answer.status, answer.body
 
     def refusal(self, status: int, raw: bytes, what: str) -> PlaneError:
         """The error that an answer is."""
@@ -228,7 +221,7 @@ class Envs:
 
     def list(self, *, search: str | None = None, status: str | None = None) -> AsyncGenerator[dict[str, Any]]:
         """All of them, a page at a time."""
-        return _paged(self._plane, "/v1/envs", {"q": search, "status": status})
+        return _list(self._plane, "/v1/envs", {"q": search, "status": status})
 
 
 class PlaneInstances:
@@ -337,7 +330,7 @@ class PlaneInstances:
 
     def list(self, *, labels: Mapping[str, str] | None = None, **query: Any) -> AsyncGenerator[dict[str, Any]]:
         """All of them, a page at a time; `env`, `run_id`, `live` ("true", "false", "any"), `owner` for admins."""
-        return _paged(self._plane, "/v1/instances", {**query, "label": [f"{k}={v}" for k, v in (labels or {}).items()]})
+        return _list(self._plane, "/v1/instances", {**query, "label": [f"{k}={v}" for k, v in (labels or {}).items()]})
 
 
 async def wait_until_ok(
@@ -346,15 +339,17 @@ async def wait_until_ok(
     """Ask until the answer is 2xx. Raises `PlaneUnavailable` with the last answer when the time is over."""
     last = "nothing"
     try:
-        async with asyncio.timeout(within_s), aiohttp.ClientSession(headers=headers) as session:
+        async with asyncio.timeout(within_s), HttpSession(headers=headers) as session:
             while True:
                 try:
-                    async with asyncio.timeout(_PROBE_S), session.get(url, allow_redirects=False) as response:
-                        if 200 <= response.status < 300:
-                            return
-                        last = f"status {response.status}"
-                except (aiohttp.ClientError, TimeoutError) as error:
-                    last = type(error).__name__
+                    answer = await session.request("GET", url, timeout_s=_PROBE_S)
+                    if 200 <= answer.status < 300:
+                        return
+                    last = f"status {answer.status}"
+                except HttpFailure as error:
+                    last = error.kind
+                except TimeoutError:
+                    last = f"no answer within {_PROBE_S:g} s"
                 await asyncio.sleep(every_s)
     except TimeoutError as error:
         raise PlaneUnavailable(f"no 2xx within {within_s:g} s; the last answer was {last}") from error
@@ -367,17 +362,15 @@ def _object(raw: bytes, what: str) -> dict[str, Any]:
         raise PlaneUnavailable(f"{what} was not answered with a JSON object") from error
 
 
-async def _paged(plane: Plane, path: str, query: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-    cursor: str | None = None
-    while True:
+def _list(plane: Plane, path: str, query: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    async def read(cursor: str | None) -> tuple[list[dict[str, Any]], str | None]:
         page = await plane.json("GET", path, query={**query, "cursor": cursor, "limit": 200})
-        items, cursor = page.get("items"), page.get("next")
+        items, following = page.get("items"), page.get("next")
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             raise PlaneUnavailable(f"the answer to {path} is not a page")
-        for item in items:
-            yield item
-        if not cursor or not items:
-            return
+        return items, following if items else None
+
+    return each_page(read)
 
 
 def refusal_of(status: int, raw: bytes, what: str) -> PlaneError:

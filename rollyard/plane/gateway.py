@@ -220,7 +220,7 @@ class Gateway:
             finally:
                 self._counters.passing -= 1
                 method = scope.get("method", "WS")
-                self._counters.answered(method, "gateway", status, time.perf_counter() - began)
+                self._counters.count_answer(method, "gateway", status, time.perf_counter() - began)
 
         return app
 

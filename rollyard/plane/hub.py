@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 from rollyard.core.errors import PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import EnvRecord, EnvSpec
+from rollyard.net.paging import each_page
 from rollyard.plane.cursors import read_cursor, write_cursor
 from rollyard.plane.storage import PlaneStore
 
@@ -66,6 +67,9 @@ class Hub:
         more = len(found) > limit
         found = found[:limit]
         return found, write_cursor(found[-1].name, found[-1].version) if more else None
+
+    def all(self) -> AsyncGenerator[EnvRecord]:
+        return each_page(lambda cursor: self.page(cursor=cursor, limit=MAX_PAGE))
 
 
 def _checked(name: str, version: str, spec: EnvSpec) -> None:

@@ -73,13 +73,8 @@ class InstanceBackend:
             raise SandboxGone(error.message) from error
 
     async def list(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
-        found: list[SandboxInfo] = []
-        cursor = None
-        while True:
-            page, cursor = await self._instances.page(labels=labels, cursor=cursor, limit=500)
-            found += [self._info(one) for one in page if one.engine == self._engine.name and one.state == "running"]
-            if cursor is None:
-                return found
+        found = self._instances.all(labels=labels)
+        return [self._info(one) async for one in found if one.engine == self._engine.name and one.state == "running"]
 
     async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
         raise Unsupported("instances are ended by the plane's own sweep")

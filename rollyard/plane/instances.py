@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 import structlog
@@ -29,6 +30,7 @@ from rollyard.core.errors import (
 )
 from rollyard.core.plane import EnvSpec, Happening, Instance, InstanceState, Taking, WarmPool
 from rollyard.core.protocols import Sandbox
+from rollyard.net.paging import each_page
 from rollyard.plane.create_request import FROM_POOL, CreateDefaults, CreateInstance, checked, journalled, planned
 from rollyard.plane.cursors import read_cursor, write_cursor
 from rollyard.plane.engines import Engine, refuse
@@ -185,6 +187,18 @@ class Instances:
         more = len(found) > limit
         found = found[:limit]
         return found, write_cursor(found[-1].id) if more else None
+
+    def all(
+        self,
+        *,
+        owner: str | None = None,
+        env: str | None = None,
+        run_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[Instance]:
+        """Every live one of these."""
+        which = partial(self.page, owner=owner, env=env, run_id=run_id, labels=labels, limit=MAX_PAGE)
+        return each_page(lambda cursor: which(cursor=cursor))
 
     # what can be done with one
 

@@ -10,20 +10,17 @@ connection that is being closed cannot be sent again safely; idle connections ar
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from rollyard.core.errors import ConfigError, UpstreamError
 from rollyard.net.http_client import BadAnswer, HttpPool
+from rollyard.net.http_session import HttpSession
 from rollyard.policy.model_server import shown_url, words_of
-
-if TYPE_CHECKING:
-    import aiohttp
 
 IDLE_S = 4.0
 MAX_BODY = 256 * 2**20
@@ -72,23 +69,13 @@ class ModelConnection:
     def __init__(self, *, timeouts: Timeouts | None = None, secrets: tuple[str, ...] = ()) -> None:
         self.timeouts = timeouts or Timeouts()
         self._secrets = tuple(s.encode() for s in secrets)
-        self._session: aiohttp.ClientSession | None = None
+        self._session = HttpSession(limit=0, idle_s=IDLE_S)
         self._pool: HttpPool | None = None
         self._ended = False
 
-    def session(self) -> aiohttp.ClientSession:
+    def session(self) -> HttpSession:
         if self._ended:
             raise ConfigError("this policy was closed")
-        if self._session is None:
-            import aiohttp
-
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ttl_dns_cache=60),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,
-                auto_decompress=True,
-                read_bufsize=2**18,
-            )
         return self._session
 
     def scrub(self, body: bytes, *more: str) -> bytes:
@@ -134,10 +121,7 @@ class ModelConnection:
         self._ended = True
         if self._pool is not None:
             await self._pool.aclose()
-        session, self._session = self._session, None
-        if session is not None:
-            async with asyncio.timeout(5):
-                await session.close()
+        await self._session.aclose()
 
 
 def seconds(value: str | None) -> float | None:

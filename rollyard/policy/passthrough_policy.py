@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
-from typing import Self
 from urllib.parse import parse_qsl, urlencode
-
-import aiohttp
-import yarl
 
 from rollyard.core.call import Call, Reply
 from rollyard.core.errors import Unsupported, UpstreamError
 from rollyard.core.protocols import RawRequest, RawResponse
+from rollyard.net.http_session import HttpFailure, HttpStream
 from rollyard.policy.connection import ModelConnection, Timeouts, checked_url, resolve_key
 from rollyard.policy.model_server import cannot_answer, shown_url
 
@@ -46,24 +43,20 @@ class Through:
 
     async def relay(self, request: RawRequest) -> RawResponse:
         limits = self._connection.timeouts
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.connect, sock_read=limits.idle)
-        session = self._connection.session()
         try:
-            response = await session.request(
+            response = await self._connection.session().stream(
                 request.method,
-                yarl.URL(joined(self.url, swapped_query(request.path, self._key)), encoded=True),
-                data=request.body or None,
-                headers=outgoing(request.headers, self._key),
-                timeout=timeout,
-                allow_redirects=False,
-                auto_decompress=False,
-                skip_auto_headers=("content-type", "user-agent", "accept-encoding", "accept"),
+                joined(self.url, swapped_query(request.path, self._key)),
+                request.body or None,
+                outgoing(request.headers, self._key),
+                connect_s=limits.connect,
+                idle_s=limits.idle,
             )
-        except (TimeoutError, aiohttp.ServerTimeoutError) as error:
+        except TimeoutError as error:
             raise UpstreamError(f"{shown_url(self.url)} did not answer in time", status=504) from error
-        except aiohttp.ClientError as error:
-            raise UpstreamError(f"no answer from {shown_url(self.url)} ({type(error).__name__})", status=502) from None
-        headers = {k.lower(): v for k, v in response.headers.items() if k.lower() not in HOP}
+        except HttpFailure as error:
+            raise UpstreamError(f"no answer from {shown_url(self.url)} ({error.kind})", status=502) from None
+        headers = {name: value for name, value in response.headers.items() if name not in HOP}
         return RawResponse(status=response.status, headers=MappingProxyType(headers), body=Chunks(response))
 
     async def check(self, model: str) -> None:
@@ -81,30 +74,19 @@ class Through:
 
 
 class Chunks(AsyncIterator[bytes]):
-    """The answer as it comes. Unlike a generator it lets the connection go even when it was never started."""
+    """The answer as it comes; a break in it is an `UpstreamError`."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-
-    def __aiter__(self) -> Self:
-        return self
+    def __init__(self, stream: HttpStream) -> None:
+        self._stream = stream
 
     async def __anext__(self) -> bytes:
         try:
-            chunk = await self._response.content.readany()
-        except (TimeoutError, aiohttp.ClientError) as error:
-            self._response.close()
-            raise UpstreamError(f"the upstream's stream broke ({type(error).__name__})", status=502) from None
-        except BaseException:  # cancelled too: a half-read stream is not used again
-            self._response.close()
-            raise
-        if not chunk:
-            self._response.release()
-            raise StopAsyncIteration
-        return chunk
+            return await anext(self._stream)
+        except HttpFailure as error:
+            raise UpstreamError(f"the upstream's stream broke ({error.kind})", status=502) from None
 
     async def aclose(self) -> None:
-        self._response.close()
+        await self._stream.aclose()
 
 
 def joined(url: str, path: str) -> str:

@@ -12,7 +12,9 @@ import uvloop
 from rollyard.core.errors import ConfigError
 from rollyard.envs.browser.client import KEY_VARIABLE
 from rollyard.envs.browser.leases import BrowserLimits
-from rollyard.runs.serve_env import key_in, listening
+from rollyard.net.key_files import read_or_make_key
+from rollyard.net.ready import ServerReady
+from rollyard.runs.serve_env import listening
 from rollyard.sandbox import backend
 
 
@@ -25,41 +27,29 @@ class BrowserOptions(msgspec.Struct, frozen=True, kw_only=True):
     limits: BrowserLimits = BrowserLimits()
 
 
-class BrowserReady(msgspec.Struct, frozen=True, kw_only=True):
-    url: str
-    key_file: str | None
-
-    @property
-    def line(self) -> str:
-        where = self.key_file or f"${KEY_VARIABLE}"
-        return f"rollyard browsers ready at {self.url} (key: {where})"
-
-    @property
-    def json(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-
-def serve_browser(options: BrowserOptions, *, say: Callable[[BrowserReady], None]) -> None:
+def serve_browser(options: BrowserOptions, *, say: Callable[[ServerReady], None]) -> None:
     """Blocks until it is stopped."""
     uvloop.run(_serve(options, say))
 
 
-async def _serve(options: BrowserOptions, say: Callable[[BrowserReady], None]) -> None:
+async def _serve(options: BrowserOptions, say: Callable[[ServerReady], None]) -> None:
     from rollyard.envs.browser.leases import Browsers
     from rollyard.envs.browser.server import BrowserServer
 
     key = _key(options)
     async with backend(options.sandbox) as sandboxes:
         server = BrowserServer(Browsers(sandboxes, image=options.image, limits=options.limits), key=key)
-        async with listening(server, options.host, options.port) as (url, done):
-            say(BrowserReady(url=url, key_file=str(options.key_file) if options.key_file else None))
-            await done()
+        async with listening(server, options.host, options.port) as (url, serve):
+            key_file = str(options.key_file) if options.key_file else None
+            details = f"key: {key_file or f'${KEY_VARIABLE}'}"
+            say(ServerReady(server="browsers", url=url, details=details, facts={"key_file": key_file}))
+            await serve()
 
 
 def _key(options: BrowserOptions) -> str:
     """A browser is worth a machine: there is always a key, from the file or from the environment."""
     if options.key_file is not None:
-        return key_in(options.key_file)
+        return read_or_make_key(options.key_file)
     if not (key := os.environ.get(KEY_VARIABLE, "").strip()):
         raise ConfigError("browsers are not leased without a key", hint=f"pass --key-file, or set {KEY_VARIABLE}")
     return key

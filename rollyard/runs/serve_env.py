@@ -13,10 +13,11 @@ import msgspec
 import uvloop
 
 from rollyard.core.errors import ConfigError
-from rollyard.core.ids import secret
 from rollyard.envs.env import Env
 from rollyard.envs.sessions import EnvLimits
-from rollyard.net.binding import LOOPBACK, listen
+from rollyard.net.binding import LOOPBACK, http_url, listen
+from rollyard.net.key_files import read_or_make_key
+from rollyard.net.ready import ServerReady
 from rollyard.runs.coding_request import CodingOptions
 
 if TYPE_CHECKING:
@@ -40,22 +41,7 @@ class EnvOptions(msgspec.Struct, frozen=True, kw_only=True):
     coding: CodingOptions = CodingOptions()
 
 
-class EnvReady(msgspec.Struct, frozen=True, kw_only=True):
-    url: str
-    name: str
-    key_file: str | None
-
-    @property
-    def line(self) -> str:
-        key = f", key: {self.key_file}" if self.key_file else ""
-        return f"rollyard environment ready at {self.url} ({self.name}{key})"
-
-    @property
-    def json(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-
-def serve_env(options: EnvOptions, *, say: Callable[[EnvReady], None]) -> None:
+def serve_env(options: EnvOptions, *, say: Callable[[ServerReady], None]) -> None:
     """Blocks until it is stopped."""
     uvloop.run(run_env(options, say, server_of(options)))
 
@@ -92,41 +78,36 @@ def _with_key(options: EnvOptions) -> CodingOptions:
     return msgspec.structs.replace(options.coding, key=key)
 
 
-async def run_env(options: EnvOptions, say: Callable[[EnvReady], None], server: EnvServer) -> None:
+async def run_env(options: EnvOptions, say: Callable[[ServerReady], None], server: EnvServer) -> None:
     key_file = str(options.key_file) if options.key_file is not None else None
-    async with listening(server, options.host, options.port) as (url, done):
-        say(EnvReady(url=url, name=server.name, key_file=key_file))
-        await done()
+    async with listening(server, options.host, options.port) as (url, serve):
+        details = f"{server.name}, key: {key_file}" if key_file else server.name
+        facts = {"name": server.name, "key_file": key_file}
+        say(ServerReady(server="environment", url=url, details=details, facts=facts))
+        await serve()
 
 
 @asynccontextmanager
 async def listening(app: Any, host: str, port: int) -> AsyncGenerator[tuple[str, Callable[[], Any]]]:
     """The address, and what serves on it until a signal: connections wait in the socket's queue until then."""
-    import uvicorn
-
+    from rollyard.net.app_server import serve_app
     from rollyard.net.websocket_server import SocketProtocol
 
-    sock = listen(host, port)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        ws=SocketProtocol,
-        ws_max_size=100 * 2**20,
-        ws_ping_interval=20.0,
-        ws_ping_timeout=60.0,
-        timeout_graceful_shutdown=5,
-    )
-    server = uvicorn.Server(config)
-    with sock:
-        address, number = sock.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
+    with listen(host, port) as sock:
 
-        async def done() -> None:
-            await server.serve(sockets=[sock])
+        async def serve() -> None:
+            await serve_app(
+                app,
+                sock,
+                lifespan="on",
+                ws=SocketProtocol,
+                ws_max_size=100 * 2**20,
+                ws_ping_interval=20.0,
+                ws_ping_timeout=60.0,
+                timeout_graceful_shutdown=5,
+            )
 
-        yield f"http://{shown}:{number}", done
+        yield http_url(*sock.getsockname()[:2]), serve
 
 
 def env_of(target: str) -> Callable[[], Env]:
@@ -153,17 +134,7 @@ def env_of(target: str) -> Callable[[], Env]:
 def key_of(options: EnvOptions) -> str | None:
     """The key in the file; without one only loopback is served."""
     if options.key_file is not None:
-        return key_in(options.key_file)
+        return read_or_make_key(options.key_file)
     if options.host not in LOOPBACK:
         raise ConfigError(f"{options.host} is not loopback: anybody could step", hint="pass --key-file")
     return None
-
-
-def key_in(path: Path) -> str:
-    """The key in a file that only its owner reads, made where there is none."""
-    if not path.exists():
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secret("ry") + "\n")
-    elif path.stat().st_mode & 0o077:
-        raise ConfigError(f"others can read {path}", hint=f"chmod 600 {path}")
-    return path.read_text().strip()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +22,8 @@ from rollyard.core.ids import secret
 from rollyard.core.protocols import Policy
 from rollyard.core.rollout import MODES, Mode
 from rollyard.gate import Gate, Tls
+from rollyard.net.key_files import read_or_make_key, state_file, write_key
+from rollyard.net.ready import ServerReady
 from rollyard.policy import PolicyText
 from rollyard.runs.run.policies import open_policy
 from rollyard.store import Store
@@ -47,33 +48,19 @@ class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
     trainer_key_file: Path | None = None
 
 
-class GateReady(msgspec.Struct, frozen=True, kw_only=True):
-    url: str
-    mode: str | None
-    admin_key_file: str
-    trainer_key_file: str
-
-    @property
-    def line(self) -> str:
-        return f"rollyard gate ready at {self.url} (admin key: {self.admin_key_file}, trainer key: {self.trainer_key_file})"
-
-    @property
-    def json(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-
-def serve_gate(options: GateOptions, *, say: Callable[[GateReady], None]) -> None:
+def serve_gate(options: GateOptions, *, say: Callable[[ServerReady], None]) -> None:
     """Blocks until SIGINT or SIGTERM."""
     gc.set_threshold(*GC_THRESHOLDS)
     uvloop.run(run_gate(options, say))
 
 
-async def run_gate(options: GateOptions, say: Callable[[GateReady], None]) -> None:
+async def run_gate(options: GateOptions, say: Callable[[ServerReady], None]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    admin, trainer = _key(options.admin_key_file), _key(options.trainer_key_file)
     refuse_unclear(options)
+    files = {"admin": options.admin_key_file, "trainer": options.trainer_key_file}
+    keys = {role: read_or_make_key(path) if path is not None else secret("ry") for role, path in files.items()}
     made: list[Path] = []  # key files that nobody asked for by name: they go when the server goes
     try:
         async with (
@@ -86,18 +73,22 @@ async def run_gate(options: GateOptions, say: Callable[[GateReady], None]) -> No
                 port=options.port,
                 unix=options.unix,
                 tls=_tls(options),
-                admin_key=admin,
-                trainer_key=trainer,
+                admin_key=keys["admin"],
+                trainer_key=keys["trainer"],
             ) as gate,
         ):
-            say(
-                GateReady(
-                    url=gate.url or "",
-                    mode=options.mode,
-                    admin_key_file=str(_kept(options.admin_key_file, admin, "admin", gate, made)),
-                    trainer_key_file=str(_kept(options.trainer_key_file, trainer, "trainer", gate, made)),
-                )
-            )
+            url = gate.url or ""
+            shown: dict[str, str] = {}
+            for role, path in files.items():
+                if path is None:
+                    path = state_file(f"gate-{url.rpartition(':')[2]}.{role}-key")
+                    path.unlink(missing_ok=True)
+                    write_key(path, keys[role])
+                    made.append(path)
+                shown[role] = str(path)
+            details = f"admin key: {shown['admin']}, trainer key: {shown['trainer']}"
+            facts = {"mode": options.mode, **{f"{role}_key_file": path for role, path in shown.items()}}
+            say(ServerReady(server="gate", url=url, details=details, facts=facts))
             gc.collect()
             gc.freeze()
             await stop.wait()
@@ -169,26 +160,3 @@ def _tls(options: GateOptions) -> Tls | None:
     if options.tls_cert is None or options.tls_key is None:
         raise ConfigError("TLS needs both --tls-cert and --tls-key")
     return Tls(cert=str(options.tls_cert), key=str(options.tls_key))
-
-
-def _key(path: Path | None) -> str:
-    if path is not None and path.exists():
-        if path.stat().st_mode & 0o077:
-            raise ConfigError(f"others can read {path}", hint=f"chmod 600 {path}")
-        return path.read_text().strip()
-    return secret("ry")
-
-
-def _kept(path: Path | None, key: str, face: str, gate: Gate, made: list[Path]) -> Path:
-    """Where the key lies, having put it there if it is new."""
-    if path is None:
-        root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rollyard"
-        port = (gate.url or "").rpartition(":")[2]
-        path = root / f"gate-{port}.{face}-key"
-        path.unlink(missing_ok=True)
-        made.append(path)
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(key + "\n")
-    return path

@@ -15,6 +15,7 @@ import msgspec
 
 from rollyard.core.errors import EnvError, EnvUnavailable
 from rollyard.core.message import ToolSpec
+from rollyard.net.paging import each_page
 from rollyard.tools.answers import NO_IMAGE, ToolAnswer, invalid, read
 
 T = TypeVar("T")
@@ -35,16 +36,14 @@ class Endpoint:
         self._status: int | None = None  # of the last HTTP response that was a refusal
 
     async def list(self) -> list[ToolSpec]:
-        found: list[ToolSpec] = []
-        cursor: str | None = None
-        while True:
-            page = await self._asked(lambda client, cursor=cursor: client.list_tools(cursor=cursor))
-            found += [
-                ToolSpec(t.name, t.description or "", msgspec.json.encode(t.input_schema).decode()) for t in page.tools
-            ]
-            cursor = page.next_cursor
-            if not cursor:
-                return found
+        async def read(cursor: str | None) -> tuple[list[Any], str | None]:
+            page = await self._asked(lambda client: client.list_tools(cursor=cursor))
+            return page.tools, page.next_cursor
+
+        return [
+            ToolSpec(tool.name, tool.description or "", msgspec.json.encode(tool.input_schema).decode())
+            async for tool in each_page(read)
+        ]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         from pydantic import ValidationError

@@ -10,7 +10,9 @@ import msgspec
 import uvloop
 
 from rollyard.core.errors import ConfigError, MissingExtra
-from rollyard.net.binding import LOOPBACK, listen
+from rollyard.net.binding import LOOPBACK, http_url, listen
+from rollyard.net.key_files import read_or_make_key
+from rollyard.net.ready import ServerReady
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,31 +28,17 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     key_file: Path | None = None
 
 
-class ModelReady(msgspec.Struct, frozen=True, kw_only=True):
-    url: str
-    model: str
-    weight_version: int
-
-    @property
-    def line(self) -> str:
-        return f"rollyard model server ready at {self.url} ({self.model}, version {self.weight_version})"
-
-    @property
-    def json(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-
-def serve_model(options: ModelOptions, *, say: Callable[[ModelReady], None]) -> None:
+def serve_model(options: ModelOptions, *, say: Callable[[ServerReady], None]) -> None:
     """Blocks until it is stopped."""
     if find_spec("torch") is None:
         raise MissingExtra("torch", "model", why="rollyard serve model")
     uvloop.run(run_model(options, say))
 
 
-async def run_model(options: ModelOptions, say: Callable[[ModelReady], None]) -> None:
+async def run_model(options: ModelOptions, say: Callable[[ServerReady], None]) -> None:
     import torch
-    import uvicorn
 
+    from rollyard.net.app_server import serve_app
     from rollyard.policy.renderers.load import renderer
     from rollyard.train.sampler import Sampler
     from rollyard.train.server import ModelServer
@@ -70,18 +58,15 @@ async def run_model(options: ModelOptions, say: Callable[[ModelReady], None]) ->
     async with sampler:
         name = Path(options.model).name
         server = ModelServer(sampler, rendering, name=name, key=key)
-        config = uvicorn.Config(server.app, log_level="warning", access_log=False, lifespan="off")
-        address, port = sock.getsockname()[:2]
-        say(ModelReady(url=f"http://{address}:{port}", model=name, weight_version=options.version))
-        await uvicorn.Server(config).serve(sockets=[sock])
+        url, version = http_url(*sock.getsockname()[:2]), options.version
+        facts = {"model": name, "weight_version": version}
+        say(ServerReady(server="model server", url=url, details=f"{name}, version {version}", facts=facts))
+        await serve_app(server.app, sock)
 
 
 def key_of(options: ModelOptions) -> str | None:
     if options.key_file is not None:
-        key = options.key_file.read_text().strip()
-        if not key:
-            raise ConfigError(f"{options.key_file} holds no key")
-        return key
+        return read_or_make_key(options.key_file)
     if options.host not in LOOPBACK:
         raise ConfigError(f"{options.host} is not loopback: others could load weights", hint="pass --key-file")
     return None

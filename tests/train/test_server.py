@@ -310,6 +310,7 @@ def test_it_does_not_listen_beyond_loopback_without_a_key():
 async def test_the_command_serves_a_model_until_it_is_stopped(folder, tmp_path):
     key = tmp_path / "key"
     key.write_text("sekret\n")
+    key.chmod(0o600)
     command = [
         *ROLLYARD,
         "serve",

@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import aiohttp
 import msgspec
 
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, EpisodeLost
+from rollyard.net.http_session import HttpFailure, HttpSession
 
 URL_VARIABLE = "ROLLYARD_BROWSER_URL"
 KEY_VARIABLE = "ROLLYARD_BROWSER_KEY"
@@ -57,21 +57,18 @@ class BrowserLeases:
     async def _call(
         self, method: str, path: str, kind: type[T] | Any, body: Any = None, *, timeout_s: float = _CALL_S
     ) -> T:
-        headers = {"authorization": f"Bearer {self._key}"}
+        headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}
+        data = None if body is None else msgspec.json.encode(body)
         try:
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
-                session.request(method, self._url + path, json=body, headers=headers) as response,
-            ):
-                data = await response.read()
-                if response.status >= 400:
-                    raise _error(response.status, data)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EnvUnavailable(
-                f"the browser server at {self._url} does not answer: {type(error).__name__}"
-            ) from error
+            async with HttpSession(headers=headers) as session:
+                answer = await session.request(method, self._url + path, data, timeout_s=timeout_s)
+        except (HttpFailure, TimeoutError) as error:
+            kind_of_failure = error.kind if isinstance(error, HttpFailure) else "TimeoutError"
+            raise EnvUnavailable(f"the browser server at {self._url} does not answer: {kind_of_failure}") from error
+        if answer.status >= 400:
+            raise _error(answer.status, answer.body)
         try:
-            return msgspec.json.decode(data, type=kind)
+            return msgspec.json.decode(answer.body, type=kind)
         except (msgspec.DecodeError, ValueError) as error:
             raise EnvError(f"the browser server answered {method} {path} with something else: {error}") from error
 

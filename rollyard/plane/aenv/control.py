@@ -149,15 +149,8 @@ class AenvControl:
 
     async def _all(self, caller: ApiKey, wanted: str) -> list[Instance]:
         owner = None if caller.role == "admin" else caller.owner
-        found: list[Instance] = []
-        cursor = None
-        while True:
-            page, cursor = await self._instances.page(
-                owner=owner, env=wanted if "@" in wanted else None, cursor=cursor, limit=500
-            )
-            found += [one for one in page if "@" in wanted or wanted in ("*", (one.env or "").partition("@")[0])]
-            if cursor is None:
-                return found
+        found = self._instances.all(owner=owner, env=wanted if "@" in wanted else None)
+        return [one async for one in found if "@" in wanted or wanted in ("*", (one.env or "").partition("@")[0])]
 
     async def _shown(self, instance: Instance) -> dict[str, Any]:
         return instance_shape(instance, await self._record(instance), self._callers.host(instance.id))

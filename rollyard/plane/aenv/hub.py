@@ -97,10 +97,4 @@ class HubFace:
         return await self._hub.get(**request.path_params)
 
     async def _all(self) -> list[EnvRecord]:
-        found: list[EnvRecord] = []
-        cursor = None
-        while True:
-            page, cursor = await self._hub.page(cursor=cursor, limit=500)
-            found += page
-            if cursor is None:
-                return found
+        return [record async for record in self._hub.all()]

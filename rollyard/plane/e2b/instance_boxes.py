@@ -81,15 +81,9 @@ class InstanceBoxes:
         return _seen(await self._own(caller, sandbox_id))
 
     async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[SandboxView]:
-        found: list[Instance] = []
-        cursor = None
-        while True:
-            page, cursor = await self._instances.page(
-                owner=_known(caller).owner, labels=metadata, cursor=cursor, limit=500
-            )
-            found += [one for one in page if one.state in ("running", "paused") and self._runs(one)]
-            if cursor is None:
-                return [_seen(one) for one in sorted(found, key=lambda one: (-one.created_at, one.id))]
+        every = self._instances.all(owner=_known(caller).owner, labels=metadata)
+        found = [one async for one in every if one.state in ("running", "paused") and self._runs(one)]
+        return [_seen(one) for one in sorted(found, key=lambda one: (-one.created_at, one.id))]
 
     def _runs(self, instance: Instance) -> bool:
         engine = self._instances.engines.get(instance.engine)

@@ -121,14 +121,8 @@ class InstanceHandlers:
             except PlaneNotFound:
                 outcomes[instance_id] = "not_found"
         if asked.run_id is not None or asked.labels:
-            cursor = None
-            while True:
-                found, cursor = await self._instances.page(
-                    owner=owner, run_id=asked.run_id, labels=asked.labels, cursor=cursor, limit=500
-                )
-                ids += [instance.id for instance in found]
-                if cursor is None:
-                    break
+            found = self._instances.all(owner=owner, run_id=asked.run_id, labels=asked.labels)
+            ids += [instance.id async for instance in found]
         elif not asked.ids:
             raise PlaneInvalid("say which: ids, run_id or labels")
         return answer({"outcomes": outcomes | await self._instances.delete_many(ids)})

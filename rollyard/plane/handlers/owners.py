@@ -8,8 +8,9 @@ from starlette.responses import Response
 
 from rollyard.core.errors import PlaneInvalid
 from rollyard.core.plane import ApiKey
+from rollyard.net.metrics import write_metrics
 from rollyard.plane.access import NewKey, owner_for
-from rollyard.plane.metrics import exposition
+from rollyard.plane.metrics import plane_metrics
 from rollyard.plane.parts import PlaneParts
 from rollyard.plane.pools import PutPool
 from rollyard.plane.wire import answer, body, key_json, pool_json
@@ -29,7 +30,7 @@ class OwnerHandlers:
 
     async def metrics(self, request: Request, caller: ApiKey) -> Response:
         pools = {pool.name: (pool.size, live) for pool, live in await self._pools.page()}
-        text = exposition(self._counters, await self._store.counts(), pools)
+        text = write_metrics(plane_metrics(self._counters, await self._store.counts(), pools))
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def engines(self, request: Request, caller: ApiKey) -> Response:

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import aiohttp
 import msgspec
 import structlog
 
 from rollyard.core.errors import ConfigError, Error, PlaneInvalid, PlaneNotFound, PlaneUnavailable
+from rollyard.net.http_session import HttpFailure, HttpSession
 
 _log = structlog.get_logger("rollyard.plane")
 _CLEANUP_S = 30.0
@@ -36,13 +36,11 @@ class Service:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"engine {name} needs the URL of its service", hint=f"--engine {name}=http://host:port")
         self._name, self.url = name, url.rstrip("/")
-        self._headers, self._timeout_s = headers, timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        self._timeout_s = timeout_s
+        self._session = HttpSession(headers=headers)
 
     async def aclose(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._session.aclose()
 
     async def call(
         self,
@@ -54,19 +52,17 @@ class Service:
         query: Mapping[str, str] | None = None,
     ) -> Any:
         """The envelope's data."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers)
         asked = {"Content-Type": "application/json", **(headers or {})}
         data = None if body is None else msgspec.json.encode(body)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                async with self._session.request(
-                    method, self.url + path, data=data, headers=asked, params=query, allow_redirects=False
-                ) as reply:
-                    status, raw = reply.status, await reply.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise PlaneUnavailable(f"{self._name} did not answer {method} {path}: {type(error).__name__}") from error
-        return self._data(f"{method} {path}", status, raw)
+            answer = await self._session.request(
+                method, self.url + path, data, headers=asked, query=query, timeout_s=self._timeout_s
+            )
+        except TimeoutError as error:
+            raise PlaneUnavailable(f"{self._name} did not answer {method} {path} in time") from error
+        except HttpFailure as error:
+            raise PlaneUnavailable(f"{self._name} did not answer {method} {path}: {error.kind}") from error
+        return self._data(f"{method} {path}", answer.status, answer.body)
 
     def _data(self, what: str, status: int, raw: bytes) -> Any:
         try:
