@@ -23,13 +23,13 @@ HEAD = (
 )
 ABOUT = """# Drills
 
-`make drills` breaks one part of a working system at a time and then looks at the books: a real Ray cluster of three nodes on
+`make drills` breaks one part of a working system at a time and then checks the records: a real Ray cluster of three nodes on
 one machine with a PostgreSQL server, and two replicas of the control plane. Every line is one run (or one plane) that had to
 end by itself.
 
 - *claims*: leases handed out; more than *attempts* means that attempts were done again elsewhere.
 - *lost*: attempts without exactly the rollout of their last claim. *twice*: attempts with two. Both must be 0.
-- *zombie*: calls recorded under a claim that somebody else had taken over. *infra reward*: rewards of rollouts that failed at
+- *zombie*: calls recorded under a claim that another worker had taken over. *infra reward*: rewards of rollouts that failed at
   another boundary than the agent's. Both must be 0.
 - *orphans*: sandboxes, processes, mounts, control groups, leases, open sessions and workers left behind. Must be 0.
 
