@@ -44,4 +44,4 @@ def export(
         return
     typer.echo(f"{done.rows} rows of {done.rollouts} rollouts in {done.path}")
     if done.refused_at is not None:
-        typer.echo(f"{done.refused} branches are no rows; why is in {done.refused_at}")
+        typer.echo(f"{done.refused} branches were left out; the reasons are in {done.refused_at}")

@@ -53,7 +53,7 @@ def list_(
     ]
     print_table(["rollout", "task", "#", "agent", "status", "reward", "calls", "s"], rows)
     if shown.next is not None:
-        typer.echo(f"{shown.total} in all; go on with --offset {shown.next}")
+        typer.echo(f"{shown.total} rollouts in all; for the next page add --offset {shown.next}")
 
 
 def _time(at: float) -> str:

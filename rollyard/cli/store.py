@@ -48,4 +48,4 @@ def restore(
     from rollyard.store import Store
 
     anyio.run(Store.restore, source, target)
-    print_json({"store": str(target)}) if as_json else typer.echo(f"{target} is there")
+    print_json({"store": str(target)}) if as_json else typer.echo(f"restored to {target}")
