@@ -44,7 +44,7 @@ python -m bench.drills --only clock --size 60 --seed 2 --out docs/drills.md    #
 
 A line's *attempts* and *seed* say what it was run with; it stays until its drill is run again. These ran on one machine whose
 two cores other work kept at a load of about 20. The seed chooses when and where each fault comes; what the scheduler does in
-between is not repeatable. What each fault is, is said in `bench/drills/cluster.py`, `cut_off.py` and `plane.py`.
+between is not repeatable. The faults are described in `bench/drills/cluster.py`, `cut_off.py` and `plane.py`.
 """
 
 
