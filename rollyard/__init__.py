@@ -1,8 +1,8 @@
 """Rollyard runs any CLI coding agent, in any sandbox, on any task; answers every model call the agent makes; and hands back
 trajectories whose tokens are exactly the ones the policy sampled, with a reward that can be trusted.
 
-Reading order: `core` (the nouns), `runs/rollout.py` (the one lifecycle), then one file in each room: `wire`, `gate`,
-`policy`, `sandbox`, `agents`, `tasks`, `store`.
+Reading order: `core` (the nouns), `runs/rollout/lifecycle.py` (the one lifecycle), then one file in each package: `wire`, `gate`,
+`trajectory`, `policy`, `sandbox`, `agents`, `tasks`, `store`. docs/architecture.md shows how they meet.
 
 Names below are imported on first use, so that `import rollyard` stays cheap.
 """

@@ -38,9 +38,9 @@ def test_links_and_targets_in_the_readme_exist():
         assert re.search(rf"^{target}:", makefile, re.M), target
 
 
-def test_every_room_is_in_the_readme():
-    rooms = {path.parent.name for path in (ROOT / "rollyard").glob("*/__init__.py")}
-    assert rooms <= set(re.findall(r"^\| `(\w+)`", README, re.M))
+def test_every_package_is_in_the_readme():
+    packages = {path.parent.name for path in (ROOT / "rollyard").glob("*/__init__.py")}
+    assert packages <= set(re.findall(r"^\| `(\w+)`", README, re.M))
 
 
 @pytest.mark.parametrize(

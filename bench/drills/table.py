@@ -23,13 +23,13 @@ HEAD = (
 )
 ABOUT = """# Drills
 
-`make drills` breaks one part of a working system at a time and then looks at the books: a real Ray cluster of three nodes on
+`make drills` breaks one part of a working system at a time and then checks the records: a real Ray cluster of three nodes on
 one machine with a PostgreSQL server, and two replicas of the control plane. Every line is one run (or one plane) that had to
 end by itself.
 
 - *claims*: leases handed out; more than *attempts* means that attempts were done again elsewhere.
 - *lost*: attempts without exactly the rollout of their last claim. *twice*: attempts with two. Both must be 0.
-- *zombie*: calls recorded under a claim that somebody else had taken over. *infra reward*: rewards of rollouts that failed at
+- *zombie*: calls recorded under a claim that another worker had taken over. *infra reward*: rewards of rollouts that failed at
   another boundary than the agent's. Both must be 0.
 - *orphans*: sandboxes, processes, mounts, control groups, leases, open sessions and workers left behind. Must be 0.
 
@@ -44,7 +44,7 @@ python -m bench.drills --only clock --size 60 --seed 2 --out docs/drills.md    #
 
 A line's *attempts* and *seed* say what it was run with; it stays until its drill is run again. These ran on one machine whose
 two cores other work kept at a load of about 20. The seed chooses when and where each fault comes; what the scheduler does in
-between is not repeatable. What each fault is, is said in `bench/drills/cluster.py`, `cut_off.py` and `plane.py`.
+between is not repeatable. The faults are described in `bench/drills/cluster.py`, `cut_off.py` and `plane.py`.
 """
 
 

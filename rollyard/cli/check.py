@@ -1,4 +1,4 @@
-"""`rollyard check SUBJECT`: hold a part against its list. Each subject has its own file, `check_<subject>.py`."""
+"""`rollyard check SUBJECT`: one file per subject, `check_<subject>.py`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import typer
 from rollyard.cli import check_agent, check_run, check_sandbox, check_tasks
 
 app = typer.Typer(
-    help="hold a part against its list", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+    help="check an agent, a run, a sandbox backend or tasks",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
 )
 
 
 @app.callback()
 def check() -> None:
-    """Hold a part against what is expected of it."""
+    """Check an agent, a run, a sandbox backend or tasks, and say what passed and what failed."""
 
 
 app.command("agent")(check_agent.agent)

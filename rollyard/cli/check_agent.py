@@ -9,17 +9,17 @@ import typer
 
 
 def agent(
-    name: Annotated[str, typer.Argument(help="an agent: pi, codex, ... or package.module:attribute, or a TOML file")],
-    sandbox: Annotated[str, typer.Option(help="the backend to run it in")] = "local",
-    user: Annotated[str | None, typer.Option(help="run it as this user of the image")] = None,
-    only: Annotated[str | None, typer.Option(help="a letter (T: tools) or one id (W1)")] = None,
-    slow: Annotated[bool, typer.Option("--slow", help="also the cases that take minutes")] = False,
+    name: Annotated[str, typer.Argument(help="agent name (pi, codex, ...), package.module:attribute, or a TOML file")],
+    sandbox: Annotated[str, typer.Option(help="sandbox backend to run it in")] = "local",
+    user: Annotated[str | None, typer.Option(help="user of the image to run it as")] = None,
+    only: Annotated[str | None, typer.Option(help="only the cases of one letter (T: tools) or one id (W1)")] = None,
+    slow: Annotated[bool, typer.Option("--slow", help="include the cases that take minutes")] = False,
     figures: Annotated[
-        bool, typer.Option("--figures", help="also time a plain run and look at what it rewrites")
+        bool, typer.Option("--figures", help="also measure a plain run: time, overhead, what the agent rewrites")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="the outcomes as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the outcomes as JSON")] = False,
 ) -> None:
-    """Run the conformance suite: passed, skipped (why), failed. Exit code 3 when a case failed."""
+    """Run the conformance suite on an agent. Skipped cases give the reason. Exit code 3 when a case failed."""
     from rollyard.cli.printing import print_json
     from rollyard.testing.agent.verdict import AgentTotals, examine_agent
 

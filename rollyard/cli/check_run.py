@@ -9,9 +9,9 @@ import typer
 
 
 def run(
-    run: Annotated[str, typer.Argument(help="a run, or the start of its id")],
-    store: Annotated[str, typer.Option(help="a path or a postgresql:// address")] = "runs.db",
-    json: Annotated[bool, typer.Option("--json", help="the findings as JSON")] = False,
+    run: Annotated[str, typer.Argument(help="run id, or the start of it")],
+    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
 ) -> None:
     """Check that every token is accounted for: prefix law, single training, logprobs, masks, bodies. Exit code 3 when a
     law is broken."""

@@ -9,14 +9,14 @@ import typer
 
 
 def sandbox(
-    name: Annotated[str, typer.Argument(help="a backend: local, docker, ... or package.module:attribute")],
-    option: Annotated[list[str] | None, typer.Option(help="name=value for the backend; may be repeated")] = None,
-    image: Annotated[str, typer.Option(help="the image to open with")] = "host",
-    only: Annotated[str | None, typer.Option(help="a letter (F: files) or one id (E9)")] = None,
-    slow: Annotated[bool, typer.Option("--slow", help="also the cases that take minutes")] = False,
-    json: Annotated[bool, typer.Option("--json", help="the outcomes as JSON")] = False,
+    name: Annotated[str, typer.Argument(help="backend name (local, docker, ...) or package.module:attribute")],
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE option of the backend; may be repeated")] = None,
+    image: Annotated[str, typer.Option(help="image to open sandboxes from")] = "host",
+    only: Annotated[str | None, typer.Option(help="only the cases of one letter (F: files) or one id (E9)")] = None,
+    slow: Annotated[bool, typer.Option("--slow", help="include the cases that take minutes")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the outcomes as JSON")] = False,
 ) -> None:
-    """Run the conformance suite: passed, skipped (why), failed. Exit code 3 when a case failed."""
+    """Run the conformance suite on a backend. Skipped cases give the reason. Exit code 3 when a case failed."""
     from rollyard.cli.printing import print_json
     from rollyard.testing.sandbox.verdict import SandboxTotals, examine_backend
 

@@ -9,19 +9,21 @@ import typer
 
 
 def tasks(
-    path: Annotated[str, typer.Argument(help="a task folder, a folder of them, a dataset, rows or a Python taskset")],
-    sandbox: Annotated[str, typer.Option(help="the backend to prove them on")] = "local",
+    path: Annotated[str, typer.Argument(help="task folder, folder of tasks, dataset, JSON Lines or Python taskset")],
+    sandbox: Annotated[str, typer.Option(help="sandbox backend to prove them on")] = "local",
     repeats: Annotated[
-        int, typer.Option("-n", "--repeats", min=1, help="tries of each agent, to find flaky verifiers")
+        int, typer.Option("-n", "--repeats", min=1, help="runs of nop and oracle per task, to find flaky verifiers")
     ] = 2,
-    parallel: Annotated[int, typer.Option("-j", "--parallel", min=1, help="tasks at a time")] = 2,
-    only: Annotated[str | None, typer.Option("--filter", help="a shell pattern of task ids")] = None,
-    lint_only: Annotated[bool, typer.Option("--lint", help="do not run anything")] = False,
-    allow_network: Annotated[bool, typer.Option("--allow-network", help="accept tasks that ask for it")] = False,
-    allow_unsafe: Annotated[bool, typer.Option("--allow-unsafe", help="accept what weakens the sandbox")] = False,
-    json: Annotated[bool, typer.Option("--json", help="the outcomes as JSON")] = False,
+    parallel: Annotated[int, typer.Option("-j", "--parallel", min=1, help="tasks at the same time")] = 2,
+    only: Annotated[str | None, typer.Option("--filter", help="only tasks whose id matches this glob")] = None,
+    lint_only: Annotated[bool, typer.Option("--lint", help="lint only; run nothing")] = False,
+    allow_network: Annotated[bool, typer.Option("--allow-network", help="accept tasks that ask for a network")] = False,
+    allow_unsafe: Annotated[
+        bool, typer.Option("--allow-unsafe", help="accept options that weaken the sandbox")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the outcomes as JSON")] = False,
 ) -> None:
-    """Lint tasks and prove them: `nop` fails each, `oracle` solves it, every time. Exit code 1 when that is not so."""
+    """Lint tasks and prove them: `nop` must fail each, `oracle` must solve it, every time. Exit code 1 when a task fails."""
     from rollyard.cli.printing import print_json, print_table
     from rollyard.sandbox import backend as open_backend
     from rollyard.testing.tasks import CheckOptions, TaskCheck, as_table, check_tasks

@@ -1,4 +1,4 @@
-"""`rollyard clean`: remove what sandboxes left behind; end those that are named."""
+"""`rollyard clean`: remove what dead sandboxes left; end live ones that are named."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def clean(
-    backend: Annotated[str, typer.Option("--backend", help="whose sandboxes")] = "local",
-    label: Annotated[list[str] | None, typer.Option("--label", help="end live ones with this NAME=VALUE too")] = None,
-    run: Annotated[str | None, typer.Option("--run", help="end live ones of this run too")] = None,
-    older_than: Annotated[float | None, typer.Option("--older-than", help="end live ones older than SECONDS")] = None,
-    every: Annotated[bool, typer.Option("--all", help="end all live ones of this user")] = False,
-    json: Annotated[bool, typer.Option("--json", help="the ids as JSON")] = False,
+    backend: Annotated[str, typer.Option("--backend", help="sandbox backend to clean")] = "local",
+    label: Annotated[
+        list[str] | None, typer.Option("--label", help="also end live sandboxes with this NAME=VALUE label")
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", help="also end live sandboxes of this run")] = None,
+    older_than: Annotated[
+        float | None, typer.Option("--older-than", help="also end live sandboxes older than SECONDS")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="end all live sandboxes of this user")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the removed ids as JSON")] = False,
 ) -> None:
-    """Without options only what dead sandboxes left is removed: processes, cgroups, directories. Nothing alive is touched."""
+    """Remove what dead sandboxes left: processes, cgroups, directories. Live sandboxes are ended only if an option names them."""
     from rollyard.cli.printing import print_json
     from rollyard.core.errors import ConfigError
     from rollyard.sandbox import backend as make

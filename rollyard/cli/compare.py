@@ -14,10 +14,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(help="a run's id, or the start of it")],
-    second: Annotated[str, typer.Argument(help="the run to hold against it")],
-    store: Annotated[str, typer.Option(help="where the runs are kept")] = "runs.db",
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    first: Annotated[str, typer.Argument(help="run id, or the start of it")],
+    second: Annotated[str, typer.Argument(help="run to compare it with")],
+    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Compare two runs task by task: difference with an interval, a paired test, and the tasks that flipped."""
     from rollyard.runs.report import compare as comparing

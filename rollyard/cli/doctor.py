@@ -12,8 +12,8 @@ MARKS = {"ok": "ok", "weak": "weak", "bad": "BAD", "absent": "-"}
 
 
 @app.command()
-def doctor(json: Annotated[bool, typer.Option("--json", help="the findings as JSON")] = False) -> None:
-    """Try what sandboxes and agents need. Exit code 3 when something that is needed does not work."""
+def doctor(json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False) -> None:
+    """Test what sandboxes and agents need on this machine. Exit code 3 when something required does not work."""
     from rollyard.cli.printing import print_json, print_table
     from rollyard.runs.doctor import examine, healthy
 

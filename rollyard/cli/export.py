@@ -12,18 +12,19 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(help="a run, or the start of its id")],
-    out: Annotated[str, typer.Option(help="the file (or, for atif, directory) to write")],
+    run: Annotated[str, typer.Argument(help="run id, or the start of it")],
+    out: Annotated[str, typer.Option(help="file to write (a directory for atif)")],
     format: Annotated[
-        str | None, typer.Option(help="jsonl, turns, samples, parquet, atif or html; else the suffix of --out decides")
+        str | None,
+        typer.Option(help="jsonl, turns, samples, parquet, atif or html; by default from the suffix of --out"),
     ] = None,
-    store: Annotated[str, typer.Option(help="a path or a postgresql:// address")] = "runs.db",
+    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
     unscored: Annotated[
-        bool, typer.Option("--unscored", help="also training rows of rollouts without a reward")
+        bool, typer.Option("--unscored", help="include training rows of rollouts without a reward")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="what was written, as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print a summary as JSON")] = False,
 ) -> None:
-    """Write all rollouts of a run to a file. Rows that cannot be proved are left out and listed beside it."""
+    """Write all rollouts of a run to a file. Branches that cannot be proved are left out and listed in OUT.refused.jsonl."""
     from rollyard.cli.printing import print_json
 
     if format == "html" or (format is None and out.endswith(".html")):
@@ -43,4 +44,4 @@ def export(
         return
     typer.echo(f"{done.rows} rows of {done.rollouts} rollouts in {done.path}")
     if done.refused_at is not None:
-        typer.echo(f"{done.refused} branches are no rows; why is in {done.refused_at}")
+        typer.echo(f"{done.refused} branches were left out; the reasons are in {done.refused_at}")

@@ -16,19 +16,24 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 @app.callback()
 def image() -> None:
-    """The images and layers that sandboxes open from."""
+    """Manage the images and layers that sandboxes open from."""
 
 
 @app.command()
 def add(
     source: Annotated[
-        str, typer.Argument(help="a rootfs directory, a tar, a `docker save` or OCI archive, or an image's name")
+        str,
+        typer.Argument(
+            help="root filesystem directory, tar, `docker save` or OCI archive, or the name of a stored image"
+        ),
     ],
-    name: Annotated[list[str] | None, typer.Option(help="a name for it; may be repeated")] = None,
-    alias: Annotated[list[str] | None, typer.Option(help="another name, such as python:3.11-slim")] = None,
+    name: Annotated[list[str] | None, typer.Option(help="name to store it under; may be repeated")] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="additional name, such as python:3.11-slim; may be repeated")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Take an image in, or give more names to one that is here."""
+    """Import an image, or give more names to a stored one."""
     from rollyard.images.store import ImageStore
 
     store = ImageStore()
@@ -42,7 +47,7 @@ def add(
 
 @app.command("list")
 def list_images(json: Json = False) -> None:
-    """Images, snapshots and layers, oldest first."""
+    """List images, snapshots and layers, oldest first."""
     from rollyard.images.store import ImageStore
 
     store = ImageStore()
@@ -62,10 +67,10 @@ def list_images(json: Json = False) -> None:
 
 @app.command()
 def rm(
-    image: Annotated[str, typer.Argument(help="a name, or the id of an image, a snapshot or a layer")],
+    image: Annotated[str, typer.Argument(help="name, or id of an image, snapshot or layer")],
     json: Json = False,
 ) -> None:
-    """Forget a name, with its last name the image; or a layer. Disk is freed once nothing has opened it for a day."""
+    """Remove a name, an image with its last name, or a layer. Disk space is freed once it has not been opened for a day."""
     from rollyard.images.store import ImageStore
 
     store = ImageStore()
@@ -82,17 +87,15 @@ def rm(
 
 @app.command()
 def layer(
-    npm: Annotated[
-        list[str] | None, typer.Option(help="an npm package, best with its version; may be repeated")
-    ] = None,
+    npm: Annotated[list[str] | None, typer.Option(help="npm package, preferably NAME@VERSION; may be repeated")] = None,
     pip: Annotated[
-        list[str] | None, typer.Option(help="a Python package, best with its version; may be repeated")
+        list[str] | None, typer.Option(help="Python package, preferably NAME==VERSION; may be repeated")
     ] = None,
-    node: Annotated[str | None, typer.Option(help="the oldest Node that will do, such as 22")] = None,
-    python: Annotated[str | None, typer.Option(help="the Python it carries, such as 3.12")] = None,
+    node: Annotated[str | None, typer.Option(help="oldest Node version that is enough, such as 22")] = None,
+    python: Annotated[str | None, typer.Option(help="Python version to include, such as 3.12")] = None,
     json: Json = False,
 ) -> None:
-    """Build a layer (once) and print its id and where it lies in a sandbox."""
+    """Build a layer, once, and print its id and its path inside a sandbox."""
     from rollyard.images.store import ImageStore
 
     store = ImageStore()

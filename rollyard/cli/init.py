@@ -8,25 +8,25 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="start a new task, taskset or agent", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+    help="create a task, taskset or agent", no_args_is_help=True, rich_markup_mode=None, add_completion=False
 )
 
-Where = Annotated[Path, typer.Argument(help="where to put it; its last part is the name")]
-Json = Annotated[bool, typer.Option("--json", help="the paths that were made, as JSON")]
+Where = Annotated[Path, typer.Argument(help="path to create; its last part is the name")]
+Json = Annotated[bool, typer.Option("--json", help="print what was made as JSON")]
 
 
 @app.callback()
 def init() -> None:
-    """Start something new from files that work as they are."""
+    """Create a task, taskset or agent from files that work as they are."""
 
 
 @app.command()
 def task(
     path: Where,
-    kind: Annotated[str, typer.Option(help="tests (a test.sh), pytest, or steps")] = "tests",
+    kind: Annotated[str, typer.Option(help="tests (a test.sh), pytest or steps")] = "tests",
     json: Json = False,
 ) -> None:
-    """A task folder that `rollyard check tasks` accepts."""
+    """Create a task folder that `rollyard check tasks` accepts."""
     from rollyard.core.errors import UnknownName
     from rollyard.tasks.scaffold import new_task
 
@@ -37,7 +37,7 @@ def task(
 
 @app.command()
 def taskset(path: Where, json: Json = False) -> None:
-    """A Python file with tasks and a verifier of its own."""
+    """Create a Python file with tasks and a verifier."""
     from rollyard.tasks.scaffold import new_taskset
 
     made = new_taskset(path)
@@ -46,7 +46,7 @@ def taskset(path: Where, json: Json = False) -> None:
 
 @app.command()
 def agent(path: Where, json: Json = False) -> None:
-    """An agent described in TOML."""
+    """Create an agent description in TOML."""
     from rollyard.tasks.scaffold import new_agent
 
     made = new_agent(path)

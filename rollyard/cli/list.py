@@ -13,16 +13,20 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command("list")
 def list_(
-    run: Annotated[str, typer.Argument(help="a run, or the start of its id; without it all runs are listed")] = "",
-    store: Annotated[str, typer.Option(help="a path or a postgresql:// address")] = "runs.db",
-    task: Annotated[str | None, typer.Option(help="only this task")] = None,
-    agent: Annotated[str | None, typer.Option(help="only this agent")] = None,
-    status: Annotated[str | None, typer.Option(help="completed, agent_error, infra_error, timeout, ...")] = None,
-    sort: Annotated[str, typer.Option(help="started_at, task_id, reward, status, calls, wall_s")] = "started_at",
+    run: Annotated[str, typer.Argument(help="run id, or the start of it; without it all runs are listed")] = "",
+    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    task: Annotated[str | None, typer.Option(help="only rollouts of this task")] = None,
+    agent: Annotated[str | None, typer.Option(help="only rollouts of this agent")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="only this status: completed, agent_error, infra_error, timeout, ...")
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(help="column to sort by: started_at, task_id, reward, status, calls, wall_s")
+    ] = "started_at",
     descending: Annotated[bool, typer.Option("--descending", help="largest first")] = False,
-    limit: Annotated[int, typer.Option(help="lines on a page")] = 50,
-    offset: Annotated[int, typer.Option(help="lines to leave out")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    limit: Annotated[int, typer.Option(help="rows per page")] = 50,
+    offset: Annotated[int, typer.Option(help="rows to skip")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """List runs, newest first, or the rollouts of one run."""
     from rollyard.cli.printing import print_json, print_table
@@ -49,7 +53,7 @@ def list_(
     ]
     print_table(["rollout", "task", "#", "agent", "status", "reward", "calls", "s"], rows)
     if shown.next is not None:
-        typer.echo(f"{shown.total} in all; go on with --offset {shown.next}")
+        typer.echo(f"{shown.total} rollouts in all; for the next page add --offset {shown.next}")
 
 
 def _time(at: float) -> str:

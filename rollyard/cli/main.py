@@ -20,23 +20,23 @@ from rollyard.core.errors import ConfigError, Error, Interrupted
 # verb -> the one line shown in `rollyard --help`
 VERBS: dict[str, str] = {
     "run": "run agents on tasks, or one agent on one instruction",
-    "eval": "agents x models x tasks x attempts from one TOML file, with a report",
-    "compare": "hold two runs on the same tasks against each other",
-    "view": "the page: runs, rollouts, trajectories and tokens in a browser",
+    "eval": "evaluate agents x models x tasks x attempts from one TOML file",
+    "compare": "compare two runs on the same tasks",
+    "view": "show runs, rollouts, trajectories and tokens in a browser",
     "watch": "follow a run from another terminal",
-    "rescore": "judge kept rollouts again",
-    "replay": "run a recorded rollout again, answered from the recording",
-    "doctor": "show what this machine can do, and what to do about what it cannot",
-    "list": "the runs of a store, or the rollouts of a run",
-    "show": "a run or a rollout: calls, events, verdict, log, diff",
-    "export": "a run as JSON lines, training rows, Parquet or ATIF",
+    "rescore": "run the verifier again on stored rollouts",
+    "replay": "run a rollout again with the recorded answers",
+    "doctor": "show what this machine can do, with advice for what it cannot",
+    "list": "list the runs of a store, or the rollouts of a run",
+    "show": "show a run or a rollout: calls, events, verdict, log, diff",
+    "export": "write a run as JSON Lines, training rows, Parquet, ATIF or HTML",
     "image": "add, list and remove images; build layers",
-    "clean": "remove what dead sandboxes left, and end live ones by label or age",
-    "init": "start a new task, taskset or agent from files that work",
-    "check": "hold a sandbox backend (or another part) against its conformance list",
+    "clean": "remove what dead sandboxes left; end live ones by label or age",
+    "init": "create a task, taskset or agent from files that work",
+    "check": "check an agent, a run, a sandbox backend or tasks",
     "push": "send a task folder or an aenv project to a control plane",
-    "store": "back a store up while it is in use, and restore it",
-    "serve": "run a server: the gate that agents talk to, and others",
+    "store": "back up a store while it is in use, and restore it",
+    "serve": "run a server: gate, environment, browsers, model or control plane",
 }
 
 OK, ROLLOUTS_FAILED, USAGE, INFRASTRUCTURE, INTERRUPTED = 0, 1, 2, 3, 130
@@ -61,7 +61,7 @@ class Verbs(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
         formatter.write_paragraph()
-        formatter.write_text("`rollyard VERB --help` says more about each. Every verb takes --json.")
+        formatter.write_text("`rollyard VERB --help` describes a verb. Every verb takes --json.")
 
 
 app = typer.Typer(

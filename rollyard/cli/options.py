@@ -13,4 +13,4 @@ def _port(value: int) -> int:
     return value
 
 
-Port = Annotated[int, typer.Option(help="0 picks a free one", callback=_port)]
+Port = Annotated[int, typer.Option(help="port to listen on; 0 picks a free one", callback=_port)]

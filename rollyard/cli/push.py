@@ -15,16 +15,21 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def push(
-    folder: Annotated[Path, typer.Argument(help="a Harbor task folder or an aenv project")],
-    url: Annotated[str, typer.Option(envvar="ROLLYARD_URL", help="the plane")] = "http://127.0.0.1:8600",
-    key: Annotated[str, typer.Option(envvar="ROLLYARD_KEY", help="better given by the variable than here")] = "",
-    name: Annotated[str | None, typer.Option(help="instead of the folder's own")] = None,
-    version: Annotated[str | None, typer.Option(help="instead of the folder's own")] = None,
-    image: Annotated[str | None, typer.Option(help="the image on the plane's engines")] = None,
+    folder: Annotated[Path, typer.Argument(help="Harbor task folder or aenv project")],
+    url: Annotated[str, typer.Option(envvar="ROLLYARD_URL", help="URL of the control plane")] = "http://127.0.0.1:8600",
+    key: Annotated[
+        str,
+        typer.Option(
+            envvar="ROLLYARD_KEY", help="API key; prefer the variable, since arguments are visible to other users"
+        ),
+    ] = "",
+    name: Annotated[str | None, typer.Option(help="environment name, instead of the folder's own")] = None,
+    version: Annotated[str | None, typer.Option(help="environment version, instead of the folder's own")] = None,
+    image: Annotated[str | None, typer.Option(help="image name on the plane's engines")] = None,
     release: Annotated[bool, typer.Option(help="make the version immutable")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="the environment as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the environment as JSON")] = False,
 ) -> None:
-    """Send a folder as a bundle and describe it as an environment version."""
+    """Upload a folder as a bundle and register it as an environment version."""
     from rollyard.plane.client import Plane
     from rollyard.plane.push import push as pushed
 

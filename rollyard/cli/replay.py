@@ -16,16 +16,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def replay(
-    rollout: Annotated[str, typer.Argument(help="a rollout's id, or the start of it")],
-    agent: Annotated[str | None, typer.Option(help="another agent than the one recorded")] = None,
-    strict: Annotated[
-        bool, typer.Option(help="a call that differs from the recording is an error to the agent")
-    ] = False,
+    rollout: Annotated[str, typer.Argument(help="rollout id, or the start of it")],
+    agent: Annotated[str | None, typer.Option(help="use this agent instead of the recorded one")] = None,
+    strict: Annotated[bool, typer.Option(help="answer a call that differs from the recording with an error")] = False,
     sandbox: Annotated[str, typer.Option(help="sandbox backend")] = "local",
-    store: Annotated[str, typer.Option(help="where it is kept")] = "runs.db",
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Run the same task with the same agent, every call answered as it was; say what differed."""
+    """Run the same task with the same agent, answer its calls from the recording, and print what differs."""
     from rollyard.runs.display.progress import one_line, summary
     from rollyard.runs.replay import Replayed
     from rollyard.runs.replay import replay as again

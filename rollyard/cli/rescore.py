@@ -14,13 +14,15 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def rescore(
-    target: Annotated[str, typer.Argument(help="a run or a rollout")],
-    tasks: Annotated[str | None, typer.Option(help="take verifiers from these tasks instead of the kept ones")] = None,
+    target: Annotated[str, typer.Argument(help="run or rollout id")],
+    tasks: Annotated[
+        str | None, typer.Option(help="take verifiers from these tasks instead of the stored ones")
+    ] = None,
     sandbox: Annotated[str, typer.Option(help="sandbox backend")] = "local",
-    store: Annotated[str, typer.Option(help="where it is kept")] = "runs.db",
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Run the verifier again on what each agent left. The agent does not run; earlier verdicts stay listed."""
+    """Run the verifier again on what each agent left. Agents do not run again; earlier verdicts stay listed."""
     from rollyard.runs.rescore import Rescored
     from rollyard.runs.rescore import rescore as again
     from rollyard.store import Store

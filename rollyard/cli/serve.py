@@ -19,20 +19,24 @@ def serve() -> None:
 
 @app.command()
 def gate(
-    upstream: Annotated[str | None, typer.Option(help="the model server's base URL, ending in /v1")] = None,
-    model: Annotated[str | None, typer.Option(help="replaces the model that agents ask for")] = None,
-    store: Annotated[Path | None, typer.Option(help="the database that calls are committed to")] = None,
+    upstream: Annotated[str | None, typer.Option(help="base URL of the model server, ending in /v1")] = None,
+    model: Annotated[str | None, typer.Option(help="model to request, whatever agents ask for")] = None,
+    store: Annotated[Path | None, typer.Option(help="store that calls are committed to")] = None,
     mode: Annotated[str | None, typer.Option(help="transparent_proxy, interception_gate or black_box")] = None,
-    policy: Annotated[str | None, typer.Option(help="any other policy, such as scripted:FILE")] = None,
-    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    policy: Annotated[str | None, typer.Option(help="policy instead of --upstream, such as scripted:FILE")] = None,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
     unix: Annotated[str | None, typer.Option(help="also listen on this unix socket")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM private key")] = None,
-    key_env: Annotated[str | None, typer.Option(help="the variable that holds the upstream's key")] = None,
-    admin_key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
-    trainer_key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
-    json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
+    key_env: Annotated[str | None, typer.Option(help="environment variable that holds the upstream's key")] = None,
+    admin_key_file: Annotated[
+        Path | None, typer.Option(help="file with the admin key; created with a new one if missing")
+    ] = None,
+    trainer_key_file: Annotated[
+        Path | None, typer.Option(help="file with the trainer key; created with a new one if missing")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
     """Serve the model endpoint that agents talk to."""
     from rollyard.runs.serve_gate import GateOptions, serve_gate
@@ -59,30 +63,36 @@ def gate(
 
 @app.command()
 def env(
-    target: Annotated[str, typer.Argument(help="path.py:Class, module:Class, or coding")] = "coding",
-    taskset: Annotated[str | None, typer.Option(help="coding: where its tasks are")] = None,
-    agent: Annotated[str, typer.Option(help="coding: the agent of every step")] = "opencode",
-    policy: Annotated[str | None, typer.Option(help="coding: who answers, such as scripted:FILE")] = None,
-    base_url: Annotated[str | None, typer.Option(help="coding: the model server that answers")] = None,
-    model: Annotated[str | None, typer.Option(help="coding: the model there")] = None,
-    key_env: Annotated[str | None, typer.Option(help="coding: the variable that holds its key")] = None,
-    sandbox: Annotated[str, typer.Option(help="coding: the backend")] = "local",
+    target: Annotated[str, typer.Argument(help="environment: path.py:Class, module:Class, or coding")] = "coding",
+    taskset: Annotated[str | None, typer.Option(help="coding: path of its tasks")] = None,
+    agent: Annotated[str, typer.Option(help="coding: agent of every step")] = "opencode",
+    policy: Annotated[str | None, typer.Option(help="coding: what answers model calls, such as scripted:FILE")] = None,
+    base_url: Annotated[str | None, typer.Option(help="coding: URL of a model server")] = None,
+    model: Annotated[str | None, typer.Option(help="coding: model id to request from the server")] = None,
+    key_env: Annotated[
+        str | None, typer.Option(help="coding: environment variable that holds the server's key")
+    ] = None,
+    sandbox: Annotated[str, typer.Option(help="coding: sandbox backend")] = "local",
     step: Annotated[
-        str, typer.Option(help="coding: what one step is: rollout, or call (the trainer answers)")
+        str, typer.Option(help="coding: one step is a whole rollout, or one call (the trainer answers)")
     ] = "rollout",
-    renderer: Annotated[str | None, typer.Option(help="coding, step call: prompts in token ids")] = None,
+    renderer: Annotated[
+        str | None, typer.Option(help="coding, with --step call: renderer for prompts in token ids")
+    ] = None,
     clients_choose: Annotated[
-        bool, typer.Option(help="coding: clients may name model server, mode, sandbox and image")
+        bool, typer.Option(help="coding: clients may choose model server, mode, sandbox and image")
     ] = False,
-    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
-    capacity: Annotated[int, typer.Option(help="environments at once", min=1)] = 64,
-    lease_s: Annotated[float, typer.Option(help="how long a session lives with nobody connected")] = 60.0,
-    deadline_s: Annotated[float, typer.Option(help="the time of one reset or step")] = 600.0,
-    production: Annotated[bool, typer.Option(help="tools only: no reset, step or state")] = False,
-    keep: Annotated[Path | None, typer.Option(help="a folder in which sessions outlive the server")] = None,
-    key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
-    json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
+    capacity: Annotated[int, typer.Option(help="most environments at the same time", min=1)] = 64,
+    lease_s: Annotated[float, typer.Option(help="seconds a session lives without a connected client")] = 60.0,
+    deadline_s: Annotated[float, typer.Option(help="time limit of one reset or step, in seconds")] = 600.0,
+    production: Annotated[bool, typer.Option(help="serve tools only: no reset, step or state")] = False,
+    keep: Annotated[Path | None, typer.Option(help="folder for sessions that survive a restart of the server")] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="file with the server key; created with a new one if missing")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
     """Serve an environment over HTTP, WebSocket and MCP; OpenEnv's client drives it too."""
     from rollyard.envs.sessions import EnvLimits
@@ -117,15 +127,17 @@ def env(
 
 @app.command()
 def browser(
-    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
-    sandbox: Annotated[str, typer.Option(help="the backend that browsers run in")] = "local",
-    image: Annotated[str, typer.Option(help="an image with Chromium in it")] = "host",
-    capacity: Annotated[int, typer.Option(help="browsers at once", min=1)] = 8,
-    key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
-    json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
+    sandbox: Annotated[str, typer.Option(help="sandbox backend that browsers run in")] = "local",
+    image: Annotated[str, typer.Option(help="image that has Chromium")] = "host",
+    capacity: Annotated[int, typer.Option(help="most browsers at the same time", min=1)] = 8,
+    key_file: Annotated[
+        Path | None, typer.Option(help="file with the server key; created with a new one if missing")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
-    """Lease browsers: Chromium in sandboxes, each with a `computer` tool over MCP."""
+    """Serve leases of browsers: Chromium in sandboxes, each with a `computer` tool over MCP."""
     from rollyard.envs.browser.leases import BrowserLimits
     from rollyard.runs.serve_browser import BrowserOptions, serve_browser
 
@@ -144,21 +156,23 @@ def browser(
 
 @app.command()
 def model(
-    model: Annotated[str, typer.Argument(help="a folder with config.json and weights.pt, or tiny")] = "tiny",
-    renderer: Annotated[str, typer.Option(help="bytes, a tokenizer folder or a GGUF file")] = "bytes",
+    model: Annotated[str, typer.Argument(help="folder with config.json and weights.pt, or tiny")] = "tiny",
+    renderer: Annotated[str, typer.Option(help="bytes, tokenizer folder or GGUF file")] = "bytes",
     tools: Annotated[
         str, typer.Option(help="template, or omit to leave tool descriptions out of prompts")
     ] = "template",
-    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
-    version: Annotated[int, typer.Option(help="the version of the weights it starts with")] = 0,
-    max_batch: Annotated[int, typer.Option(help="requests sampled at once")] = 64,
-    gather_ms: Annotated[float, typer.Option(help="how long a batch waits for more requests")] = 5.0,
-    threads: Annotated[int | None, typer.Option(help="torch threads")] = None,
-    key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
-    json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
+    version: Annotated[int, typer.Option(help="version of the initial weights")] = 0,
+    max_batch: Annotated[int, typer.Option(help="most requests in one batch")] = 64,
+    gather_ms: Annotated[float, typer.Option(help="milliseconds a batch waits for more requests")] = 5.0,
+    threads: Annotated[int | None, typer.Option(help="number of torch threads")] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="file with the key that requests must carry; created with a new one if missing")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
-    """Serve a small torch model: token in, token out, logprobs, new weights while it runs."""
+    """Serve a small torch model: token ids in and out, logprobs, new weights while it runs."""
     from rollyard.train.serve_model import ModelOptions, serve_model
 
     serve_model(
@@ -181,34 +195,49 @@ def model(
 @app.command()
 def plane(
     store: Annotated[
-        str, typer.Option(envvar="ROLLYARD_STORE", help="a path, sqlite:///path, postgresql://... or redis://...")
+        str,
+        typer.Option(envvar="ROLLYARD_STORE", help="store: a path, sqlite:///path, postgresql://... or redis://..."),
     ] = "rollyard.db",
-    engine: Annotated[str, typer.Option(help="engines, the first is the default: local,docker,arca=URL")] = "local",
-    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    engine: Annotated[
+        str, typer.Option(help="engines, separated by commas, the default first: local,docker,arca=URL")
+    ] = "local",
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 8600,
     quota: Annotated[
-        int | None, typer.Option(help="instances per owner, where an owner has no quota of its own")
+        int | None, typer.Option(help="most instances per owner, unless the owner has a quota of its own")
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="creations a second per owner, likewise")] = None,
-    burst: Annotated[int, typer.Option(help="creations at once that a rate allows", min=1)] = 20,
-    boot_s: Annotated[float, typer.Option(help="the most that an engine may take to make or end one")] = 300.0,
+    rate: Annotated[
+        float | None, typer.Option(help="most creations per second and owner, unless the owner has a rate of its own")
+    ] = None,
+    burst: Annotated[int, typer.Option(help="most creations at once under a rate", min=1)] = 20,
+    boot_s: Annotated[
+        float, typer.Option(help="time limit of an engine to create or delete an instance, in seconds")
+    ] = 300.0,
     sweep_s: Annotated[float, typer.Option(help="seconds between sweeps")] = 30.0,
-    public_url: Annotated[str | None, typer.Option(help="where callers reach it, for signed URLs")] = None,
-    drain_s: Annotated[float, typer.Option(help="seconds of not being ready before a stop")] = 0.0,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error; JSON lines on stderr")] = "info",
-    log_requests: Annotated[bool, typer.Option("--log-requests", help="one line for each request")] = False,
-    worlds: Annotated[Path | None, typer.Option(help="Fleet: a folder of folders with a world.toml")] = None,
-    fleet_tasks: Annotated[list[Path] | None, typer.Option(help="Fleet: a file of tasks; may be repeated")] = None,
-    job_policy: Annotated[
-        str | None, typer.Option(help="Fleet: who answers the model calls of jobs, such as scripted:FILE")
+    public_url: Annotated[
+        str | None, typer.Option(help="URL at which callers reach this server, for signed URLs")
     ] = None,
-    aenv: Annotated[str, typer.Option(help="the address of AEnvironment's ports 8080 and 8081; auto or off")] = "auto",
-    aenv_keys: Annotated[bool, typer.Option("--aenv-keys", help="AEnvironment's clients need a key, too")] = False,
-    admin_key_file: Annotated[Path | None, typer.Option(help="made with a new key where it does not exist")] = None,
-    print_env: Annotated[bool, typer.Option("--print-env", help="first print NAME=value lines for clients")] = False,
-    json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
+    drain_s: Annotated[float, typer.Option(help="seconds to report not ready before stopping")] = 0.0,
+    log_level: Annotated[
+        str, typer.Option(help="debug, info, warning or error; logs are JSON lines on stderr")
+    ] = "info",
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="log a line for each request")] = False,
+    worlds: Annotated[Path | None, typer.Option(help="Fleet: folder of folders with a world.toml")] = None,
+    fleet_tasks: Annotated[list[Path] | None, typer.Option(help="Fleet: file of tasks; may be repeated")] = None,
+    job_policy: Annotated[
+        str | None, typer.Option(help="Fleet: what answers the model calls of jobs, such as scripted:FILE")
+    ] = None,
+    aenv: Annotated[str, typer.Option(help="address for AEnvironment's ports 8080 and 8081; auto or off")] = "auto",
+    aenv_keys: Annotated[bool, typer.Option("--aenv-keys", help="require a key from AEnvironment's clients")] = False,
+    admin_key_file: Annotated[
+        Path | None, typer.Option(help="file with the admin key; created with a new one if missing")
+    ] = None,
+    print_env: Annotated[
+        bool, typer.Option("--print-env", help="print NAME=value lines for clients before the ready line")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
-    """Serve the control plane: environments, instances, engines, the page."""
+    """Serve the control plane: environments, instances, engines and the page."""
     from rollyard.net.ready import ServerReady
     from rollyard.plane.compat import FaceOptions
     from rollyard.plane.compat_fleet import FleetOptions

@@ -24,12 +24,12 @@ class Part(StrEnum):
 
 @app.command()
 def show(
-    id: Annotated[str, typer.Argument(help="a run or a rollout, or the start of its id")],
-    part: Annotated[Part, typer.Option(help="only one part of a rollout")] = Part.ALL,
-    store: Annotated[str, typer.Option(help="a path or a postgresql:// address")] = "runs.db",
-    json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    id: Annotated[str, typer.Argument(help="run or rollout id, or the start of it")],
+    part: Annotated[Part, typer.Option(help="part of a rollout to show")] = Part.ALL,
+    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Show what is kept of a run or a rollout."""
+    """Show what the store has of a run or a rollout."""
     from rollyard.cli.printing import print_json
     from rollyard.store.listing import shown
 

@@ -10,21 +10,23 @@ import typer
 
 from rollyard.cli.printing import print_json
 
-app = typer.Typer(help="keep a store safe", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="back up and restore a store", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def store() -> None:
-    """Keep a store safe."""
+    """Back up and restore a store."""
 
 
 @app.command()
 def backup(
-    target: Annotated[Path, typer.Argument(help="a new file")],
-    store: Annotated[str, typer.Option(help="a path or sqlite:///path; PostgreSQL has pg_dump")] = "rollyard.db",
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    target: Annotated[Path, typer.Argument(help="file to create")],
+    store: Annotated[
+        str, typer.Option(help="store: a path or sqlite:///path; for PostgreSQL use pg_dump")
+    ] = "rollyard.db",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """A consistent copy in one file, while servers and runs go on."""
+    """Write a consistent copy to one file, while servers and runs go on."""
     from rollyard.store import Store
 
     async def work() -> None:
@@ -38,12 +40,12 @@ def backup(
 
 @app.command()
 def restore(
-    source: Annotated[Path, typer.Argument(help="a backup")],
-    target: Annotated[Path, typer.Argument(help="where the store is to be; nothing may be there")],
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    source: Annotated[Path, typer.Argument(help="backup file")],
+    target: Annotated[Path, typer.Argument(help="path of the new store; it must not exist")],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Put a backup where a store is to be, once it is proved whole."""
+    """Create a store from a backup, after checking that the backup is intact."""
     from rollyard.store import Store
 
     anyio.run(Store.restore, source, target)
-    print_json({"store": str(target)}) if as_json else typer.echo(f"{target} is there")
+    print_json({"store": str(target)}) if as_json else typer.echo(f"restored to {target}")

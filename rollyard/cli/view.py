@@ -13,14 +13,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def view(
-    store: Annotated[str, typer.Argument(help="a store: a file, or postgresql://...")] = "runs.db",
+    store: Annotated[str, typer.Argument(help="store: a path or postgresql://...")] = "runs.db",
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Port = 8700,
-    write: Annotated[bool, typer.Option(help="allow starting, cancelling and rescoring with a token")] = False,
-    tasks: Annotated[str | None, typer.Option(help="with --write: tasks that can be chosen on the page")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="the ready line as JSON")] = False,
+    write: Annotated[
+        bool, typer.Option(help="allow starting, cancelling and rescoring, with a token that is printed")
+    ] = False,
+    tasks: Annotated[str | None, typer.Option(help="with --write: tasks offered on the page")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
-    """Serve the page: runs, rollouts, trajectories, tokens. Read-only unless --write, which prints a token."""
+    """Serve a page with runs, rollouts, trajectories and tokens. It is read-only unless --write is given."""
     from rollyard.page.serve import serve_page
 
     serve_page(store, host=host, port=port, write=write, tasks=tasks, as_json=as_json, say=typer.echo)

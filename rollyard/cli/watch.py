@@ -12,12 +12,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def watch(
-    run: Annotated[str | None, typer.Argument(help="a run's id, or the start of it; the newest when left out")] = None,
-    store: Annotated[str, typer.Option(help="where it is kept")] = "runs.db",
+    run: Annotated[str | None, typer.Argument(help="run id, or the start of it; the newest run by default")] = None,
+    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
     display: Annotated[str, typer.Option(help="auto, table, rich, plain or json")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="events and rollouts as JSON lines")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print events and rollouts as JSON Lines")] = False,
 ) -> None:
-    """Follow a run: a table to move in with j, k, enter and f (next failure), or lines until it ends.
+    """Follow a run in a table (j and k move, enter opens, f finds the next failure), or as lines until it ends.
 
     The table needs textual (the extra tui); without it, or without a terminal, lines are printed."""
     from rollyard.runs.display.watch import follow

@@ -36,7 +36,9 @@ def test_an_agent_runs_from_the_built_wheel_with_the_prompt_inside_it(tmp_path):
         check=True, capture_output=True, timeout=120,
     )  # fmt: skip
     (wheel,) = tmp_path.glob("*.whl")
-    assert "rollyard/py.typed" in zipfile.ZipFile(wheel).namelist()  # type checkers read its annotations
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "rollyard/py.typed" in names  # type checkers read its annotations
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     fresh = tmp_path / "fresh"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True, timeout=60)
     (packages,) = fresh.glob("lib/python3*/site-packages")

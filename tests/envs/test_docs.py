@@ -85,7 +85,7 @@ async def test_the_printed_class_is_an_environment(tmp_path):
 
 
 def test_the_page_names_the_words_that_servers_say():
-    last = PAGE.rpartition("## What it says")[2]
+    last = PAGE.rpartition("## Logs and traces")[2]
     for word in LINES:
         if word.startswith("env.session."):
             assert f".{word.rpartition('.')[2]}`" in last, word

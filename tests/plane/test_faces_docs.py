@@ -1,4 +1,4 @@
-"""The programs that docs/faces.md prints, and the example it ends with, run as they are against the server it starts."""
+"""The programs of docs/compatible-apis.md, and the example it ends with, run as they are against the server it starts."""
 
 import asyncio
 import os
@@ -16,7 +16,9 @@ from tests.plane.venvs import interpreter, there
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
-BLOCKS = dict(re.findall(r"```(?:sh|python) (\w+)\n(.*?)```", (ROOT / "docs" / "faces.md").read_text(), re.DOTALL))
+BLOCKS = dict(
+    re.findall(r"```(?:sh|python) (\w+)\n(.*?)```", (ROOT / "docs" / "compatible-apis.md").read_text(), re.DOTALL)
+)
 NAMES = [
     "E2B_API_URL",
     "E2B_SANDBOX_URL",

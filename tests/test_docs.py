@@ -1,0 +1,43 @@
+"""Pages name only what is there: links, files, modules and tests exist; and they keep to the words of the glossary."""
+
+import pydoc
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("README.md")])
+AVOIDED = re.compile(
+    r"\brooms?\b(?! of each engine)|\brungs?\b|\b(?:hold|held|holds) (?:\w+ ){0,4}against\b|\bwhoever\b|\bsomebody\b|\banybody\b"
+    r"|\bfaces\b|\b(?:one|the|its|same|that|chat|agent|trainer's|operator's) face\b",
+    re.IGNORECASE,
+)
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@pages
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pages
+def test_files_and_modules_that_a_page_names_exist(page):
+    text = page.read_text()
+    for path in re.findall(r"`((?:rollyard|tests|examples|bench|docs|deploy)/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
+    for name in re.findall(r"`(rollyard(?:\.\w+){2,})`|^(?:from|import) (rollyard(?:\.\w+)*)", text, re.M):
+        assert pydoc.locate("".join(name)) is not None, name
+
+
+def test_files_of_the_glossary_exist():
+    for path in re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", (ROOT / "docs" / "glossary.md").read_text()):
+        assert (ROOT / "rollyard" / path).exists(), path
+
+
+@pages
+def test_a_page_uses_the_words_of_the_glossary(page):
+    lines = [line for line in page.read_text().splitlines() if not re.search(r"Hugging Face|test_\w+", line)]
+    assert [line for line in lines if AVOIDED.search(line)] == []
