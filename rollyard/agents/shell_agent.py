@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from rollyard.agents.events import decoded
+from rollyard.agents.events import decode
 from rollyard.core.agent import Addition, Agent, Launch
 from rollyard.core.events import AgentEvent
 
@@ -20,7 +20,7 @@ def _config(launch: Launch) -> dict[str, Any]:
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
-    event = decoded(line)
+    event = decode(line)
     if event["type"] == "message":
         message = event["message"]
         if message.get("reasoning_content"):

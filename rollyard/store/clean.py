@@ -63,7 +63,7 @@ def sweep(connection: Connection, now: float) -> int:
     busy += connection.execute(select(func.count()).where(sessions.c.closed_at.is_(None))).scalar_one()
     if busy:
         raise StoreError(f"{busy} leases or sessions are open", hint="sweep when nothing runs")
-    used = _referred(connection)
+    used = _find_used(connection)
     every = set(connection.execute(select(blobs.c.digest)).scalars())
     unused = [digest for digest in every if digest not in used]
     for start in range(0, len(unused), 500):
@@ -71,7 +71,7 @@ def sweep(connection: Connection, now: float) -> int:
     return len(unused)
 
 
-def _referred(connection: Connection) -> set[bytes]:
+def _find_used(connection: Connection) -> set[bytes]:
     used: set[bytes] = set(connection.execute(select(artifacts.c.digest)).scalars())
     used |= set(connection.execute(select(rollouts.c.task)).scalars())
     for packed in connection.execute(select(calls.c.record).execution_options(yield_per=500)).scalars():

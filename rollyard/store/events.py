@@ -59,16 +59,16 @@ def after(
         query = query.where(events.c.rollout_id == rollout_id)
     if name is not None:
         query = query.where(events.c.name == name)
-    return [_stored(row) for row in connection.execute(query)]
+    return [_event_of(row) for row in connection.execute(query)]
 
 
 def recent(connection: Connection, run_id: str, limit: int) -> list[StoredEvent]:
     """The last events of a run, newest first."""
     query = select(events).where(events.c.run_id == run_id).order_by(events.c.seq.desc()).limit(limit)
-    return [_stored(row) for row in connection.execute(query)]
+    return [_event_of(row) for row in connection.execute(query)]
 
 
-def _stored(row: Any) -> StoredEvent:
+def _event_of(row: Any) -> StoredEvent:
     fields = msgspec.json.decode(row.fields)
     event = Event(at=row.at, name=row.name, rollout_id=row.rollout_id, run_id=row.run_id, fields=fields)
     return StoredEvent(row.seq, event)

@@ -37,18 +37,20 @@ def claim(
 ) -> Lease | None:
     """The first attempt that is owed; when there is none, one whose lease has run out."""
     now = moment(connection, now)
-    of_run = and_(attempts.c.run_id == run_id, attempts.c.policy.not_in(_barred(connection, run_id, now, concurrency)))
+    of_run = and_(
+        attempts.c.run_id == run_id, attempts.c.policy.not_in(_find_barred(connection, run_id, now, concurrency))
+    )
     owed = and_(attempts.c.state == "owed", or_(attempts.c.expires_at.is_(None), attempts.c.expires_at <= now))
     run_out = and_(attempts.c.state == "leased", attempts.c.expires_at <= now)
     for free in (owed, run_out):
         query = select(attempts).where(of_run, free).order_by(attempts.c.position).limit(1)
         row = connection.execute(query.with_for_update(skip_locked=True)).mappings().first()
         if row is not None:
-            return _claimed(connection, row, owner, now, ttl_s)
+            return _take(connection, row, owner, now, ttl_s)
     return None
 
 
-def _claimed(connection: Connection, row: Mapping[Any, Any], owner: str, now: float, ttl_s: float) -> Lease:
+def _take(connection: Connection, row: Mapping[Any, Any], owner: str, now: float, ttl_s: float) -> Lease:
     changed = {"state": "leased", "owner": owner, "expires_at": now + ttl_s}
     changed |= {"fence": row["fence"] + 1, "tries": row["tries"] + 1}
     connection.execute(update(attempts).where(attempts.c.id == row["id"]).values(**changed))
@@ -58,7 +60,7 @@ def _claimed(connection: Connection, row: Mapping[Any, Any], owner: str, now: fl
     return _lease({**row, **changed})
 
 
-def _barred(connection: Connection, run_id: str, now: float, concurrency: Mapping[str, int]) -> set[str]:
+def _find_barred(connection: Connection, run_id: str, now: float, concurrency: Mapping[str, int]) -> set[str]:
     """Policies that take no further rollout now: at their bound, or paused."""
     paused = select(pauses.c.policy).where(pauses.c.run_id == run_id, pauses.c.until > now)
     barred = set(connection.execute(paused).scalars())
@@ -86,9 +88,9 @@ def pause(connection: Connection, run_id: str, policy: str, now: float | None, f
 def renew(connection: Connection, lease: Lease, now: float | None, ttl_s: float) -> Lease:
     """A lease that ran out but that nobody has claimed since is still its owner's."""
     until = moment(connection, now) + ttl_s
-    changed = connection.execute(update(attempts).where(_held(lease)).values(expires_at=until))
+    changed = connection.execute(update(attempts).where(_own_claim(lease)).values(expires_at=until))
     if not changed.rowcount:
-        raise lost(lease)
+        raise lease_error(lease)
     return msgspec.structs.replace(lease, expires_at=until)
 
 
@@ -114,7 +116,9 @@ def reclaim(connection: Connection, run_id: str, now: float | None) -> int:
 def give_back(connection: Connection, lease: Lease, now: float | None, after_s: float) -> bool:
     """The attempt is owed again, in `after_s`. False when the lease was lost, and then nothing changes."""
     due = moment(connection, now) + after_s if after_s else None
-    changed = connection.execute(update(attempts).where(_held(lease)).values(state="owed", owner=None, expires_at=due))
+    changed = connection.execute(
+        update(attempts).where(_own_claim(lease)).values(state="owed", owner=None, expires_at=due)
+    )
     return bool(changed.rowcount)
 
 
@@ -131,12 +135,12 @@ def withdraw(connection: Connection, attempt_ids: Sequence[str]) -> list[str]:
 def settle(connection: Connection, lease: Lease, state: AttemptState, rollout_id: str) -> bool:
     """False when this very rollout was committed before: an answer that was lost on its way is asked for again."""
     values = {"state": state, "owner": None, "expires_at": None, "rollout_id": rollout_id}
-    if connection.execute(update(attempts).where(_held(lease)).values(**values)).rowcount:
+    if connection.execute(update(attempts).where(_own_claim(lease)).values(**values)).rowcount:
         return True
     query = select(attempts.c.rollout_id).where(attempts.c.id == lease.attempt.id, attempts.c.fence == lease.fence)
     if connection.execute(query).scalar() == rollout_id:
         return False
-    raise lost(lease)
+    raise lease_error(lease)
 
 
 def hold(connection: Connection, attempt_id: str, fence: int) -> bool:
@@ -154,11 +158,11 @@ def still_held(connection: Connection, held: Iterable[Lease]) -> set[tuple[str, 
     return {(row.id, row.fence) for row in connection.execute(query)}
 
 
-def lost(lease: Lease) -> LeaseLost:
+def lease_error(lease: Lease) -> LeaseLost:
     return LeaseLost(f"the claim on attempt {lease.attempt.id} is no longer {lease.owner}'s (fence {lease.fence})")
 
 
-def listed(connection: Connection, run_id: str) -> list[Lease]:
+def list_leases(connection: Connection, run_id: str) -> list[Lease]:
     """Claims that are out, run out or not."""
     query = select(attempts).where(attempts.c.run_id == run_id, attempts.c.state == "leased")
     return [_lease(row) for row in connection.execute(query.order_by(attempts.c.position)).mappings()]
@@ -168,7 +172,7 @@ def _pairs(held: Iterable[Lease]) -> list[tuple[str, int]]:
     return sorted({(lease.attempt.id, lease.fence) for lease in held})
 
 
-def _held(lease: Lease) -> Any:
+def _own_claim(lease: Lease) -> Any:
     return and_(attempts.c.id == lease.attempt.id, attempts.c.fence == lease.fence, attempts.c.state == "leased")
 
 

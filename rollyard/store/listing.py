@@ -11,7 +11,8 @@ from rollyard.core.errors import StoreError
 from rollyard.core.failure_groups import FailureGroup
 from rollyard.core.message import Message
 from rollyard.core.rollout import Rollout
-from rollyard.store.check import RunCheck, check_run
+from rollyard.store.check import RunCheck
+from rollyard.store.check import check_run as check_rows
 from rollyard.store.exports import Exported, Format, export
 from rollyard.store.store import Store
 from rollyard.store.values import Page, RunInfo, StoredEvent
@@ -29,9 +30,9 @@ async def page(where: str, run: str, options: Mapping[str, Any]) -> Page:
         return await store.list_rollouts(await run_id(store, run), **options)
 
 
-async def checked(where: str, run: str) -> RunCheck:
+async def check_run(where: str, run: str) -> RunCheck:
     async with Store.open(where, create=False) as store:
-        return await check_run(store, await run_id(store, run))
+        return await check_rows(store, await run_id(store, run))
 
 
 async def export_run(where: str, run: str, out: str, format: str | None, unscored: bool) -> Exported:
@@ -48,7 +49,7 @@ async def run_id(store: Store, text: str) -> str:
     return found
 
 
-async def shown(where: str, text: str) -> ShownRun | ShownRollout:
+async def show(where: str, text: str) -> ShownRun | ShownRollout:
     async with Store.open(where, create=False) as store:
         kind, found = await store.resolve(text)
         if kind == "run":

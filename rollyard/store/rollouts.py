@@ -183,7 +183,7 @@ def failures(connection: Connection, run_id: str) -> tuple[FailureGroup, ...]:
     )
 
 
-def spent(connection: Connection, run_id: str) -> list[Spent]:
+def count_tokens(connection: Connection, run_id: str) -> list[Spent]:
     sums = (func.sum(rollouts.c.prompt_tokens), func.sum(rollouts.c.completion_tokens))
     query = select(rollouts.c.policy, *sums).where(rollouts.c.run_id == run_id).group_by(rollouts.c.policy)
     return [

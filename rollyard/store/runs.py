@@ -68,7 +68,7 @@ def get(connection: Connection, run_id: str) -> RunInfo:
     )
 
 
-def listed(
+def list_runs(
     connection: Connection, *, search: str | None, sort: RunSortKey, descending: bool, limit: int, offset: int
 ) -> list[RunInfo]:
     counts = (

@@ -147,7 +147,7 @@ class Store:
         offset: int = 0,
     ) -> list[RunInfo]:
         """Newest first, unless sorted otherwise. `search` is a part of a run's id or of its config."""
-        work = partial(runs.listed, search=search, sort=sort, descending=descending, limit=limit, offset=offset)
+        work = partial(runs.list_runs, search=search, sort=sort, descending=descending, limit=limit, offset=offset)
         return await self._database.read(work)
 
     async def add_attempts(self, run_id: str, attempts: Iterable[Attempt]) -> None:
@@ -211,11 +211,11 @@ class Store:
 
     async def leases(self, run_id: str) -> list[Lease]:
         """Claims that are out, whether their time is up or not."""
-        return await self._database.read(partial(leases.listed, run_id=run_id))
+        return await self._database.read(partial(leases.list_leases, run_id=run_id))
 
     async def spent(self, run_id: str) -> list[Spent]:
         """Tokens of a run's committed rollouts, by policy."""
-        return await self._database.read(partial(rollouts.spent, run_id=run_id))
+        return await self._database.read(partial(rollouts.count_tokens, run_id=run_id))
 
     # rollouts
 

@@ -91,10 +91,10 @@ async def judge(
         await sandbox.kill_processes()
     async with AsyncExitStack() as stack:
         if case.spec.grade == "sealed":
-            stand, notes, before = await _sealed(case, sandbox, backend, stack)
+            stand, notes, before = await _seal(case, sandbox, backend, stack)
         else:
             reopen = case.spec.grade == "shared" and _must_reopen(case)
-            where = await _reopened(case, sandbox, backend, stack, forget) if reopen else sandbox
+            where = await _reopen(case, sandbox, backend, stack, forget) if reopen else sandbox
             stand, notes, before = _stand(case, where, case.place), [], case.before
         await _fresh_paths(case, stand)
         if before is not None:
@@ -149,7 +149,7 @@ def _opening(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, .
     )
 
 
-async def _sealed(
+async def _seal(
     case: Judging, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack
 ) -> tuple[Stand, list[str], StartUp]:
     if case.spec.carry_workdir and case.workdir.rstrip("/") == "":
@@ -160,7 +160,7 @@ async def _sealed(
     place = case.site or case.place
     workdir = case.workdir if case.spec.carry_workdir else None
     with scratch("judge") as folder:
-        load = await transfer.take(sandbox, transfer.wanted(workdir, case.artifacts, case.workdir), folder)
+        load = await transfer.take(sandbox, transfer.choose_artifacts(workdir, case.artifacts, case.workdir), folder)
         fresh = await stack.enter_async_context(backend.open(_opening(case, place, place.image, place.layers)))
         before = await look(fresh, case.workdir)
         await transfer.put(load, fresh, user=case.agent_user)
@@ -183,7 +183,7 @@ def _must_reopen(case: Judging) -> bool:
     return bool(missing) or case.network != (case.place.network, case.place.allowed_hosts)
 
 
-async def _reopened(
+async def _reopen(
     case: Judging, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack, forget: Forget | None
 ) -> Sandbox:
     if not backend.capabilities.snapshot:

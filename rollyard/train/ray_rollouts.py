@@ -105,7 +105,7 @@ class Rollouts:
                 crew = await self._open(stack)
                 ready.set_result(self._work.run_id)
                 async for rollout in crew:
-                    await self._ended(rollout)
+                    await self._end_rollout(rollout)
         except Exception as error:  # noqa: BLE001 - whatever ends the workers is told to the trainer, who waits
             if not ready.done():
                 ready.set_result(f"no rollouts: {error}")
@@ -201,10 +201,10 @@ class Rollouts:
         group = self._groups[group_id]
         withdrawn = await self._store.withdraw([group.attempt_id(place) for place in group.to_come])
         for attempt_id in withdrawn:
-            await self._put(self._scored(group, int(attempt_id.rpartition(":")[2]), why=why))
+            await self._put(self._score(group, int(attempt_id.rpartition(":")[2]), why=why))
         return len(withdrawn)
 
-    async def _ended(self, rollout: Rollout) -> None:
+    async def _end_rollout(self, rollout: Rollout) -> None:
         group = self._groups.get(rollout.group_id or "")
         place = rollout.attempt - group.first if group is not None else -1
         if group is None or place not in group.to_come:
@@ -213,12 +213,12 @@ class Rollouts:
         if rollout.reward is None or not made.rows:
             reasons = "; ".join(dict.fromkeys(reason for one in made.refused for reason in one.reasons))
             message = rollout.error or reasons or "nothing was captured"
-            scored = self._scored(group, place, why="failed", message=message, rollout=rollout)
+            scored = self._score(group, place, why="failed", message=message, rollout=rollout)
         else:
-            scored = self._scored(group, place, rows=made.rows, rollout=rollout)
+            scored = self._score(group, place, rows=made.rows, rollout=rollout)
         await self._put(scored)
 
-    def _scored(
+    def _score(
         self,
         group: _Group,
         place: int,

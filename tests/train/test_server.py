@@ -21,7 +21,7 @@ from rollyard.core.ids import new_id  # noqa: E402
 from rollyard.core.message import Message, Text, tools_digest  # noqa: E402
 from rollyard.net.binding import listen  # noqa: E402
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer  # noqa: E402
-from rollyard.train.sampler import Sampler, SampleRequest, padded  # noqa: E402
+from rollyard.train.sampler import Sampler, SampleRequest, pad  # noqa: E402
 from rollyard.train.serve_model import ModelOptions, key_of  # noqa: E402
 from rollyard.train.server import ModelServer  # noqa: E402
 from rollyard.train.tiny import TinyConfig, TinyModel, load_model, save_model  # noqa: E402
@@ -157,7 +157,7 @@ async def test_a_request_that_cannot_be_sampled_is_refused(folder, request_):
 
 
 def test_padding_is_on_the_left():
-    tokens, real = padded([ids([1]), ids([2, 3])])
+    tokens, real = pad([ids([1]), ids([2, 3])])
     assert tokens.tolist() == [[0, 1], [2, 3]] and real.tolist() == [[False, True], [True, True]]
 
 

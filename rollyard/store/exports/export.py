@@ -38,7 +38,7 @@ async def export(
     """Write all rollouts of a run. Without `format` the suffix of `out` decides. `unscored` also exports rows of rollouts
     without a reward. `atif` into a directory writes a file per rollout, into a file a line per rollout."""
     path = Path(out)
-    chosen = _chosen(format, path)
+    chosen = _choose_format(format, path)
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is not a directory")
     await store.get_run(run_id)
@@ -68,7 +68,7 @@ async def export(
     )
 
 
-def _chosen(format: Format | None, path: Path) -> Format:
+def _choose_format(format: Format | None, path: Path) -> Format:
     found = format or _BY_SUFFIX.get(path.suffix) or ("atif" if path.is_dir() else None)
     if found is None or found not in get_args(Format):
         raise UnknownName("export format", str(format or path.suffix), get_args(Format))

@@ -57,7 +57,7 @@ def remove(connection: Connection, name: str, version: str, released: bool) -> N
         raise PlaneConflict(f"{name}@{version} is released", hint="only an admin may delete a released version")
 
 
-def listed(
+def list_envs(
     connection: Connection, words: tuple[str, ...], status: str | None, after: tuple[str, str] | None, limit: int
 ) -> list[EnvRecord]:
     """By name and version, from past `after`; every word is somewhere in the name, version, description or tags."""

@@ -51,7 +51,7 @@ def begin(
     """Journal an intention: quota, row and history at once. `request` is (caller, Idempotency-Key, digest of the body); the
     same one again gives the instance it made and False."""
     if request is not None and not remember(connection, request, new.id, new.created_at):
-        before = asked_before(connection, request)
+        before = find_request(connection, request)
         assert before is not None
         return before, False
     admit(connection, new.owner, terms, new.created_at)
@@ -62,7 +62,7 @@ def begin(
     if new.labels:
         rows = [{"instance_id": new.id, "name": name, "value": value} for name, value in new.labels.items()]
         connection.execute(insert(labels), rows)
-    happened(connection, [(new.id, new.created_at, new.state, None)])
+    add_history(connection, [(new.id, new.created_at, new.state, None)])
     return new, True
 
 
@@ -82,10 +82,10 @@ def admit(connection: Connection, owner: str, terms: AdmissionTerms, now: float)
     if not connection.execute(_CHARGE, said).rowcount:
         row = connection.execute(select(owners).where(owners.c.owner == owner)).mappings().one()
         used = OwnerUsage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
-        raise refused(used, terms, row["next_at"], now)
+        raise refusal(used, terms, row["next_at"], now)
 
 
-def refused(usage: OwnerUsage, terms: AdmissionTerms, next_at: float, now: float) -> PlaneError:
+def refusal(usage: OwnerUsage, terms: AdmissionTerms, next_at: float, now: float) -> PlaneError:
     """Why an owner gets no more."""
     quota = terms.quota if usage.quota is None else usage.quota
     if quota is not None and usage.used >= quota:
@@ -105,7 +105,7 @@ def remember(connection: Connection, request: tuple[str, str, bytes], instance_i
     return insert_new(connection, requests, row)
 
 
-def asked_before(connection: Connection, request: tuple[str, str, bytes]) -> Instance | None:
+def find_request(connection: Connection, request: tuple[str, str, bytes]) -> Instance | None:
     caller, name, digest = request
     mine = (requests.c.caller == caller, requests.c.name == name)
     row = connection.execute(select(requests).where(*mine)).mappings().first()
@@ -137,7 +137,7 @@ def step(
     )
     if row is None:
         return None
-    happened(connection, [(instance_id, at, state, changes.get("reason"))])
+    add_history(connection, [(instance_id, at, state, changes.get("reason"))])
     return record(row)
 
 
@@ -162,7 +162,7 @@ def end_many(
     ):  # in one order everywhere, so that two sweeps cannot lock each other out
         connection.execute(update(owners).where(owners.c.owner == owner).values(used=owners.c.used - count))
     if ended:
-        happened(connection, [(instance_id, at, state, reason) for instance_id, _ in ended])
+        add_history(connection, [(instance_id, at, state, reason) for instance_id, _ in ended])
     return len(ended)
 
 
@@ -183,7 +183,7 @@ def get(connection: Connection, instance_id: str) -> Instance:
     return record(row)
 
 
-def listed(
+def list_instances(
     connection: Connection,
     owner: str | None,
     env: str | None,
@@ -214,7 +214,7 @@ def history_of(connection: Connection, instance_id: str) -> list[Happening]:
     return [Happening(at=row["at"], state=row["state"], reason=row["reason"]) for row in rows]
 
 
-def changed(connection: Connection, owner: str | None, since: float, limit: int) -> list[Instance]:
+def list_changed(connection: Connection, owner: str | None, since: float, limit: int) -> list[Instance]:
     """Those whose state or terms changed at `since` or later, oldest change first; also those that have ended."""
     query = select(instances).where(instances.c.updated_at >= since)
     if owner is not None:
@@ -252,6 +252,6 @@ def record(row: Any) -> Instance:
     )
 
 
-def happened(connection: Connection, lines: Iterable[tuple[str, float, str, str | None]]) -> None:
+def add_history(connection: Connection, lines: Iterable[tuple[str, float, str, str | None]]) -> None:
     rows = [{"instance_id": id, "at": at, "state": state, "reason": reason} for id, at, state, reason in lines]
     connection.execute(insert(history), rows)

@@ -27,7 +27,7 @@ def find(connection: Connection, digest: bytes) -> ApiKey | None:
     return None if row is None else _key(row)
 
 
-def listed(connection: Connection) -> list[ApiKey]:
+def list_keys(connection: Connection) -> list[ApiKey]:
     return [_key(row) for row in connection.execute(select(keys).order_by(keys.c.id)).mappings()]
 
 

@@ -35,7 +35,7 @@ def get(connection: Connection, name: str) -> WarmPool:
     return WarmPool(**row)
 
 
-def listed(connection: Connection) -> list[WarmPool]:
+def list_pools(connection: Connection) -> list[WarmPool]:
     return [WarmPool(**row) for row in connection.execute(select(pools).order_by(pools.c.name)).mappings()]
 
 
@@ -56,7 +56,7 @@ def take(
 ) -> tuple[Instance, bool] | None:
     """One that waits is the caller's now (and True), or the one this request took before; None when none waits."""
     if request is not None:
-        before = rows.asked_before(connection, request)
+        before = rows.find_request(connection, request)
         if before is not None:
             return before, False
     waiting = (instances.c.owner == pool.owner, instances.c.live.is_(True), instances.c.state == "running")
@@ -83,7 +83,7 @@ def take(
     if taking.labels:
         new = [{"instance_id": found["id"], "name": name, "value": value} for name, value in taking.labels.items()]
         connection.execute(insert(labels), new)
-    rows.happened(connection, [(found["id"], taking.at, "running", f"taken from pool {pool.name}")])
+    rows.add_history(connection, [(found["id"], taking.at, "running", f"taken from pool {pool.name}")])
     return rows.get(connection, found["id"]), True
 
 

@@ -48,7 +48,7 @@ class SqlPlane:
     async def list_envs(
         self, *, words: tuple[str, ...], status: str | None, after: tuple[str, str] | None, limit: int
     ) -> list[EnvRecord]:
-        return await self._read(partial(hub.listed, words=words, status=status, after=after, limit=limit))
+        return await self._read(partial(hub.list_envs, words=words, status=status, after=after, limit=limit))
 
     # instances
 
@@ -85,14 +85,14 @@ class SqlPlane:
         after: str,
         limit: int,
     ) -> list[Instance]:
-        work = partial(instances.listed, owner=owner, env=env, run_id=run_id, rollout_id=rollout_id, live=live)
+        work = partial(instances.list_instances, owner=owner, env=env, run_id=run_id, rollout_id=rollout_id, live=live)
         return await self._read(partial(work, wanted=labels, after=after, limit=limit))
 
     async def history(self, instance_id: str) -> list[Happening]:
         return await self._read(partial(instances.history_of, instance_id=instance_id))
 
     async def changed(self, *, owner: str | None, since: float, limit: int) -> list[Instance]:
-        return await self._read(partial(instances.changed, owner=owner, since=since, limit=limit))
+        return await self._read(partial(instances.list_changed, owner=owner, since=since, limit=limit))
 
     async def counts(self) -> dict[tuple[str, str], int]:
         return await self._read(instances.counts)
@@ -112,7 +112,7 @@ class SqlPlane:
         return await self._read(partial(pools.get, name=name))
 
     async def list_pools(self) -> list[WarmPool]:
-        return await self._read(pools.listed)
+        return await self._read(pools.list_pools)
 
     async def remove_pool(self, name: str) -> WarmPool:
         return await self._write(partial(pools.remove, name=name))
@@ -140,7 +140,7 @@ class SqlPlane:
         return await self._read(partial(keys.find, digest=digest))
 
     async def list_keys(self) -> list[ApiKey]:
-        return await self._read(keys.listed)
+        return await self._read(keys.list_keys)
 
     async def revoke_key(self, key_id: str, *, at: float) -> None:
         await self._write(partial(keys.revoke, key_id=key_id, at=at))
@@ -171,7 +171,7 @@ class SqlPlane:
     # the sweep
 
     async def agreed(self, name: str, proposed: str) -> str:
-        return await self._write(partial(sweep.agreed, name=name, proposed=proposed))
+        return await self._write(partial(sweep.agree, name=name, proposed=proposed))
 
     async def take_sweep(self, holder: str, *, now: float, ttl_s: float) -> int | None:
         return await self._write(partial(sweep.take, holder=holder, now=now, ttl_s=ttl_s))
