@@ -56,6 +56,20 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
+class StartResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How an actor began: with a run, or with what was in the way. An error's class may not survive the way out of an actor."""
+
+    run_id: str = ""
+    error: str | None = None
+
+
+class TakeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `take` gave; `error` says why nothing more will ever come."""
+
+    scored: tuple[Scored, ...] = ()
+    error: str | None = None
+
+
 class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the actor is made with. `staleness` None: nothing is ever too old."""
 
@@ -92,23 +106,22 @@ class Rollouts:
         self._version = 0
         self._broken: str | None = None
 
-    async def start(self) -> str:
-        """The run's id, or what is in the way as a sentence with spaces: an error's class may not survive the way back."""
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async def start(self) -> StartResult:
+        ready: asyncio.Future[StartResult] = asyncio.get_running_loop().create_future()
         self._life = asyncio.get_running_loop().create_task(self._live(ready))
         return await ready
 
-    async def _live(self, ready: asyncio.Future[str]) -> None:
-        """From the first worker to the last, in one task: whoever enters a crew must leave it."""
+    async def _live(self, ready: asyncio.Future[StartResult]) -> None:
+        """From the first worker to the last, in one task: the task that enters a crew must leave it."""
         try:
             async with AsyncExitStack() as stack:
                 crew = await self._open(stack)
-                ready.set_result(self._work.run_id)
+                ready.set_result(StartResult(run_id=self._work.run_id))
                 async for rollout in crew:
                     await self._end_rollout(rollout)
         except Exception as error:  # noqa: BLE001 - whatever ends the workers is told to the trainer, who waits
             if not ready.done():
-                ready.set_result(f"no rollouts: {error}")
+                ready.set_result(StartResult(error=f"no rollouts: {error}"))
             async with self._more:
                 self._broken = f"the rollouts ended: {error}"
                 self._more.notify_all()
@@ -157,17 +170,17 @@ class Rollouts:
         await self._store.add_attempts(self._work.run_id, attempts)
         return group.id
 
-    async def take(self, most: int, wait_s: float) -> list[Scored] | str:
-        """Up to `most`, as soon as there is one; [] when none came in time; a text when none will ever come."""
+    async def take(self, most: int, wait_s: float) -> TakeResult:
+        """Up to `most`, as soon as there is one; none when none came in time."""
         async with self._more:
             try:
                 async with asyncio.timeout(wait_s):
                     await self._more.wait_for(lambda: self._ready or self._broken)
             except TimeoutError:
-                return []
+                return TakeResult()
             if not self._ready and self._broken is not None:
-                return self._broken
-            return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
+                return TakeResult(error=self._broken)
+            return TakeResult(scored=tuple(self._ready.popleft() for _ in range(min(most, len(self._ready)))))
 
     async def update(self, version: int) -> list[str]:
         """The policy's version from now on; gives the groups that were given up because they are too old by it."""
@@ -285,10 +298,11 @@ class RayRollouts:
         self._ray = connected(address)
         actor = self._ray.remote(Rollouts).options(name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=64)
         self._actor: Any = actor.remote(order)
-        self.run_id: str = self._get(self._actor.start.remote())
-        if " " in self.run_id:
+        started: StartResult = self._get(self._actor.start.remote())
+        if started.error is not None:
             self._ray.kill(self._actor)
-            raise ConfigError(self.run_id)
+            raise ConfigError(started.error)
+        self.run_id = started.run_id
 
     def submit(self, task: Task, *, size: int = 1, seed: int | None = None) -> str:
         """`size` attempts at a task; gives the group's id. Attempt n has the seed `seed + n`."""
@@ -298,10 +312,10 @@ class RayRollouts:
 
     def take(self, *, max: int = 64, timeout: float = 60.0) -> list[Scored]:
         """What has finished, up to `max`, as soon as there is anything; [] when nothing came within `timeout`."""
-        found = self._get(self._actor.take.remote(max, timeout), timeout + _ANSWER_S)
-        if isinstance(found, str):
-            raise Error(found)
-        return found
+        found: TakeResult = self._get(self._actor.take.remote(max, timeout), timeout + _ANSWER_S)
+        if found.error is not None:
+            raise Error(found.error)
+        return list(found.scored)
 
     def update(self, version: int) -> list[str]:
         """The policy's version from now on. Groups that are too old by it are given up: their attempts come out of `take`
