@@ -16,7 +16,8 @@ from rollyard.core.errors import LeaseLost, SessionClosed, StoreError
 from rollyard.core.message import Message
 from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
-from rollyard.store import blobs, leases
+from rollyard.store import leases
+from rollyard.store.blobs import put as put_blobs
 from rollyard.store.database import Put
 from rollyard.store.schema import calls, nodes, sessions
 
@@ -32,12 +33,13 @@ _rest = msgspec.msgpack.Decoder(tuple[tuple[tuple[int, int], ...], tuple[Version
 _closed = select(sessions.c.closed_at)
 
 
-def commit(connection: Connection, record: CallRecord, added: Sequence[Node], bodies: Mapping[bytes, Blob]) -> None:
-    """One call with what it added. A closed session takes none, and one whose claim was taken over is closed."""
+def commit(connection: Connection, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
+    """Keep one call with the nodes and bodies it added. Raises `SessionClosed` once its session is closed; a session whose
+    claim was taken over is closed."""
     if _read_closed_at(connection, record.rollout_id) is not None:
         raise SessionClosed(f"rollout {record.rollout_id} is closed", rollout_id=record.rollout_id)
-    blobs.put(connection, bodies)
-    _put_nodes.rows(connection, [_node_row(record.rollout_id, node) for node in added])
+    put_blobs(connection, blobs)
+    _put_nodes.rows(connection, [_node_row(record.rollout_id, node) for node in nodes])
     _put_calls.rows(connection, [_call_row(record)])
 
 
@@ -61,7 +63,7 @@ def save_session(connection: Connection, session: SessionRecord) -> None:
 
 
 def close_session(connection: Connection, rollout_id: str, at: float) -> None:
-    """The first close counts."""
+    """From here on `commit` refuses calls of this rollout. The first close counts."""
     where = (sessions.c.rollout_id == rollout_id) & sessions.c.closed_at.is_(None)
     connection.execute(update(sessions).where(where).values(closed_at=at))
 

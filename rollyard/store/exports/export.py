@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from rollyard.core.message import ToolSpec
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.lines import AttemptLines, SampleLines, TurnLines
 from rollyard.store.exports.sink import JsonLines, Writer
+from rollyard.store.listing import run_id
 from rollyard.store.store import Store
 
 Format = Literal["jsonl", "turns", "samples", "parquet", "atif"]
@@ -30,6 +31,13 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     refused: int = 0
     refused_at: str | None = None
+
+
+async def export_run(where: str, run: str, out: str, format: str | None, unscored: bool) -> Exported:
+    async with Store.open(where, create=False) as store:
+        return await export(
+            store, await run_id(store, run), out, format=cast("Format | None", format), unscored=unscored
+        )
 
 
 async def export(

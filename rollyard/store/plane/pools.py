@@ -24,7 +24,7 @@ def put(connection: Connection, pool: WarmPool) -> WarmPool:
     row = {"name": pool.name, "size": pool.size, "plan": pool.plan, "created_at": pool.created_at}
     if not insert_new(connection, pools, row):
         connection.execute(update(pools).where(pools.c.name == pool.name).values(size=pool.size, plan=pool.plan))
-    rows.set_terms(connection, pool.owner, {"quota": pool.size})
+    rows.set_terms(connection, pool.owner, quota=pool.size)
     return get(connection, pool.name)
 
 
@@ -43,7 +43,7 @@ def remove(connection: Connection, name: str) -> WarmPool:
     """Nothing more is made for it; what waits in it is the caller's to end."""
     pool = get(connection, name)
     connection.execute(delete(pools).where(pools.c.name == name))
-    rows.set_terms(connection, pool.owner, {"quota": 0})
+    rows.set_terms(connection, pool.owner, quota=0)
     return pool
 
 
@@ -51,6 +51,7 @@ def take(
     connection: Connection,
     pool: WarmPool,
     taking: Taking,
+    *,
     terms: AdmissionTerms,
     request: tuple[str, str, bytes] | None,
 ) -> tuple[Instance, bool] | None:
@@ -101,7 +102,7 @@ def _changes(taking: Taking) -> dict[str, Any]:
 # bundles
 
 
-def put_blob(connection: Connection, digest: str, data: bytes, owner: str, at: float) -> bool:
+def put_blob(connection: Connection, digest: str, data: bytes, *, owner: str, at: float) -> bool:
     row = {"digest": digest, "owner": owner, "size": len(data), "created_at": at, "data": data}
     return insert_new(connection, blobs, row)
 

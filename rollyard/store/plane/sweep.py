@@ -24,7 +24,7 @@ def agree(connection: Connection, name: str, proposed: str) -> str:
     return connection.execute(select(leases.c.holder).where(leases.c.name == name)).scalar_one()
 
 
-def take(connection: Connection, holder: str, now: float, ttl_s: float) -> int | None:
+def take(connection: Connection, holder: str, *, now: float, ttl_s: float) -> int | None:
     """A fencing number that nobody had before, or None while another holds the lease."""
     insert_new(connection, leases, {"name": _SWEEP, "holder": holder, "fence": 0, "expires_at": 0.0})
     free = or_(leases.c.holder == holder, leases.c.expires_at <= now)
@@ -36,7 +36,7 @@ def take(connection: Connection, holder: str, now: float, ttl_s: float) -> int |
     ).scalar()
 
 
-def claim(connection: Connection, fence: int, now: float, settle_s: float, limit: int) -> list[Instance]:
+def claim(connection: Connection, fence: int, *, now: float, settle_s: float, limit: int) -> list[Instance]:
     """Mark what is due as being deleted: expired, idle for too long, or left in the middle of a step."""
     _check_fence(connection, fence)
     idle = and_(instances.c.idle_ttl_s.is_not(None), instances.c.last_seen_at + instances.c.idle_ttl_s <= now)
@@ -59,7 +59,7 @@ def claim(connection: Connection, fence: int, now: float, settle_s: float, limit
     return found
 
 
-def finish(connection: Connection, fence: int, ended: list[tuple[str, InstanceState, str]], now: float) -> int:
+def finish(connection: Connection, fence: int, ended: list[tuple[str, InstanceState, str]], *, now: float) -> int:
     """All that ended the same way are ended by one statement, and each owner is given back by one."""
     _check_fence(connection, fence)
     ways: dict[tuple[InstanceState, str], list[str]] = {}
