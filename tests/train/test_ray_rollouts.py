@@ -43,7 +43,7 @@ def rollouts(cluster, tmp_path):
     )  # fmt: skip
     yield made
     made.close()
-    assert cluster.left() == []
+    assert cluster.list_left_actors() == []
 
 
 def task(kind, command="grep -q hello out.txt"):
