@@ -56,6 +56,14 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
+class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where on Ray: the cluster, how many workers a node gets, and the actor's name."""
+
+    address: str = "auto"
+    per_node: int = 1
+    name: str | None = None
+
+
 class StartResult(msgspec.Struct, frozen=True, kw_only=True):
     """How an actor began: with a run, or with what was in the way. An error's class may not survive the way out of an actor."""
 
@@ -75,8 +83,7 @@ class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     store: str
     config: RunConfig
-    address: str
-    per_node: int
+    ray: RayOptions
     staleness: int | None
     verifier: Verifier | None = None
     hooks: Hooks = Hooks()
@@ -138,7 +145,7 @@ class Rollouts:
             hooks=order.hooks,
             stays=True,
         )
-        executor = Ray(order.address, per_node=order.per_node, detached=False)
+        executor = Ray(order.ray.address, per_node=order.ray.per_node, detached=False)
         given = Given(self._store, order.config.sandbox)
         await executor.check(self._work, given)
         return await stack.enter_async_context(executor.open(self._work, given, self._record))
@@ -273,30 +280,28 @@ class RayRollouts:
         store: str,
         policy: str,
         agent: str = "shell-agent",
-        model: str | None = None,
-        sandbox: str = "local",
-        parallel: int = 16,
         staleness: int | None = None,
         verifier: Check | None = None,
         hooks: Hooks | None = None,
-        address: str = "auto",
-        per_node: int = 1,
-        name: str | None = None,
+        ray: RayOptions | None = None,
         **fields: Any,
     ) -> None:
         """`store` is one that all nodes reach; `policy` is who answers, as on the command line. `staleness` is how many
-        versions old a group may be when its rows arrive. `fields` are a run's own (`limits`, `retries`, `lease_s` ...)."""
+        versions old a group may be when its rows arrive. `fields` are a run's own (`model`, `sandbox`, `limits` ...)."""
         if staleness is not None and staleness < 0:
             raise ConfigError(f"staleness must not be negative, got {staleness}")
-        config = RunConfig(
-            agents=(agent,), policies={POLICY: policy}, model=model, sandbox=sandbox, parallel=parallel, **fields
-        )
+        ray = ray or RayOptions()
+        config = RunConfig(agents=(agent,), policies={POLICY: policy}, **{"parallel": 16, **fields})
         order = ActorSpec(
-            store=store, config=config, address=address, per_node=per_node, staleness=staleness, verifier=as_verifier(verifier),
+            store=store,
+            config=config,
+            ray=ray,
+            staleness=staleness,
+            verifier=as_verifier(verifier),
             hooks=hooks or Hooks(),
-        )  # fmt: skip
-        self._ray = connected(address)
-        actor = self._ray.remote(Rollouts).options(name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=64)
+        )
+        self._ray = connected(ray.address)
+        actor = self._ray.remote(Rollouts).options(name=ray.name, namespace=NAMESPACE, num_cpus=0, max_concurrency=64)
         self._actor: Any = actor.remote(order)
         started: StartResult = self._get(self._actor.start.remote())
         if started.error is not None:
