@@ -2,8 +2,9 @@
 
 - `sealed`: a fresh sandbox from the pristine image (or the verifier's own); only the working directory and the declared
   artifacts come along. Nothing the agent did to the system, to tools or to start-up files can matter.
-- `shared`: the agent's own file system after every process in it is dead, with clean defaults (`stand.py`), the reward and test
-  paths made anew, and the verifier's tools from read-only layers. System files the agent replaced are still replaced.
+- `shared`: the agent's own file system after every process in it is dead, with clean defaults (`verifiers/sandbox.py`),
+  the reward and test paths made anew, and the verifier's tools from read-only layers. System files the agent replaced are
+  still replaced.
 - `live`: as shared, but processes stay. Only for a task that declares it, and the verdict says so.
 
 The caller has revoked the agent's key before. A sandbox that breaks raises its own error: an infrastructure failure is
@@ -26,8 +27,8 @@ from rollyard.core.scratch import scratch
 from rollyard.core.task import Artifact, VerifierSpec
 from rollyard.tasks import transfer
 from rollyard.tasks.python_startup import StartUp, look, put_back
-from rollyard.tasks.runner import RunnerNotStarted
-from rollyard.tasks.verifier_sandbox import HOME, LOGS, TESTS, Stand, clean_env
+from rollyard.tasks.verifiers.runner import RunnerNotStarted
+from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS, Stand, clean_env
 
 _TTL_MARGIN_S = 120.0
 _SHOWN = 8192

@@ -23,11 +23,11 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, EpisodeLost
+from rollyard.core.python_files import import_file
 from rollyard.envs.browser import BrowserLeases, Browsers, BrowserServer
 from rollyard.envs.browser.keys import presses
 from rollyard.envs.browser.leases import LABEL, BrowserLimits
 from rollyard.sandbox import backend
-from rollyard.tasks.python_files import import_file
 from rollyard.testing.serve import serve_app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
