@@ -20,7 +20,7 @@ async def plain_image(project):
     """The id of an image with a file and the server that needs no package."""
     async with LocalBackend() as backend, backend.open(SandboxSpec()) as box:
         for name in ("plain_env.py", "plain_mcp.py"):
-            await box.write(f"/env/{name}", resources.files("rollyard.tools").joinpath(name).read_bytes())
+            await box.write(f"/env/{name}", resources.files("rollyard.inside").joinpath(name).read_bytes())
         await box.write("/env/project.py", project.read_bytes())
         return await box.snapshot()
 
