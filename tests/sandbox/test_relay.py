@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rollyard.sandbox.relay as package
+import rollyard.inside as package
 from rollyard.core.errors import GateUnreachable, SandboxGone, SandboxInterrupted
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox.relay import HostRelay, protocol
 from rollyard.sandbox.relay.filepair import HostFilePair
 
 INSIDE = Path(package.__file__).parent
-PROGRAMS = {"python": [sys.executable, str(INSIDE / "inside.py")]}
+PROGRAMS = {"python": [sys.executable, str(INSIDE / "relay.py")]}
 if shutil.which("node"):
-    PROGRAMS["node"] = ["node", str(INSIDE / "inside.js")]
+    PROGRAMS["node"] = ["node", str(INSIDE / "relay.js")]
 
 pytestmark = pytest.mark.anyio
 

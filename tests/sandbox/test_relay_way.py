@@ -7,12 +7,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-import rollyard.sandbox.relay as package
+import rollyard.inside as package
 from rollyard.core.errors import GateUnreachable, PathError, SandboxGone, SandboxInterrupted
 from rollyard.sandbox.relay import HostRelay, RelayWay
 
 pytestmark = pytest.mark.anyio
-INSIDE = [sys.executable, str(Path(package.__file__).with_name("inside.py"))]
+INSIDE = [sys.executable, str(Path(package.__file__).with_name("relay.py"))]
 
 
 class Inside:

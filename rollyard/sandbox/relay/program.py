@@ -20,5 +20,5 @@ def command(found: Exit) -> list[str]:
             "the sandbox has neither python3 nor node to run the relay with", hint="add one of them to its image"
         )
     path = found.stdout.split(b"\n")[0].decode()
-    name, flag = ("inside.js", "-e") if path.endswith("node") else ("inside.py", "-c")
-    return [path, flag, resources.files("rollyard.sandbox.relay").joinpath(name).read_text()]
+    name, flag = ("relay.js", "-e") if path.endswith("node") else ("relay.py", "-c")
+    return [path, flag, resources.files("rollyard.inside").joinpath(name).read_text()]

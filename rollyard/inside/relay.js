@@ -6,7 +6,7 @@ const CREDIT = 512 * 1024;
 const CHUNK = 64 * 1024;
 const LINES = process.argv.includes("lines");
 const place = process.argv.find((word) => word.startsWith("unix:"));  // instead of stdin and stdout
-const files = process.argv.find((word) => word.startsWith("files:"));  // a pair of files: see inside.py and filepair.py
+const files = process.argv.find((word) => word.startsWith("files:"));  // a pair of files: see relay.py and filepair.py
 const pipe = place ? net.connect(place.slice(5)) : files ? filePair(files.slice(6)) : null;
 const input = pipe || process.stdin;
 const output = pipe || process.stdout;
