@@ -30,6 +30,7 @@ from rollyard.core.plane import AdmissionTerms, Instance, InstancePlan
 from rollyard.plane.engines import NoopEngine
 from rollyard.plane.sweep import BATCH, Sweeper
 from rollyard.store import Store
+from rollyard.store.plane import SqlPlane
 
 CALLERS = 32
 MAIN = "from rollyard.cli.main import main; main()"
@@ -114,24 +115,24 @@ async def creates(folder: Path, seconds: float) -> dict[str, float]:
 async def sweep(folder: Path, count: int) -> dict[str, float]:
     engine, now = NoopEngine(), time.time()
     async with Store.open(folder / "sweep.db") as store:
-        name = await store.plane.agreed("identity", "bench")
+        name = await SqlPlane(store.database).agreed("identity", "bench")
         times = {which: now - 100 for which in ("created_at", "updated_at", "last_seen_at", "settle_by", "expires_at")}
 
         async def row() -> None:
             plan = InstancePlan()
             new = Instance(id=new_id("inst"), owner="o", engine="noop", state="creating", live=True, plan=plan, **times)
-            await store.plane.begin(new, terms=AdmissionTerms(), request=None)
+            await SqlPlane(store.database).begin(new, terms=AdmissionTerms(), request=None)
             ref = await engine.create(new, name)
-            await store.plane.step(new.id, ("creating",), "running", at=now, ref=ref)
+            await SqlPlane(store.database).step(new.id, ("creating",), "running", at=now, ref=ref)
 
         for start in range(0, count, 500):
             await asyncio.gather(*(row() for _ in range(min(500, count - start))))
         calls = {"claim_due": 0, "finish_due": 0}
-        counted = _Counted(store.plane, calls)
+        counted = _Counted(SqlPlane(store.database), calls)
         began = time.perf_counter()
         swept = await Sweeper(counted, {"noop": engine}, plane=name).once()
         took = time.perf_counter() - began
-        assert swept.ended == count and not engine.things and (await store.plane.usage("o")).used == 0
+        assert swept.ended == count and not engine.things and (await SqlPlane(store.database).usage("o")).used == 0
     return {"swept": count, "swept_per_s": round(count / took), "transactions": sum(calls.values())}
 
 
@@ -185,7 +186,7 @@ async def straight(folder: Path, instance_id: str, seconds: float) -> list[float
 
     times: list[float] = []
     async with Store.open(folder / "p.db") as store, engine("local") as local:
-        ref = (await store.plane.get_instance(instance_id)).ref
+        ref = (await SqlPlane(store.database).get_instance(instance_id)).ref
         ends = time.perf_counter() + seconds
         while time.perf_counter() < ends:
             began = time.perf_counter()

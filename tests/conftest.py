@@ -3,16 +3,12 @@ own, in a directory that lasts from run to run, so that a layer is built once an
 
 import hashlib
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
 
 from rollyard.core.cache import cache_home
+from rollyard.core.errors import ConfigError
 
 
 def pytest_configure(config):
@@ -29,42 +25,17 @@ def anyio_backend():
     return "asyncio"
 
 
-def _binaries():
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
-    return found[-1] if found else None
-
-
-def _as_postgres():
-    """The server refuses to run as root."""
-    if os.geteuid() != 0:
-        return {}
-    return {"user": "postgres", "group": "postgres", "extra_groups": []}
-
-
 @pytest.fixture(scope="session")
 def postgres_server():
     """A server of its own in a temporary directory, on a free port of the loopback."""
-    binaries = _binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server is installed (Debian package postgresql)")
-    home = Path(tempfile.mkdtemp(prefix="ry-pg-"))
-    who = _as_postgres()
-    if who:
-        shutil.chown(home, who["user"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    run = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": home, **who}
-    subprocess.run([binaries / "initdb", "-D", home / "data", "-A", "trust", "-U", "ry", "-N", "-E", "UTF8"], **run)
-    options = f"-k {home} -p {port} -c listen_addresses=127.0.0.1 -c fsync=off -c max_connections=50"
-    subprocess.run(
-        [binaries / "pg_ctl", "-D", home / "data", "-w", "-t", "60", "-l", home / "log", "-o", options, "start"], **run
-    )
+    from rollyard.testing.postgres import PostgresServer
+
     try:
-        yield f"postgresql://ry@127.0.0.1:{port}"
-    finally:
-        subprocess.run([binaries / "pg_ctl", "-D", home / "data", "-m", "immediate", "stop"], **run)
-        shutil.rmtree(home, ignore_errors=True)
+        server = PostgresServer(durable=False)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    yield server.url.rpartition("/")[0]
+    server.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from rollyard.plane.fleet import Tasks, fleet_app, load_worlds, one_key
 from rollyard.sandbox.local.backend import LocalBackend
-from tests.plane.e2b_server import listening
+from rollyard.testing.serve import serve_app
 
 WORLDS = Path(__file__).parents[1] / "examples" / "worlds"
 KEY = "flt-test-key"
@@ -44,7 +44,7 @@ async def serving(*, worlds=None, key=KEY, **options):
         given = {"admit": one_key(key)} if key else {}
         app = fleet_app(worlds or load_worlds(WORLDS), backend, tasks=tasks, **given, **options)
         seen = Seen(app)
-        async with listening(seen) as url:
+        async with serve_app(seen) as url:
 
             async def left():
                 """Instances whose sandboxes are still there."""

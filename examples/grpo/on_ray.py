@@ -70,7 +70,8 @@ async def train(asked: argparse.Namespace, stack: AsyncExitStack) -> dict:
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     rollouts = await asyncio.to_thread(
         lambda: ry_train.RayRollouts(
-            store=asked.store, policy=POLICY.format(url=url), address=asked.address, agent="shell-agent", parallel=8,
+            store=asked.store, policy=POLICY.format(url=url), agent="shell-agent", parallel=8,
+            ray=ry_train.RayOptions(address=asked.address),
             staleness=STALENESS, verifier=answered, system_prompt=SYSTEM, max_calls=4,
             limits=Limits(agent=60, verify=30), model="tiny",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rollyard.agents.events import EventParser, parse
 from rollyard.agents.registry import default_prompt, from_toml, get, names
-from rollyard.agents.render import Rendered, admit, artifacts, installed, refuse, render
+from rollyard.agents.render import Rendered, admit, artifacts, presence_check, refuse, render
 from rollyard.agents.watchdog import ActivitySample, Watchdog
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "default_prompt",
     "from_toml",
     "get",
-    "installed",
+    "presence_check",
     "names",
     "parse",
     "refuse",

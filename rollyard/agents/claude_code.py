@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rollyard.agents.events import Fields, decoded, plain_text
+from rollyard.agents.events import Fields, decode, plain_text
 from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
@@ -19,7 +19,7 @@ def _command(launch: Launch, argv: list[str]) -> list[str]:
 
 def stream_json(line: str, before: str) -> Iterator[AgentEvent]:
     """The `stream-json` format, which Qwen Code shares."""
-    event = decoded(line)
+    event = decode(line)
     if event["type"] in ("assistant", "user"):
         content = event["message"]["content"]
         for part in content if isinstance(content, list) else []:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from rollyard.agents.events import Fields, decoded, plain_text
+from rollyard.agents.events import Fields, decode, plain_text
 from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
@@ -16,7 +16,7 @@ _MCP = "{home}/.cline/data/settings/cline_mcp_settings.json"
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
-    record = decoded(line)
+    record = decode(line)
     if record["type"] == "agent_event":
         yield from _event(record["event"])
     elif record["type"] == "run_result":

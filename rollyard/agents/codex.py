@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rollyard.agents.events import Fields, decoded, plain_text
+from rollyard.agents.events import Fields, decode, plain_text
 from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
@@ -12,7 +12,7 @@ CONFIG = "{home}/.codex/config.toml"
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
-    event = decoded(line)
+    event = decode(line)
     kind = event["type"]
     if kind in ("item.started", "item.completed"):
         yield from _item(event["item"], finished=kind == "item.completed")

@@ -17,7 +17,7 @@ MAX_LINE = 64 * 2**20
 Fields = dict[str, Any]
 
 
-def decoded(line: str) -> Fields:
+def decode(line: str) -> Fields:
     """The JSON object on this line; ValueError when there is none."""
     if not line.startswith("{"):
         raise ValueError("not a JSON object")

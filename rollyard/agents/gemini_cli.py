@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rollyard.agents.events import Fields, decoded, plain_text
+from rollyard.agents.events import Fields, decode, plain_text
 from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
@@ -12,7 +12,7 @@ SETTINGS = "{home}/.gemini/settings.json"
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
-    event = decoded(line)
+    event = decode(line)
     match event["type"]:
         case "message" if event["role"] == "assistant":
             yield AgentEvent(kind="assistant", text=event["content"], fields={"delta": bool(event.get("delta"))})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rollyard.agents.events import Fields, decoded, plain_text
+from rollyard.agents.events import Fields, decode, plain_text
 from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp
 from rollyard.core.events import AgentEvent
 
@@ -28,7 +28,7 @@ def _wire(engine: str, url: str) -> Addition:
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
-    event = decoded(line)
+    event = decode(line)
     if event["type"] == "message":
         for part in event["message"]["content"]:
             yield from _part(part, own_words="inference" in (event["message"].get("metadata") or {}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rollyard.agents.events import Fields, decoded, plain_text
+from rollyard.agents.events import Fields, decode, plain_text
 from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
@@ -27,7 +27,7 @@ def _config(launch: Launch) -> dict[str, Any]:
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
-    event = decoded(line)
+    event = decode(line)
     if event["type"] == "error":
         error: Fields = event["error"]
         text = (error.get("data") or {}).get("message") or error.get("name") or ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rollyard.agents.events import Fields, decoded, plain_text
+from rollyard.agents.events import Fields, decode, plain_text
 from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
@@ -13,7 +13,7 @@ def _events(line: str, before: str) -> Iterator[AgentEvent]:
     if line == "Agent finished":
         yield AgentEvent(kind="done", ok=True)
         return
-    event = decoded(line)
+    event = decode(line)
     match event["kind"]:
         case "MessageEvent" if event["source"] == "agent":
             message: Fields = event["llm_message"]

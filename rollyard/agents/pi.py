@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rollyard.agents.events import Fields, decoded, plain_text
+from rollyard.agents.events import Fields, decode, plain_text
 from rollyard.core.agent import Addition, Agent, Launch, LayerSpec
 from rollyard.core.events import AgentEvent
 
@@ -46,7 +46,7 @@ def _wire(api: str, url: str) -> Addition:
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
     if line.startswith('{"type":"message_update"'):  # each repeats the whole message so far
         return
-    event = decoded(line)
+    event = decode(line)
     match event["type"]:
         case "message_end" if event["message"]["role"] == "assistant":
             yield from _message(event["message"])

@@ -207,14 +207,14 @@ def _arguments(argv: tuple[str, ...], more: list[str], values: Mapping[str, Any]
 def _merge_files(into: Files, new: Mapping[str, Any]) -> None:
     for path, content in new.items():
         old = into.get(path)
-        into[path] = _merged(old, content) if isinstance(old, Mapping) and isinstance(content, Mapping) else content
+        into[path] = _merge(old, content) if isinstance(old, Mapping) and isinstance(content, Mapping) else content
 
 
-def _merged(old: Any, new: Any) -> dict[str, Any]:
+def _merge(old: Any, new: Any) -> dict[str, Any]:
     out = dict(old)
     for key, value in new.items():
         both = isinstance(out.get(key), Mapping) and isinstance(value, Mapping)
-        out[key] = _merged(out[key], value) if both else value
+        out[key] = _merge(out[key], value) if both else value
     return out
 
 
@@ -237,7 +237,7 @@ def _check_sizes(agent: Agent, launch: Launch, rendered: Rendered) -> None:
             )
 
 
-def installed(agent: Agent, prefix: str) -> list[str]:
+def presence_check(agent: Agent, prefix: str) -> list[str]:
     """The argv that succeeds where the agent lies under `prefix`; "" looks for it on PATH."""
     return [_text(item, {"prefix": prefix}) for item in agent.check]
 

@@ -1,4 +1,4 @@
-"""shell-agent: sixty lines of our own (`shell_loop.py`), for examples and tiny models. Needs python3 in the image, no layer."""
+"""shell-agent: our own loop (`inside/agent_loop.py`), for examples and tiny models. Needs python3 in the image, no layer."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from rollyard.agents.events import decoded
+from rollyard.agents.events import decode
 from rollyard.core.agent import Addition, Agent, Launch
 from rollyard.core.events import AgentEvent
 
-_PROGRAM = "{home}/.shell-agent/shell_loop.py"
+_PROGRAM = "{home}/.shell-agent/agent_loop.py"
 _PROMPT = "{home}/.shell-agent/prompt.md"
 _TASK = "{home}/.shell-agent/instruction.md"
 
 
 def _config(launch: Launch) -> dict[str, Any]:
-    return {_PROGRAM: files("rollyard.inside").joinpath("shell_loop.py").read_bytes()}
+    return {_PROGRAM: files("rollyard.inside").joinpath("agent_loop.py").read_bytes()}
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
-    event = decoded(line)
+    event = decode(line)
     if event["type"] == "message":
         message = event["message"]
         if message.get("reasoning_content"):
@@ -42,12 +42,12 @@ agent = Agent(
     summary="our own: one loop, one shell tool, small prompts",
     check=("python3", "--version"),
     argv=("python3", "-I", _PROGRAM, _PROMPT, _TASK),
-    env={"ROLLYARD_KEY": "{key}", "SHELL_AGENT_URL": "{base_url}", "SHELL_AGENT_MODEL": "{model}"},
+    env={"ROLLYARD_KEY": "{key}", "AGENT_LOOP_URL": "{base_url}", "AGENT_LOOP_MODEL": "{model}"},
     files={_PROMPT: "Use the shell tool. Say done when done.", _TASK: "{instruction}"},
     wires={"chat": Addition()},
     options={
         "system_prompt": Addition(files={_PROMPT: "{system_prompt}"}),
-        "max_tokens": Addition(env={"SHELL_AGENT_MAX_TOKENS": "{max_tokens}"}),
+        "max_tokens": Addition(env={"AGENT_LOOP_MAX_TOKENS": "{max_tokens}"}),
     },
     needs_isolation="namespace",
     says_done=True,

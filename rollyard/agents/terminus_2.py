@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from rollyard.agents.events import Fields, decoded, plain_text
+from rollyard.agents.events import Fields, decode, plain_text
 from rollyard.core.agent import Addition, Agent, Launch, LayerSpec
 from rollyard.core.events import AgentEvent
 
@@ -21,7 +21,7 @@ def _config(launch: Launch) -> dict[str, Any]:
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
-    event = decoded(line)
+    event = decode(line)
     if event["type"] == "done":
         yield AgentEvent(kind="done", ok=event["ok"], text=event["text"])
     elif event["type"] == "step" and event["step"]["source"] == "agent":

@@ -16,9 +16,9 @@ def run(
     """Check that every token is accounted for: prefix law, single training, logprobs, masks, bodies. Exit code 3 when a
     law is broken."""
     from rollyard.cli.printing import print_json
-    from rollyard.store.listing import checked
+    from rollyard.store.listing import check_run
 
-    found = anyio.run(checked, store, run)
+    found = anyio.run(check_run, store, run)
     if json:
         print_json({"ok": found.ok, **{name: getattr(found, name) for name in found.__struct_fields__}})
     else:

@@ -36,7 +36,7 @@ def export(
         else:
             typer.echo(f"run {run_id} as one page in {out}")
         return
-    from rollyard.store.listing import export_run
+    from rollyard.store.exports.export import export_run
 
     done = anyio.run(export_run, store, run, out, format, unscored)
     if json:

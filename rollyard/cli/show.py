@@ -31,9 +31,9 @@ def show(
 ) -> None:
     """Show what the store has of a run or a rollout."""
     from rollyard.cli.printing import print_json
-    from rollyard.store.listing import shown
+    from rollyard.store.listing import show
 
-    found = anyio.run(shown, store, id)
+    found = anyio.run(show, store, id)
     if json:
         print_json(found.document(str(part)))
     else:

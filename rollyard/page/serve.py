@@ -18,6 +18,7 @@ from rollyard.page.app import page_app
 from rollyard.page.hosts import OnlyHosts
 from rollyard.page.planes import PlaneTables
 from rollyard.store import Store
+from rollyard.store.plane import SqlPlane
 
 _log = structlog.get_logger("rollyard.page")
 
@@ -40,7 +41,8 @@ async def _serve(
         sock = listen(host, port)
         stack.callback(sock.close)
         url = http_url(host, sock.getsockname()[1]) + "/"
-        plane = PlaneTables(kept.plane) if await kept.plane.in_use() else None
+        records = SqlPlane(kept.database)
+        plane = PlaneTables(records) if await records.in_use() else None
         app: ASGIApp = page_app(kept, plane=plane, actions=actions, token=token)
         if host in LOOPBACK:
             app = OnlyHosts(app, LOOPBACK)

@@ -21,7 +21,7 @@ from rollyard.runs.report.compare import compare as compare_runs
 from rollyard.runs.report.report import Report, Tally, line_name, run_prices
 from rollyard.runs.run.spending import Prices, cost
 from rollyard.store import Store
-from rollyard.store.values import RolloutRow, RunInfo, RunSortKey, SortKey
+from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo, RunSortKey, SortKey
 
 PAGE = 50
 _KEPT = 32  # runs whose statistics are remembered
@@ -114,8 +114,8 @@ async def run(store: Store, summaries: Summaries, run_id: str, task: str | None,
     info = await _info(store, run_id)
     sort: SortKey = asked.sort(get_args(SortKey), "started_at")
     down, offset = asked.down(), asked.number("offset")
-    page = await store.list_rollouts(
-        info.id,
+    query = RolloutQuery(
+        run_id=info.id,
         task_id=task,
         agent=asked.text("agent"),
         policy=asked.text("policy"),
@@ -127,6 +127,7 @@ async def run(store: Store, summaries: Summaries, run_id: str, task: str | None,
         limit=PAGE,
         offset=offset,
     )
+    page = await store.list_rollouts(query)
     summary = await summaries.of(info)
     return {
         **_head(info, summary),

@@ -18,7 +18,7 @@ import msgspec
 from rollyard.core.errors import ConfigError, PlaneConflict
 from rollyard.core.sandbox import Resources
 from rollyard.plane.client import Plane
-from rollyard.tasks.harbor import is_task, load_folder
+from rollyard.tasks.harbor.load import is_task, load_folder
 
 BUNDLE = "bundle"
 _SKIPPED = frozenset((".git", ".venv", "__pycache__", "node_modules", ".pytest_cache"))

@@ -30,6 +30,7 @@ from rollyard.plane.create_request import CreateDefaults
 from rollyard.plane.engines import Engine, engine
 from rollyard.plane.logs import configure
 from rollyard.plane.parts import assemble
+from rollyard.store.plane import SqlPlane
 from rollyard.store.plane.open import open_plane
 
 _STOP_S = 30
@@ -79,7 +80,7 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
         await parts.access.named(sdk_key, "trainer", "admin")
         page = None
         if store is not None and options.host in LOOPBACK:
-            shown = page_app(store, plane=PlaneTables(store.plane, engines, parts.sweeper, options.quota))
+            shown = page_app(store, plane=PlaneTables(SqlPlane(store.database), engines, parts.sweeper, options.quota))
             page = OnlyHosts(shown, LOOPBACK)
         app = plane_app(parts, page=page, public_url=options.public_url, log_requests=options.log_requests)
         for work in (parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)):

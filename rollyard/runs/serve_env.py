@@ -111,7 +111,7 @@ async def listening(app: Any, host: str, port: int) -> AsyncGenerator[tuple[str,
 
 
 def env_of(target: str) -> Callable[[], Env]:
-    from rollyard.tasks.python_files import import_file
+    from rollyard.core.python_files import import_file
 
     place, colon, name = target.rpartition(":")
     if not colon or not name:

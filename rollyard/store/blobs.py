@@ -20,7 +20,7 @@ _pieces = msgspec.msgpack.Decoder(Delta)
 
 def put(connection: Connection, bodies: Mapping[bytes, Blob]) -> None:
     if bodies:
-        _put.rows(connection, [(digest, *_encoded(body)) for digest, body in bodies.items()])
+        _put.rows(connection, [(digest, *_encode(body)) for digest, body in bodies.items()])
 
 
 def get(connection: Connection, digest: bytes) -> bytes:
@@ -44,7 +44,7 @@ def get(connection: Connection, digest: bytes) -> bytes:
     return body
 
 
-def known(connection: Connection, digests: Sequence[bytes]) -> set[bytes]:
+def find_known(connection: Connection, digests: Sequence[bytes]) -> set[bytes]:
     found: set[bytes] = set()
     for start in range(0, len(digests), 500):
         query = select(blobs.c.digest).where(blobs.c.digest.in_(digests[start : start + 500]))
@@ -59,7 +59,7 @@ def size(connection: Connection, digest: bytes) -> int:
     return found
 
 
-def _encoded(body: Blob) -> tuple[int, str, bytes]:
+def _encode(body: Blob) -> tuple[int, str, bytes]:
     if isinstance(body, Delta):
         return body.whole, "delta", msgspec.msgpack.encode(body)
     if len(body) >= COMPRESS_FROM:

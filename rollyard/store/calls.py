@@ -16,7 +16,8 @@ from rollyard.core.errors import LeaseLost, SessionClosed, StoreError
 from rollyard.core.message import Message
 from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
-from rollyard.store import blobs, leases
+from rollyard.store import leases
+from rollyard.store.blobs import put as put_blobs
 from rollyard.store.database import Put
 from rollyard.store.schema import calls, nodes, sessions
 
@@ -32,12 +33,13 @@ _rest = msgspec.msgpack.Decoder(tuple[tuple[tuple[int, int], ...], tuple[Version
 _closed = select(sessions.c.closed_at)
 
 
-def commit(connection: Connection, record: CallRecord, added: Sequence[Node], bodies: Mapping[bytes, Blob]) -> None:
-    """One call with what it added. A closed session takes none, and one whose claim was taken over is closed."""
-    if _closed_at(connection, record.rollout_id) is not None:
+def commit(connection: Connection, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
+    """Keep one call with the nodes and bodies it added. Raises `SessionClosed` once its session is closed; a session whose
+    claim was taken over is closed."""
+    if _read_closed_at(connection, record.rollout_id) is not None:
         raise SessionClosed(f"rollout {record.rollout_id} is closed", rollout_id=record.rollout_id)
-    blobs.put(connection, bodies)
-    _put_nodes.rows(connection, [_node_row(record.rollout_id, node) for node in added])
+    put_blobs(connection, blobs)
+    _put_nodes.rows(connection, [_node_row(record.rollout_id, node) for node in nodes])
     _put_calls.rows(connection, [_call_row(record)])
 
 
@@ -61,7 +63,7 @@ def save_session(connection: Connection, session: SessionRecord) -> None:
 
 
 def close_session(connection: Connection, rollout_id: str, at: float) -> None:
-    """The first close counts."""
+    """From here on `commit` refuses calls of this rollout. The first close counts."""
     where = (sessions.c.rollout_id == rollout_id) & sessions.c.closed_at.is_(None)
     connection.execute(update(sessions).where(where).values(closed_at=at))
 
@@ -87,7 +89,7 @@ def _session(row: Any) -> SessionRecord:
     )
 
 
-def _closed_at(connection: Connection, rollout_id: str) -> float | None:
+def _read_closed_at(connection: Connection, rollout_id: str) -> float | None:
     if connection.dialect.name == "sqlite":  # straight to the driver: this runs for every call
         driver: Any = connection.connection.driver_connection
         row = driver.execute("SELECT closed_at FROM sessions WHERE rollout_id = ?", (rollout_id,)).fetchone()
@@ -128,8 +130,8 @@ def _node_row(rollout_id: str, node: Node) -> tuple[Any, ...]:
         node.sampled,
         node.same_as,
         _encode(node.message) if node.same_as is None else None,
-        _packed(node.ids),
-        _packed(node.logprobs),
+        _pack(node.ids),
+        _pack(node.logprobs),
         None if plain else _encode((node.inserted, node.spans, node.trainable, node.texts)),
     )
 
@@ -144,8 +146,8 @@ def _node(row: Any, messages: dict[int, Message]) -> Node:
         message=message,
         sampled=row.sampled,
         call_id=row.call_id,
-        ids=_unpacked("i", row.ids),
-        logprobs=_unpacked("d", row.logprobs),
+        ids=_unpack("i", row.ids),
+        logprobs=_unpack("d", row.logprobs),
         inserted=inserted,
         spans=spans,
         texts=texts,
@@ -154,7 +156,7 @@ def _node(row: Any, messages: dict[int, Message]) -> Node:
     )
 
 
-def _packed(values: array[Any] | None) -> bytes | None:
+def _pack(values: array[Any] | None) -> bytes | None:
     if values is None:
         return None
     if sys.byteorder == "big":
@@ -163,7 +165,7 @@ def _packed(values: array[Any] | None) -> bytes | None:
     return values.tobytes()
 
 
-def _unpacked(typecode: str, packed: bytes | None) -> array[Any] | None:
+def _unpack(typecode: str, packed: bytes | None) -> array[Any] | None:
     if packed is None:
         return None
     values = array(typecode, bytes(packed))

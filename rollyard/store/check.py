@@ -95,18 +95,18 @@ async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str])
             if hashlib.sha256(body).digest() != digest:
                 yield LawViolation("a body has its digest", trajectory.rollout_id, f"call {record.id}", digest.hex())
             elif digest is record.raw_response:
-                for finding in _compared(trajectory, record, body, numbers):
+                for finding in _compare_ids(trajectory, record, body, numbers):
                     yield finding
 
 
-def _compared(trajectory: Trajectory, record: CallRecord, body: bytes, numbers: Counter[str]) -> list[LawViolation]:
+def _compare_ids(trajectory: Trajectory, record: CallRecord, body: bytes, numbers: Counter[str]) -> list[LawViolation]:
     """Token ids that the engine's answer names, against those of the graph."""
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     found: list[LawViolation] = []
-    prompt, sampled = _named(answer, _PROMPT_KEYS), _named(answer, _ANSWER_KEYS)
+    prompt, sampled = _find_ids(answer, _PROMPT_KEYS), _find_ids(answer, _ANSWER_KEYS)
     node = trajectory.answer(record.id)
     known = trajectory.prompt_ids(record.id)
     if prompt is not None and known is not None:
@@ -118,7 +118,7 @@ def _compared(trajectory: Trajectory, record: CallRecord, body: bytes, numbers: 
     return found
 
 
-def _named(answer: Any, keys: tuple[str, ...]) -> list[int] | None:
+def _find_ids(answer: Any, keys: tuple[str, ...]) -> list[int] | None:
     """A list of ids under one of the names, at the top or in the first choice."""
     if not isinstance(answer, dict):
         return None

@@ -28,6 +28,7 @@ _SHOWN = 5
 
 
 def resolve(connection: Connection, text: str) -> tuple[str, str]:
+    """A run or rollout by its id or the unique start of one: `("run" | "rollout", id)`."""
     found: list[tuple[str, str]] = []
     for kind, table in (("run", runs), ("rollout", rollouts)):
         query = select(table.c.id).where(table.c.id.startswith(text, autoescape=True)).limit(_SHOWN)
@@ -43,6 +44,7 @@ def resolve(connection: Connection, text: str) -> tuple[str, str]:
 
 
 def delete_run(connection: Connection, run_id: str) -> int:
+    """Remove a run with all its rollouts; gives how many those were. Bodies go with `sweep`."""
     if connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
         raise StoreError(f"no run {run_id}", hint="rollyard list shows those there are")
     own = select(rollouts.c.id).where(rollouts.c.run_id == run_id)
@@ -57,13 +59,15 @@ def delete_run(connection: Connection, run_id: str) -> int:
 
 
 def sweep(connection: Connection, now: float) -> int:
+    """Remove bodies that nothing refers to; gives how many. Refused while leases or sessions are open, since a body may
+    be kept a moment before what refers to it."""
     busy = connection.execute(
         select(func.count()).where(attempts.c.state == "leased", attempts.c.expires_at > now)
     ).scalar_one()
     busy += connection.execute(select(func.count()).where(sessions.c.closed_at.is_(None))).scalar_one()
     if busy:
         raise StoreError(f"{busy} leases or sessions are open", hint="sweep when nothing runs")
-    used = _referred(connection)
+    used = _find_used(connection)
     every = set(connection.execute(select(blobs.c.digest)).scalars())
     unused = [digest for digest in every if digest not in used]
     for start in range(0, len(unused), 500):
@@ -71,7 +75,7 @@ def sweep(connection: Connection, now: float) -> int:
     return len(unused)
 
 
-def _referred(connection: Connection) -> set[bytes]:
+def _find_used(connection: Connection) -> set[bytes]:
     used: set[bytes] = set(connection.execute(select(artifacts.c.digest)).scalars())
     used |= set(connection.execute(select(rollouts.c.task)).scalars())
     for packed in connection.execute(select(calls.c.record).execution_options(yield_per=500)).scalars():

@@ -46,29 +46,37 @@ def append_held(connection: Connection, told: Sequence[tuple[Lease, Event]]) -> 
 
 
 def latest(connection: Connection) -> int:
+    """The number of the newest event; 0 when there is none."""
     return connection.execute(select(func.coalesce(func.max(events.c.seq), 0))).scalar_one()
 
 
 def after(
-    connection: Connection, seq: int, *, run_id: str | None, rollout_id: str | None, name: str | None, limit: int
+    connection: Connection,
+    *,
+    run_id: str | None = None,
+    rollout_id: str | None = None,
+    name: str | None = None,
+    after: int = 0,
+    limit: int = 1000,
 ) -> list[StoredEvent]:
-    query = select(events).where(events.c.seq > seq).order_by(events.c.seq).limit(limit)
+    """Events past number `after`, in order."""
+    query = select(events).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
     if run_id is not None:
         query = query.where(events.c.run_id == run_id)
     if rollout_id is not None:
         query = query.where(events.c.rollout_id == rollout_id)
     if name is not None:
         query = query.where(events.c.name == name)
-    return [_stored(row) for row in connection.execute(query)]
+    return [_event_of(row) for row in connection.execute(query)]
 
 
-def recent(connection: Connection, run_id: str, limit: int) -> list[StoredEvent]:
+def recent(connection: Connection, run_id: str, *, limit: int = 1000) -> list[StoredEvent]:
     """The last events of a run, newest first."""
     query = select(events).where(events.c.run_id == run_id).order_by(events.c.seq.desc()).limit(limit)
-    return [_stored(row) for row in connection.execute(query)]
+    return [_event_of(row) for row in connection.execute(query)]
 
 
-def _stored(row: Any) -> StoredEvent:
+def _event_of(row: Any) -> StoredEvent:
     fields = msgspec.json.decode(row.fields)
     event = Event(at=row.at, name=row.name, rollout_id=row.rollout_id, run_id=row.run_id, fields=fields)
     return StoredEvent(row.seq, event)

@@ -33,22 +33,32 @@ def moment(connection: Connection, now: float | None) -> float:
 
 
 def claim(
-    connection: Connection, run_id: str, owner: str, now: float | None, ttl_s: float, concurrency: Mapping[str, int]
+    connection: Connection,
+    now: float | None,
+    run_id: str,
+    *,
+    owner: str,
+    ttl_s: float,
+    concurrency: Mapping[str, int] | None = None,
 ) -> Lease | None:
-    """The first attempt that is owed; when there is none, one whose lease has run out."""
+    """The first attempt that is owed or, when there is none, one whose lease has run out, with a fencing number nobody had
+    before; None if all are out or done. No policy named in `concurrency` gets more than that many at a time, whichever
+    workers claim them."""
     now = moment(connection, now)
-    of_run = and_(attempts.c.run_id == run_id, attempts.c.policy.not_in(_barred(connection, run_id, now, concurrency)))
+    of_run = and_(
+        attempts.c.run_id == run_id, attempts.c.policy.not_in(_find_barred(connection, run_id, now, concurrency or {}))
+    )
     owed = and_(attempts.c.state == "owed", or_(attempts.c.expires_at.is_(None), attempts.c.expires_at <= now))
     run_out = and_(attempts.c.state == "leased", attempts.c.expires_at <= now)
     for free in (owed, run_out):
         query = select(attempts).where(of_run, free).order_by(attempts.c.position).limit(1)
         row = connection.execute(query.with_for_update(skip_locked=True)).mappings().first()
         if row is not None:
-            return _claimed(connection, row, owner, now, ttl_s)
+            return _take(connection, row, owner, now, ttl_s)
     return None
 
 
-def _claimed(connection: Connection, row: Mapping[Any, Any], owner: str, now: float, ttl_s: float) -> Lease:
+def _take(connection: Connection, row: Mapping[Any, Any], owner: str, now: float, ttl_s: float) -> Lease:
     changed = {"state": "leased", "owner": owner, "expires_at": now + ttl_s}
     changed |= {"fence": row["fence"] + 1, "tries": row["tries"] + 1}
     connection.execute(update(attempts).where(attempts.c.id == row["id"]).values(**changed))
@@ -58,7 +68,7 @@ def _claimed(connection: Connection, row: Mapping[Any, Any], owner: str, now: fl
     return _lease({**row, **changed})
 
 
-def _barred(connection: Connection, run_id: str, now: float, concurrency: Mapping[str, int]) -> set[str]:
+def _find_barred(connection: Connection, run_id: str, now: float, concurrency: Mapping[str, int]) -> set[str]:
     """Policies that take no further rollout now: at their bound, or paused."""
     paused = select(pauses.c.policy).where(pauses.c.run_id == run_id, pauses.c.until > now)
     barred = set(connection.execute(paused).scalars())
@@ -75,24 +85,26 @@ def _barred(connection: Connection, run_id: str, now: float, concurrency: Mappin
     return barred
 
 
-def pause(connection: Connection, run_id: str, policy: str, now: float | None, for_s: float) -> None:
-    """Hand out no attempt that this policy answers for a while; a longer pause that is set already stays."""
+def pause(connection: Connection, now: float | None, run_id: str, policy: str, for_s: float) -> None:
+    """Hand out nothing that this policy answers for a while, on any machine: its server is overloaded or away. A longer
+    pause that is set already stays."""
     until = moment(connection, now) + for_s
     query = select(pauses.c.until).where(pauses.c.run_id == run_id, pauses.c.policy == policy)
     if (connection.execute(query).scalar() or 0.0) < until:
         _put_pauses.rows(connection, [(run_id, policy, until)])
 
 
-def renew(connection: Connection, lease: Lease, now: float | None, ttl_s: float) -> Lease:
-    """A lease that ran out but that nobody has claimed since is still its owner's."""
+def renew(connection: Connection, now: float | None, lease: Lease, *, ttl_s: float) -> Lease:
+    """Keep a claim for another `ttl_s`. A lease that ran out but that nobody has claimed since is still its owner's;
+    `LeaseLost` once another worker has claimed the attempt."""
     until = moment(connection, now) + ttl_s
-    changed = connection.execute(update(attempts).where(_held(lease)).values(expires_at=until))
+    changed = connection.execute(update(attempts).where(_own_claim(lease)).values(expires_at=until))
     if not changed.rowcount:
-        raise lost(lease)
+        raise lease_error(lease)
     return msgspec.structs.replace(lease, expires_at=until)
 
 
-def renew_all(connection: Connection, held: Sequence[Lease], now: float | None, ttl_s: float) -> set[str]:
+def renew_all(connection: Connection, now: float | None, held: Sequence[Lease], *, ttl_s: float) -> set[str]:
     """The same for all of a worker's in one statement; gives the attempts whose leases were lost."""
     until = moment(connection, now) + ttl_s
     kept: set[str] = set()
@@ -103,23 +115,26 @@ def renew_all(connection: Connection, held: Sequence[Lease], now: float | None, 
     return {lease.attempt.id for lease in held} - kept
 
 
-def reclaim(connection: Connection, run_id: str, now: float | None) -> int:
-    """Make attempts whose leases ran out owed again, in their place; gives how many."""
+def reclaim(connection: Connection, now: float | None, run_id: str) -> int:
+    """Attempts whose leases ran out are owed again, each in its old place; gives how many."""
     run_out = and_(attempts.c.run_id == run_id, attempts.c.state == "leased")
     run_out = and_(run_out, attempts.c.expires_at <= moment(connection, now))
     changed = connection.execute(update(attempts).where(run_out).values(state="owed", owner=None, expires_at=None))
     return changed.rowcount
 
 
-def give_back(connection: Connection, lease: Lease, now: float | None, after_s: float) -> bool:
-    """The attempt is owed again, in `after_s`. False when the lease was lost, and then nothing changes."""
+def give_back(connection: Connection, now: float | None, lease: Lease, *, after_s: float = 0.0) -> bool:
+    """Give an attempt back undone; it is owed again, though not before `after_s`. False, and nothing changes, when the
+    lease was lost."""
     due = moment(connection, now) + after_s if after_s else None
-    changed = connection.execute(update(attempts).where(_held(lease)).values(state="owed", owner=None, expires_at=due))
+    changed = connection.execute(
+        update(attempts).where(_own_claim(lease)).values(state="owed", owner=None, expires_at=due)
+    )
     return bool(changed.rowcount)
 
 
 def withdraw(connection: Connection, attempt_ids: Sequence[str]) -> list[str]:
-    """Nobody is to do these any more; gives those that were not done yet. Whoever holds one has lost it."""
+    """Attempts that nobody wants any more; gives those that were not done. One that is under way cannot be committed."""
     gone: list[str] = []
     for start in range(0, len(attempt_ids), _AT_ONCE):
         which = and_(attempts.c.id.in_(attempt_ids[start : start + _AT_ONCE]), attempts.c.state.in_(("owed", "leased")))
@@ -131,12 +146,12 @@ def withdraw(connection: Connection, attempt_ids: Sequence[str]) -> list[str]:
 def settle(connection: Connection, lease: Lease, state: AttemptState, rollout_id: str) -> bool:
     """False when this very rollout was committed before: an answer that was lost on its way is asked for again."""
     values = {"state": state, "owner": None, "expires_at": None, "rollout_id": rollout_id}
-    if connection.execute(update(attempts).where(_held(lease)).values(**values)).rowcount:
+    if connection.execute(update(attempts).where(_own_claim(lease)).values(**values)).rowcount:
         return True
     query = select(attempts.c.rollout_id).where(attempts.c.id == lease.attempt.id, attempts.c.fence == lease.fence)
     if connection.execute(query).scalar() == rollout_id:
         return False
-    raise lost(lease)
+    raise lease_error(lease)
 
 
 def hold(connection: Connection, attempt_id: str, fence: int) -> bool:
@@ -154,12 +169,12 @@ def still_held(connection: Connection, held: Iterable[Lease]) -> set[tuple[str, 
     return {(row.id, row.fence) for row in connection.execute(query)}
 
 
-def lost(lease: Lease) -> LeaseLost:
+def lease_error(lease: Lease) -> LeaseLost:
     return LeaseLost(f"the claim on attempt {lease.attempt.id} is no longer {lease.owner}'s (fence {lease.fence})")
 
 
-def listed(connection: Connection, run_id: str) -> list[Lease]:
-    """Claims that are out, run out or not."""
+def list_leases(connection: Connection, run_id: str) -> list[Lease]:
+    """Claims that are out, whether their time is up or not."""
     query = select(attempts).where(attempts.c.run_id == run_id, attempts.c.state == "leased")
     return [_lease(row) for row in connection.execute(query.order_by(attempts.c.position)).mappings()]
 
@@ -168,7 +183,7 @@ def _pairs(held: Iterable[Lease]) -> list[tuple[str, int]]:
     return sorted({(lease.attempt.id, lease.fence) for lease in held})
 
 
-def _held(lease: Lease) -> Any:
+def _own_claim(lease: Lease) -> Any:
     return and_(attempts.c.id == lease.attempt.id, attempts.c.fence == lease.fence, attempts.c.state == "leased")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -11,10 +11,10 @@ from rollyard.core.errors import StoreError
 from rollyard.core.failure_groups import FailureGroup
 from rollyard.core.message import Message
 from rollyard.core.rollout import Rollout
-from rollyard.store.check import RunCheck, check_run
-from rollyard.store.exports import Exported, Format, export
+from rollyard.store.check import RunCheck
+from rollyard.store.check import check_run as check_rows
 from rollyard.store.store import Store
-from rollyard.store.values import Page, RunInfo, StoredEvent
+from rollyard.store.values import Page, RolloutQuery, RunInfo, StoredEvent
 
 _CUT = 400  # characters of a message in the short view
 
@@ -26,19 +26,12 @@ async def runs(where: str, limit: int, offset: int) -> list[RunInfo]:
 
 async def page(where: str, run: str, options: Mapping[str, Any]) -> Page:
     async with Store.open(where, create=False) as store:
-        return await store.list_rollouts(await run_id(store, run), **options)
+        return await store.list_rollouts(RolloutQuery(run_id=await run_id(store, run), **options))
 
 
-async def checked(where: str, run: str) -> RunCheck:
+async def check_run(where: str, run: str) -> RunCheck:
     async with Store.open(where, create=False) as store:
-        return await check_run(store, await run_id(store, run))
-
-
-async def export_run(where: str, run: str, out: str, format: str | None, unscored: bool) -> Exported:
-    async with Store.open(where, create=False) as store:
-        return await export(
-            store, await run_id(store, run), out, format=cast("Format | None", format), unscored=unscored
-        )
+        return await check_rows(store, await run_id(store, run))
 
 
 async def run_id(store: Store, text: str) -> str:
@@ -48,13 +41,13 @@ async def run_id(store: Store, text: str) -> str:
     return found
 
 
-async def shown(where: str, text: str) -> ShownRun | ShownRollout:
+async def show(where: str, text: str) -> ShownRun | ShownRollout:
     async with Store.open(where, create=False) as store:
         kind, found = await store.resolve(text)
         if kind == "run":
             return ShownRun(
                 await store.get_run(found),
-                await store.list_rollouts(found, limit=1000),
+                await store.list_rollouts(RolloutQuery(run_id=found, limit=1000)),
                 await store.failures(found),
                 await store.stopped_policies(found),
             )

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from sqlalchemy import Connection, Select, cast, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, cast, func, insert, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 
 from rollyard.core.errors import StoreError
@@ -24,8 +23,9 @@ from rollyard.core.task import Task
 from rollyard.store import blobs, events, leases
 from rollyard.store.database import Put
 from rollyard.store.schema import artifacts, rollouts, verdicts
-from rollyard.store.values import ArtifactInfo, Page, RolloutRow, SortKey, Spent, StoredVerdict, row_of
+from rollyard.store.values import ArtifactInfo, Page, RolloutQuery, RolloutRow, Spent, StoredVerdict, row_of
 
+_ALL = RolloutQuery()
 _COLUMNS = tuple(column.name for column in rollouts.columns)
 _put_rollouts = Put(rollouts, _COLUMNS, there="fail")
 _put_artifacts = Put(artifacts, tuple(column.name for column in artifacts.columns), there="replace")
@@ -37,8 +37,12 @@ LONGEST_PAGE = 1000
 WORKDIR = "workdir.tar.gz"  # the artifact that holds the working directory as the agent left it
 
 
-def commit(connection: Connection, rollout: Rollout, lease: Lease | None, at: float, told: Sequence[Event]) -> None:
-    """All of a rollout, or nothing. With a lease it also settles the attempt, and a lost lease commits nothing."""
+def commit(
+    connection: Connection, at: float, rollout: Rollout, *, lease: Lease | None = None, told: Sequence[Event] = ()
+) -> None:
+    """Keep a rollout with its verdict, files, artifacts and last events in one transaction. With a lease the attempt is
+    settled in the same one, and `LeaseLost` means that nothing was kept. Committing the same rollout again under the
+    same lease changes nothing."""
     if lease is not None:
         used_up = rollout.failure is not None and rollout.failure.retry
         if not leases.settle(connection, lease, "failed" if used_up else "done", rollout.id):
@@ -73,8 +77,13 @@ def put_files(connection: Connection, rollout_id: str, files: Mapping[str, bytes
     _put_artifacts.rows(connection, rows)
 
 
-def rescore(connection: Connection, rollout_id: str, verdict: Verdict, at: float) -> None:
-    """A later judgement takes the place of the earlier one, which stays in the list of verdicts."""
+def add_artifacts(connection: Connection, rollout_id: str, files: Mapping[str, bytes]) -> None:
+    """Keep more files with a rollout."""
+    put_files(connection, rollout_id, files, collected=False)
+
+
+def rescore(connection: Connection, at: float, rollout_id: str, verdict: Verdict) -> None:
+    """Judge a rollout again: this verdict counts from now on, the earlier ones stay listed."""
     row = connection.execute(select(rollouts.c.body).where(rollouts.c.id == rollout_id)).first()
     if row is None:
         raise _missing(rollout_id)
@@ -96,13 +105,12 @@ def _add_verdict(connection: Connection, rollout_id: str, verdict: Verdict, at: 
     )
 
 
-def get(connection: Connection, rollout_id: str, *, files: bool) -> Rollout:
+def get(connection: Connection, rollout_id: str) -> Rollout:
+    """A rollout with task, verdict and files."""
     row = connection.execute(select(rollouts.c.body, rollouts.c.task).where(rollouts.c.id == rollout_id)).first()
     if row is None:
         raise _missing(rollout_id)
     found = replace(_body.decode(row.body), task=_task.decode(blobs.get(connection, row.task)))
-    if not files:
-        return found
     query = select(artifacts).where(artifacts.c.rollout_id == rollout_id, artifacts.c.collected)
     collected = {row.name: blobs.get(connection, row.digest) for row in connection.execute(query)}
     query = select(artifacts.c.digest).where(artifacts.c.rollout_id == rollout_id, artifacts.c.name == WORKDIR)
@@ -124,52 +132,35 @@ def after(connection: Connection, run_id: str | None, last: str, limit: int, tas
     return found
 
 
-def page(
-    connection: Connection,
-    *,
-    run_id: str | None,
-    task_id: str | None,
-    agent: str | None,
-    status: str | None,
-    policy: str | None,
-    boundary: str | None,
-    group_id: str | None,
-    search: str | None,
-    sort: SortKey,
-    descending: bool,
-    limit: int,
-    offset: int,
-) -> Page:
-    same = {"run_id": run_id, "task_id": task_id, "agent": agent, "status": status, "boundary": boundary}
-    same |= {"group_id": group_id, "policy": policy}
-    limit = max(1, min(limit, LONGEST_PAGE))
-
-    def chosen(query: Select[Any]) -> Select[Any]:
-        for name, value in same.items():
-            if value is not None:
-                query = query.where(rollouts.c[name] == value)
-        if search:
-            query = query.where(
-                rollouts.c.task_id.contains(search, autoescape=True) | rollouts.c.id.startswith(search, autoescape=True)
-            )
-        return query
-
-    total = connection.execute(chosen(select(func.count()).select_from(rollouts))).scalar_one()
-    key = rollouts.c[sort]
-    order = (key.is_(None), key.desc() if descending else key.asc(), rollouts.c.id)
-    query = chosen(select(*(rollouts.c[name] for name in _ROW))).order_by(*order).limit(limit).offset(offset)
-    rows = tuple(RolloutRow(**row) for row in connection.execute(query).mappings())
-    end = offset + len(rows)
+def page(connection: Connection, query: RolloutQuery = _ALL) -> Page:
+    """One page of lines, filtered and sorted by the database."""
+    chosen: list[ColumnElement[bool]] = []
+    for name in ("run_id", "task_id", "agent", "policy", "status", "boundary", "group_id"):
+        value = getattr(query, name)
+        if value is not None:
+            chosen.append(rollouts.c[name] == value)
+    if query.search:
+        in_task = rollouts.c.task_id.contains(query.search, autoescape=True)
+        chosen.append(in_task | rollouts.c.id.startswith(query.search, autoescape=True))
+    total = connection.execute(select(func.count()).select_from(rollouts).where(*chosen)).scalar_one()
+    key = rollouts.c[query.sort]
+    order = (key.is_(None), key.desc() if query.descending else key.asc(), rollouts.c.id)
+    wanted = select(*(rollouts.c[name] for name in _ROW)).where(*chosen).order_by(*order)
+    limit = max(1, min(query.limit, LONGEST_PAGE))
+    found = connection.execute(wanted.limit(limit).offset(query.offset)).mappings()
+    rows = tuple(RolloutRow(**row) for row in found)
+    end = query.offset + len(rows)
     return Page(rows=rows, total=total, next=end if rows and end < total else None)
 
 
 def lines(connection: Connection, run_id: str) -> list[RolloutRow]:
-    """Every line of a run, in the order of ids."""
+    """Every rollout of a run as the line a list shows of it, in the order of ids: what statistics need, and no bodies."""
     query = select(*(rollouts.c[name] for name in _ROW)).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id)
     return [RolloutRow(**dict(zip(_ROW, row, strict=True))) for row in connection.execute(query)]
 
 
 def failures(connection: Connection, run_id: str) -> tuple[FailureGroup, ...]:
+    """A run's failures by what they say, the most frequent first."""
     if connection.dialect.name == "postgresql":
         message = cast(rollouts.c.body, JSONB)[("failure", "message")].astext
     else:
@@ -183,7 +174,8 @@ def failures(connection: Connection, run_id: str) -> tuple[FailureGroup, ...]:
     )
 
 
-def spent(connection: Connection, run_id: str) -> list[Spent]:
+def count_tokens(connection: Connection, run_id: str) -> list[Spent]:
+    """Tokens of a run's committed rollouts, by policy."""
     sums = (func.sum(rollouts.c.prompt_tokens), func.sum(rollouts.c.completion_tokens))
     query = select(rollouts.c.policy, *sums).where(rollouts.c.run_id == run_id).group_by(rollouts.c.policy)
     return [
@@ -192,6 +184,7 @@ def spent(connection: Connection, run_id: str) -> list[Spent]:
 
 
 def verdicts_of(connection: Connection, rollout_id: str) -> list[StoredVerdict]:
+    """Every judgement of a rollout, oldest first."""
     query = select(verdicts.c.at, verdicts.c.body).where(verdicts.c.rollout_id == rollout_id).order_by(verdicts.c.id)
     return [StoredVerdict(row.at, _verdict.decode(row.body)) for row in connection.execute(query)]
 

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import Connection, func, select
 
 from rollyard.core.errors import StoreError
+from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt, AttemptState
 from rollyard.store.database import Put
 from rollyard.store.schema import attempts, rollouts, runs
@@ -31,7 +32,9 @@ _ATTEMPT = (
 _put_attempts = Put(attempts, (*_ATTEMPT, "position", "fence"), there="keep")
 
 
-def create(connection: Connection, run_id: str, config: Mapping[str, Any], at: float) -> str:
+def create(connection: Connection, at: float, config: Mapping[str, Any], *, id: str | None = None) -> str:
+    """Keep a run's config, which is any JSON object; gives its id."""
+    run_id = id or new_id("run")
     _put_runs.rows(connection, [(run_id, at, msgspec.json.encode(config).decode())])
     return run_id
 
@@ -49,6 +52,7 @@ def add_attempts(connection: Connection, run_id: str, new: Iterable[Attempt]) ->
 
 
 def progress(connection: Connection, run_id: str) -> dict[AttemptState, int]:
+    """How many attempts are in each state."""
     query = select(attempts.c.state, func.count()).where(attempts.c.run_id == run_id).group_by(attempts.c.state)
     return {state: count for state, count in connection.execute(query)}
 
@@ -68,9 +72,16 @@ def get(connection: Connection, run_id: str) -> RunInfo:
     )
 
 
-def listed(
-    connection: Connection, *, search: str | None, sort: RunSortKey, descending: bool, limit: int, offset: int
+def list_runs(
+    connection: Connection,
+    *,
+    search: str | None = None,
+    sort: RunSortKey = "created_at",
+    descending: bool = True,
+    limit: int = 50,
+    offset: int = 0,
 ) -> list[RunInfo]:
+    """Newest first, unless sorted otherwise. `search` is a part of a run's id or of its config."""
     counts = (
         select(
             rollouts.c.run_id,

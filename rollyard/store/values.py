@@ -34,6 +34,23 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         return not self.attempts.get("owed") and not self.attempts.get("leased")
 
 
+class RolloutQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rollouts a list shows, in which order. `search` is a part of a task id or the start of a rollout id."""
+
+    run_id: str | None = None
+    task_id: str | None = None
+    agent: str | None = None
+    policy: str | None = None
+    status: str | None = None
+    boundary: str | None = None
+    group_id: str | None = None
+    search: str | None = None
+    sort: SortKey = "started_at"
+    descending: bool = False
+    limit: int = 100
+    offset: int = 0
+
+
 class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a list of rollouts."""
 

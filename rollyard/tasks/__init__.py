@@ -1,2 +1,2 @@
 """Tasks: loading them (`taskset`, `harbor`, `rows`, `datasets`), building their images (`dockerfile`, `build`), judging what an
-agent left (`grade`, `verifiers`). Start with `harbor.py`, then `grade.py`."""
+agent left (`grade`, `verifiers`). Start with `harbor/load.py`, then `grade.py`."""

@@ -19,10 +19,10 @@ import msgspec
 from rollyard.core.cache import cache_home, make_once
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Task
-from rollyard.tasks.digest import file_digest
-from rollyard.tasks.harbor import is_task, load_folder
-from rollyard.tasks.schema import Author, check_package_name
-from rollyard.tasks.taskfile import field_error, read_toml
+from rollyard.tasks.harbor.digest import file_digest
+from rollyard.tasks.harbor.load import is_task, load_folder
+from rollyard.tasks.harbor.schema import Author, check_package_name
+from rollyard.tasks.harbor.taskfile import field_error, read_toml
 
 _DIGEST = re.compile(r"sha256:[a-f0-9]{64}")
 _FETCH_S = 300

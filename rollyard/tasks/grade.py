@@ -2,8 +2,9 @@
 
 - `sealed`: a fresh sandbox from the pristine image (or the verifier's own); only the working directory and the declared
   artifacts come along. Nothing the agent did to the system, to tools or to start-up files can matter.
-- `shared`: the agent's own file system after every process in it is dead, with clean defaults (`stand.py`), the reward and test
-  paths made anew, and the verifier's tools from read-only layers. System files the agent replaced are still replaced.
+- `shared`: the agent's own file system after every process in it is dead, with clean defaults (`verifiers/sandbox.py`),
+  the reward and test paths made anew, and the verifier's tools from read-only layers. System files the agent replaced are
+  still replaced.
 - `live`: as shared, but processes stay. Only for a task that declares it, and the verdict says so.
 
 The caller has revoked the agent's key before. A sandbox that breaks raises its own error: an infrastructure failure is
@@ -26,8 +27,8 @@ from rollyard.core.scratch import scratch
 from rollyard.core.task import Artifact, VerifierSpec
 from rollyard.tasks import transfer
 from rollyard.tasks.python_startup import StartUp, look, put_back
-from rollyard.tasks.runner import RunnerNotStarted
-from rollyard.tasks.verifier_sandbox import HOME, LOGS, TESTS, Stand, clean_env
+from rollyard.tasks.verifiers.runner import RunnerNotStarted
+from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS, Stand, clean_env
 
 _TTL_MARGIN_S = 120.0
 _SHOWN = 8192
@@ -91,10 +92,10 @@ async def judge(
         await sandbox.kill_processes()
     async with AsyncExitStack() as stack:
         if case.spec.grade == "sealed":
-            stand, notes, before = await _sealed(case, sandbox, backend, stack)
+            stand, notes, before = await _seal(case, sandbox, backend, stack)
         else:
             reopen = case.spec.grade == "shared" and _must_reopen(case)
-            where = await _reopened(case, sandbox, backend, stack, forget) if reopen else sandbox
+            where = await _reopen(case, sandbox, backend, stack, forget) if reopen else sandbox
             stand, notes, before = _stand(case, where, case.place), [], case.before
         await _fresh_paths(case, stand)
         if before is not None:
@@ -149,7 +150,7 @@ def _opening(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, .
     )
 
 
-async def _sealed(
+async def _seal(
     case: Judging, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack
 ) -> tuple[Stand, list[str], StartUp]:
     if case.spec.carry_workdir and case.workdir.rstrip("/") == "":
@@ -160,7 +161,7 @@ async def _sealed(
     place = case.site or case.place
     workdir = case.workdir if case.spec.carry_workdir else None
     with scratch("judge") as folder:
-        load = await transfer.take(sandbox, transfer.wanted(workdir, case.artifacts, case.workdir), folder)
+        load = await transfer.take(sandbox, transfer.choose_artifacts(workdir, case.artifacts, case.workdir), folder)
         fresh = await stack.enter_async_context(backend.open(_opening(case, place, place.image, place.layers)))
         before = await look(fresh, case.workdir)
         await transfer.put(load, fresh, user=case.agent_user)
@@ -183,7 +184,7 @@ def _must_reopen(case: Judging) -> bool:
     return bool(missing) or case.network != (case.place.network, case.place.allowed_hosts)
 
 
-async def _reopened(
+async def _reopen(
     case: Judging, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack, forget: Forget | None
 ) -> Sandbox:
     if not backend.capabilities.snapshot:

@@ -100,7 +100,7 @@ async def put_back(sandbox: Sandbox, before: StartUp, workdir: str) -> list[str]
         old = before.files.get(path)
         if path.endswith("_finder.py") or (path in before.files and data == old):
             continue
-        kept = _kept(path, data, old, plugins, now)
+        kept = _keep(path, data, old, plugins, now)
         if kept == data and data is not None:
             continue
         try:
@@ -130,7 +130,7 @@ def _places(libraries: Iterable[str]) -> list[str]:
 
 async def _list(sandbox: Sandbox, workdir: str, places: Sequence[str]) -> dict[str, bytes | None]:
     files = await _list_places(sandbox, workdir, places)
-    more = [place for place in _added_paths(files) if place not in places]
+    more = [place for place in _find_added_paths(files) if place not in places]
     return files | (await _list_places(sandbox, workdir, more) if more else {})
 
 
@@ -155,7 +155,7 @@ async def _run(sandbox: Sandbox, script: str, words: Sequence[str]) -> bytes:
     return done.stdout
 
 
-def _kept(
+def _keep(
     path: str, data: bytes | None, old: bytes | None, plugins: set[tuple[str, str]], now: Mapping[str, bytes | None]
 ) -> bytes | None:
     """What stays of a file that is new or changed; None: nothing."""
@@ -189,7 +189,7 @@ def _editable_paths(finder: str) -> list[str]:
     return sorted({posixpath.dirname(place) for place, name in places.items() if posixpath.basename(place) == name})
 
 
-def _added_paths(files: Mapping[str, bytes | None]) -> list[str]:
+def _find_added_paths(files: Mapping[str, bytes | None]) -> list[str]:
     """Directories that `.pth` files put on the search path."""
     found: dict[str, None] = {}
     for path, data in files.items():

@@ -15,11 +15,11 @@ import msgspec
 
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError, Error
+from rollyard.core.python_files import import_file
 from rollyard.core.sequences import as_commands
 from rollyard.core.task import File, Task, VerifierSpec
-from rollyard.tasks.digest import task_digest
-from rollyard.tasks.python_files import import_file
-from rollyard.tasks.taskfile import field_error
+from rollyard.tasks.harbor.digest import task_digest
+from rollyard.tasks.harbor.taskfile import field_error
 from rollyard.tasks.verifiers.python import spec_of
 
 

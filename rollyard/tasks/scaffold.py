@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from rollyard.core.errors import ConfigError
-from rollyard.tasks.files import copy_template
+from rollyard.tasks.harbor.files import copy_template
 
 TaskKind = Literal["tests", "pytest", "steps"]
 _TEMPLATES = {"tests": "task", "pytest": "task-pytest", "steps": "task-steps"}

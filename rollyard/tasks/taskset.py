@@ -23,8 +23,8 @@ from rollyard.core import registry
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.task import Task
 from rollyard.tasks.datasets import from_dataset, from_registry, task_folders
-from rollyard.tasks.folder import to_folder
-from rollyard.tasks.harbor import is_task, load_folder
+from rollyard.tasks.harbor.load import is_task, load_folder
+from rollyard.tasks.harbor.write import to_folder
 from rollyard.tasks.rows import as_task, first, from_jsonl, from_python, rows_of
 
 

@@ -41,7 +41,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def wanted(workdir: str | None, artifacts: Sequence[Artifact], base: str) -> list[Artifact]:
+def choose_artifacts(workdir: str | None, artifacts: Sequence[Artifact], base: str) -> list[Artifact]:
     """The working directory first, then artifacts that it does not already hold; relative ones are below `base`."""
     found = [Artifact(source=workdir)] if workdir is not None else []
     for artifact in (*artifacts, Artifact(source="/logs/artifacts")):

@@ -70,7 +70,7 @@ class RayNode:
 
     def pids(self) -> list[int]:
         """By its mark, and by its session: a process that renames itself may overwrite its own environment."""
-        return sorted({*marked(self.mark), *_of_session(self.process.pid)})
+        return sorted({*find_marked(self.mark), *_of_session(self.process.pid)})
 
     def kill(self) -> None:
         """As when the machine loses power: every process of the node at once."""
@@ -150,7 +150,7 @@ class RayCluster:
         util: Any = import_module("ray.util")
         return sorted(entry["name"] for entry in util.list_named_actors(all_namespaces=True))
 
-    def left(self, within_s: float = 30.0) -> list[str]:
+    def list_left_actors(self, within_s: float = 30.0) -> list[str]:
         """Names of the actors that are still there after a while: Ray forgets one that was killed a moment later."""
         deadline = time.monotonic() + within_s
         while (names := self.actors()) and time.monotonic() < deadline:
@@ -175,7 +175,7 @@ class RayCluster:
         raise Error(f"{otherwise} in {START_S:.0f} s: {self.nodes[-1].log()[-600:]}")
 
 
-def marked(mark: str) -> list[int]:
+def find_marked(mark: str) -> list[int]:
     """Processes that carry a node's mark, this one not counted."""
     wanted = f"{_MARK}={mark}".encode()
     found: list[int] = []

@@ -23,7 +23,7 @@ from rollyard.policy.scripted_policy import scripted
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.tasks.datasets import task_folders
-from rollyard.tasks.harbor import is_task
+from rollyard.tasks.harbor.load import is_task
 from rollyard.tasks.lint import TaskFinding, lint, size_of
 from rollyard.tasks.taskset import Taskset
 

@@ -50,7 +50,7 @@ def home() -> Path:
     return cache_home() / "vllm"
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Whether `python()` and `model_folder()` would find everything there already."""
     return (home() / f"venv-{VERSION}").is_dir() and (home() / "smollm2").is_dir()
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rollyard.train.ray_rollouts import RayOptions as RayOptions
     from rollyard.train.ray_rollouts import RayRollouts as RayRollouts
 
-__all__ = ["RayRollouts"]
+__all__ = ["RayOptions", "RayRollouts"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "RayRollouts":
-        from rollyard.train.ray_rollouts import RayRollouts
+    if name in __all__:
+        from rollyard.train import ray_rollouts
 
-        return RayRollouts
+        return getattr(ray_rollouts, name)
     raise AttributeError(f"module 'rollyard.train' has no attribute {name!r}")

@@ -56,13 +56,34 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
+class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where on Ray: the cluster, how many workers a node gets, and the actor's name."""
+
+    address: str = "auto"
+    per_node: int = 1
+    name: str | None = None
+
+
+class StartResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How an actor began: with a run, or with what was in the way. An error's class may not survive the way out of an actor."""
+
+    run_id: str = ""
+    error: str | None = None
+
+
+class TakeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `take` gave; `error` says why nothing more will ever come."""
+
+    scored: tuple[Scored, ...] = ()
+    error: str | None = None
+
+
 class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the actor is made with. `staleness` None: nothing is ever too old."""
 
     store: str
     config: RunConfig
-    address: str
-    per_node: int
+    ray: RayOptions
     staleness: int | None
     verifier: Verifier | None = None
     hooks: Hooks = Hooks()
@@ -92,23 +113,22 @@ class Rollouts:
         self._version = 0
         self._broken: str | None = None
 
-    async def start(self) -> str:
-        """The run's id, or what is in the way as a sentence with spaces: an error's class may not survive the way back."""
-        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async def start(self) -> StartResult:
+        ready: asyncio.Future[StartResult] = asyncio.get_running_loop().create_future()
         self._life = asyncio.get_running_loop().create_task(self._live(ready))
         return await ready
 
-    async def _live(self, ready: asyncio.Future[str]) -> None:
-        """From the first worker to the last, in one task: whoever enters a crew must leave it."""
+    async def _live(self, ready: asyncio.Future[StartResult]) -> None:
+        """From the first worker to the last, in one task: the task that enters a crew must leave it."""
         try:
             async with AsyncExitStack() as stack:
                 crew = await self._open(stack)
-                ready.set_result(self._work.run_id)
+                ready.set_result(StartResult(run_id=self._work.run_id))
                 async for rollout in crew:
-                    await self._ended(rollout)
+                    await self._end_rollout(rollout)
         except Exception as error:  # noqa: BLE001 - whatever ends the workers is told to the trainer, who waits
             if not ready.done():
-                ready.set_result(f"no rollouts: {error}")
+                ready.set_result(StartResult(error=f"no rollouts: {error}"))
             async with self._more:
                 self._broken = f"the rollouts ended: {error}"
                 self._more.notify_all()
@@ -125,7 +145,7 @@ class Rollouts:
             hooks=order.hooks,
             stays=True,
         )
-        executor = Ray(order.address, per_node=order.per_node, detached=False)
+        executor = Ray(order.ray.address, per_node=order.ray.per_node, detached=False)
         given = Given(self._store, order.config.sandbox)
         await executor.check(self._work, given)
         return await stack.enter_async_context(executor.open(self._work, given, self._record))
@@ -157,17 +177,17 @@ class Rollouts:
         await self._store.add_attempts(self._work.run_id, attempts)
         return group.id
 
-    async def take(self, most: int, wait_s: float) -> list[Scored] | str:
-        """Up to `most`, as soon as there is one; [] when none came in time; a text when none will ever come."""
+    async def take(self, most: int, wait_s: float) -> TakeResult:
+        """Up to `most`, as soon as there is one; none when none came in time."""
         async with self._more:
             try:
                 async with asyncio.timeout(wait_s):
                     await self._more.wait_for(lambda: self._ready or self._broken)
             except TimeoutError:
-                return []
+                return TakeResult()
             if not self._ready and self._broken is not None:
-                return self._broken
-            return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
+                return TakeResult(error=self._broken)
+            return TakeResult(scored=tuple(self._ready.popleft() for _ in range(min(most, len(self._ready)))))
 
     async def update(self, version: int) -> list[str]:
         """The policy's version from now on; gives the groups that were given up because they are too old by it."""
@@ -201,10 +221,10 @@ class Rollouts:
         group = self._groups[group_id]
         withdrawn = await self._store.withdraw([group.attempt_id(place) for place in group.to_come])
         for attempt_id in withdrawn:
-            await self._put(self._scored(group, int(attempt_id.rpartition(":")[2]), why=why))
+            await self._put(self._score(group, int(attempt_id.rpartition(":")[2]), why=why))
         return len(withdrawn)
 
-    async def _ended(self, rollout: Rollout) -> None:
+    async def _end_rollout(self, rollout: Rollout) -> None:
         group = self._groups.get(rollout.group_id or "")
         place = rollout.attempt - group.first if group is not None else -1
         if group is None or place not in group.to_come:
@@ -213,12 +233,12 @@ class Rollouts:
         if rollout.reward is None or not made.rows:
             reasons = "; ".join(dict.fromkeys(reason for one in made.refused for reason in one.reasons))
             message = rollout.error or reasons or "nothing was captured"
-            scored = self._scored(group, place, why="failed", message=message, rollout=rollout)
+            scored = self._score(group, place, why="failed", message=message, rollout=rollout)
         else:
-            scored = self._scored(group, place, rows=made.rows, rollout=rollout)
+            scored = self._score(group, place, rows=made.rows, rollout=rollout)
         await self._put(scored)
 
-    def _scored(
+    def _score(
         self,
         group: _Group,
         place: int,
@@ -260,35 +280,34 @@ class RayRollouts:
         store: str,
         policy: str,
         agent: str = "shell-agent",
-        model: str | None = None,
-        sandbox: str = "local",
-        parallel: int = 16,
         staleness: int | None = None,
         verifier: Check | None = None,
         hooks: Hooks | None = None,
-        address: str = "auto",
-        per_node: int = 1,
-        name: str | None = None,
+        ray: RayOptions | None = None,
         **fields: Any,
     ) -> None:
         """`store` is one that all nodes reach; `policy` is who answers, as on the command line. `staleness` is how many
-        versions old a group may be when its rows arrive. `fields` are a run's own (`limits`, `retries`, `lease_s` ...)."""
+        versions old a group may be when its rows arrive. `fields` are a run's own (`model`, `sandbox`, `limits` ...)."""
         if staleness is not None and staleness < 0:
             raise ConfigError(f"staleness must not be negative, got {staleness}")
-        config = RunConfig(
-            agents=(agent,), policies={POLICY: policy}, model=model, sandbox=sandbox, parallel=parallel, **fields
-        )
+        ray = ray or RayOptions()
+        config = RunConfig(agents=(agent,), policies={POLICY: policy}, **{"parallel": 16, **fields})
         order = ActorSpec(
-            store=store, config=config, address=address, per_node=per_node, staleness=staleness, verifier=as_verifier(verifier),
+            store=store,
+            config=config,
+            ray=ray,
+            staleness=staleness,
+            verifier=as_verifier(verifier),
             hooks=hooks or Hooks(),
-        )  # fmt: skip
-        self._ray = connected(address)
-        actor = self._ray.remote(Rollouts).options(name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=64)
+        )
+        self._ray = connected(ray.address)
+        actor = self._ray.remote(Rollouts).options(name=ray.name, namespace=NAMESPACE, num_cpus=0, max_concurrency=64)
         self._actor: Any = actor.remote(order)
-        self.run_id: str = self._get(self._actor.start.remote())
-        if " " in self.run_id:
+        started: StartResult = self._get(self._actor.start.remote())
+        if started.error is not None:
             self._ray.kill(self._actor)
-            raise ConfigError(self.run_id)
+            raise ConfigError(started.error)
+        self.run_id = started.run_id
 
     def submit(self, task: Task, *, size: int = 1, seed: int | None = None) -> str:
         """`size` attempts at a task; gives the group's id. Attempt n has the seed `seed + n`."""
@@ -298,10 +317,10 @@ class RayRollouts:
 
     def take(self, *, max: int = 64, timeout: float = 60.0) -> list[Scored]:
         """What has finished, up to `max`, as soon as there is anything; [] when nothing came within `timeout`."""
-        found = self._get(self._actor.take.remote(max, timeout), timeout + _ANSWER_S)
-        if isinstance(found, str):
-            raise Error(found)
-        return found
+        found: TakeResult = self._get(self._actor.take.remote(max, timeout), timeout + _ANSWER_S)
+        if found.error is not None:
+            raise Error(found.error)
+        return list(found.scored)
 
     def update(self, version: int) -> list[str]:
         """The policy's version from now on. Groups that are too old by it are given up: their attempts come out of `take`

@@ -58,7 +58,7 @@ class Row:
     def done(self) -> bool:
         return len(self.ids) >= self.request.max_tokens or bool(self.ids and self.ids[-1] in self.request.stop_ids)
 
-    def sampled(self, finish: Literal["stop", "length", "abort"] | None = None) -> SamplerOutput:
+    def output(self, finish: Literal["stop", "length", "abort"] | None = None) -> SamplerOutput:
         stopped = bool(self.ids) and self.ids[-1] in self.request.stop_ids
         spans: list[VersionSpan] = []
         for at, version in enumerate(self.versions):
@@ -168,13 +168,13 @@ class Sampler:
 
     def _generate(self, rows: list[Row], loop: asyncio.AbstractEventLoop) -> None:
         """Token by token until every row is done; finished rows leave the batch."""
-        tokens, real = padded([row.request.prompt for row in rows])
+        tokens, real = pad([row.request.prompt for row in rows])
         cache: Cache = []
         with torch.inference_mode():
             while rows:
                 if self._swap(loop):
                     for row in rows:
-                        settle(loop, row, row.sampled("abort"))
+                        settle(loop, row, row.output("abort"))
                     return
                 logits, cache = self.model(tokens, real, cache, last=True)
                 drawn = [draw(logits[n, -1], row) for n, row in enumerate(rows)]
@@ -186,7 +186,7 @@ class Sampler:
                 keep = [n for n, row in enumerate(rows) if not row.done() and not row.answer.cancelled()]
                 for n, row in enumerate(rows):
                     if n not in keep:
-                        settle(loop, row, row.sampled())
+                        settle(loop, row, row.output())
                 if not keep:
                     return
                 if len(keep) < len(rows):
@@ -201,7 +201,7 @@ def settle(loop: asyncio.AbstractEventLoop, row: Row, sampled: SamplerOutput) ->
     loop.call_soon_threadsafe(lambda: None if row.answer.done() else row.answer.set_result(sampled))
 
 
-def padded(prompts: list[array[int]]) -> tuple[Tensor, Tensor]:
+def pad(prompts: list[array[int]]) -> tuple[Tensor, Tensor]:
     """Prompts side by side, padding on the left."""
     longest = max(len(p) for p in prompts)
     tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -219,12 +219,12 @@ def draw(logits: Tensor, row: Row) -> tuple[int, float]:
         scores = logits.float().log_softmax(-1)
         best = int(scores.argmax())
         return best, min(0.0, float(scores[best]))
-    scores = truncated((logits.float() / request.temperature).log_softmax(-1), request)
+    scores = truncate((logits.float() / request.temperature).log_softmax(-1), request)
     token = int(torch.multinomial(scores.exp(), 1, generator=row.random))
     return token, min(0.0, float(scores[token]))
 
 
-def truncated(scores: Tensor, request: SampleRequest) -> Tensor:
+def truncate(scores: Tensor, request: SampleRequest) -> Tensor:
     """Logprobs with top-k, top-p and min-p applied, normalised again."""
     if request.top_k <= 0 and request.top_p >= 1.0 and request.min_p <= 0.0:
         return scores

@@ -42,18 +42,18 @@ class ModelServer:
         self.app = Starlette(
             routes=[
                 Route("/health", self.health),
-                Route("/v1/models", self.guarded(self.models)),
-                Route("/inference/v1/generate", self.guarded(self.generate), methods=["POST"]),
-                Route("/v1/completions", self.guarded(self.completions), methods=["POST"]),
-                Route("/v1/chat/completions", self.guarded(self.chat), methods=["POST"]),
-                Route("/weights", self.guarded(self.weights), methods=["POST"]),
-                Route("/weight_version", self.guarded(self.version)),
-                Route("/pause", self.guarded(self.pause), methods=["POST"]),
-                Route("/resume", self.guarded(self.resume), methods=["POST"]),
+                Route("/v1/models", self.guard(self.models)),
+                Route("/inference/v1/generate", self.guard(self.generate), methods=["POST"]),
+                Route("/v1/completions", self.guard(self.completions), methods=["POST"]),
+                Route("/v1/chat/completions", self.guard(self.chat), methods=["POST"]),
+                Route("/weights", self.guard(self.weights), methods=["POST"]),
+                Route("/weight_version", self.guard(self.version)),
+                Route("/pause", self.guard(self.pause), methods=["POST"]),
+                Route("/resume", self.guard(self.resume), methods=["POST"]),
             ]
         )
 
-    def guarded(self, route: Any) -> Any:
+    def guard(self, route: Any) -> Any:
         async def answer(request: HttpRequest) -> Response:
             if self._key is not None and request.headers.get("authorization") != f"Bearer {self._key}":
                 return refusal(401, "the key is missing or wrong")
@@ -76,7 +76,7 @@ class ModelServer:
     async def generate(self, request: HttpRequest) -> Response:
         body = await json_body(request)
         prompt, params = ids(body["token_ids"]), body.get("sampling_params") or {}
-        sampled = await self.sampler.sample(asked(prompt, params, self.renderer.stop_ids))
+        sampled = await self.sampler.sample(read_request(prompt, params, self.renderer.stop_ids))
         return JSONResponse(
             {
                 "request_id": new_id("gen"),
@@ -92,7 +92,7 @@ class ModelServer:
         prompt = body.get("prompt")
         if not isinstance(prompt, list):
             raise ValueError("prompt must be a list of token ids")
-        sampled = await self.sampler.sample(asked(ids(prompt), body, self.renderer.stop_ids))
+        sampled = await self.sampler.sample(read_request(ids(prompt), body, self.renderer.stop_ids))
         texts = [self.renderer.decode(ids((token,))) for token in sampled.ids]
         choice = {
             "index": 0,
@@ -125,7 +125,9 @@ class ModelServer:
         left = self.sampler.model.config.context - len(call.prompt_ids)
         s = call.sampling
         params = {"temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k, "min_p": s.min_p, "seed": s.seed}
-        return asked(call.prompt_ids, params | {"max_tokens": min(s.max_tokens or left, left)}, self.renderer.stop_ids)
+        return read_request(
+            call.prompt_ids, params | {"max_tokens": min(s.max_tokens or left, left)}, self.renderer.stop_ids
+        )
 
     async def weights(self, request: HttpRequest) -> Response:
         """`{"path": folder, "version": n, "abort": false}`."""
@@ -158,7 +160,7 @@ class ModelServer:
         }
 
 
-def asked(prompt: array[int], params: Mapping[str, Any], stops: tuple[int, ...]) -> SampleRequest:
+def read_request(prompt: array[int], params: Mapping[str, Any], stops: tuple[int, ...]) -> SampleRequest:
     kinds = (("temperature", float), ("top_p", float), ("min_p", float), ("top_k", int), ("seed", int))
     given: dict[str, Any] = {name: kind(params[name]) for name, kind in kinds if params.get(name) is not None}
     own = params.get("stop_token_ids")

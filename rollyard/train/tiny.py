@@ -46,7 +46,7 @@ class TransformerBlock(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         rows, length, width = x.shape
         q, k, v = self.qkv(self.before(x)).view(rows, length, 3, self.heads, width // self.heads).unbind(2)
-        q, k, v = rotated(q, turn).transpose(1, 2), rotated(k, turn).transpose(1, 2), v.transpose(1, 2)
+        q, k, v = rotate(q, turn).transpose(1, 2), rotate(k, turn).transpose(1, 2), v.transpose(1, 2)
         if past is not None:
             k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -95,7 +95,7 @@ def angles(places: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return turned.cos()[:, :, None], turned.sin()[:, :, None]
 
 
-def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = turn
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)

@@ -218,6 +218,6 @@ def test_artifact_globs_are_paths_in_the_sandbox():
 
 
 def test_an_agent_that_is_already_there_is_found_on_the_path():
-    assert agents.installed(agents.get("pi"), "/opt/rollyard/0123") == ["/opt/rollyard/0123/bin/pi", "--version"]
-    assert agents.installed(agents.get("pi"), "") == ["pi", "--version"]
+    assert agents.presence_check(agents.get("pi"), "/opt/rollyard/0123") == ["/opt/rollyard/0123/bin/pi", "--version"]
+    assert agents.presence_check(agents.get("pi"), "") == ["pi", "--version"]
     assert agents.render(agents.get("pi"), launch(prefix="")).argv[0] == "pi"

@@ -16,7 +16,7 @@ async def ground():
 
 async def test_its_first_request_is_under_500_bytes(ground):
     seen = await ground.run(instruction="Write hello into out.txt")
-    seen.solved()
+    seen.check_solved()
     assert len(seen.calls[0].raw) < 500
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import asynccontextmanager
-
-import uvicorn
 
 import rollyard as ry
 from rollyard.envs.server import EnvServer
 from rollyard.envs.sessions import EnvLimits
 from rollyard.net.websocket_server import SocketProtocol
+from rollyard.testing.serve import serve_app
 from rollyard.tools import ToolContext
 
 
@@ -81,12 +79,5 @@ class Counter(ry.Env):
 @asynccontextmanager
 async def served(make=Counter, *, key=None, production=False, port=0, name=None, splits=None, **limits):
     app = EnvServer(make, name=name, key=key, production=production, splits=splits, limits=EnvLimits(**limits))
-    with socket.create_server(("127.0.0.1", port)) as sock:
-        config = uvicorn.Config(app, log_level="warning", lifespan="on", ws=SocketProtocol, timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve(sockets=[sock]))
-        try:
-            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await task
+    async with serve_app(app, port=port, lifespan="on", ws=SocketProtocol) as url:
+        yield url

@@ -19,16 +19,16 @@ import aiohttp
 import httpx2
 import msgspec
 import pytest
-import uvicorn
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, EpisodeLost
+from rollyard.core.python_files import import_file
 from rollyard.envs.browser import BrowserLeases, Browsers, BrowserServer
 from rollyard.envs.browser.keys import presses
 from rollyard.envs.browser.leases import LABEL, BrowserLimits
 from rollyard.sandbox import backend
-from rollyard.tasks.python_files import import_file
+from rollyard.testing.serve import serve_app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KEY = "the-lease-servers-own-key"
@@ -63,17 +63,9 @@ async def served(**limits: Any) -> AsyncGenerator[tuple[str, Browsers, Any]]:
     """A lease server on loopback: its address, its browsers, its sandbox backend."""
     async with backend("local") as sandboxes:
         browsers = Browsers(sandboxes, limits=BrowserLimits(**limits))
-        config = uvicorn.Config(BrowserServer(browsers, key=KEY), port=0, log_level="error", lifespan="on")
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        try:
-            yield f"http://127.0.0.1:{port}", browsers, sandboxes
-        finally:
-            server.should_exit = True
-            await task
+        app = BrowserServer(browsers, key=KEY)
+        async with serve_app(app, lifespan="on", timeout_graceful_shutdown=None) as url:
+            yield url, browsers, sandboxes
 
 
 @asynccontextmanager

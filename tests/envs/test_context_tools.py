@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rollyard.envs.fleet.context_tools import Chat, ContextTools, text_of
+from rollyard.testing.serve import serve_app
 from rollyard.tools import RemoteTools, Toolset
-from tests.plane.e2b_server import listening
 
 pytestmark = pytest.mark.anyio
 
@@ -112,7 +112,7 @@ async def test_the_same_tools_are_offered_over_mcp():
     context, held = ContextTools(max_output_chars=10), Chat(messages=chat(6))
     context.shorten("a long output\nof two lines")
     toolset = Toolset(context.mcp_tools(held))
-    async with listening(toolset) as url, RemoteTools(url + "/mcp", timeout_s=30) as tools:
+    async with serve_app(toolset) as url, RemoteTools(url + "/mcp", timeout_s=30) as tools:
         assert [one.name for one in await tools.list()] == [one["function"]["name"] for one in context.tools]
         assert (await tools.call("check_context", {})).startswith("14 messages in 6 turns")
         assert "8 stay" in await tools.call("manage_context", {"keep_recent_turns": 3})

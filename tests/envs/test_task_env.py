@@ -617,8 +617,8 @@ def standing_env(judge=None, **options):
     """A `RemoteTaskEnv` on a provider that makes nothing, with tools that are really served."""
     from contextlib import asynccontextmanager
 
+    from rollyard.testing.serve import serve_app
     from rollyard.tools import Toolset, tool
-    from tests.plane.e2b_server import listening
 
     @tool
     async def look() -> str:
@@ -631,7 +631,7 @@ def standing_env(judge=None, **options):
     @asynccontextmanager
     async def made():
         toolset = Toolset(options.pop("tools", [look]))
-        async with listening(toolset) as url:
+        async with serve_app(toolset) as url:
             provider = Standing(urls=(url + "/mcp",), **options)
             config = TaskConfig.read({"env_key": "standing", "verifier_code": "def f(env): ..."})
             limits = TaskLimits(reset_s=7.0, request_s=21.0)

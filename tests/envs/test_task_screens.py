@@ -10,7 +10,6 @@ import zlib
 from contextlib import asynccontextmanager
 
 import pytest
-import uvicorn
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable
@@ -21,9 +20,9 @@ from rollyard.envs.fleet.task_env import RemoteTaskEnv
 from rollyard.envs.fleet.task_instance import offered
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.fleet import World, load_world
+from rollyard.testing.serve import serve_app
 from rollyard.tools import Toolset, tool
 from tests.fleet_server import KEY, WORLDS, serving
-from tests.plane.e2b_server import listening
 
 pytest.importorskip("fleet", reason="the extra `fleet` (fleet-python) is not installed")
 pytestmark = pytest.mark.anyio
@@ -202,7 +201,7 @@ async def on_a_screen(failing=None):
         return Checked(score=1.0, sha256=check.sha256, seconds=0)
 
     toolset = Toolset([computer, other])
-    async with listening(toolset) as url:
+    async with serve_app(toolset) as url:
         leases, provider = Borrowed(failing, url + "/mcp"), Paged()
         config = TaskConfig.read({"env_key": "paged", "task_modality": "browser_use", "verifier_code": "def f(e): ..."})
         yield RemoteTaskEnv(config, provider, none, leases=leases), leases, provider
@@ -270,13 +269,7 @@ async def test_a_browser_task_is_done_with_a_real_browser():
 
     async with serving(worlds=[load_world(WEBAPP)]) as server:
         browsers = Browsers(server.backend)
-        config = uvicorn.Config(BrowserServer(browsers, key="browser-key"), port=0, log_level="error", lifespan="on")
-        lending = uvicorn.Server(config)
-        running = asyncio.create_task(lending.serve())
-        while not lending.started:
-            await asyncio.sleep(0.01)
-        url = f"http://127.0.0.1:{lending.servers[0].sockets[0].getsockname()[1]}"
-        try:
+        async with serve_app(BrowserServer(browsers, key="browser-key"), lifespan="on") as url:
             env = ry.TaskEnv.from_json_file(
                 WEBAPP / "tasks.json",
                 "ship-grace",
@@ -297,6 +290,3 @@ async def test_a_browser_task_is_done_with_a_real_browser():
                 assert (await env.step({"done": True})).reward == 0.0
             assert await server.left() == []
             assert [info for info in await server.backend.list() if LABEL in info.labels] == []
-        finally:
-            lending.should_exit = True
-            await running

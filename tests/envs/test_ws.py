@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket as sockets
+from urllib.parse import urlsplit
 
 import pytest
-import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.asyncio.client import connect as websocket
@@ -23,6 +22,7 @@ from rollyard.net.websocket import BINARY, PING, TEXT, Broken, Masks, WebSocketR
 from rollyard.net.websocket_client import Lost, dial
 from rollyard.net.websocket_proxied import dial_through
 from rollyard.net.websocket_server import SocketProtocol
+from rollyard.testing.serve import serve_app
 from tests.envs.conftest import Counter, served
 
 LIMIT = 10 * 2**20
@@ -97,18 +97,13 @@ async def test_our_server_with_the_websockets_client_ping_large_and_close():
 @pytest.mark.anyio
 async def test_the_application_also_runs_under_plain_asgi_sockets():
     app = EnvServer(Counter, key="boss")
-    with sockets.create_server(("127.0.0.1", 0)) as sock:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", ws="websockets-sansio"))
-        task = asyncio.create_task(server.serve(sockets=[sock]))
-        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    async with serve_app(app, lifespan="on", ws="websockets-sansio") as url:
         async with connect(url, key="boss") as env:
             await env.reset(seed=2)
             assert (await env.step({"add": 1})).observation == {"total": 3}
         with pytest.raises(EnvError, match="refuses this key"):
             async with connect(url, key="wrong"):
                 pass
-        server.should_exit = True
-        await task
 
 
 @pytest.mark.anyio
@@ -161,13 +156,10 @@ async def test_a_server_that_is_no_websocket_is_unavailable_and_a_header_cannot_
 async def test_a_peer_that_vanished_without_a_word_is_let_go():
     """A half-open connection would hold a place for ever: it does not answer pings."""
     app = EnvServer(Counter)
-    with sockets.create_server(("127.0.0.1", 0)) as sock:
-        config = uvicorn.Config(
-            app, log_level="warning", lifespan="on", ws=SocketProtocol, ws_ping_interval=0.2, ws_ping_timeout=0.4
-        )
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve(sockets=[sock]))
-        reader, writer = await asyncio.open_connection(*sock.getsockname())
+    pings = {"ws": SocketProtocol, "ws_ping_interval": 0.2, "ws_ping_timeout": 0.4}
+    async with serve_app(app, lifespan="on", **pings) as url:
+        address = urlsplit(url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
         writer.write(
             b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -175,9 +167,7 @@ async def test_a_peer_that_vanished_without_a_word_is_let_go():
         assert b"101" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
         assert await asyncio.wait_for(reader.read(), 30)  # pings, then the end
         writer.close()
-        async with connect(f"http://127.0.0.1:{sock.getsockname()[1]}", ping_s=0.2) as env:
+        async with connect(url, ping_s=0.2) as env:
             await env.reset()
             await asyncio.sleep(1.5)  # one that answers stays
             assert (await env.step({"add": 1})).observation == {"total": 1}
-        server.should_exit = True
-        await task

@@ -13,8 +13,8 @@ import rollyard as ry
 from rollyard.core.errors import PlaneInvalid
 from rollyard.images.store import ImageStore
 from rollyard.plane.aenv.envelope import cores, duration, megabytes, seconds
+from rollyard.testing.serve import serve_app
 from tests.plane.arca_server import KEY, ArcaStandIn
-from tests.plane.e2b_server import listening
 from tests.plane.images import PLAIN_START, image_of, plain_image
 from tests.plane.served import serving
 from tests.plane.venvs import interpreter, there, told, unless_there
@@ -121,7 +121,7 @@ async def test_an_arca_sandbox_is_used_by_signed_urls_with_the_data_plane_off(tm
     python = await asyncio.to_thread(interpreter, "aenvironment", version)
     (tmp_path / "client.py").write_text(ARCA)
     arca = ArcaStandIn()
-    async with listening(arca.app()) as url, aiohttp.ClientSession() as session:
+    async with serve_app(arca.app()) as url, aiohttp.ClientSession() as session:
         async with serving(tmp_path, engine=f"local,arca={url}", environ={"ARCA_API_KEY": KEY}) as env:
             control, data = f"{env['AENV_SYSTEM_URL']}:8080", f"{env['AENV_SYSTEM_URL']}:8081"
             project = {"name": "boxed", "version": "1", "deployConfig": {"arcaTemplateId": "tpl-7", "cpu": "2"}}

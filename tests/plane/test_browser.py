@@ -24,8 +24,10 @@ from rollyard.page.actions import LocalActions
 from rollyard.page.app import page_app
 from rollyard.page.planes import PlaneTables
 from rollyard.plane.instances import CreateInstance
+from rollyard.store.plane import SqlPlane
+from rollyard.testing.serve import serve_app
 from rollyard.trajectory.trajectory import Trajectory
-from tests.plane.test_page import HOSTILE, a_run, serving
+from tests.plane.test_page import HOSTILE, a_run
 
 pytestmark = [
     pytest.mark.anyio,
@@ -136,7 +138,7 @@ async def rich_rollout(store):
 
 
 async def some_plane(assemble, store, noop, clock):
-    plane = await assemble(store.plane, {"noop": noop}, clock, terms=AdmissionTerms(quota=40))
+    plane = await assemble(SqlPlane(store.database), {"noop": noop}, clock, terms=AdmissionTerms(quota=40))
     for name in ("weather", "shop"):
         await plane.hub.create(name, "1.0", EnvSpec(image="host", description=f"the {name} desk", tags=("demo", name)))
     await plane.hub.release("shop", "1.0", revision=None)
@@ -149,13 +151,13 @@ async def some_plane(assemble, store, noop, clock):
     ]  # fmt: skip
     await plane.instances.delete(made[0].id)
     await plane.sweeper.once()
-    return PlaneTables(store.plane, {"noop": noop}, plane.sweeper, 40), made[1].id
+    return PlaneTables(SqlPlane(store.database), {"noop": noop}, plane.sweeper, 40), made[1].id
 
 
 async def test_a_person_finds_their_way_by_keys_from_runs_to_tokens_in_both_themes(tmp_path):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         run_id, rollout_id = await fill(store, 240, 40)
-        async with serving(page_app(store)) as url:
+        async with serve_app(page_app(store)) as url:
             for theme in ("light", "dark"):
                 async with browsing(color_scheme=theme) as page:
                     await page.goto(f"{url}/?q=run_bench")
@@ -197,7 +199,7 @@ async def test_a_person_finds_their_way_by_keys_from_runs_to_tokens_in_both_them
 async def test_a_trajectory_shows_reasoning_terminals_patches_branches_tokens_and_raw_json_in_place(tmp_path):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         await rich_rollout(store)
-        async with serving(page_app(store)) as url:
+        async with serve_app(page_app(store)) as url:
             for theme in ("light", "dark"):
                 async with browsing(color_scheme=theme) as page:
                     await page.goto(f"{url}/rollouts/ro_rich")
@@ -235,7 +237,7 @@ async def test_hostile_output_runs_nothing_and_a_narrow_screen_needs_no_sideways
             "compare": f"/compare?a={run_id}&b={run_id}", "plane": "/plane", "instances": "/plane/instances",
             "instance": f"/plane/instances/{instance}", "hub": "/plane/hub", "quotas": "/plane/quotas",
         }  # fmt: skip
-        async with serving(page_app(store, plane=tables)) as url:
+        async with serve_app(page_app(store, plane=tables)) as url:
             async with browsing(viewport={"width": 400, "height": 800}) as page:
                 for name, path in paths.items():
                     if name != "error":  # Chromium reports the status of a page itself as an error on its console
@@ -253,7 +255,7 @@ async def test_a_run_is_followed_live_and_stops_being_asked_about_once_it_is_ove
     tasks = [Task(id=f"t{n}", instruction="x") for n in range(6)]
     async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted(script), log=store) as gate:
         async with ry.Run(tasks, agent="shell-agent", sandbox=backend, gate=gate, store=store, parallel=2) as run:
-            async with serving(page_app(store)) as url, browsing() as page, anyio.create_task_group() as group:
+            async with serve_app(page_app(store)) as url, browsing() as page, anyio.create_task_group() as group:
 
                 async def finish():
                     async for _ in run:
@@ -275,7 +277,7 @@ async def test_a_rollout_is_started_watched_live_cancelled_judged_again_and_two_
     async with ry.Store.open(tmp_path / "runs.db") as store, LocalActions(store, "examples/tasks") as actions:
         first, (rollout, _) = await a_run(store, backend)
         second, _ = await a_run(store, backend)
-        async with serving(page_app(store, actions=actions, token=TOKEN)) as url:
+        async with serve_app(page_app(store, actions=actions, token=TOKEN)) as url:
             async with browsing() as page:
                 await page.goto(f"{url}/start")
                 await page.select_option("select[name=agent]", "shell-agent")
@@ -310,7 +312,7 @@ async def test_a_rollout_is_started_watched_live_cancelled_judged_again_and_two_
 async def test_the_control_planes_tables_are_searched_sorted_and_opened(tmp_path, assemble, noop, clock):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         tables, _ = await some_plane(assemble, store, noop, clock)
-        async with serving(page_app(store, plane=tables)) as url:
+        async with serve_app(page_app(store, plane=tables)) as url:
             for theme in ("light", "dark"):
                 async with browsing(color_scheme=theme) as page:
                     await page.goto(url)

@@ -18,6 +18,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import Error
 from rollyard.plane.engines import engine
+from rollyard.store.plane import SqlPlane
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 SECONDS = float(os.environ.get("ROLLYARD_CHURN_S", "60"))
@@ -105,8 +106,8 @@ async def test_two_replicas_killed_during_a_churn_leave_nothing_behind(postgres_
             await replica.kill()
     async with engine("local") as local:
         async with ry.Store.open(postgres_url) as store:
-            name = await store.plane.agreed("identity", "nobody")
-            usage = await store.plane.usage("admin")
+            name = await SqlPlane(store.database).agreed("identity", "nobody")
+            usage = await SqlPlane(store.database).usage("admin")
         assert await local.list(name) == []
     assert usage.used == 0
     assert sum(one.get("created", 0) for one in did) > 20 and kills >= 2, (did, kills)

@@ -21,8 +21,9 @@ from rollyard.plane.api import plane_app
 from rollyard.plane.engines import engine
 from rollyard.plane.parts import assemble
 from rollyard.store import Store
+from rollyard.store.plane import SqlPlane
+from rollyard.testing.serve import serve_app
 from tests.plane.images import PLAIN_START, plain_image
-from tests.plane.test_gateway import listening
 
 pytestmark = pytest.mark.anyio
 PROJECT = Path(__file__).with_name("plain_project.py")
@@ -31,11 +32,11 @@ PROJECT = Path(__file__).with_name("plain_project.py")
 @pytest.fixture
 async def world(tmp_path):
     async with Store.open(tmp_path / "p.db") as store, engine("local") as local:
-        parts = await assemble(store.plane, {"local": local}, runs=store)
+        parts = await assemble(SqlPlane(store.database), {"local": local}, runs=store)
         spec = EnvSpec(image=await plain_image(PROJECT), start=tuple(PLAIN_START), env={"UNITS": "C"})
         await parts.hub.create("weather", "1", spec)
         _, key = await parts.access.issue(NewKey(role="owner", owner="ann"))
-        async with listening(plane_app(parts)) as url:
+        async with serve_app(plane_app(parts)) as url:
             yield url, key, parts
 
 

@@ -284,13 +284,13 @@ async def test_an_agents_token_opens_the_tools_of_its_instance_and_nothing_else(
 
 async def test_a_server_that_was_started_again_finds_its_instances():
     from rollyard.plane.fleet import fleet_app, load_worlds, one_key
+    from rollyard.testing.serve import serve_app
     from tests.fleet_server import WORLDS
-    from tests.plane.e2b_server import listening
 
     async with serving(secret="a secret that stays") as server:
         made = await client(server).make("tickets", run_id="kept")
         later = fleet_app(load_worlds(WORLDS), server.backend, admit=one_key(KEY), secret="a secret that stays")
-        async with listening(later) as url:
+        async with serve_app(later) as url:
             sdk = fleet.AsyncFleet(api_key=KEY, base_url=url)
             (found,) = await sdk.instances(run_id="kept")
             assert found.instance_id == made.instance_id

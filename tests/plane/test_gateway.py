@@ -1,16 +1,12 @@
 """The gateway and signed URLs, to a real server in a real sandbox (P6, P7)."""
 
-import asyncio
 import hashlib
 import json
 import os
-import socket
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
-import uvicorn
 
 import rollyard as ry
 from rollyard.core.errors import PlaneNotFound, PlaneUnavailable, PlaneUnsupported
@@ -18,6 +14,8 @@ from rollyard.net.forward import ForwardLimits
 from rollyard.plane.access import NewKey
 from rollyard.plane.engines import NoopEngine, engine
 from rollyard.store import Store
+from rollyard.store.plane import SqlPlane
+from rollyard.testing.serve import serve_app
 
 pytestmark = pytest.mark.anyio
 INSIDE = Path(__file__).with_name("inside.py")
@@ -25,28 +23,14 @@ PORT = 8081
 START = ["sh", "-c", 'while ! test -s "$0"; do sleep 0.05; done; exec python3 "$0" "$1"']
 
 
-@asynccontextmanager
-async def listening(app):
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    sock.listen()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=5))
-    task = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
-
-
 @pytest.fixture
 async def world(tmp_path, clock, assemble):
     """A plane with the local engine, an owner's client, and an instance whose own server answers."""
     async with Store.open(tmp_path / "p.db") as store, engine("local") as local:
-        plane = await assemble(store.plane, {"local": local, "noop": NoopEngine(clock=clock)}, clock)
+        plane = await assemble(SqlPlane(store.database), {"local": local, "noop": NoopEngine(clock=clock)}, clock)
         plane.gateway.limits = ForwardLimits(max_body=2**20, beat_s=0.2)
         _, key = await plane.access.issue(NewKey(role="owner", owner="ann"))
-        async with listening(plane.app) as url, ry.plane.connect(url, key) as client:
+        async with serve_app(plane.app) as url, ry.plane.connect(url, key) as client:
             made = await client.instances.create(image="host", start=START, arguments=["/tmp/inside.py", str(PORT)])
             try:
                 await client.instances.write(made["id"], "/tmp/inside.py", INSIDE.read_bytes())
@@ -144,7 +128,7 @@ async def test_an_answer_that_breaks_off_is_not_taken_for_whole(world):
 @pytest.mark.adversarial
 async def test_targets_that_callers_name_are_ignored(world):
     """Headers and queries by which other gateways are told where to go."""
-    async with listening(tempting := Tempting()) as elsewhere:
+    async with serve_app(tempting := Tempting()) as elsewhere:
         names = ("AEnvCore-MCPProxy-URL", "X-Forwarded-Host", "X-Sandbox-Pod-Ip", "Host", "X-Original-URL", "Forwarded")
         for name in names:
             headers = own(world) | {name: elsewhere.removeprefix("http://") if name == "Host" else elsewhere}
@@ -256,7 +240,7 @@ async def test_an_engine_without_a_way_in_says_501_and_what_else_there_is(world,
 
     plane = await assemble(world.store, {"signs": Signs(clock=clock)}, clock)
     made = await world.access.issue(NewKey(role="owner", owner="ann"))
-    async with listening(plane.app) as url, ry.plane.connect(url, made[1]) as client:
+    async with serve_app(plane.app) as url, ry.plane.connect(url, made[1]) as client:
         there = await client.instances.create(image="host")
         assert (await client.instances.presign(there["id"], 7, minutes=0.5)).endswith("/7/0.5")
         async with world.http.get(f"{url}/v1/instances/{there['id']}/mcp", headers=own_of(there)) as answer:

@@ -20,8 +20,9 @@ from rollyard.core.sandbox import Mount, Resources
 from rollyard.plane.engines import engine
 from rollyard.plane.instances import CreateInstance
 from rollyard.store import Store
+from rollyard.store.plane import SqlPlane
+from rollyard.testing.serve import serve_app
 from tests.plane.arca_server import KEY, ArcaStandIn
-from tests.plane.e2b_server import listening
 from tests.plane.standard_server import StandardService
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.anyio
 @asynccontextmanager
 async def planed(tmp_path, assemble, clock, made, **settings):
     async with made, Store.open(tmp_path / "p.db") as store:
-        yield await assemble(store.plane, {made.name: made}, clock, **settings)
+        yield await assemble(SqlPlane(store.database), {made.name: made}, clock, **settings)
 
 
 def asked(**changes):
@@ -39,7 +40,7 @@ def asked(**changes):
 
 async def test_arca_makes_shows_signs_and_deletes(tmp_path, assemble, clock):
     arca = ArcaStandIn()
-    async with listening(arca.app()) as url:
+    async with serve_app(arca.app()) as url:
         made = engine(f"arca={url}/", key=KEY, look_s=0.01)
         async with planed(tmp_path, assemble, clock, made) as plane:
             mounts = (Mount(id="OSS_x", remote_dir="/data", local_dir="/workspace"),)
@@ -64,7 +65,7 @@ async def test_arca_makes_shows_signs_and_deletes(tmp_path, assemble, clock):
 
 async def test_what_arca_cannot_do_is_refused_by_name_and_costs_no_quota(tmp_path, assemble, clock):
     arca = ArcaStandIn(pending=0)
-    async with listening(arca.app()) as url:
+    async with serve_app(arca.app()) as url:
         async with planed(
             tmp_path, assemble, clock, engine(f"arca={url}", key=KEY), terms=AdmissionTerms(quota=1)
         ) as plane:
@@ -93,7 +94,7 @@ async def test_what_arca_cannot_do_is_refused_by_name_and_costs_no_quota(tmp_pat
 
 async def test_the_sweep_ends_what_arca_made_though_it_cannot_list(tmp_path, assemble, clock):
     arca = ArcaStandIn(pending=0)
-    async with listening(arca.app()) as url:
+    async with serve_app(arca.app()) as url:
         async with planed(tmp_path, assemble, clock, engine(f"arca={url}", key=KEY)) as plane:
             await plane.instances.create(asked(), owner="ann")
             clock.now += 91
@@ -104,7 +105,7 @@ async def test_the_sweep_ends_what_arca_made_though_it_cannot_list(tmp_path, ass
 
 async def test_an_arca_sandbox_that_does_not_come_up_is_removed(tmp_path, assemble, clock):
     arca = ArcaStandIn(status="FAILED", pending=0)
-    async with listening(arca.app()) as url:
+    async with serve_app(arca.app()) as url:
         async with planed(tmp_path, assemble, clock, engine(f"arca={url}", key=KEY)) as plane:
             with pytest.raises(PlaneUnavailable, match="FAILED"):
                 await plane.instances.create(asked(), owner="ann")
@@ -112,7 +113,7 @@ async def test_an_arca_sandbox_that_does_not_come_up_is_removed(tmp_path, assemb
 
 
 async def test_a_wrong_key_is_an_error_without_the_key_in_it():
-    async with listening(ArcaStandIn().app()) as url:
+    async with serve_app(ArcaStandIn().app()) as url:
         async with engine(f"arca={url}", key="wrong-key-text") as made:
             with pytest.raises(PlaneUnavailable) as caught:
                 await made.delete("sb-1")
@@ -129,7 +130,7 @@ def test_an_engine_without_its_key_or_url_says_what_to_set(monkeypatch):
 
 async def test_a_standard_service_is_an_engine_with_gateway_and_list(tmp_path, assemble, clock):
     service = StandardService()
-    async with listening(service.app()) as url:
+    async with serve_app(service.app()) as url:
         made = engine(f"standard={url}", look_s=0.01)
         async with planed(tmp_path, assemble, clock, made) as plane:
             one = await plane.instances.create(
@@ -157,7 +158,7 @@ async def test_a_standard_service_is_an_engine_with_gateway_and_list(tmp_path, a
 
 async def test_a_list_without_labels_is_not_believed(tmp_path, assemble, clock):
     service = StandardService(labels=False)
-    async with listening(service.app()) as url:
+    async with serve_app(service.app()) as url:
         async with planed(tmp_path, assemble, clock, engine(f"standard={url}", look_s=0.01)) as plane:
             await plane.instances.create(asked(), owner="ann")
             assert (await plane.sweeper.once()).strays == 0
@@ -190,7 +191,7 @@ async def test_a_service_that_is_not_there_is_unavailable_and_a_missing_instance
     async with engine("standard=http://127.0.0.1:9") as made:
         with pytest.raises(PlaneUnavailable):
             await made.alive("x")
-    async with listening(StandardService().app()) as url, engine(f"standard={url}") as made:
+    async with serve_app(StandardService().app()) as url, engine(f"standard={url}") as made:
         assert not await made.alive("x")
         await made.delete("x")
         with pytest.raises(PlaneNotFound):

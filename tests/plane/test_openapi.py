@@ -9,7 +9,7 @@ import pytest
 
 from rollyard.plane.access import NewKey
 from rollyard.plane.routes import ROUTES
-from tests.plane.test_gateway import listening
+from rollyard.testing.serve import serve_app
 
 pytestmark = pytest.mark.anyio
 ONE_KIND = pytest.mark.parametrize("plane_url", ["sqlite"], indirect=True)
@@ -21,7 +21,7 @@ async def test_generated_requests_are_answered_as_the_document_says(plane, tmp_p
     """Run in a thread of its own, since the generator blocks; the application is asked over real HTTP."""
     plane.duty.over.set()  # streams end at once; creations are refused with a status that the document has
     _, key = await plane.access.issue(NewKey(role="admin", owner="ann"))
-    async with listening(plane.app) as url:
+    async with serve_app(plane.app) as url:
         seen = await asyncio.to_thread(generated, url, key)
     assert len(seen) == len(ROUTES) and all(seen.values())
     assert {200, 400, 404} <= set().union(*seen.values())

@@ -7,16 +7,13 @@ import html
 import json
 import re
 import shlex
-import socket
 import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -32,23 +29,10 @@ from rollyard.page.actions import LocalActions
 from rollyard.page.app import page_app
 from rollyard.page.formats import money
 from rollyard.page.hosts import OnlyHosts
+from rollyard.testing.serve import serve_app
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&{{7*7}}"
-
-
-@asynccontextmanager
-async def serving(app):
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    sock.listen()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-    task = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
 
 
 async def get(url, form=None):
@@ -84,7 +68,7 @@ async def test_every_page_answers_with_strict_headers_and_hostile_text_stays_tex
     async with ry.Store.open(tmp_path / "runs.db") as store:
         run_id, (rollout, other) = await a_run(store, backend, HOSTILE)
         call = rollout.trajectory.records[0].id
-        async with serving(page_app(store)) as url:
+        async with serve_app(page_app(store)) as url:
             for path in (
                 "/", f"/runs/{run_id}", f"/runs/{run_id}/tasks/t0", f"/rollouts/{rollout.id}", "/compare",
                 f"/rollouts/{rollout.id}/steps", f"/rollouts/{rollout.id}/tokens", f"/compare?a={run_id}&b={run_id}",
@@ -117,7 +101,7 @@ async def test_every_page_answers_with_strict_headers_and_hostile_text_stays_tex
 async def test_what_is_not_there_is_a_404_and_nothing_can_be_changed_without_a_token(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         _, (rollout, _) = await a_run(store, backend)
-        async with serving(page_app(store)) as url:
+        async with serve_app(page_app(store)) as url:
             assert (await get(f"{url}/rollouts/ro_none"))[0] == 404
             assert (await get(f"{url}/runs/run_none"))[0] == 404
             assert (await get(f"{url}/rollouts/{rollout.id}/files/..%2f..%2fetc%2fpasswd"))[0] == 404
@@ -138,7 +122,7 @@ async def test_what_is_not_there_is_a_404_and_nothing_can_be_changed_without_a_t
     ],
 )
 async def test_a_website_whose_name_was_pointed_at_loopback_reads_nothing(tmp_path, host, status):
-    async with ry.Store.open(tmp_path / "runs.db") as store, serving(OnlyHosts(page_app(store), LOOPBACK)) as url:
+    async with ry.Store.open(tmp_path / "runs.db") as store, serve_app(OnlyHosts(page_app(store), LOOPBACK)) as url:
 
         def ask():
             request = urllib.request.Request(url, headers={"Host": host})
@@ -156,7 +140,7 @@ async def test_a_rollout_started_on_the_page_runs_is_watched_and_can_be_cancelle
     slow.write_text("steps: [{sleep: 60}]")
     form = {"agent": "shell-agent", "mode": "transparent_proxy", "instruction": "x", "verify": "test -f out.txt"}
     async with ry.Store.open(tmp_path / "runs.db") as store, LocalActions(store, None) as actions:
-        async with serving(page_app(store, actions=actions, token="t" * 20)) as url:
+        async with serve_app(page_app(store, actions=actions, token="t" * 20)) as url:
             start = f"{url}/start"
             assert (await get(start))[0] == 200
             assert (await get(start, {**form, "policy": f"scripted:{good}"}))[0] == 403
@@ -195,7 +179,7 @@ async def test_the_page_shows_the_command_that_does_the_same_and_asks_no_token_f
     }  # fmt: skip
     db = str(tmp_path / "runs.db")
     async with ry.Store.open(db) as store, LocalActions(store, None, where=db) as actions:
-        async with serving(page_app(store, actions=actions, token="t" * 20)) as url:
+        async with serve_app(page_app(store, actions=actions, token="t" * 20)) as url:
             status, _, body, _ = await get(f"{url}/start", form)
             assert status == 200
             shown = html.unescape(re.search(r'<pre[^>]*id="command">(.*?)</pre>', body, re.S)[1])
@@ -227,7 +211,7 @@ async def test_tokens_money_and_time_are_shown_for_the_run_and_for_each_rollout(
     async with ry.Store.open(tmp_path / "runs.db") as store:
         run_id, rollout_id = await fill(store, 24, 3)
         rows = {row.id: row for row in await store.lines(run_id)}
-        async with serving(page_app(store)) as url:
+        async with serve_app(page_app(store)) as url:
             _, _, run, _ = await get(f"{url}/runs/{run_id}")
             _, _, rollout, _ = await get(f"{url}/rollouts/{rollout_id}")
     row = rows[rollout_id]
@@ -248,7 +232,7 @@ async def test_a_run_under_way_lists_what_is_in_flight_with_a_page_for_each(tmp_
     async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(slow, log=store) as gate:
         async with (
             ry.Run(tasks, agent="shell-agent", sandbox=backend, gate=gate, store=store, parallel=2) as run,
-            serving(page_app(store)) as url,
+            serve_app(page_app(store)) as url,
         ):
             with anyio.fail_after(60):
                 while (body := (await get(f"{url}/runs/{run.id}"))[2]).count('<span class="tag live">wait') < 2:
@@ -265,7 +249,7 @@ async def test_a_run_under_way_lists_what_is_in_flight_with_a_page_for_each(tmp_
 async def test_mounted_under_another_path_every_link_stays_under_it(tmp_path):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         run_id, rollout_id = await fill(store, 60, 3)
-        async with serving(Starlette(routes=[Mount("/page", page_app(store))])) as url:
+        async with serve_app(Starlette(routes=[Mount("/page", page_app(store))])) as url:
             for path in ("/", f"/runs/{run_id}", f"/runs/{run_id}/tasks", f"/rollouts/{rollout_id}", "/static/page.js"):
                 status, _, body, _ = await get(f"{url}/page{path}")
                 assert status == 200
@@ -276,7 +260,7 @@ async def test_mounted_under_another_path_every_link_stays_under_it(tmp_path):
 async def test_live_news_are_numbered_and_say_when_a_run_is_over(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         run_id, _ = await a_run(store, backend)
-        async with serving(page_app(store)) as url:
+        async with serve_app(page_app(store)) as url:
             news = json.loads((await get(f"{url}/live?run={run_id}"))[2])
             assert news["finished"] is True
             assert news["seq"] > 0
@@ -299,7 +283,7 @@ async def test_a_run_shows_its_failures_by_what_they_say_and_the_policy_that_was
         await store.add_attempts("run_f", [one])
         fields = {"policy": "", "message": said}
         await store.event(Event(at=1.0, name=POLICY_STOPPED, run_id="run_f", fields=fields))
-        async with serving(page_app(store)) as url:
+        async with serve_app(page_app(store)) as url:
             _, _, page, _ = await get(f"{url}/runs/run_f")
     assert f"<b>2</b> × {html.escape(said).replace('&#x27;', '&#39;').replace('&quot;', '&#34;')}" in page
     assert "was asked no more" in page and "<script>document" not in page

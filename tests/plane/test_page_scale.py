@@ -11,7 +11,8 @@ from sqlalchemy import event
 import rollyard as ry
 from bench.page import fill, paths
 from rollyard.page.app import page_app
-from tests.plane.test_page import get, serving
+from rollyard.testing.serve import serve_app
+from tests.plane.test_page import get
 
 pytestmark = pytest.mark.anyio
 ROLLOUTS, CALLS = 1200, 300
@@ -37,16 +38,16 @@ def statements(store):
     def note(connection, cursor, statement, parameters, context, executemany):
         asked.append(statement)
 
-    event.listen(store._database._reading, "before_cursor_execute", note)
+    event.listen(store.database._reading, "before_cursor_execute", note)
     try:
         yield asked
     finally:
-        event.remove(store._database._reading, "before_cursor_execute", note)
+        event.remove(store.database._reading, "before_cursor_execute", note)
 
 
 async def test_every_page_is_bounded_in_rows_bytes_and_queries(large):
     store, run_id, rollout_id = large
-    async with serving(page_app(store)) as url:
+    async with serve_app(page_app(store)) as url:
         for name, path in paths(run_id, rollout_id, ROLLOUTS, CALLS).items():
             with statements(store) as asked:
                 status, _, body, _ = await get(url + path)
@@ -61,7 +62,7 @@ async def test_every_page_is_bounded_in_rows_bytes_and_queries(large):
 
 async def test_pages_follow_each_other_without_a_gap_or_a_repetition(large):
     store, run_id, _ = large
-    async with serving(page_app(store)) as url:
+    async with serve_app(page_app(store)) as url:
         seen, path = [], f"/runs/{run_id}?sort=task_id&status=completed"
         while path is not None:
             _, _, body, _ = await get(url + path)
@@ -75,7 +76,7 @@ async def test_pages_follow_each_other_without_a_gap_or_a_repetition(large):
 
 async def test_a_long_trajectory_is_read_window_by_window_from_its_first_step_to_its_last(large):
     store, _, rollout_id = large
-    async with serving(page_app(store)) as url:
+    async with serve_app(page_app(store)) as url:
         seen, path = [], f"/rollouts/{rollout_id}/steps"
         while path is not None:
             _, _, body, _ = await get(url + path)
@@ -87,7 +88,7 @@ async def test_a_long_trajectory_is_read_window_by_window_from_its_first_step_to
 
 async def test_statistics_of_a_run_are_read_again_only_once_it_has_changed(large):
     store, run_id, _ = large
-    async with serving(page_app(store)) as url:
+    async with serve_app(page_app(store)) as url:
         await get(f"{url}/runs/{run_id}")
         with statements(store) as asked:
             await get(f"{url}/runs/{run_id}?offset=50")

@@ -15,7 +15,8 @@ import rollyard as ry
 from rollyard.core.errors import ConfigError, PlaneConflict
 from rollyard.plane.access import NewKey
 from rollyard.plane.push import packed, pull, push, read_project, unpacked
-from tests.plane.test_gateway import listening
+from rollyard.store.plane import SqlPlane
+from rollyard.testing.serve import serve_app
 
 pytestmark = pytest.mark.anyio
 TASK = Path(__file__).parents[2] / "examples" / "tasks" / "file-edit"
@@ -40,7 +41,7 @@ def project(folder):
 async def test_a_task_folder_and_an_aenv_project_are_pushed_and_come_back_the_same(plane, tmp_path):
     _, key = await plane.access.issue(NewKey(role="owner", owner="ann"))
     aenv = project(tmp_path / "aenv")
-    async with listening(plane.app) as url, ry.plane.connect(url, key) as client:
+    async with serve_app(plane.app) as url, ry.plane.connect(url, key) as client:
         first = await push(client, TASK, version="1.0", image="host")
         assert first["spec"]["tags"] == ["harbor"] and first["spec"]["description"] and first["spec"]["verifier"]
         again = await push(client, TASK, version="1.0", image="host")
@@ -107,7 +108,7 @@ async def test_a_backup_of_a_store_in_use_restores_to_the_same_hub(tmp_path):
 
     kept, copy, back = tmp_path / "p.db", tmp_path / "copy.db", tmp_path / "back.db"
     async with ry.Store.open(kept) as store:
-        made = await Hub(store.plane).create("e", "1", EnvSpec(image="python"))
+        made = await Hub(SqlPlane(store.database)).create("e", "1", EnvSpec(image="python"))
         done = subprocess.run(
             [*RY, "store", "backup", str(copy), "--store", str(kept)], capture_output=True, timeout=60
         )
@@ -115,6 +116,6 @@ async def test_a_backup_of_a_store_in_use_restores_to_the_same_hub(tmp_path):
     done = subprocess.run([*RY, "store", "restore", str(copy), str(back), "--json"], capture_output=True, timeout=60)
     assert json.loads(done.stdout) == {"store": str(back)}
     async with ry.Store.open(back) as store:
-        assert await Hub(store.plane).get("e", "1") == made
+        assert await Hub(SqlPlane(store.database)).get("e", "1") == made
     done = subprocess.run([*RY, "store", "restore", str(copy), str(back)], capture_output=True, timeout=60)
     assert done.returncode != 0

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 async def test_without_scripts_the_next_writer_finishes_what_a_dead_one_began(plane_url):
     """The journal is all that a writer left that died between writing it and doing it."""
     async with open_plane(plane_url) as (store, _):
-        changer = store._change
+        changer = store._changer
         assert not changer.scripted
         new, _ = await store.begin(instance("ann"), terms=AdmissionTerms(), request=None)
         dead = type(changer)(store._client, changer._lock.removesuffix("lock"), scripted=False)

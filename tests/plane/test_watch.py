@@ -14,7 +14,8 @@ from rollyard.plane.access import NewKey
 from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.pools import PutPool
 from rollyard.plane.watch import Watcher
-from tests.plane.test_gateway import listening
+from rollyard.store.plane import SqlPlane
+from rollyard.testing.serve import serve_app
 
 pytestmark = pytest.mark.anyio
 HOST = CreateInstance(image="host")
@@ -28,7 +29,7 @@ async def served(plane):
         await plane.access.issue(NewKey(role=role, owner=owner))
         for role, owner in (("owner", "ann"), ("admin", "root"))
     ]
-    async with listening(plane.app) as plane.url:
+    async with serve_app(plane.app) as plane.url:
         async with aiohttp.ClientSession(plane.url, headers={"Authorization": f"Bearer {keys[0][1]}"}) as plane.http:
             async with aiohttp.ClientSession(
                 plane.url, headers={"Authorization": f"Bearer {keys[1][1]}"}
@@ -152,7 +153,7 @@ async def test_a_chain_leads_from_an_instance_to_its_rollout_its_reward_and_the_
     from rollyard.plane.parts import assemble
 
     async with ry.Store.open(tmp_path / "p.db") as store:
-        parts = await assemble(store.plane, {"noop": noop}, clock=clock, runs=store)
+        parts = await assemble(SqlPlane(store.database), {"noop": noop}, clock=clock, runs=store)
         await parts.hub.create("e", "1", EnvSpec())
         made = await parts.instances.create(CreateInstance(env="e@1"), owner="ann")
         rollout = Rollout(id="ro_1", task=Task(id="t", instruction="x"), agent="pi", verdict=Verdict(reward=0.5))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, EnvUnavailable
+from rollyard.testing.serve import serve_app
 
 pytest.importorskip("fleet", reason="fleet-python is not installed")
 pytestmark = pytest.mark.anyio
@@ -79,20 +77,6 @@ class Jobs:
         )
 
 
-@asynccontextmanager
-async def fleet(jobs):
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    sock.listen()
-    server = uvicorn.Server(uvicorn.Config(jobs.app(), log_level="error", lifespan="off"))
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await serving
-
-
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
     monkeypatch.setenv("FLEET_API_KEY", "fleet-key")
@@ -115,7 +99,7 @@ async def test_scores_come_back_by_model_however_the_server_names_it_and_errors_
         ("weak", "completed", scored(0.0)), ("acme/weak", "failed", None),
     ]  # fmt: skip
     jobs = Jobs(outcomes, ready=3)
-    async with fleet(jobs) as url:
+    async with serve_app(jobs.app()) as url:
         quality = await ry.evaluate_task(
             {"id": "Order #7", "instruction": "buy it"}, ["anthropic/strong", "acme/weak"], attempts=2, remote=job(url)
         )
@@ -133,7 +117,7 @@ async def test_scores_come_back_by_model_however_the_server_names_it_and_errors_
 
 async def test_a_verifier_that_fails_is_broken_and_an_unscored_session_is_no_zero():
     jobs = Jobs([("p/m", "completed", BROKEN), ("p/m", "completed", BROKEN), ("p/m", "completed", None)])
-    async with fleet(jobs) as url:
+    async with serve_app(jobs.app()) as url:
         quality = await ry.evaluate_task("x", ["p/m"], attempts=3, remote=job(url))
     assert quality.judgement == "broken verifier"
     (model,) = quality.models
@@ -143,7 +127,7 @@ async def test_a_verifier_that_fails_is_broken_and_an_unscored_session_is_no_zer
 
 async def test_after_the_limit_what_has_not_ended_is_an_error_and_the_rest_counts():
     jobs = Jobs([("p/m", "completed", scored(1.0))], ready=10_000)
-    async with fleet(jobs) as url:
+    async with serve_app(jobs.app()) as url:
         quality = await ry.evaluate_task("x", ["p/m"], attempts=2, remote=job(url, limit_s=0.3))
     assert quality.models[0].rewards == ()
     assert quality.models[0].errors == ("the session is running", "no session of it was seen")
@@ -152,7 +136,7 @@ async def test_after_the_limit_what_has_not_ended_is_an_error_and_the_rest_count
 
 async def test_cancelling_stops_asking_at_once_even_between_two_distant_polls():
     jobs = Jobs([("p/m", "completed", scored(1.0))], ready=10_000)
-    async with fleet(jobs) as url:
+    async with serve_app(jobs.app()) as url:
         async with asyncio.timeout(30):
             async with anyio.create_task_group() as group:
                 far = job(url, poll_s=10.0)
@@ -171,11 +155,11 @@ def test_it_asks_every_ten_seconds_for_half_an_hour_unless_told_otherwise():
 
 async def test_a_poll_that_fails_is_tried_again_and_a_server_that_stays_away_is_an_error():
     jobs = Jobs([("p/m", "completed", scored(1.0))], broken_polls=2, ready=3)
-    async with fleet(jobs) as url:
+    async with serve_app(jobs.app()) as url:
         quality = await ry.evaluate_task("x", ["p/m"], attempts=1, remote=job(url))
         assert quality.models[0].rewards == (1.0,)
     jobs = Jobs([], broken_polls=1000)
-    async with fleet(jobs) as url:
+    async with serve_app(jobs.app()) as url:
         with pytest.raises(EnvUnavailable, match="busy"):
             await ry.evaluate_task("x", ["p/m"], attempts=1, remote=job(url))
 
@@ -186,12 +170,12 @@ async def test_what_cannot_work_is_refused_by_name(monkeypatch):
     with pytest.raises(ConfigError, match="policies by name"):
         await ry.evaluate_task("x", ["p/m"])
     jobs = Jobs([], refuse_tasks=True)
-    async with fleet(jobs) as url:
+    async with serve_app(jobs.app()) as url:
         with pytest.raises(EnvUnavailable, match="did not take the task"):
             await ry.evaluate_task("x", ["p/m"], remote=job(url))
     monkeypatch.setenv("FLEET_API_KEY", "other")
     jobs = Jobs([])
-    async with fleet(jobs) as url:
+    async with serve_app(jobs.app()) as url:
         with pytest.raises(ConfigError, match="refused the key"):
             await ry.evaluate_task("x", ["p/m"], remote=job(url))
     monkeypatch.delenv("FLEET_API_KEY")

@@ -19,7 +19,7 @@ from rollyard.core.rollout import Failure, Rollout
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.policy.renderers.bytelevel import END
 from rollyard.runs.run.policy_health import PolicyHealth
-from rollyard.store.listing import shown
+from rollyard.store.listing import show
 from tests.runs.conftest import CHECK
 
 pytestmark = pytest.mark.anyio
@@ -151,7 +151,7 @@ async def test_a_policy_that_fails_alike_is_stopped_and_what_is_left_is_owed(tmp
             async with again as run:
                 assert len([rollout async for rollout in run]) == 20 - len(done)
         assert not (await ry.report(store, run_id)).stopped
-    text, kept = (await shown(str(db), run_id)).text("all"), (await shown(str(db), run_id)).document("all")
+    text, kept = (await show(str(db), run_id)).text("all"), (await show(str(db), run_id)).document("all")
     assert f"failed    {len(done)} at policy" in text and "Incorrect API key provided" in text
     assert kept["failures"] == (group,)
 

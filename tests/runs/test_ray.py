@@ -51,7 +51,7 @@ async def test_a_run_on_ray_keeps_the_law_and_is_finished_by_either_executor(tmp
             assert (again.owed, again.done, [r async for r in again]) == (0, 3, [])
         owners = {e.event.fields.get("sandbox_id") for e in await store.events(run_id=newest.id)}
         assert len(owners) > 3
-    assert cluster.left() == []
+    assert cluster.list_left_actors() == []
 
 
 async def test_a_policy_that_cannot_be_opened_on_a_worker_ends_the_run_with_its_reason(tmp_path, cluster):

@@ -116,12 +116,20 @@ async def test_hooks_see_the_sandbox_and_teardown_hooks_always_run(backend):
 
 
 async def test_cancelling_at_any_moment_leaves_no_sandbox(backend):
-    for delay in (0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25):
-        with anyio.move_on_after(delay):
-            await ry.run_rollout("x", policy=scripted(), sandbox=backend, labels={"drill": "cancel"}, **FAST)
+    labels, seen = {"drill": "cancel"}, []
+
+    async def cancel(sandbox, rollout):
+        seen.extend(await backend.list(labels))
+        scope.cancel()
+
+    for delay in (0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.25, None):  # None: once the sandbox is certainly there
+        hooks = Hooks((cancel,)) if delay is None else Hooks()
+        with anyio.CancelScope() if delay is None else anyio.move_on_after(delay) as scope:
+            await ry.run_rollout("x", policy=scripted(), sandbox=backend, labels=labels, hooks=hooks, **FAST)
         with anyio.fail_after(10):
-            while await backend.list({"drill": "cancel"}):
+            while await backend.list(labels):
                 await anyio.sleep(0.02)
+    assert seen
 
 
 class Stubborn:

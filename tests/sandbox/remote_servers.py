@@ -3,7 +3,7 @@
 import importlib
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from tests.plane.e2b_server import listening
+from rollyard.testing.serve import serve_app
 from tests.sandbox import sdks
 
 
@@ -19,7 +19,7 @@ async def serving(name, backend, *, front=None, **options):
     async with AsyncExitStack() as stack:
         stack.enter_context(sdks.sdk(name))
         stack.push_async_callback(backend.reap, labels={}, older_than=0.0)
-        server.url = await stack.enter_async_context(listening(server.app))
+        server.url = await stack.enter_async_context(serve_app(server.app))
         if front is not None:
             server.faults, server.url = await stack.enter_async_context(front(server.url))
         stack.enter_context(module(name).around(server.url))
@@ -31,6 +31,6 @@ async def serving(name, backend, *, front=None, **options):
 @asynccontextmanager
 async def answering(name, app, key):
     """The options of a backend whose whole service is `app`."""
-    async with listening(app) as url:
+    async with serve_app(app) as url:
         with sdks.sdk(name), module(name).around(url):
             yield module(name).options(url, key)

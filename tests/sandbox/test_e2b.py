@@ -23,7 +23,8 @@ import rollyard as ry
 from rollyard.core.errors import ConfigError, Error, SandboxGone, Unsupported
 from rollyard.plane.e2b import e2b_app
 from rollyard.sandbox.providers.e2b import E2BBackend
-from tests.plane.e2b_server import listening, serving
+from rollyard.testing.serve import serve_app
+from tests.plane.e2b_server import serving
 from tests.sandbox.fault_proxy import fault_proxy
 
 pytest.importorskip("e2b", reason="the e2b SDK is not installed")
@@ -68,7 +69,7 @@ async def test_the_key_is_in_no_error_log_command_line_or_sandbox(backend, caplo
         texts.append("".join(traceback.format_exception(caught.value)) + repr(caught.value))
 
     rude = Starlette(routes=[Route("/{path:path}", echo, methods=["GET", "POST", "DELETE"])])
-    async with listening(rude) as url, through(url) as remote:
+    async with serve_app(rude) as url, through(url) as remote:
         await failing(remote.open(ry.SandboxSpec()))
         await failing(remote.attach("sbx_none"))
         await failing(remote.list())
@@ -113,7 +114,7 @@ async def test_a_server_without_v2_is_named_with_the_version_to_install():
         return JSONResponse({"code": 405, "message": "Method Not Allowed"}, 405)
 
     old = Starlette(routes=[Route("/{path:path}", refuse, methods=["GET", "POST", "DELETE"])])
-    async with listening(old) as url, through(url) as remote:
+    async with serve_app(old) as url, through(url) as remote:
         with pytest.raises(ConfigError, match=r"e2b>=2\.21,<2\.51"):
             await remote.open(ry.SandboxSpec())
 
@@ -138,7 +139,7 @@ async def test_an_answer_lost_after_the_sandbox_was_made_makes_no_second_one(bac
         await app(scope, receive, send)
 
     try:
-        async with listening(losing) as url, through(url) as remote:
+        async with serve_app(losing) as url, through(url) as remote:
             async with remote.open(ry.SandboxSpec()) as box:
                 assert lost
                 assert [info.id for info in await backend.list()] == [box.id]
@@ -154,7 +155,7 @@ async def test_an_owned_sandbox_is_leased_and_the_lease_renewed_while_its_opener
             renewed.set()
         await app(scope, receive, send)
 
-    async with listening(watching) as url, through(url, lease_s=15) as remote:
+    async with serve_app(watching) as url, through(url, lease_s=15) as remote:
         box = await remote.open(ry.SandboxSpec(ttl_s=600))
         (first,) = await backend.list()
         assert first.expires_at - first.created_at <= 16
@@ -212,7 +213,7 @@ async def test_a_paused_sandbox_is_not_kept_and_one_that_was_resumed_is(backend)
             told.append(scope["path"])
         await app(scope, receive, send)
 
-    async with listening(watching) as url, through(url) as remote, remote.open(ry.SandboxSpec()) as box:
+    async with serve_app(watching) as url, through(url) as remote, remote.open(ry.SandboxSpec()) as box:
         await box.pause()
         await box.keep()  # what its lease does, time and again
         assert told == []
@@ -235,7 +236,7 @@ async def test_programs_and_files_are_of_the_user_that_was_asked_for_also_after_
         await call
         return {user for user in users if user}
 
-    async with listening(watching) as url, through(url) as remote, through(url) as other:
+    async with serve_app(watching) as url, through(url) as remote, through(url) as other:
         async with remote.open(ry.SandboxSpec(user="agent")) as box:
             assert await seen(box.exec("true", timeout=30)) == {"agent"}
             assert await seen(box.exec("true", timeout=30, user="root", stdin=b"x")) == {"root"}
@@ -251,7 +252,7 @@ async def test_what_the_server_behind_cannot_do_is_an_error_that_names_it(backen
 
     app = e2b_app(backend)
     app.router.routes.insert(0, Route("/sandboxes/{id}/pause", without, methods=["POST"]))
-    async with listening(app) as url, through(url) as remote, remote.open(ry.SandboxSpec()) as box:
+    async with serve_app(app) as url, through(url) as remote, remote.open(ry.SandboxSpec()) as box:
         with pytest.raises(Unsupported, match="cannot pause"):
             await box.pause()
 

@@ -10,7 +10,8 @@ from rollyard.core.errors import Error, SandboxError, SandboxGone, SandboxInterr
 from rollyard.plane.e2b import e2b_app
 from rollyard.sandbox.providers.e2b import E2BBackend
 from rollyard.sandbox.retry import OpenLimits
-from tests.plane.e2b_server import listening, serving
+from rollyard.testing.serve import serve_app
+from tests.plane.e2b_server import serving
 from tests.sandbox.fault_proxy import fault_proxy
 
 pytest.importorskip("e2b", reason="the e2b SDK is not installed")
@@ -100,7 +101,7 @@ async def test_a_server_that_knows_no_idempotency_key_keeps_one_sandbox_of_a_cre
             scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"idempotency-key"]
         await app(scope, receive, send)
 
-    async with listening(forgetful) as url, fault_proxy(url) as (faults, address), through(address) as remote:
+    async with serve_app(forgetful) as url, fault_proxy(url) as (faults, address), through(address) as remote:
         faults.add("lose", CREATE, status=504)
         async with remote.open(ry.SandboxSpec()) as box:
             assert faults.count(CREATE) == 2

@@ -29,7 +29,7 @@ async def test_a_message_that_comes_again_in_another_sequence_is_kept_once(store
     assert len(forked.nodes) == 9
     await commit_all(store, [*added, (forked, again)])
     query = text("SELECT count(*), count(message) FROM nodes")
-    rows, messages = await store._database.read(lambda connection: connection.execute(query).one())
+    rows, messages = await store.database.read(lambda connection: connection.execute(query).one())
     assert (rows, messages) == (9 + 9, 9 + 1)
     assert (await store.trajectory("r1")).nodes == t.nodes
 

@@ -107,7 +107,7 @@ async def test_an_export_that_fails_leaves_no_file(store, tmp_path):
         await export(store, "run1", tmp_path / "out.unknown")
     with pytest.raises(StoreError):
         await export(store, "run9", tmp_path / "out.jsonl")
-    await store._database.write(
+    await store.database.write(
         lambda c: c.exec_driver_sql("UPDATE nodes SET message = X'00' WHERE message IS NOT NULL AND rollout_id = 'r1'")
     )
     with pytest.raises(StoreError, match="damaged"):
@@ -210,7 +210,7 @@ async def test_a_changed_token_or_body_is_found(store):
             "UPDATE blobs SET data = X'78' WHERE digest IN (SELECT digest FROM blobs WHERE encoding = 'raw' AND size > 1500)"
         )
 
-    await store._database.write(damage)
+    await store.database.write(damage)
     laws = {finding.law for finding in (await check_run(store, "run1")).findings}
     assert {"the graph has the engine's answer", "a body has its digest"} <= laws
 

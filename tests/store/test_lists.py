@@ -11,6 +11,7 @@ from rollyard.core.lease import Attempt
 from rollyard.core.rollout import Failure, Rollout, Verdict
 from rollyard.core.task import Task
 from rollyard.store import Store
+from rollyard.store.values import RolloutQuery
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +39,7 @@ async def filled(store):
 async def test_rollouts_are_filtered_by_policy_and_sorted_by_tokens(store_url):
     async with Store.open(store_url) as store:
         await filled(store)
-        page = await store.list_rollouts("run_a", policy="p", sort="prompt_tokens", limit=2)
+        page = await store.list_rollouts(RolloutQuery(run_id="run_a", policy="p", sort="prompt_tokens", limit=2))
     assert page.total == 3
     assert [row.prompt_tokens for row in page.rows] == [95, 97]
 
@@ -79,5 +80,5 @@ async def test_on_sqlite_a_list_never_reads_the_bodies(tmp_path):
     async with Store.open(tmp_path / "runs.db") as store:
         await filled(store)
         query = "EXPLAIN QUERY PLAN SELECT task_id, policy, reward, prompt_tokens FROM rollouts WHERE run_id = 'run_a'"
-        plan = await store._database.read(lambda c: " ".join(str(row) for row in c.execute(text(query))))
+        plan = await store.database.read(lambda c: " ".join(str(row) for row in c.execute(text(query))))
     assert "COVERING INDEX rollouts_lines" in plan

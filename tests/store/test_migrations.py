@@ -38,7 +38,7 @@ async def test_a_migrated_database_is_a_new_one(store_url):
     finally:
         await database.aclose()
     async with Store.open(store_url) as store:
-        new = await store._database.read(described)
+        new = await store.database.read(described)
     assert migrated == new
     assert set(new) == {*metadata.tables, "alembic_version"}
 
@@ -52,7 +52,7 @@ async def test_opening_twice_keeps_everything(store_url):
 
 async def test_a_database_from_the_future_is_refused(store_url):
     async with Store.open(store_url) as store:
-        await store._database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+        await store.database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
     with pytest.raises(StoreError, match="newer"):
         async with Store.open(store_url):
             pass
@@ -81,7 +81,7 @@ async def test_rollouts_of_an_older_database_are_listed_with_what_their_bodies_s
     undo += ["ALTER TABLE plane_instances DROP COLUMN rollout_id"]
     async with Store.open(store_url) as store:
         await store.commit_rollout(old)
-        await store._database.prepare(lambda c: [c.execute(text(statement)) for statement in undo])
+        await store.database.prepare(lambda c: [c.execute(text(statement)) for statement in undo])
     async with Store.open(store_url) as store:
         (line,) = await store.lines("r")
     assert (line.policy, line.cause, line.prompt_tokens, line.completion_tokens) == ("small", "AgentGone", 7, 3)

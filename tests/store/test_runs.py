@@ -12,6 +12,7 @@ from rollyard.core.protocols import SessionRecord
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, StageRecord, Verdict
 from rollyard.core.task import File, Task
 from rollyard.store import Store
+from rollyard.store.values import RolloutQuery
 from rollyard.testing.call_log import commit_all, conversation
 
 pytestmark = pytest.mark.anyio
@@ -150,7 +151,7 @@ async def test_a_failure_that_might_have_been_retried_leaves_the_attempt_failed(
     lease = await store.claim("run1", owner="a", ttl_s=10)
     await store.commit_rollout(rollout("ro1", failure=failure, status="infra_error", verdict=None), lease=lease)
     assert await store.progress("run1") == {"failed": 1, "owed": 1}
-    (line,) = (await store.list_rollouts("run1", boundary="sandbox")).rows
+    (line,) = (await store.list_rollouts(RolloutQuery(run_id="run1", boundary="sandbox"))).rows
     assert (line.status, line.reward, line.boundary) == ("infra_error", None, "sandbox")
 
 
@@ -193,18 +194,18 @@ async def test_rollouts_are_paged_filtered_and_sorted_by_the_database(store):
         await store.commit_rollout(
             rollout(f"ro{n:02}", started_at=float(-n), attempt=n, verdict=Verdict(reward=reward), agent=f"a{n % 2}")
         )
-    first = await store.list_rollouts("run1", limit=10)
+    first = await store.list_rollouts(RolloutQuery(run_id="run1", limit=10))
     assert (first.total, first.next, len(first.rows)) == (25, 10, 10)
     assert [row.attempt for row in first.rows] == list(range(24, 14, -1))
-    last = await store.list_rollouts("run1", limit=10, offset=20)
+    last = await store.list_rollouts(RolloutQuery(run_id="run1", limit=10, offset=20))
     assert (last.next, len(last.rows)) == (None, 5)
-    best = await store.list_rollouts("run1", sort="reward", descending=True, limit=25)
+    best = await store.list_rollouts(RolloutQuery(run_id="run1", sort="reward", descending=True, limit=25))
     assert [row.attempt for row in best.rows[:2]] == [24, 23]
     assert all(row.reward is None for row in best.rows[-5:])
-    assert (await store.list_rollouts(agent="a1")).total == 12
-    assert (await store.list_rollouts(search="ro2")).total == 5
-    assert (await store.list_rollouts(search="%")).total == 0
-    assert (await store.list_rollouts("other")).rows == ()
+    assert (await store.list_rollouts(RolloutQuery(agent="a1"))).total == 12
+    assert (await store.list_rollouts(RolloutQuery(search="ro2"))).total == 5
+    assert (await store.list_rollouts(RolloutQuery(search="%"))).total == 0
+    assert (await store.list_rollouts(RolloutQuery(run_id="other"))).rows == ()
 
 
 async def test_rollouts_stream_in_order_past_one_page(store):

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rollyard.tasks.harbor import load_folder
+from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.lint import lint
 from rollyard.testing.tasks import CheckOptions, check_tasks
 

@@ -9,8 +9,8 @@ import pytest
 
 import rollyard as ry
 from rollyard.core import registry
-from rollyard.tasks import schema
-from rollyard.tasks.taskfile import Extra
+from rollyard.tasks.harbor import schema
+from rollyard.tasks.harbor.taskfile import Extra
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / "tasks.md", DOCS / "verifiers.md"]

@@ -12,7 +12,7 @@ import pytest
 
 from rollyard.core.rollout import Verdict
 from rollyard.images.layers import layer_prefix
-from rollyard.tasks.harbor import load_folder
+from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.rows import as_task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]

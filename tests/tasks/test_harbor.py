@@ -8,9 +8,9 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Artifact, CollectHook, Healthcheck, McpServer
-from rollyard.tasks.folder import to_folder
-from rollyard.tasks.harbor import load_folder
-from rollyard.tasks.taskfile import strip_canary
+from rollyard.tasks.harbor.load import load_folder
+from rollyard.tasks.harbor.taskfile import strip_canary
+from rollyard.tasks.harbor.write import to_folder
 
 
 def without_paths(task):

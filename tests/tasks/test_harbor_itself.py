@@ -10,8 +10,8 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError
-from rollyard.tasks.folder import to_folder
-from rollyard.tasks.harbor import load_folder
+from rollyard.tasks.harbor.load import load_folder
+from rollyard.tasks.harbor.write import to_folder
 from rollyard.tasks.taskset import Taskset
 from tests.plane.venvs import venv_or_skip
 

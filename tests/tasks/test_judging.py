@@ -11,7 +11,7 @@ from rollyard.images.layers import layer_prefix
 from rollyard.policy.scripted_policy import scripted
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.tasks.grade import Judging, judge
-from rollyard.tasks.harbor import load_folder
+from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.requirements import refuse, refuse_history
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.verifiers import verifier_for

@@ -12,7 +12,7 @@ import pytest
 
 from rollyard.images.build import build
 from rollyard.images.build_types import BuildOptions, FileCache
-from rollyard.tasks.harbor import load_folder
+from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.rows import as_task
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollyard as ry
+from rollyard.core import toml
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.task import VerifierSpec
-from rollyard.tasks import toml
 from rollyard.tasks.host_variables import references, resolve_env, resolve_text
 
 

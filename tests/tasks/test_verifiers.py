@@ -9,7 +9,7 @@ from rollyard.core.errors import ConfigError, SandboxInterrupted, StreamDropped
 from rollyard.core.message import Message, Text
 from rollyard.core.rollout import Failure
 from rollyard.core.task import Step, VerifierSpec
-from rollyard.tasks.harbor import load_folder
+from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.steps import combine, may_go_on
 from rollyard.tasks.verifiers import verifier_for
 

@@ -16,9 +16,9 @@ from starlette.routing import Mount, Route
 
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, UnknownTool
 from rollyard.core.message import Image
+from rollyard.testing.serve import serve_app
 from rollyard.tools import RemoteTools, ToolError, Toolset, openai_tool, tool
 from rollyard.tools.answers import NO_IMAGE, read
-from tests.plane.e2b_server import listening
 
 pytestmark = pytest.mark.anyio
 FAST = {"pauses_s": (0.0,), "timeout_s": 20.0}
@@ -69,7 +69,7 @@ def speaking(name, said):
 
 @asynccontextmanager
 async def two(first, second):
-    async with listening(first) as one, listening(second) as other:
+    async with serve_app(first) as one, serve_app(second) as other:
         yield one + "/mcp", other + "/mcp"
 
 
@@ -122,20 +122,20 @@ async def test_a_root_is_searched_for_both_known_places():
     """E3: discovery of `mcp` and `api/v1/mcp`"""
     standard, api = Server(speaking("who", "mcp")), Server(speaking("what", "api"), at="/api/v1/mcp")
     for app, names in ((standard, ["who"]), (api, ["what"])):
-        async with listening(app) as url, RemoteTools(url + "/", **FAST) as tools:
+        async with serve_app(app) as url, RemoteTools(url + "/", **FAST) as tools:
             assert [t.name for t in await tools.list()] == names
             assert tools.warnings == ()
 
     async def both(scope, receive, send):
         await (standard if scope["path"] == "/mcp" else api)(scope, receive, send)
 
-    async with listening(both) as url, RemoteTools(url + "/", **FAST) as tools:
+    async with serve_app(both) as url, RemoteTools(url + "/", **FAST) as tools:
         assert [t.name for t in await tools.list()] == ["who", "what"]
 
 
 async def test_one_server_down_costs_its_own_tools_and_leaves_a_warning_that_names_it(closed_url, caplog):
     """E3"""
-    async with listening(Server(speaking("who", "alive"))) as url:
+    async with serve_app(Server(speaking("who", "alive"))) as url:
         async with RemoteTools([closed_url, url + "/mcp"], **FAST) as tools:
             with caplog.at_level(logging.WARNING, "rollyard.tools"):
                 assert [t.name for t in await tools.list()] == ["who"]
@@ -146,7 +146,7 @@ async def test_one_server_down_costs_its_own_tools_and_leaves_a_warning_that_nam
 
 async def test_all_servers_down_is_an_error_that_lists_each_cause(closed_url):
     """E3"""
-    async with listening(Server(down=99)) as url:
+    async with serve_app(Server(down=99)) as url:
         async with RemoteTools([closed_url, url + "/mcp"], **FAST) as tools:
             with pytest.raises(EnvUnavailable) as caught:
                 await tools.list()
@@ -161,12 +161,12 @@ async def test_three_attempts_and_the_pauses_between_them():
     assert defaults["pauses_s"].default == (1.0, 2.0, 4.0)
     # connecting takes two requests of the client: its probe, and the older handshake when that fails
     flaky = Server(speaking("who", "at last"), down=4)
-    async with listening(flaky) as url, RemoteTools(url + "/mcp", **FAST) as tools:
+    async with serve_app(flaky) as url, RemoteTools(url + "/mcp", **FAST) as tools:
         assert [t.name for t in await tools.list()] == ["who"]
         flaky.down = 1
         assert await tools.call("who", {}) == "at last", "a call that was not served is tried again"
     hopeless = Server(speaking("who", "never"), down=6)
-    async with listening(hopeless) as url, RemoteTools(url + "/mcp", **FAST) as tools:
+    async with serve_app(hopeless) as url, RemoteTools(url + "/mcp", **FAST) as tools:
         with pytest.raises(EnvUnavailable):
             await tools.list()
         assert len(hopeless.seen) == 6
@@ -175,12 +175,12 @@ async def test_three_attempts_and_the_pauses_between_them():
 async def test_a_refusal_and_an_unknown_tool_are_never_asked_again():
     """E3"""
     refusing = Server(speaking("who", "no"), down=99, status=401)
-    async with listening(refusing) as url, RemoteTools(url + "/mcp", **FAST) as tools:
+    async with serve_app(refusing) as url, RemoteTools(url + "/mcp", **FAST) as tools:
         with pytest.raises(EnvError, match="HTTP 401"):
             await tools.list()
         assert len(refusing.seen) == 2
     server = Server(speaking("who", "yes"))
-    async with listening(server) as url, RemoteTools(url + "/mcp", **FAST) as tools:
+    async with serve_app(server) as url, RemoteTools(url + "/mcp", **FAST) as tools:
         await tools.list()
         asked = len(server.seen)
         with pytest.raises(UnknownTool, match="known: who"):
@@ -199,7 +199,7 @@ async def test_a_server_that_came_back_is_used_again_and_a_slow_one_is_given_up(
     async with RemoteTools("http://127.0.0.1:1/mcp", **FAST) as tools:
         with pytest.raises(EnvUnavailable):
             await tools.list()
-    async with listening(server) as url, RemoteTools(url + "/mcp", pauses_s=(0.0,), timeout_s=3) as tools:
+    async with serve_app(server) as url, RemoteTools(url + "/mcp", pauses_s=(0.0,), timeout_s=3) as tools:
         assert await tools.call("who", {}) == "back"
         with pytest.raises(EnvError, match="within 3 s"):
             await tools.ask("wait", {})
@@ -236,7 +236,7 @@ async def test_results_of_real_tools_are_read_for_what_they_mean():
         raise ToolError("no such row")
 
     server = Server(text, number, record, picture, fails)
-    async with listening(server) as url, RemoteTools(url + "/mcp", **FAST) as tools:
+    async with serve_app(server) as url, RemoteTools(url + "/mcp", **FAST) as tools:
         assert (await tools.ask("text", {})).value == "just words"
         answer = await tools.ask("number", {})
         assert answer.value == {"rows": [1, 2]} and answer.text == '{"rows": [1, 2]}'
@@ -309,7 +309,7 @@ def blunt(result, *, schema=None, seen=None):
 )
 async def test_odd_results_become_values_or_words_and_never_a_repr(result, value, is_error):
     """E4"""
-    async with listening(blunt(result)) as url, RemoteTools(url + "/mcp", **FAST) as tools:
+    async with serve_app(blunt(result)) as url, RemoteTools(url + "/mcp", **FAST) as tools:
         answer = await tools.ask("look", {})
         assert answer.value == value and answer.is_error is is_error
         assert "Content(" not in str(answer.value) and "Content(" not in answer.text
@@ -317,7 +317,7 @@ async def test_odd_results_become_values_or_words_and_never_a_repr(result, value
 
 async def test_a_result_that_is_not_mcp_is_an_error_the_model_can_read():
     """E4"""
-    async with listening(blunt({"content": "just a string"})) as url, RemoteTools(url + "/mcp", **FAST) as tools:
+    async with serve_app(blunt({"content": "just a string"})) as url, RemoteTools(url + "/mcp", **FAST) as tools:
         answer = await tools.ask("look", {})
         assert answer.is_error and "not valid" in answer.text
 
@@ -326,7 +326,7 @@ async def test_a_result_that_breaks_the_tools_own_schema_is_an_error_and_the_too
     """E4"""
     schema, seen = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}, []
     broken = {"content": [{"type": "text", "text": "n is seven"}], "structuredContent": {"n": "seven"}}
-    async with listening(blunt(broken, schema=schema, seen=seen)) as url, RemoteTools(url + "/mcp", **FAST) as tools:
+    async with serve_app(blunt(broken, schema=schema, seen=seen)) as url, RemoteTools(url + "/mcp", **FAST) as tools:
         answer = await tools.ask("look", {})
         assert answer.is_error and "not valid" in answer.text
         assert seen.count("tools/call") == 1

@@ -10,7 +10,6 @@ import sys
 import aiohttp
 import msgspec
 import pytest
-import uvicorn
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make torch)")
 
@@ -19,9 +18,9 @@ from rollyard.core.call import Call, Sampling, ids  # noqa: E402
 from rollyard.core.errors import ConfigError  # noqa: E402
 from rollyard.core.ids import new_id  # noqa: E402
 from rollyard.core.message import Message, Text, tools_digest  # noqa: E402
-from rollyard.net.binding import listen  # noqa: E402
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer  # noqa: E402
-from rollyard.train.sampler import Sampler, SampleRequest, padded  # noqa: E402
+from rollyard.testing.serve import serve_app  # noqa: E402
+from rollyard.train.sampler import Sampler, SampleRequest, pad  # noqa: E402
 from rollyard.train.serve_model import ModelOptions, key_of  # noqa: E402
 from rollyard.train.server import ModelServer  # noqa: E402
 from rollyard.train.tiny import TinyConfig, TinyModel, load_model, save_model  # noqa: E402
@@ -43,16 +42,10 @@ def folder(tmp_path_factory):
 @contextlib.asynccontextmanager
 async def serving(folder, *, key=None, version=0):
     """The server on a real socket, in this process."""
-    sock = listen("127.0.0.1", 0)
     async with Sampler(load_model(folder), version=version) as sampler:
         app = ModelServer(sampler, ByteRenderer(), name="small", key=key).app
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-        running = asyncio.create_task(server.serve(sockets=[sock]))
-        try:
-            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await running
+        async with serve_app(app) as url:
+            yield url
 
 
 @pytest.fixture
@@ -157,7 +150,7 @@ async def test_a_request_that_cannot_be_sampled_is_refused(folder, request_):
 
 
 def test_padding_is_on_the_left():
-    tokens, real = padded([ids([1]), ids([2, 3])])
+    tokens, real = pad([ids([1]), ids([2, 3])])
     assert tokens.tolist() == [[0, 1], [2, 3]] and real.tolist() == [[False, True], [True, True]]
 
 

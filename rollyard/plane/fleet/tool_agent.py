@@ -1,4 +1,4 @@
-"""`tool-agent`: what a job runs where its client names no harness. One loop (`tool_loop.py`) over the task's own tools."""
+"""`tool-agent`: what a job runs where its client names no harness. Our loop (`inside/agent_loop.py`) over its tools."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from rollyard.agents.events import decoded
+from rollyard.agents.events import decode
 from rollyard.core.agent import Addition, Agent, Launch, Mcp
 from rollyard.core.events import AgentEvent
 
-_PROGRAM = "{home}/.tool-agent/tool_loop.py"
+_PROGRAM = "{home}/.tool-agent/agent_loop.py"
 _PROMPT = "{home}/.tool-agent/prompt.md"
 _TASK = "{home}/.tool-agent/instruction.md"
 _KEY_IN_FILE = "${ROLLYARD_KEY}"  # the loop fills it in from its environment
@@ -18,11 +18,11 @@ _SERVERS = "{home}/.tool-agent/mcp.json"
 
 
 def _config(launch: Launch) -> dict[str, Any]:
-    return {_PROGRAM: files("rollyard.inside").joinpath("tool_loop.py").read_bytes()}
+    return {_PROGRAM: files("rollyard.inside").joinpath("agent_loop.py").read_bytes()}
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
-    event = decoded(line)
+    event = decode(line)
     if event["type"] == "message":
         message = event["message"]
         if message.get("content"):
@@ -43,7 +43,7 @@ tool_agent = Agent(
     summary="our own: one loop over the tools of MCP servers",
     check=("python3", "--version"),
     argv=("python3", "-I", _PROGRAM, _PROMPT, _TASK, _SERVERS),
-    env={"ROLLYARD_KEY": "{key}", "TOOL_AGENT_URL": "{base_url}", "TOOL_AGENT_MODEL": "{model}"},
+    env={"ROLLYARD_KEY": "{key}", "AGENT_LOOP_URL": "{base_url}", "AGENT_LOOP_MODEL": "{model}"},
     files={_PROMPT: "Do the task with the tools. Say done when done.", _TASK: "{instruction}"},
     wires={"chat": Addition()},
     options={"system_prompt": Addition(files={_PROMPT: "{system_prompt}"})},

@@ -13,7 +13,7 @@ from rollyard.core.errors import MissingExtra
 from rollyard.runs.display.watch import Flying, in_flight
 from rollyard.store import Store
 from rollyard.store.listing import ShownRollout, printable
-from rollyard.store.values import RolloutRow, RunInfo
+from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo
 
 try:
     from rich.text import Text
@@ -96,7 +96,7 @@ class WatchApp(App[None]):
         if self.finished:
             return
         info = await self._store.get_run(self._run_id)
-        page = await self._store.list_rollouts(self._run_id, sort="started_at", descending=True, limit=ROWS)
+        page = await self._store.list_rollouts(RolloutQuery(run_id=self._run_id, descending=True, limit=ROWS))
         ended = {row.id: _cells(row) for row in page.rows}
         self._failed = {row.id for row in page.rows if row.boundary is not None}
         self._flying = {one.id: _begun(one) for one in await in_flight(self._store, info) if one.id not in ended}

@@ -136,7 +136,7 @@ class Provision:
         if ground.agent_layer is None or sandbox.capabilities.layers:
             return ground.prefix
         if agent.check:
-            found = await sandbox.exec(agents.installed(agent, ""), timeout=max(1.0, min(30.0, deadline.left)))
+            found = await sandbox.exec(agents.presence_check(agent, ""), timeout=max(1.0, min(30.0, deadline.left)))
             if found.ok:
                 return ""
         source = self.images.layers.tree(ground.agent_layer) / ground.prefix.lstrip("/")

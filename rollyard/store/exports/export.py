@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from rollyard.core.message import ToolSpec
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.lines import AttemptLines, SampleLines, TurnLines
 from rollyard.store.exports.sink import JsonLines, Writer
+from rollyard.store.listing import run_id
 from rollyard.store.store import Store
 
 Format = Literal["jsonl", "turns", "samples", "parquet", "atif"]
@@ -32,13 +33,20 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     refused_at: str | None = None
 
 
+async def export_run(where: str, run: str, out: str, format: str | None, unscored: bool) -> Exported:
+    async with Store.open(where, create=False) as store:
+        return await export(
+            store, await run_id(store, run), out, format=cast("Format | None", format), unscored=unscored
+        )
+
+
 async def export(
     store: Store, run_id: str, out: str | Path, *, format: Format | None = None, unscored: bool = False
 ) -> Exported:
     """Write all rollouts of a run. Without `format` the suffix of `out` decides. `unscored` also exports rows of rollouts
     without a reward. `atif` into a directory writes a file per rollout, into a file a line per rollout."""
     path = Path(out)
-    chosen = _chosen(format, path)
+    chosen = _choose_format(format, path)
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is not a directory")
     await store.get_run(run_id)
@@ -68,7 +76,7 @@ async def export(
     )
 
 
-def _chosen(format: Format | None, path: Path) -> Format:
+def _choose_format(format: Format | None, path: Path) -> Format:
     found = format or _BY_SUFFIX.get(path.suffix) or ("atif" if path.is_dir() else None)
     if found is None or found not in get_args(Format):
         raise UnknownName("export format", str(format or path.suffix), get_args(Format))

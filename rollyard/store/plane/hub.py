@@ -37,19 +37,19 @@ def get(connection: Connection, name: str, version: str) -> EnvRecord:
 
 
 def replace(
-    connection: Connection, name: str, version: str, spec: EnvSpec, revision: int | None, at: float
+    connection: Connection, name: str, version: str, spec: EnvSpec, *, revision: int | None, at: float
 ) -> EnvRecord:
     """`revision` None is for callers that say they overwrite whatever is there."""
     changes = {"revision": envs.c.revision + 1, "updated_at": at, **_spec(name, version, spec)}
     return _change(connection, name, version, revision, changes)
 
 
-def release(connection: Connection, name: str, version: str, revision: int | None, at: float) -> EnvRecord:
+def release(connection: Connection, name: str, version: str, *, revision: int | None, at: float) -> EnvRecord:
     changes = {"revision": envs.c.revision + 1, "updated_at": at, "released_at": at, "status": "released"}
     return _change(connection, name, version, revision, changes)
 
 
-def remove(connection: Connection, name: str, version: str, released: bool) -> None:
+def remove(connection: Connection, name: str, version: str, *, released: bool) -> None:
     """A released one goes only when `released` says so."""
     wanted = _is(name, version) if released else (*_is(name, version), envs.c.status == "draft")
     if not connection.execute(delete(envs).where(*wanted)).rowcount:
@@ -57,8 +57,8 @@ def remove(connection: Connection, name: str, version: str, released: bool) -> N
         raise PlaneConflict(f"{name}@{version} is released", hint="only an admin may delete a released version")
 
 
-def listed(
-    connection: Connection, words: tuple[str, ...], status: str | None, after: tuple[str, str] | None, limit: int
+def list_envs(
+    connection: Connection, *, words: tuple[str, ...], status: str | None, after: tuple[str, str] | None, limit: int
 ) -> list[EnvRecord]:
     """By name and version, from past `after`; every word is somewhere in the name, version, description or tags."""
     query = select(envs).order_by(envs.c.name, envs.c.version).limit(limit)

@@ -19,7 +19,7 @@ from rollyard.core.plane import AdmissionTerms, Happening, Instance, InstancePla
 from rollyard.store.plane.insert import insert_new
 from rollyard.store.schema import plane_history as history
 from rollyard.store.schema import plane_instances as instances
-from rollyard.store.schema import plane_labels as labels
+from rollyard.store.schema import plane_labels as label_rows
 from rollyard.store.schema import plane_owners as owners
 from rollyard.store.schema import plane_requests as requests
 
@@ -46,12 +46,12 @@ _CHARGE = _charge()
 
 
 def begin(
-    connection: Connection, new: Instance, terms: AdmissionTerms, request: tuple[str, str, bytes] | None
+    connection: Connection, new: Instance, *, terms: AdmissionTerms, request: tuple[str, str, bytes] | None
 ) -> tuple[Instance, bool]:
     """Journal an intention: quota, row and history at once. `request` is (caller, Idempotency-Key, digest of the body); the
     same one again gives the instance it made and False."""
     if request is not None and not remember(connection, request, new.id, new.created_at):
-        before = asked_before(connection, request)
+        before = find_request(connection, request)
         assert before is not None
         return before, False
     admit(connection, new.owner, terms, new.created_at)
@@ -61,8 +61,8 @@ def begin(
     connection.execute(insert(instances), values)
     if new.labels:
         rows = [{"instance_id": new.id, "name": name, "value": value} for name, value in new.labels.items()]
-        connection.execute(insert(labels), rows)
-    happened(connection, [(new.id, new.created_at, new.state, None)])
+        connection.execute(insert(label_rows), rows)
+    add_history(connection, [(new.id, new.created_at, new.state, None)])
     return new, True
 
 
@@ -82,10 +82,10 @@ def admit(connection: Connection, owner: str, terms: AdmissionTerms, now: float)
     if not connection.execute(_CHARGE, said).rowcount:
         row = connection.execute(select(owners).where(owners.c.owner == owner)).mappings().one()
         used = OwnerUsage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
-        raise refused(used, terms, row["next_at"], now)
+        raise refusal(used, terms, row["next_at"], now)
 
 
-def refused(usage: OwnerUsage, terms: AdmissionTerms, next_at: float, now: float) -> PlaneError:
+def refusal(usage: OwnerUsage, terms: AdmissionTerms, next_at: float, now: float) -> PlaneError:
     """Why an owner gets no more."""
     quota = terms.quota if usage.quota is None else usage.quota
     if quota is not None and usage.used >= quota:
@@ -105,7 +105,7 @@ def remember(connection: Connection, request: tuple[str, str, bytes], instance_i
     return insert_new(connection, requests, row)
 
 
-def asked_before(connection: Connection, request: tuple[str, str, bytes]) -> Instance | None:
+def find_request(connection: Connection, request: tuple[str, str, bytes]) -> Instance | None:
     caller, name, digest = request
     mine = (requests.c.caller == caller, requests.c.name == name)
     row = connection.execute(select(requests).where(*mine)).mappings().first()
@@ -121,8 +121,9 @@ def step(
     instance_id: str,
     origin: tuple[InstanceState, ...],
     state: InstanceState,
+    *,
     at: float,
-    changes: Mapping[str, Any],
+    **changes: Any,
 ) -> Instance | None:
     """Go from one of `origin` to `state`; None when the instance is in another state by now."""
     row = (
@@ -137,11 +138,11 @@ def step(
     )
     if row is None:
         return None
-    happened(connection, [(instance_id, at, state, changes.get("reason"))])
+    add_history(connection, [(instance_id, at, state, changes.get("reason"))])
     return record(row)
 
 
-def end(connection: Connection, instance_id: str, state: InstanceState, at: float, reason: str | None) -> bool:
+def end(connection: Connection, instance_id: str, state: InstanceState, *, at: float, reason: str | None) -> bool:
     """It is gone: its place in the quota comes back exactly once, whoever says it first."""
     return end_many(connection, [instance_id], state, at, reason) == 1
 
@@ -162,11 +163,11 @@ def end_many(
     ):  # in one order everywhere, so that two sweeps cannot lock each other out
         connection.execute(update(owners).where(owners.c.owner == owner).values(used=owners.c.used - count))
     if ended:
-        happened(connection, [(instance_id, at, state, reason) for instance_id, _ in ended])
+        add_history(connection, [(instance_id, at, state, reason) for instance_id, _ in ended])
     return len(ended)
 
 
-def touch(connection: Connection, instance_id: str, at: float, expires_at: float | None) -> Instance | None:
+def touch(connection: Connection, instance_id: str, *, at: float, expires_at: float | None = None) -> Instance | None:
     """A sign of life, with a new end of its time where one is given; None when it has ended or is not there yet."""
     values: dict[str, float] = {"last_seen_at": at}
     if expires_at is not None:
@@ -183,14 +184,15 @@ def get(connection: Connection, instance_id: str) -> Instance:
     return record(row)
 
 
-def listed(
+def list_instances(
     connection: Connection,
+    *,
     owner: str | None,
     env: str | None,
     run_id: str | None,
     rollout_id: str | None,
     live: bool | None,
-    wanted: Mapping[str, str],
+    labels: Mapping[str, str],
     after: str,
     limit: int,
 ) -> list[Instance]:
@@ -201,8 +203,8 @@ def listed(
             query = query.where(instances.c[name] == value)
     if live is not None:
         query = query.where(instances.c.live.is_(live))
-    for name, value in wanted.items():
-        having = select(labels.c.instance_id).where(labels.c.name == name, labels.c.value == value)
+    for name, value in labels.items():
+        having = select(label_rows.c.instance_id).where(label_rows.c.name == name, label_rows.c.value == value)
         query = query.where(instances.c.id.in_(having))
     return [record(row) for row in connection.execute(query).mappings()]
 
@@ -214,7 +216,7 @@ def history_of(connection: Connection, instance_id: str) -> list[Happening]:
     return [Happening(at=row["at"], state=row["state"], reason=row["reason"]) for row in rows]
 
 
-def changed(connection: Connection, owner: str | None, since: float, limit: int) -> list[Instance]:
+def list_changed(connection: Connection, *, owner: str | None, since: float, limit: int) -> list[Instance]:
     """Those whose state or terms changed at `since` or later, oldest change first; also those that have ended."""
     query = select(instances).where(instances.c.updated_at >= since)
     if owner is not None:
@@ -223,7 +225,7 @@ def changed(connection: Connection, owner: str | None, since: float, limit: int)
     return [record(row) for row in connection.execute(query).mappings()]
 
 
-def set_terms(connection: Connection, owner: str, terms: Mapping[str, Any]) -> OwnerUsage:
+def set_terms(connection: Connection, owner: str, **terms: Any) -> OwnerUsage:
     """`quota`, `rate`, or both."""
     insert_new(connection, owners, {"owner": owner, "used": 0, "next_at": 0.0})
     connection.execute(update(owners).where(owners.c.owner == owner).values(**terms))
@@ -252,6 +254,6 @@ def record(row: Any) -> Instance:
     )
 
 
-def happened(connection: Connection, lines: Iterable[tuple[str, float, str, str | None]]) -> None:
+def add_history(connection: Connection, lines: Iterable[tuple[str, float, str, str | None]]) -> None:
     rows = [{"instance_id": id, "at": at, "state": state, "reason": reason} for id, at, state, reason in lines]
     connection.execute(insert(history), rows)

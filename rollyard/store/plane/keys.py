@@ -27,11 +27,11 @@ def find(connection: Connection, digest: bytes) -> ApiKey | None:
     return None if row is None else _key(row)
 
 
-def listed(connection: Connection) -> list[ApiKey]:
+def list_keys(connection: Connection) -> list[ApiKey]:
     return [_key(row) for row in connection.execute(select(keys).order_by(keys.c.id)).mappings()]
 
 
-def revoke(connection: Connection, key_id: str, at: float) -> None:
+def revoke(connection: Connection, key_id: str, *, at: float) -> None:
     known = (keys.c.id == key_id, keys.c.revoked_at.is_(None))
     if not connection.execute(update(keys).where(*known).values(revoked_at=at)).rowcount:
         raise PlaneNotFound(f"there is no key {key_id}")

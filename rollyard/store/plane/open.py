@@ -24,4 +24,4 @@ async def open_plane(where: str) -> AsyncGenerator[Opened]:
             yield Opened(records, None)
         return
     async with Store.open(where, private=True) as store:
-        yield Opened(store.plane, store)
+        yield Opened(SqlPlane(store.database), store)

@@ -24,7 +24,7 @@ def put(connection: Connection, pool: WarmPool) -> WarmPool:
     row = {"name": pool.name, "size": pool.size, "plan": pool.plan, "created_at": pool.created_at}
     if not insert_new(connection, pools, row):
         connection.execute(update(pools).where(pools.c.name == pool.name).values(size=pool.size, plan=pool.plan))
-    rows.set_terms(connection, pool.owner, {"quota": pool.size})
+    rows.set_terms(connection, pool.owner, quota=pool.size)
     return get(connection, pool.name)
 
 
@@ -35,7 +35,7 @@ def get(connection: Connection, name: str) -> WarmPool:
     return WarmPool(**row)
 
 
-def listed(connection: Connection) -> list[WarmPool]:
+def list_pools(connection: Connection) -> list[WarmPool]:
     return [WarmPool(**row) for row in connection.execute(select(pools).order_by(pools.c.name)).mappings()]
 
 
@@ -43,7 +43,7 @@ def remove(connection: Connection, name: str) -> WarmPool:
     """Nothing more is made for it; what waits in it is the caller's to end."""
     pool = get(connection, name)
     connection.execute(delete(pools).where(pools.c.name == name))
-    rows.set_terms(connection, pool.owner, {"quota": 0})
+    rows.set_terms(connection, pool.owner, quota=0)
     return pool
 
 
@@ -51,12 +51,13 @@ def take(
     connection: Connection,
     pool: WarmPool,
     taking: Taking,
+    *,
     terms: AdmissionTerms,
     request: tuple[str, str, bytes] | None,
 ) -> tuple[Instance, bool] | None:
     """One that waits is the caller's now (and True), or the one this request took before; None when none waits."""
     if request is not None:
-        before = rows.asked_before(connection, request)
+        before = rows.find_request(connection, request)
         if before is not None:
             return before, False
     waiting = (instances.c.owner == pool.owner, instances.c.live.is_(True), instances.c.state == "running")
@@ -83,7 +84,7 @@ def take(
     if taking.labels:
         new = [{"instance_id": found["id"], "name": name, "value": value} for name, value in taking.labels.items()]
         connection.execute(insert(labels), new)
-    rows.happened(connection, [(found["id"], taking.at, "running", f"taken from pool {pool.name}")])
+    rows.add_history(connection, [(found["id"], taking.at, "running", f"taken from pool {pool.name}")])
     return rows.get(connection, found["id"]), True
 
 
@@ -101,7 +102,7 @@ def _changes(taking: Taking) -> dict[str, Any]:
 # bundles
 
 
-def put_blob(connection: Connection, digest: str, data: bytes, owner: str, at: float) -> bool:
+def put_blob(connection: Connection, digest: str, data: bytes, *, owner: str, at: float) -> bool:
     row = {"digest": digest, "owner": owner, "size": len(data), "created_at": at, "data": data}
     return insert_new(connection, blobs, row)
 

@@ -37,6 +37,7 @@ class SweepLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def instances(connection: Connection, look: TableQuery) -> tuple[list[Instance], int]:
+    """The rows wanted, and how many there are in all."""
     t = plane_instances
     found, total = _page(connection, t, look, (t.c.id, t.c.owner, t.c.env, t.c.run_id, t.c.labels), t.c.id)
     return [rows.record(row) for row in found], total

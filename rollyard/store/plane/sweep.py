@@ -18,13 +18,13 @@ from rollyard.store.schema import plane_leases as leases
 _SWEEP = "sweep"
 
 
-def agreed(connection: Connection, name: str, proposed: str) -> str:
+def agree(connection: Connection, name: str, proposed: str) -> str:
     """What all replicas on this database share under a name; the first one's proposal stays."""
     insert_new(connection, leases, {"name": name, "holder": proposed, "fence": 0, "expires_at": 0.0})
     return connection.execute(select(leases.c.holder).where(leases.c.name == name)).scalar_one()
 
 
-def take(connection: Connection, holder: str, now: float, ttl_s: float) -> int | None:
+def take(connection: Connection, holder: str, *, now: float, ttl_s: float) -> int | None:
     """A fencing number that nobody had before, or None while another holds the lease."""
     insert_new(connection, leases, {"name": _SWEEP, "holder": holder, "fence": 0, "expires_at": 0.0})
     free = or_(leases.c.holder == holder, leases.c.expires_at <= now)
@@ -36,9 +36,9 @@ def take(connection: Connection, holder: str, now: float, ttl_s: float) -> int |
     ).scalar()
 
 
-def claim(connection: Connection, fence: int, now: float, settle_s: float, limit: int) -> list[Instance]:
+def claim(connection: Connection, fence: int, *, now: float, settle_s: float, limit: int) -> list[Instance]:
     """Mark what is due as being deleted: expired, idle for too long, or left in the middle of a step."""
-    _fenced(connection, fence)
+    _check_fence(connection, fence)
     idle = and_(instances.c.idle_ttl_s.is_not(None), instances.c.last_seen_at + instances.c.idle_ttl_s <= now)
     over = and_(instances.c.state.in_(("running", "paused")), or_(instances.c.expires_at <= now, idle))
     left = and_(instances.c.state.in_(("creating", "deleting")), instances.c.settle_by <= now)
@@ -59,16 +59,16 @@ def claim(connection: Connection, fence: int, now: float, settle_s: float, limit
     return found
 
 
-def finish(connection: Connection, fence: int, ended: list[tuple[str, InstanceState, str]], now: float) -> int:
+def finish(connection: Connection, fence: int, ended: list[tuple[str, InstanceState, str]], *, now: float) -> int:
     """All that ended the same way are ended by one statement, and each owner is given back by one."""
-    _fenced(connection, fence)
+    _check_fence(connection, fence)
     ways: dict[tuple[InstanceState, str], list[str]] = {}
     for instance_id, state, reason in ended:
         ways.setdefault((state, reason), []).append(instance_id)
     return sum(rows.end_many(connection, ids, state, now, reason) for (state, reason), ids in ways.items())
 
 
-def _fenced(connection: Connection, fence: int) -> None:
+def _check_fence(connection: Connection, fence: int) -> None:
     holding = select(leases.c.fence).where(leases.c.name == _SWEEP).with_for_update()
     if connection.execute(holding).scalar() != fence:
         raise LeaseLost("another replica sweeps now")

@@ -16,7 +16,7 @@ from rollyard.core.errors import SandboxError, SandboxInterrupted, SandboxUnavai
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Job, Sandbox
 from rollyard.core.sandbox import Exit
-from rollyard.tasks.verifier_sandbox import LOGS
+from rollyard.tasks.verifiers.sandbox import LOGS
 
 T = TypeVar("T")
 _RUN_ALREADY = 97

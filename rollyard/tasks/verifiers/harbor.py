@@ -13,11 +13,11 @@ from rollyard.core.errors import PathError
 from rollyard.core.protocols import Policy, Sandbox, Verifier
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import VerifierSpec
-from rollyard.tasks.runner import RunnerNotStarted, not_started
-from rollyard.tasks.verifier_sandbox import LOGS, TESTS
 from rollyard.tasks.verifiers.durable import again, run_once
 from rollyard.tasks.verifiers.options import read_options
 from rollyard.tasks.verifiers.rewards import parse_json, parse_text
+from rollyard.tasks.verifiers.runner import RunnerNotStarted, not_started
+from rollyard.tasks.verifiers.sandbox import LOGS, TESTS
 from rollyard.tasks.verifiers.tests import upload_tests
 
 _MAX_REWARD = 2**20

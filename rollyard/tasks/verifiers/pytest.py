@@ -17,10 +17,10 @@ from rollyard.core.errors import ConfigError, PathError
 from rollyard.core.protocols import Policy, Sandbox, Verifier
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import VerifierSpec
-from rollyard.tasks.runner import RunnerNotStarted
-from rollyard.tasks.verifier_sandbox import LOGS, TESTS
 from rollyard.tasks.verifiers.durable import again
 from rollyard.tasks.verifiers.options import read_options
+from rollyard.tasks.verifiers.runner import RunnerNotStarted
+from rollyard.tasks.verifiers.sandbox import LOGS, TESTS
 from rollyard.tasks.verifiers.tests import upload_tests
 
 _REPORT = f"{LOGS}/junit.xml"

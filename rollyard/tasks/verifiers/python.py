@@ -20,9 +20,9 @@ import msgspec
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError, EnvError, SandboxError
 from rollyard.core.protocols import Policy, Sandbox
+from rollyard.core.python_files import import_file
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Grade, VerifierSpec
-from rollyard.tasks.python_files import import_file
 from rollyard.tasks.verifiers.options import read_options
 from rollyard.tasks.verifiers.rewards import from_parts
 

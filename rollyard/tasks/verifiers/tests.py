@@ -9,8 +9,8 @@ from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import Rollout
 from rollyard.core.scratch import scratch
 from rollyard.core.task import VerifierSpec
-from rollyard.tasks.files import stage
-from rollyard.tasks.verifier_sandbox import TESTS
+from rollyard.tasks.harbor.files import stage
+from rollyard.tasks.verifiers.sandbox import TESTS
 
 
 async def upload_tests(spec: VerifierSpec, sandbox: Sandbox, rollout: Rollout) -> None:

@@ -63,7 +63,7 @@ class AgentRun(msgspec.Struct, frozen=True):
         first = next((call for call in self.calls if call.kind == "agent"), None)
         return "" if first is None else "\0".join(message.text for message in first.messages)
 
-    def solved(self) -> None:
+    def check_solved(self) -> None:
         done = self.rollout
         problem = done.failure.message if done.failure else ""
         check(done.failure is None, f"{problem}; it printed: {done.log_tail[-400:]!r}")

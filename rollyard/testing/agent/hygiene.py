@@ -28,7 +28,7 @@ async def key(ground: AgentFixture) -> None:
     listing = {"shell": "for p in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$p; echo; done > /workspace/arguments.txt"}
     steps = ground.script(listing, WRITE, DONE)
     seen = await ground.run(steps, hooks=Hooks(teardown=(look,)), collect=["arguments.txt"])
-    seen.solved()
+    seen.check_solved()
     arguments = seen.rollout.files.get("/workspace/arguments.txt", b"")
     check(arguments, "the list of processes was not written")
     check(ground.key.encode() not in arguments, "the key is in the arguments of a process")
@@ -49,7 +49,7 @@ async def names(ground: AgentFixture) -> None:
     seen = await ground.run(collect=[_NAMES], hooks=Hooks(after_setup=(listen,)))
     if listens != [True]:
         raise Skip("nothing can listen on port 53 in this sandbox")
-    seen.solved()
+    seen.check_solved()
     asked = sorted(set(seen.rollout.files.get(_NAMES, b"").decode().split()) - {"listening"})
     unknown = [name for name in asked if not any(fnmatch(name, known) for known in ground.agent.asks_for)]
     check(not unknown, f"it asked for {', '.join(unknown)}")
@@ -62,4 +62,4 @@ async def ordinary(ground: AgentFixture) -> None:
     if not ground.backend.capabilities.users:
         raise Skip(f"backend {ground.backend.name!r} has no other users")
     other = AgentFixture(agent=ground.agent, backend=ground.backend, user="nobody", provision=ground.provision)
-    (await other.run()).solved()
+    (await other.run()).check_solved()

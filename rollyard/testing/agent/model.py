@@ -24,14 +24,14 @@ _FULL = 120_000  # tokens, as the model counts them, of a context of 128,000
 @case("M1", "asks again after an error 500, and goes on", needs=("model", "shell"), timeout=300)
 async def error_then_ok(ground: AgentFixture) -> None:
     seen = await ground.run([{"error": 500}, {"error": 500}, WRITE, {"error": 500}, DONE])
-    seen.solved()
+    seen.check_solved()
 
 
 @case("M2", "waits through a minute of silence, and asks once", needs=("model", "shell"), slow=True, timeout=600)
 async def silence(ground: AgentFixture) -> None:
     limits = Limits(install=1500, agent=400, idle=30)
     seen = await ground.run([{"sleep": SILENCE_S, **WRITE}, DONE], limits=limits)
-    seen.solved()
+    seen.check_solved()
     check(len(seen.calls) == 2, f"{len(seen.calls)} calls for two turns: it gave up waiting and asked again")
 
 
@@ -58,7 +58,7 @@ class _Full:
 async def compaction(ground: AgentFixture) -> None:
     steps = [{"shell": "echo one > one.txt"}, {"shell": "echo two > two.txt"}, WRITE, DONE]
     seen = await ground.run(_Full(scripted(steps)))
-    seen.solved()
+    seen.check_solved()
     kinds = [call.kind for call in seen.calls]
     if "compaction" not in kinds:
         raise Skip(f"it did not compact when told that {_FULL} tokens are used; its calls: {kinds}")
@@ -67,7 +67,7 @@ async def compaction(ground: AgentFixture) -> None:
 @case("M4", "sends answers back so that their branch goes on", needs=("model", "tools"), timeout=300)
 async def echo(ground: AgentFixture) -> None:
     seen = await ground.run(odd_answers)
-    seen.solved()
+    seen.check_solved()
     check(len(seen.rollout.trajectory.branches) == 1, f"{len(seen.rollout.trajectory.branches)} branches, not one")
 
 

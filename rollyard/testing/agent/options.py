@@ -30,11 +30,11 @@ async def long(ground: AgentFixture) -> None:
 async def system_prompt(ground: AgentFixture) -> None:
     seen = await ground.run(system_prompt=_ALL)
     check(_ALL in seen.text, "the system prompt was changed on its way")
-    seen.solved()
+    seen.check_solved()
 
 
 @case("O4", "works with the default system prompt", needs=("model", "system_prompt"), timeout=300)
 async def with_default_prompt(ground: AgentFixture) -> None:
     seen = await ground.run(system_prompt=default_prompt())
     check(default_prompt().strip() in seen.text, "the default prompt is not in what the model was shown")
-    seen.solved()
+    seen.check_solved()

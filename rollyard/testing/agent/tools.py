@@ -43,7 +43,7 @@ def _answered(seen: AgentRun, words: str) -> None:
     offered = sorted({t.name for call in seen.calls[:1] for t in call.tools})
     shown = [part for call in seen.calls for m in call.messages for r in m.tool_results for part in r.parts]
     check(any(words in getattr(part, "text", "") for part in shown), f"the answer never came back; offered: {offered}")
-    seen.solved()
+    seen.check_solved()
 
 
 def _server() -> dict[str, bytes]:

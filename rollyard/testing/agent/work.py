@@ -14,7 +14,7 @@ from rollyard.testing.suite import Skip, case, check
 @case("W1", "solves a task in two turns through the gate", needs=("model",), timeout=1800)
 async def two_turns(ground: AgentFixture) -> None:
     seen = await ground.run()
-    seen.solved()
+    seen.check_solved()
     check(
         seen.rollout.exit_code in (0, None), f"exit code {seen.rollout.exit_code}"
     )  # None: it lingered after its last word
@@ -26,7 +26,7 @@ async def two_turns(ground: AgentFixture) -> None:
 async def dialects(ground: AgentFixture) -> None:
     for dialect in list(ground.agent.wires)[1:]:
         seen = await ground.run(dialect=dialect)
-        seen.solved()
+        seen.check_solved()
         check({call.dialect for call in seen.calls} == {dialect}, f"it was told to speak {dialect}")
 
 
@@ -68,7 +68,7 @@ async def tree_gone(ground: AgentFixture) -> None:
 
     daemon = {"shell": "(setsid sh -c 'sleep 300; : stays-behind' >/dev/null 2>&1 &) ; echo started"}
     seen = await ground.run(ground.script(daemon, WRITE, DONE), hooks=Hooks(teardown=(look,)))
-    seen.solved()
+    seen.check_solved()
     check(not left, f"still running: {left}")
 
 

@@ -64,13 +64,13 @@ class SandboxFixture(msgspec.Struct, frozen=True, kw_only=True):
     def can(self) -> Capabilities:
         return self.backend.capabilities
 
-    def asked(self, **changes: Any) -> SandboxSpec:
+    def make_spec(self, **changes: Any) -> SandboxSpec:
         """The spec with changes, and a label that only this call's sandboxes have."""
         labels = {**self.spec.labels, "case": new_id("case"), **changes.pop("labels", {})}
         return msgspec.structs.replace(self.spec, labels=labels, **changes)
 
     def open(self, **changes: Any) -> Opening:
-        return self.backend.open(self.asked(**changes))
+        return self.backend.open(self.make_spec(**changes))
 
     @contextlib.asynccontextmanager
     async def child(self, program: str, **asked: Any) -> AsyncGenerator[asyncio.subprocess.Process]:

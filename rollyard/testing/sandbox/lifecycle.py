@@ -91,7 +91,7 @@ async def extend(ground: SandboxFixture) -> None:
 
 @case("C7", "finds sandboxes by label, and none that are gone", needs=("list",))
 async def list_by_label(ground: SandboxFixture) -> None:
-    spec = ground.asked()
+    spec = ground.make_spec()
     async with ground.backend.open(spec) as box, ground.open():
         found = await ground.backend.list(spec.labels)
         check([info.id for info in found] == [box.id], f"list by label found {[info.id for info in found]}")
@@ -120,9 +120,9 @@ async def attach_unknown(ground: SandboxFixture) -> None:
 
 @case("C10", "leaves nothing when opening is cancelled", needs=("list",))
 async def cancelled_open(ground: SandboxFixture) -> None:
-    spec = ground.asked()
+    spec = ground.make_spec()
     for delay in (0.0, 0.001, 0.005, 0.02):
-        opening = asyncio.ensure_future(_opened(ground, spec))
+        opening = asyncio.ensure_future(_open(ground, spec))
         await anyio.sleep(delay)
         opening.cancel()
         try:
@@ -134,7 +134,7 @@ async def cancelled_open(ground: SandboxFixture) -> None:
 
 @case("C11", "leaves nothing when its process gets Ctrl-C", needs=("list",))
 async def interrupted_process(ground: SandboxFixture) -> None:
-    spec = ground.asked()
+    spec = ground.make_spec()
     async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=True) as process:
         assert process.stdout is not None
         check(await asyncio.wait_for(process.stdout.readline(), 45), "the other process opened no sandbox")
@@ -145,7 +145,7 @@ async def interrupted_process(ground: SandboxFixture) -> None:
 
 @case("C12", "leaves nothing for long after its process is killed", needs=("list",))
 async def killed_process(ground: SandboxFixture) -> None:
-    spec = ground.asked()
+    spec = ground.make_spec()
     async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=True) as process:
         assert process.stdout is not None
         check(await asyncio.wait_for(process.stdout.readline(), 45), "the other process opened no sandbox")
@@ -157,7 +157,7 @@ async def killed_process(ground: SandboxFixture) -> None:
 
 @case("C13", "keeps a lifetime='ttl' sandbox when its opener ends", needs=("lifetime_ttl", "attach", "list"))
 async def lifetime_ttl(ground: SandboxFixture) -> None:
-    spec = ground.asked(lifetime="ttl", ttl_s=120.0)
+    spec = ground.make_spec(lifetime="ttl", ttl_s=120.0)
     async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=False) as process:
         assert process.stdout is not None
         sandbox_id = (await asyncio.wait_for(process.stdout.readline(), 45)).decode().strip()
@@ -172,7 +172,7 @@ async def lifetime_ttl(ground: SandboxFixture) -> None:
 
 @case("C14", "reaps by label and age, and nothing else", needs=("list",))
 async def reap(ground: SandboxFixture) -> None:
-    mine, other = ground.asked(), ground.asked()
+    mine, other = ground.make_spec(), ground.make_spec()
     async with ground.backend.open(other) as bystander:
         box = await ground.backend.open(mine)
         check(box.id not in await ground.backend.reap(mine.labels, older_than=3600), "a young sandbox was reaped")
@@ -217,7 +217,7 @@ async def left_by_error(ground: SandboxFixture) -> None:
 
 @case("C17", "says what it is: id, image, isolation, labels, times")
 async def info(ground: SandboxFixture) -> None:
-    spec = ground.asked()
+    spec = ground.make_spec()
     before = time.time()
     async with ground.backend.open(spec) as box:
         got = box.info
@@ -240,7 +240,7 @@ async def kill_processes(ground: SandboxFixture) -> None:
         check(await box.read_text(f"{tmp}/kept") == "yes", "a file is gone")
 
 
-async def _opened(ground: SandboxFixture, spec: SandboxSpec) -> Sandbox:
+async def _open(ground: SandboxFixture, spec: SandboxSpec) -> Sandbox:
     return await ground.backend.open(spec)
 
 

@@ -62,7 +62,7 @@ class Change:
             for key in missing:
                 pipe.hgetall(key)
             for key, found in zip(missing, await pipe.execute(), strict=True):
-                self._read[key] = decoded(found)
+                self._read[key] = decode_row(found)
         return [dict(self._new[key] or {}) if key in self._new else dict(self._read[key][1]) for key in keys]
 
     async def row(self, key: str) -> Row:
@@ -134,7 +134,7 @@ class Changer:
 
     async def _by_lock(self, change: Change) -> bool:
         token = secrets.token_hex(16)
-        until = await self._taken(token)
+        until = await self._take_lock(token)
         try:
             await self._finish_what_was_begun()
             pipe = self._client.pipeline(transaction=False)
@@ -151,7 +151,7 @@ class Changer:
                 await self._client.delete(self._lock)
         return True
 
-    async def _taken(self, token: str) -> float:
+    async def _take_lock(self, token: str) -> float:
         """When half of the lock's time is over."""
         while True:
             if await self._client.set(self._lock, token, nx=True, px=int(LOCK_S * 1000)):
@@ -172,7 +172,7 @@ class Changer:
         await pipe.execute()
 
 
-def decoded(found: dict[bytes, bytes]) -> tuple[int, Row]:
+def decode_row(found: dict[bytes, bytes]) -> tuple[int, Row]:
     """A row's revision, and the row."""
     row = {name.decode(): value.decode() for name, value in found.items()}
     return int(row.pop(_REV, "0")), row

@@ -28,7 +28,7 @@ class InstanceRows:
     async def begin(
         self, change: Change, new: Instance, terms: AdmissionTerms, request: Request | None
     ) -> tuple[Instance, bool]:
-        before = await self._asked_before(change, request)
+        before = await self._find_request(change, request)
         if before is not None:
             return before, False
         await self._admit(change, new.owner, terms, new.created_at)
@@ -37,7 +37,7 @@ class InstanceRows:
         self._remember(change, request, new.id)
         return new, True
 
-    async def _asked_before(self, change: Change, request: Request | None) -> Instance | None:
+    async def _find_request(self, change: Change, request: Request | None) -> Instance | None:
         if request is None:
             return None
         row = await change.row(self.keys.request(*request[:2]))
@@ -137,7 +137,7 @@ class InstanceRows:
         """The row, everything it is found by, and a line of history."""
         keys = self.keys
         revision = change.put(keys.instance(new.id), instance_row(new))
-        before, after = self._found_by(old) if old else {}, self._found_by(new)
+        before, after = self._index_scores(old) if old else {}, self._index_scores(new)
         for index in before:
             if index not in after:
                 change.remove(index, new.id)
@@ -148,7 +148,7 @@ class InstanceRows:
             at, reason = told
             change.note(keys.history(new.id), str(revision), msgspec.json.encode((at, new.state, reason)).decode())
 
-    def _found_by(self, instance: Instance) -> dict[str, float]:
+    def _index_scores(self, instance: Instance) -> dict[str, float]:
         keys = self.keys
         found = {keys.all: 0.0, keys.of_owner(instance.owner, live=False): 0.0, keys.changed: instance.updated_at}
         found |= {keys.label(name, value): 0.0 for name, value in instance.labels.items()}
@@ -169,7 +169,7 @@ class InstanceRows:
         terms: AdmissionTerms,
         request: Request | None,
     ) -> tuple[Instance, bool] | None:
-        before = await self._asked_before(change, request)
+        before = await self._find_request(change, request)
         if before is not None:
             return before, False
         for instance_id in waiting:
@@ -196,13 +196,13 @@ class InstanceRows:
 
     # the sweep
 
-    async def fenced(self, change: Change, fence: int) -> None:
+    async def check_fence(self, change: Change, fence: int) -> None:
         """The lease's revision is compared when the change is written, so a later holder undoes it."""
         if (await change.row(self.keys.lease("sweep"))).get("fence") != str(fence):
             raise LeaseLost("another replica sweeps now")
 
     async def claim(self, change: Change, due: list[str], fence: int, now: float, settle_s: float) -> list[Instance]:
-        await self.fenced(change, fence)
+        await self.check_fence(change, fence)
         found = [instance_record(row) for row in await change.rows([self.keys.instance(one) for one in due]) if row]
         found = [one for one in found if one.live and due_at(one) <= now]
         for old in found:
@@ -210,7 +210,7 @@ class InstanceRows:
         return found
 
     async def finish(self, change: Change, fence: int, ended: list[tuple[str, InstanceState, str]], now: float) -> int:
-        await self.fenced(change, fence)
+        await self.check_fence(change, fence)
         await change.rows([self.keys.instance(one) for one, _, _ in ended])
         return sum([await self.end(change, one, state, now, reason) for one, state, reason in ended])
 

@@ -26,7 +26,7 @@ from rollyard.core.plane import (
     Taking,
     WarmPool,
 )
-from rollyard.store.plane.redis.change import Change, Changer, Row, decoded
+from rollyard.store.plane.redis.change import Change, Changer, Row, decode_row
 from rollyard.store.plane.redis.instances import InstanceRows, Request, usage_of
 from rollyard.store.plane.redis.rows import (
     BETWEEN,
@@ -81,27 +81,27 @@ async def open_redis(url: str, *, scripts: bool | None = None) -> AsyncGenerator
 class RedisPlane:
     def __init__(self, client: Any, prefix: str, *, scripted: bool) -> None:
         self._client, self._keys = client, Keys(prefix)
-        self._change, self._rows = Changer(client, prefix, scripted=scripted), InstanceRows(self._keys)
+        self._changer, self._rows = Changer(client, prefix, scripted=scripted), InstanceRows(self._keys)
 
-    async def _changed(self, work: Callable[[Change], Awaitable[T]]) -> T:
+    async def _change(self, work: Callable[[Change], Awaitable[T]]) -> T:
         from redis.exceptions import RedisError
 
         try:
-            return await self._change(work)
+            return await self._changer(work)
         except RedisError as error:
             raise StoreError(f"Redis: {error}") from error
 
     async def _row(self, key: str) -> Row:
-        return (await self._found([key]))[0]
+        return (await self._read_rows([key]))[0]
 
-    async def _found(self, keys: list[str]) -> list[Row]:
+    async def _read_rows(self, keys: list[str]) -> list[Row]:
         from redis.exceptions import RedisError
 
         pipe = self._client.pipeline(transaction=False)
         for key in keys:
             pipe.hgetall(key)
         try:
-            return [decoded(found)[1] for found in await pipe.execute()] if keys else []
+            return [decode_row(found)[1] for found in await pipe.execute()] if keys else []
         except RedisError as error:
             raise StoreError(f"Redis: {error}") from error
 
@@ -123,7 +123,7 @@ class RedisPlane:
             change.add(self._keys.envs, record.name + BETWEEN + record.version)
             return record
 
-        return await self._changed(work)
+        return await self._change(work)
 
     async def get_env(self, name: str, version: str) -> EnvRecord:
         return _env(await self._row(self._keys.env(name, version)), name, version)
@@ -150,7 +150,7 @@ class RedisPlane:
             change.put(key, env_row(new))
             return new
 
-        return await self._changed(work)
+        return await self._change(work)
 
     async def delete_env(self, name: str, version: str, *, released: bool) -> None:
         key = self._keys.env(name, version)
@@ -163,7 +163,7 @@ class RedisPlane:
             change.drop(key)
             change.remove(self._keys.envs, name + BETWEEN + version)
 
-        await self._changed(work)
+        await self._change(work)
 
     async def list_envs(
         self, *, words: tuple[str, ...], status: str | None, after: tuple[str, str] | None, limit: int
@@ -173,7 +173,7 @@ class RedisPlane:
         found: list[EnvRecord] = []
         while len(found) < limit:
             names = await self._after(self._keys.envs, last, _PAGE)
-            for row in await self._found([self._keys.env(*name.split(BETWEEN)) for name in names]):
+            for row in await self._read_rows([self._keys.env(*name.split(BETWEEN)) for name in names]):
                 if row and all(word in row["words"] for word in wanted) and status in (None, row["status"]):
                     found.append(env_record(row))
             if len(names) < _PAGE:
@@ -184,18 +184,18 @@ class RedisPlane:
     # instances
 
     async def begin(self, new: Instance, *, terms: AdmissionTerms, request: Request | None) -> tuple[Instance, bool]:
-        return await self._changed(lambda change: self._rows.begin(change, new, terms, request))
+        return await self._change(lambda change: self._rows.begin(change, new, terms, request))
 
     async def step(
         self, instance_id: str, origin: tuple[InstanceState, ...], state: InstanceState, *, at: float, **changes: Any
     ) -> Instance | None:
-        return await self._changed(lambda change: self._rows.step(change, instance_id, origin, state, at, changes))
+        return await self._change(lambda change: self._rows.step(change, instance_id, origin, state, at, changes))
 
     async def end(self, instance_id: str, state: InstanceState, *, at: float, reason: str | None) -> bool:
-        return await self._changed(lambda change: self._rows.end(change, instance_id, state, at, reason))
+        return await self._change(lambda change: self._rows.end(change, instance_id, state, at, reason))
 
     async def touch(self, instance_id: str, *, at: float, expires_at: float | None = None) -> Instance | None:
-        return await self._changed(lambda change: self._rows.touch(change, instance_id, at, expires_at))
+        return await self._change(lambda change: self._rows.touch(change, instance_id, at, expires_at))
 
     async def get_instance(self, instance_id: str) -> Instance:
         row = await self._row(self._keys.instance(instance_id))
@@ -219,7 +219,7 @@ class RedisPlane:
         index, found = self._narrowest(owner, rollout_id, live, labels), list[Instance]()
         while len(found) < limit:
             ids = await self._after(index, after, _PAGE)
-            for row in await self._found([self._keys.instance(one) for one in ids]):
+            for row in await self._read_rows([self._keys.instance(one) for one in ids]):
                 if row and _matches(one := instance_record(row), same, live, labels):
                     found.append(one)
             if len(ids) < _PAGE:
@@ -243,7 +243,7 @@ class RedisPlane:
         start = 0
         while len(found) < limit:
             ids = await self._client.zrangebyscore(self._keys.changed, since, "+inf", start, _PAGE)
-            rows = await self._found([self._keys.instance(one.decode()) for one in ids])
+            rows = await self._read_rows([self._keys.instance(one.decode()) for one in ids])
             found += [one for row in rows if row and owner in (None, (one := instance_record(row)).owner)]
             if len(ids) < _PAGE:
                 break
@@ -272,7 +272,7 @@ class RedisPlane:
         return [Happening(at=at, state=state, reason=reason) for at, state, reason in told]
 
     async def set_terms(self, owner: str, **terms: Any) -> OwnerUsage:
-        return await self._changed(lambda change: self._rows.set_terms(change, owner, terms))
+        return await self._change(lambda change: self._rows.set_terms(change, owner, terms))
 
     async def usage(self, owner: str) -> OwnerUsage:
         return usage_of(owner, await self._row(self._keys.owner(owner)))
@@ -288,7 +288,7 @@ class RedisPlane:
             await self._rows.set_terms(change, pool.owner, {"quota": pool.size})
             return kept
 
-        return await self._changed(work)
+        return await self._change(work)
 
     async def get_pool(self, name: str) -> WarmPool:
         row = await self._row(self._keys.pool(name))
@@ -298,7 +298,7 @@ class RedisPlane:
 
     async def list_pools(self) -> list[WarmPool]:
         names = await self._after(self._keys.pools, None, 10_000)
-        return [pool_record(row) for row in await self._found([self._keys.pool(name) for name in names]) if row]
+        return [pool_record(row) for row in await self._read_rows([self._keys.pool(name) for name in names]) if row]
 
     async def remove_pool(self, name: str) -> WarmPool:
         async def work(change: Change) -> WarmPool:
@@ -311,7 +311,7 @@ class RedisPlane:
             await self._rows.set_terms(change, pool.owner, {"quota": 0})
             return pool
 
-        return await self._changed(work)
+        return await self._change(work)
 
     async def take(
         self, pool: WarmPool, taking: Taking, *, terms: AdmissionTerms, request: Request | None
@@ -320,7 +320,7 @@ class RedisPlane:
             waiting = await self._after(self._keys.of_owner(pool.owner, live=True), None, _WAITING)
             return await self._rows.take(change, waiting, pool, taking, terms, request)
 
-        return await self._changed(work)
+        return await self._change(work)
 
     async def put_blob(self, digest: str, data: bytes, *, owner: str, at: float) -> bool:
         return bool(await self._client.set(self._keys.blob(digest), data, nx=True))
@@ -344,7 +344,7 @@ class RedisPlane:
             change.add(self._keys.keys, key.id + BETWEEN + key.digest.hex())
             return key
 
-        return await self._changed(work)
+        return await self._change(work)
 
     async def find_key(self, digest: bytes) -> ApiKey | None:
         row = await self._row(self._keys.key(digest))
@@ -353,7 +353,7 @@ class RedisPlane:
     async def list_keys(self) -> list[ApiKey]:
         named = await self._after(self._keys.keys, None, 100_000)
         digests = [bytes.fromhex(name.split(BETWEEN)[1]) for name in named]
-        return [key_record(row) for row in await self._found([self._keys.key(one) for one in digests]) if row]
+        return [key_record(row) for row in await self._read_rows([self._keys.key(one) for one in digests]) if row]
 
     async def revoke_key(self, key_id: str, *, at: float) -> None:
         digest = next((key.digest for key in await self.list_keys() if key.id == key_id), b"")
@@ -364,7 +364,7 @@ class RedisPlane:
                 raise PlaneNotFound(f"there is no key {key_id}")
             change.put(self._keys.key(digest), {**row, "revoked_at": repr(at)})
 
-        await self._changed(work)
+        await self._change(work)
 
     # the sweep
 
@@ -378,7 +378,7 @@ class RedisPlane:
                 change.put(key, row)
             return row["holder"]
 
-        return await self._changed(work)
+        return await self._change(work)
 
     async def take_sweep(self, holder: str, *, now: float, ttl_s: float) -> int | None:
         key = self._keys.lease("sweep")
@@ -391,17 +391,17 @@ class RedisPlane:
             change.put(key, {"holder": holder, "fence": str(fence), "expires_at": repr(now + ttl_s)})
             return fence
 
-        return await self._changed(work)
+        return await self._change(work)
 
     async def claim_due(self, fence: int, *, now: float, settle_s: float, limit: int) -> list[Instance]:
         async def work(change: Change) -> list[Instance]:
             due = await self._client.zrangebyscore(self._keys.due, "-inf", now, 0, limit)
             return await self._rows.claim(change, [one.decode() for one in due], fence, now, settle_s)
 
-        return await self._changed(work)
+        return await self._change(work)
 
     async def finish_due(self, fence: int, ended: list[tuple[str, InstanceState, str]], *, now: float) -> int:
-        return await self._changed(lambda change: self._rows.finish(change, fence, ended, now))
+        return await self._change(lambda change: self._rows.finish(change, fence, ended, now))
 
 
 def _env(row: Row, name: str, version: str) -> EnvRecord:

@@ -22,11 +22,11 @@ from rollyard.core.task import (
     Step,
     Task,
 )
-from rollyard.tasks import schema
-from rollyard.tasks.digest import folder_digest
-from rollyard.tasks.environment_table import healthcheck, read_site
-from rollyard.tasks.taskfile import ExtraFile, TaskFolder, user_name
-from rollyard.tasks.verifier_table import read_verifier
+from rollyard.tasks.harbor import schema
+from rollyard.tasks.harbor.digest import folder_digest
+from rollyard.tasks.harbor.environment_table import healthcheck, read_site
+from rollyard.tasks.harbor.taskfile import ExtraFile, TaskFolder, user_name
+from rollyard.tasks.harbor.verifier_table import read_verifier
 
 
 def load_folder(folder: str | Path, *, allow_network: bool = False) -> Task:

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core import toml
 from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
 from rollyard.core.task import Artifact, Healthcheck, McpServer, Site, Step, Task, VerifierSpec
-from rollyard.tasks import toml
-from rollyard.tasks.harbor import step_limits
+from rollyard.tasks.harbor.load import step_limits
 
 _MODE = {"host": "public", "none": "no-network", "allowlist": "allowlist"}
 _KEPT = ("README.md", ".gitignore")

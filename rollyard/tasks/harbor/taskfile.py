@@ -11,8 +11,8 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Grade
-from rollyard.tasks import schema
-from rollyard.tasks.files import TaskFiles
+from rollyard.tasks.harbor import schema
+from rollyard.tasks.harbor.files import TaskFiles
 
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _NETWORK = {"public": "host", "no-network": "none", "allowlist": "allowlist"}

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from rollyard.core.task import CollectHook, Grade, Site, VerifierSpec
-from rollyard.tasks import schema
-from rollyard.tasks.environment_table import COMPOSE, read_site
-from rollyard.tasks.taskfile import TaskFolder, user_name
+from rollyard.tasks.harbor import schema
+from rollyard.tasks.harbor.environment_table import COMPOSE, read_site
+from rollyard.tasks.harbor.taskfile import TaskFolder, user_name
 
 
 def read_verifier(load: TaskFolder, step: schema.StepTable | None, field: str) -> VerifierSpec:

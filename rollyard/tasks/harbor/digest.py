@@ -14,7 +14,7 @@ import msgspec
 from pathspec import GitIgnoreSpec
 
 from rollyard.core.task import Task
-from rollyard.tasks.files import TaskFiles
+from rollyard.tasks.harbor.files import TaskFiles
 
 _ALWAYS_IGNORED = ("__pycache__/", "*.pyc", ".DS_Store", "*.swp", "*.swo", "*~")
 _SINGLE = ("task.toml", "instruction.md", "README.md", "trajectory.json")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rollyard.core.sandbox import Resources
 from rollyard.core.task import Healthcheck, McpServer, Site
-from rollyard.tasks import schema
-from rollyard.tasks.compose import fold
-from rollyard.tasks.taskfile import TaskFolder
+from rollyard.tasks.harbor import schema
+from rollyard.tasks.harbor.compose import fold
+from rollyard.tasks.harbor.taskfile import TaskFolder
 
 COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 

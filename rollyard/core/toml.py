@@ -1,4 +1,4 @@
-"""Writing TOML: the small part a task folder needs (the standard library only reads it)."""
+"""Writing TOML: the small part that task folders and agents need (the standard library only reads it)."""
 
 from __future__ import annotations
 

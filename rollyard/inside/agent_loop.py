@@ -1,0 +1,149 @@
+"""The program of `shell-agent` and `tool-agent`: chat completions and tools, on a bare python3 (3.8 or newer) inside the sandbox.
+
+    agent_loop.py PROMPT INSTRUCTION [MCP_CONFIG]
+
+Its tools are those of the MCP servers that a config names, or one shell. Standard library only. It prints one JSON object per
+line: message, result, done. Its requests are small on purpose, so that a tiny model with a tiny context can follow it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+URL = os.environ["AGENT_LOOP_URL"] + "/chat/completions"
+KEY = os.environ.pop("ROLLYARD_KEY")  # the commands it runs do not inherit it
+MODEL = os.environ["AGENT_LOOP_MODEL"]
+MAX_TOKENS = os.environ.get("AGENT_LOOP_MAX_TOKENS")
+OUTPUT, TURNS, TRIES = 4000, 200, 6
+COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+SHELL = {"type": "function", "function": {"name": "shell", "description": "Run it.", "parameters": COMMAND}}
+
+
+def say(kind: str, **fields: Any) -> None:
+    print(json.dumps({"type": kind, **fields}), flush=True)
+
+
+def post(url: str, body: dict[str, Any], headers: dict[str, str], attempt: int = 1) -> tuple[bytes, Any]:
+    sent = {"Content-Type": "application/json", **headers}
+    request = urllib.request.Request(url, json.dumps(body, separators=(",", ":")).encode(), sent)  # noqa: S310 - the gate
+    try:
+        with urllib.request.urlopen(request, timeout=3600) as response:  # noqa: S310 - the gate
+            return response.read(), response.headers
+    except urllib.error.HTTPError as error:
+        if attempt == TRIES or (error.code < 500 and error.code != 429):
+            raise
+    time.sleep(0.1 * 2**attempt)
+    return post(url, body, headers, attempt + 1)
+
+
+def ask(messages: list[Any], tools: list[Any]) -> Any:
+    body: dict[str, Any] = {"model": MODEL, "messages": messages, "tools": tools}
+    if MAX_TOKENS:
+        body["max_tokens"] = int(MAX_TOKENS)
+    answer, _ = post(URL, body, {"Authorization": "Bearer " + KEY})
+    return json.loads(answer)["choices"][0]["message"]
+
+
+def run_shell(name: str, arguments: str) -> str:
+    try:
+        command = json.loads(arguments)["command"]
+        done = subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, timeout=600)
+    except subprocess.TimeoutExpired:
+        return "timed out"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"bad arguments: {error!r}"
+    text = (done.stdout + done.stderr).decode("utf-8", "replace")
+    if len(text) > OUTPUT:
+        text = f"{text[: OUTPUT // 2]}\n...\n{text[-OUTPUT // 2 :]}"
+    return text if done.returncode == 0 else f"{text}exit code {done.returncode}"
+
+
+class Server:
+    """One MCP server, with the session and the version that it gave."""
+
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
+        self._url = url
+        self._headers = {name: value.replace("${ROLLYARD_KEY}", KEY) for name, value in headers.items()}
+        self._headers["Accept"] = "application/json, text/event-stream"
+        about = {"name": "tool-agent", "version": "1"}
+        given = self.ask("initialize", {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": about})
+        self._headers["MCP-Protocol-Version"] = given["protocolVersion"]
+        post(self._url, {"jsonrpc": "2.0", "method": "notifications/initialized"}, self._headers)
+
+    def ask(self, method: str, params: dict[str, Any]) -> Any:
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        said, headers = post(self._url, body, self._headers)
+        if headers.get("mcp-session-id"):
+            self._headers["Mcp-Session-Id"] = headers["mcp-session-id"]
+        raw = said.decode()
+        if not raw.lstrip().startswith("{"):  # an event stream: its last message is the answer
+            raw = [line[5:] for line in raw.splitlines() if line.startswith("data:")][-1]
+        answer = json.loads(raw)
+        if "error" in answer:
+            raise ValueError(answer["error"]["message"])
+        return answer["result"]
+
+
+class Servers:
+    """The tools of the MCP servers in a config."""
+
+    def __init__(self, config: str) -> None:
+        self.tools: list[Any] = []
+        self._owners: dict[str, Server] = {}
+        for one in json.loads(config)["mcpServers"].values():
+            server = Server(one["url"], one.get("headers", {}))
+            for tool in server.ask("tools/list", {})["tools"]:
+                shown = {"name": tool["name"], "description": tool.get("description", "")}
+                self.tools.append({"type": "function", "function": {**shown, "parameters": tool["inputSchema"]}})
+                self._owners[tool["name"]] = server
+
+    def call(self, name: str, arguments: str) -> str:
+        if name not in self._owners:
+            return f"there is no tool named {name!r}"
+        try:
+            result = self._owners[name].ask("tools/call", {"name": name, "arguments": json.loads(arguments or "{}")})
+        except (OSError, ValueError) as error:
+            return f"error: {error}"
+        text = "\n".join(part.get("text", "") for part in result.get("content", ()))
+        return f"error: {text}" if result.get("isError") else text
+
+
+def work(prompt: str, instruction: str, tools: list[Any], call_tool: Callable[[str, str], str]) -> tuple[bool, str]:
+    messages: list[Any] = [{"role": "system", "content": prompt}, {"role": "user", "content": instruction}]
+    for _ in range(TURNS):
+        message = ask(messages, tools)
+        say("message", message=message)
+        messages.append({name: value for name, value in message.items() if value is not None})
+        if not message.get("tool_calls"):
+            return True, message.get("content") or ""
+        for call in message["tool_calls"]:
+            name = call["function"]["name"]
+            text = call_tool(name, call["function"]["arguments"])
+            say("result", id=call["id"], tool=name, text=text)
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+    return False, f"not done after {TURNS} turns"
+
+
+def main(prompt: str, instruction: str, config: str = "") -> tuple[bool, str]:
+    if not config:
+        return work(prompt, instruction, [SHELL], run_shell)
+    servers = Servers(config)
+    return work(prompt, instruction, servers.tools, servers.call)
+
+
+if __name__ == "__main__":
+    try:
+        ok, words = main(*(Path(path).read_bytes().decode() for path in sys.argv[1:4]))
+    except (OSError, ValueError, LookupError) as error:
+        ok, words = False, f"{type(error).__name__}: {error}"
+    say("done", ok=ok, text=words)
+    sys.exit(0 if ok else 1)
