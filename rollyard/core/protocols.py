@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -15,9 +15,6 @@ from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.sandbox import Capabilities, Exit, Resources, SandboxInfo, SandboxSpec, Stat
 from rollyard.core.task import Task
-
-if TYPE_CHECKING:
-    from rollyard.trajectory.trajectory import Trajectory
 
 Command = str | Sequence[str]
 
@@ -161,13 +158,6 @@ class Checkable(Protocol):
     is not there. `model` is what agents call it. Raises; a server that is only busy passes."""
 
     async def check(self, model: str) -> None: ...
-
-
-@runtime_checkable
-class Recalling(Protocol):
-    """A policy that goes on from what was sampled before: after a restart the gate gives it each rollout's trajectory."""
-
-    def recall(self, trajectory: Trajectory) -> None: ...
 
 
 class RawRequest(msgspec.Struct, frozen=True, kw_only=True):
