@@ -15,11 +15,14 @@ import random
 import statistics
 import time
 
+from msgspec.structs import replace
+
 import rollyard as ry
 from rollyard.core.call import Call, Reply, floats
 from rollyard.core.message import Message, Text, tools_digest
 from rollyard.policy.prompts import Prompts
 from rollyard.testing.smollm import weights
+from rollyard.trajectory.trajectory import Trajectory
 
 WORDS = (
     "the",
@@ -57,6 +60,12 @@ def measure(turns: int, chars: int) -> dict:
     rng = random.Random(0)
     renderer = ry.renderer(weights())
     prompts = Prompts(renderer)
+    trajectory = Trajectory("r")
+
+    def prepare(call: Call) -> Call:
+        found = trajectory.match(call)
+        return prompts.prepare(replace(call, continues=found.continues, fork_reason=found.reason))
+
     messages = [Message("system", (Text(text(rng, 4000)),)), Message("user", (Text("go"),))]
     bridge, render, sizes = [], [], []
     for turn in range(turns):
@@ -68,7 +77,7 @@ def measure(turns: int, chars: int) -> dict:
             messages=tuple(messages),
             tools_digest=tools_digest(()),
         )
-        prepared, spent = cpu_ms(prompts.prepare, call)
+        prepared, spent = cpu_ms(prepare, call)
         bridge.append(spent)
         sizes.append(len(prepared.prompt_ids))
         render.append(cpu_ms(renderer.render, messages)[1] if turn % 10 == 9 else None)
@@ -80,7 +89,7 @@ def measure(turns: int, chars: int) -> dict:
             completion_ids=sampled,
             logprobs=floats([-0.1] * len(sampled)),
         )
-        bridge[-1] += cpu_ms(prompts.answered, prepared, reply)[1]
+        bridge[-1] += cpu_ms(trajectory.add, call, reply)[1]
         messages += [answer, Message("user", (Text(text(rng, chars)),))]
     assert prompts.counts["bridge"] == turns - 1
     return {"bridge": bridge, "render": render, "tokens": sizes}

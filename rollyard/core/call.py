@@ -62,6 +62,22 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning_tokens: int | None = None
 
 
+class Continuation(msgspec.Struct, frozen=True, kw_only=True):
+    """The answered call that a request goes on from, as the trajectory found it. `new` are the request's messages after
+    that answer. `deltas` are the ids of its prompt and answer, piece by piece, shared with the trajectory: read them
+    through `ids`. None where some of them are unknown."""
+
+    call_id: str
+    answer: Message
+    new: tuple[Message, ...]
+    deltas: tuple[array[int], ...] | None = None
+    sampled: int = 0  # how many of the ids, at the end, are the answer's
+
+    def ids(self) -> array[int]:
+        """What the model saw and sampled, as one array of the caller's own."""
+        return array("i", b"".join(self.deltas or ()))
+
+
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One decoded request. `raw` is the body as received; `headers` holds only the allow-listed ones, lower case."""
 
@@ -83,9 +99,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     raw_digest: bytes = b""  # sha256 of `raw`, set by whoever has computed it already
     headers: Mapping[str, str] = {}
     received_at: float = 0.0
+    continues: Continuation | None = None
+    fork_reason: str | None = None  # why it continues no earlier call; None for a plain repetition
     prompt_ids: array[int] | None = None  # set by a renderer, for a policy that takes tokens
     prompt_source: PromptSource | None = None
-    parent_call_id: str | None = None
     inserted: tuple[tuple[int, int], ...] = ()  # half-open ranges of prompt_ids that no model sampled
     break_reason: str | None = None
     # settings of this session for the policy: model, base_url, api_key, max_tokens_cap, disable_thinking, sampling

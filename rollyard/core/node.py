@@ -56,16 +56,3 @@ class Added(msgspec.Struct, frozen=True, kw_only=True):
     record: CallRecord
     nodes: tuple[Node, ...]
     blobs: Mapping[bytes, Blob]
-
-
-class Match(msgspec.Struct, frozen=True, kw_only=True):
-    """The deepest earlier call that a request continues. `new` are the request's messages after that call's answer, less
-    those that only repeat a part of it. `skipped` are indexes of request messages that stand inside the matched history
-    and were not there before. `exact` says that every matched message was an equal echo, tools included."""
-
-    call_id: str
-    leaf: int
-    consumed: int
-    new: tuple[Message, ...]
-    exact: bool
-    skipped: tuple[int, ...] = ()

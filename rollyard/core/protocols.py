@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Awaitable, Generator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack, overload, runtime_checkable
+from typing import Any, Protocol, Self, Unpack, overload, runtime_checkable
 
 import msgspec
 
@@ -17,9 +17,6 @@ from rollyard.core.program import Command, ExecOptions, Program, StartOptions
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.sandbox import Capabilities, Exit, Resources, SandboxInfo, SandboxSpec, Stat
 from rollyard.core.task import Task
-
-if TYPE_CHECKING:
-    from rollyard.trajectory.trajectory import Trajectory
 
 
 class ByteStream(Protocol):
@@ -150,13 +147,6 @@ class Checkable(Protocol):
     is not there. `model` is what agents call it. Raises; a server that is only busy passes."""
 
     async def check(self, model: str) -> None: ...
-
-
-@runtime_checkable
-class Recalling(Protocol):
-    """A policy that goes on from what was sampled before: after a restart the gate gives it each rollout's trajectory."""
-
-    def recall(self, trajectory: Trajectory) -> None: ...
 
 
 class RawRequest(msgspec.Struct, frozen=True, kw_only=True):

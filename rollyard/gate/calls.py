@@ -1,4 +1,4 @@
-"""The path of one call: decode, join or begin a turn, ask the policy, commit, answer.
+"""The path of one call: decode, join or begin a turn, find the call it continues, ask the policy, commit, answer.
 
 The order is the promise. An answer is complete and committed before its first content byte leaves, so a process killed at
 any moment has forgotten nothing that an agent was told. A turn belongs to its task, not to the connection that began it:
@@ -125,12 +125,15 @@ class Calls:
             options=session.settings,
             raw_digest=digest,
         )
+        match = session.trajectory.match(call)
+        call = msgspec.structs.replace(call, continues=match.continues, fork_reason=match.reason)
         turn = PendingTurn(
             (route.dialect, digest),
             call,
             deadline=now + self._limits.call_s,
             orphan_s=self._limits.orphan_held_s if session.held else self._limits.orphan_s,
             idempotency=idempotency,
+            match=match,
         )
         reader = PendingReader(exchange, codec, call, now)
         turn.join(reader)
@@ -208,7 +211,8 @@ class Calls:
     async def _commit(
         self, session: Session, turn: PendingTurn | None, call: Call, reply: Reply | None, error: str | None = None
     ) -> None:
-        added = session.trajectory.add(call, reply, error=error)
+        match = None if turn is None else turn.match
+        added = session.trajectory.add(call, reply, match=match, error=error)
         if self._log is None:
             return
         if turn is not None:  # `tick` is the deadline: a timer for each commit would cost as much as the hashing

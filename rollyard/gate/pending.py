@@ -19,6 +19,7 @@ import msgspec
 from rollyard.core.call import Call, Dialect, Reply
 from rollyard.core.errors import BadRequest
 from rollyard.net.http_server import Exchange
+from rollyard.trajectory.attach import Match
 from rollyard.wire.codec import Codec
 
 NO_STORE = b"cache-control: no-store\r\nx-accel-buffering: no\r\n"
@@ -113,6 +114,7 @@ class PendingTurn:
         "expired",
         "idempotency",
         "key",
+        "match",
         "orphan_at",
         "orphan_s",
         "readers",
@@ -121,11 +123,19 @@ class PendingTurn:
     )
 
     def __init__(
-        self, key: TurnKey, call: Call | None, *, deadline: float, orphan_s: float = 0.0, idempotency: str | None = None
+        self,
+        key: TurnKey,
+        call: Call | None,
+        *,
+        deadline: float,
+        orphan_s: float = 0.0,
+        idempotency: str | None = None,
+        match: Match | None = None,
     ) -> None:
         self.key = key
         self.orphan_s = orphan_s  # how long it goes on with no reader
         self.call = call  # let go once answered: a reader that comes back brings its own
+        self.match = match  # what its call goes on from; let go as well
         self.idempotency = idempotency
         self.readers: list[PendingReader] = []
         self.reply: Reply | None = None
@@ -177,14 +187,14 @@ class PendingTurn:
     def answered(self, reply: Reply, body: bytes | None, first: PendingReader | None) -> None:
         self.reply = reply
         readers, self.readers = self.readers, []
-        self.call = self.task = None
+        self.call = self.match = self.task = None
         for reader in readers:
             if reader.answer(reply, body if reader is first else None):
                 self.delivered = True
 
     def refused(self, refusal: GateRefusal) -> None:
         readers, self.readers = self.readers, []
-        self.call = self.task = None
+        self.call = self.match = self.task = None
         for reader in readers:
             reader.refuse(refusal)
 

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from rollyard.core.call import CallRecord, Reply
-from rollyard.core.protocols import CallLog, Recalling
+from rollyard.core.protocols import CallLog
 from rollyard.gate.pending import PendingTurn
 from rollyard.trajectory.trajectory import Trajectory
 
@@ -33,8 +33,6 @@ async def restore(session: Session, log: CallLog, limit_s: float) -> None:
             turn.delivered = record.id in continued
             session.turns.restore(turn)
     _shape(session, trajectory)
-    if isinstance(session.policy, Recalling):
-        session.policy.recall(trajectory)
     session.restored = False
 
 

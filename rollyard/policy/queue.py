@@ -22,7 +22,6 @@ from rollyard.policy.held_calls import Board
 from rollyard.policy.prompts import Prompts
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
-from rollyard.trajectory.trajectory import Trajectory
 from rollyard.wire import CODECS
 
 
@@ -63,19 +62,11 @@ class Queue:
             self._board.finish(held)
         if isinstance(outcome, Error):
             raise outcome
-        if self.prompts is not None:
-            self.prompts.answered(call, outcome)
         return msgspec.structs.replace(outcome, started_at=outcome.started_at or started)
-
-    def recall(self, trajectory: Trajectory) -> None:
-        if self.prompts is not None:
-            self.prompts.recall(trajectory)
 
     async def closed(self, rollout_id: str) -> None:
         """The agent has exited: its held calls end, and whoever waits for its next one gets None."""
         self._end(self._board.close(rollout_id))
-        if self.prompts is not None:
-            self.prompts.forget(rollout_id)
 
     async def aclose(self) -> None:
         self._end(self._board.close(None))

@@ -32,7 +32,6 @@ from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
 from rollyard.policy.script import DONE, Action, Script, ScriptTurn, load_script, turns_of
 from rollyard.policy.toolbox import named, shell_call, write_call
-from rollyard.trajectory.trajectory import Trajectory
 
 Answering = Callable[[Call], Any | Awaitable[Any]]
 STEP = re.compile(r"^s(\d+)_\d+_")
@@ -93,10 +92,7 @@ class Scripted:
         if turn.sleep:
             await asyncio.sleep(turn.sleep)
         message = message_for(turn, call, place)
-        call = self.prompts.prepare(call)
-        reply = self._reply(call, message, started)
-        self.prompts.answered(call, reply)
-        return reply
+        return self._reply(self.prompts.prepare(call), message, started)
 
     def _refuse(self, call: Call, turn: ScriptTurn, place: int) -> None:
         """The turn's errors, one for each time it is asked, before its answer."""
@@ -129,11 +125,7 @@ class Scripted:
             )
         )
 
-    def recall(self, trajectory: Trajectory) -> None:
-        self.prompts.recall(trajectory)
-
     async def closed(self, rollout_id: str) -> None:
-        self.prompts.forget(rollout_id)
         self._failed.pop(rollout_id, None)
 
     async def aclose(self) -> None:

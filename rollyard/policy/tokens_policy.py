@@ -32,7 +32,6 @@ from rollyard.policy.renderers.protocol import Renderer
 from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, joined
 from rollyard.policy.trainer_reply import sampled_reply
 from rollyard.policy.upstream_policy import CHECK_S, checked_sampling, hello
-from rollyard.trajectory.trajectory import Trajectory
 
 _log = logging.getLogger("rollyard.policy")
 MAX_RESUMES, RESUME_S = 64, 0.05
@@ -104,7 +103,6 @@ class TokensPolicy:
         self.engine = engine
         self._check: Check = check
         self._prompts = Prompts(renderer, check=check) if renderer is not None else None
-        self._to_recall: list[Trajectory] = []  # until there is a renderer
         self.max_context = max_context
         self.level: CaptureLevel | None = None
         self._cap = max_tokens_cap
@@ -132,7 +130,6 @@ class TokensPolicy:
         started = time.time()
         found = await self._sampled(engine, ask)
         reply = self._reply(call, ask, found, engine, started)
-        self.prompts.answered(call, reply)
         self.level = reply.capture
         return reply
 
@@ -162,9 +159,7 @@ class TokensPolicy:
 
     async def probe(self) -> CaptureLevel:
         """Samples one token and says what the server tells about it."""
-        level = (await self(hello("default"))).capture
-        self.prompts.forget("probe")
-        return level
+        return (await self(hello("default"))).capture
 
     async def check(self, model: str) -> None:
         """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
@@ -198,11 +193,7 @@ class TokensPolicy:
         if root is None or not (HUB_NAME.fullmatch(root) or Path(root).is_dir()):  # a server's word is not run as code
             known = "names no files of its model" if root is None else f"has its model in {root!r}, which is not here"
             raise ConfigError(f"{self.root} {known}", hint="pass renderer=: a folder with the model's tokenizer.json")
-        prompts = Prompts(await asyncio.to_thread(load_renderer, root), check=self._check)
-        for trajectory in self._to_recall:
-            prompts.recall(trajectory)
-        self._to_recall.clear()
-        return prompts
+        return Prompts(await asyncio.to_thread(load_renderer, root), check=self._check)
 
     async def _list_models(self) -> tuple[ServedModel, ...]:
         url = f"{self.root}/v1/models"
@@ -274,15 +265,8 @@ class TokensPolicy:
             finished_at=time.time(),
         )
 
-    def recall(self, trajectory: Trajectory) -> None:
-        if self._prompts is None:
-            self._to_recall.append(trajectory)
-        else:
-            self._prompts.recall(trajectory)
-
     async def closed(self, rollout_id: str) -> None:
-        if self._prompts is not None:
-            self._prompts.forget(rollout_id)
+        return None
 
     async def aclose(self) -> None:
         await self._connection.aclose()

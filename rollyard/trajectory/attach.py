@@ -8,13 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rollyard.core.call import Call, CallRecord, Edge
+from rollyard.core.call import Call, CallRecord, Continuation, Edge
 from rollyard.core.message import Message
 from rollyard.core.node import BreakReason, Node
 from rollyard.trajectory.call_index import Ledger
 from rollyard.trajectory.fork_reason import changed_echo, changed_history, quotes
 from rollyard.trajectory.graph import WIDTH, Graph
-from rollyard.trajectory.lineage import ROOT, START, WalkStep, repeats
+from rollyard.trajectory.lineage import ROOT, START, WalkStep, is_part, repeats
+
+
+class Match(NamedTuple):
+    """What a request's words say before it is answered: the call it goes on from, or why there is none (None for a plain
+    repetition). `steps` is the walk behind it, good for as long as the graph has `size` nodes."""
+
+    steps: Sequence[WalkStep]
+    size: int
+    continues: Continuation | None
+    reason: str | None
 
 
 class AttachPoint(NamedTuple):
@@ -40,9 +50,75 @@ class AttachPoint(NamedTuple):
         return [message for message in call.messages[self.step.consumed :] if not repeats(above, message)]
 
 
-def place(graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes | None) -> AttachPoint:
-    """`digest` names the request's body; `packed` are the ids of its prompt, None where nobody knows them."""
+def match(graph: Graph, ledger: Ledger, call: Call) -> Match:
+    """The deepest answered call whose history and answer a request begins with, however it was re-serialised. A request
+    that changed some of it goes on from nothing: what it says must reach the model."""
     steps = graph.lineage.walk(call.messages, call.tools_digest)
+    size = len(graph.nodes)
+    found = next((at for step in reversed(steps) if (at := _answer_on(graph, step)) is not None), None)
+    if found is None:
+        return Match(steps, size, None, _reason(graph, ledger, call, steps))
+    answer = graph.nodes[found.node]
+    new: list[Message] = []
+    exact = found.exact and (not found.split or _is_whole(graph, call, found))
+    for message in call.messages[found.consumed :]:
+        if not repeats(answer.message, message):
+            new.append(message)
+        elif not is_part(answer.message, message):
+            exact = False
+    if any(message.role == "assistant" for message in new):
+        return Match(steps, size, None, _reason(graph, ledger, call, steps))
+    if not exact:
+        echo = changed_echo(_echoes(graph, call, found), found.skipped)
+        return Match(steps, size, None, "history_edited" if echo == "bridge_unproven" else echo)
+    continues = Continuation(
+        call_id=answer.call_id or "",
+        answer=answer.message,
+        new=tuple(new),
+        deltas=None if graph.end(answer.id) is None else graph.deltas(answer.id),
+        sampled=len(answer.ids or ()),
+    )
+    return Match(steps, size, continues, None)
+
+
+def _answer_on(graph: Graph, step: WalkStep) -> WalkStep | None:
+    """The last recorded answer that a walk passed."""
+    at: WalkStep | None = step
+    while at is not None and at.node != ROOT and not graph.nodes[at.node].sampled:
+        at = at.previous
+    return None if at is None or at.node == ROOT else at
+
+
+def _is_whole(graph: Graph, call: Call, step: WalkStep) -> bool:
+    """Whether every part of each split answer came back."""
+    sent = {tool.id for message in call.messages if message.role == "assistant" for tool in message.tool_calls}
+    return all(
+        tool.id in sent
+        for node, echo in _echoes(graph, call, step)
+        if node.sampled and is_part(node.message, echo)
+        for tool in node.message.tool_calls
+    )
+
+
+def _reason(graph: Graph, ledger: Ledger, call: Call, steps: Sequence[WalkStep]) -> str | None:
+    """Why a request goes on from no recorded answer."""
+    step = steps[-1] if steps else START
+    if step.consumed == len(call.messages) and step.node in ledger.at_prompt:
+        return None
+    answer = graph.answer_above(step.node)
+    here = AttachPoint(step, 0, answer, "root", None)
+    return _fork(graph, ledger, call, here, _Evidence(steps, answer, ledger.latest(call.thread), None)).reason
+
+
+def place(
+    graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes | None, before: Match | None = None
+) -> AttachPoint:
+    """`digest` names the request's body; `packed` are the ids of its prompt, None where nobody knows them; `before` is its
+    match from before it was answered."""
+    if before is not None and before.size == len(graph.nodes):
+        steps = before.steps
+    else:
+        steps = graph.lineage.walk(call.messages, call.tools_digest)
     reached = graph.answer_above(steps[-1].node) if steps else None
     if packed is None:
         step, end = max(steps, key=lambda at: (at.consumed, at.node), default=START), 0

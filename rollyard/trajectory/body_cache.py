@@ -1,6 +1,6 @@
-"""What a trajectory remembers of the calls that are likely to be continued next: whole ids and bodies, a few at a time.
+"""The bodies of the calls that are likely to be continued next, a few at a time: the base of the next difference.
 
-Everything here can be lost without harm: ids are rebuilt from the nodes, and a body without a base is kept whole.
+Everything here can be lost without harm: a body without a base is kept whole.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ class CachedBody(msgspec.Struct, frozen=True):
 
 
 class Tip(msgspec.Struct, frozen=True):
-    """`ids` are the packed ids of a call's prompt and answer."""
+    """The bodies of one call."""
 
-    ids: bytes | None = None
     request: CachedBody | None = None
     response: CachedBody | None = None
 

@@ -106,24 +106,23 @@ class Graph:
 
     def ids(self, node: int | None) -> array[int] | None:
         """The ids of a whole path, or None where some are unknown."""
-        if node is None or self._ends[node] is None:
-            return None
-        return array("i", self.packed(node))
+        return None if node is None or self._ends[node] is None else array("i", self.packed(node))
 
     def packed(self, node: int) -> bytes:
         """The same as bytes; every delta on the path is known."""
-        parts: list[bytes | array[int]] = []
+        return b"".join(self.deltas(node))
+
+    def deltas(self, node: int) -> tuple[array[int], ...]:
+        """The known deltas of a path, in order, as the nodes hold them."""
+        parts: list[array[int]] = []
         at: int | None = node
         while at is not None:
-            tip = self.tips.get(at)
-            if tip is not None and tip.ids is not None:
-                parts.append(tip.ids)
-                break
             own = self.nodes[at]
             if own.ids:
                 parts.append(own.ids)
             at = own.parent
-        return b"".join(reversed(parts))
+        parts.reverse()
+        return tuple(parts)
 
     def answer_above(self, node: int | None) -> Node | None:
         """The nearest sampled node at or above a place."""

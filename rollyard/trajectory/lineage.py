@@ -19,13 +19,16 @@ WIDEST = 8  # paths followed at once; more only arise when an agent rewrites its
 
 
 class WalkStep(NamedTuple):
-    """A place on a walk: `node` accounts for the first `consumed` messages of the request."""
+    """A place on a walk: `node` accounts for the first `consumed` messages of the request. `exact` says that all of them
+    say what was recorded; an answer whose parallel calls came back in parts does, and is marked by `split`. `skipped` are
+    indexes of system messages that were not there before."""
 
     node: int
     consumed: int
     previous: WalkStep | None
     exact: bool = True
     skipped: tuple[int, ...] = ()
+    split: bool = False
 
 
 START = WalkStep(ROOT, 0, None)
@@ -40,6 +43,7 @@ class Lineage:
         self._systems: dict[int, list[int]] = {}
         self._by_tool_call: dict[str, list[int]] = {}
         self._answers: set[bytes] = set()
+        self._quotes = False  # whether some answer stands as context too: the same words came back as other tokens
 
     def insert(self, node: Node, tools: bytes) -> None:
         """Index a node; one that is placed anew under the same id leaves its old place."""
@@ -55,6 +59,8 @@ class Lineage:
             for tool_call in node.message.tool_calls:
                 if tool_call.id:
                     self._by_tool_call.setdefault(tool_call.id, []).append(node.id)
+        elif node.message.role == "assistant" and not node.sampled:
+            self._quotes = True
 
     def _slot(self, node: Node, tools: bytes) -> list[int]:
         if node.parent is None:
@@ -66,7 +72,17 @@ class Lineage:
         return answer.digest in self._answers or any(call.id in self._by_tool_call for call in answer.tool_calls)
 
     def walk(self, messages: Sequence[Message], tools: bytes) -> list[WalkStep]:
-        """The deepest places reached, newest node last; empty when not even the first message is known."""
+        """The deepest places reached, newest node last; empty when not even the first message is known. Where the recorded
+        answers lead to a dead end, a path that holds one of them as context may lead on."""
+        reached = self._walk(messages, tools, quotes=False)
+        consumed = reached[-1].consumed if reached else 0
+        if self._quotes and any(message.role == "assistant" for message in messages[consumed:]):
+            other = self._walk(messages, tools, quotes=True)
+            if other and other[-1].consumed > consumed:
+                return other
+        return reached
+
+    def _walk(self, messages: Sequence[Message], tools: bytes, *, quotes: bool) -> list[WalkStep]:
         start, step = self._straight(messages, tools)
         reached = frontier = [step]
         if not start:
@@ -75,7 +91,7 @@ class Lineage:
             message = messages[index]
             following: list[WalkStep] = []
             for step in frontier:
-                following.extend(self._advance(step, index, message, tools))
+                following.extend(self._advance(step, index, message, tools, quotes))
             if following:
                 reached = frontier = following if len(following) == 1 else _newest(following)
             elif message.role == "system" and index:
@@ -94,32 +110,38 @@ class Lineage:
             if found is None or len(found) != 1:
                 return index, step
             node = found[0]
-            step = _make(WalkStep, (node, index + 1, step, True, ()))
+            step = _make(WalkStep, (node, index + 1, step, True, (), False))
         return len(messages), step
 
-    def _advance(self, step: WalkStep, index: int, message: Message, tools: bytes) -> Iterator[WalkStep]:
+    def _advance(self, step: WalkStep, index: int, message: Message, tools: bytes, quotes: bool) -> Iterator[WalkStep]:
+        onward = step._replace(consumed=index + 1, previous=step)
         if step.node == ROOT:
             found = self._roots.get((tools, message.digest))
         else:
             found = self._children.get((step.node, message.digest))
         if found is not None and len(found) == 1:
-            yield WalkStep(found[0], index + 1, step, step.exact, step.skipped)
+            yield onward._replace(node=found[0])
             return
         if message.role == "assistant":
             named = self._by_ids(step, message)
             if named is not None:
-                yield WalkStep(named, index + 1, step, step.exact and bool(found) and named in found, step.skipped)
+                split = is_part(self._nodes[named].message, message)
+                exact = step.exact and (split or (bool(found) and named in found))
+                yield onward._replace(node=named, exact=exact, split=step.split or split)
+                if quotes:
+                    yield from (onward._replace(node=child) for child in found or () if not self._nodes[child].sampled)
                 return
-            if repeats(self._last_answer(step), message):
-                yield WalkStep(step.node, index + 1, step, False, step.skipped)
+            answer = self._last_answer(step)
+            if repeats(answer, message):
+                yield onward._replace(exact=step.exact and is_part(answer, message), split=True)
                 return
         if found:
-            yield from (WalkStep(child, index + 1, step, step.exact, step.skipped) for child in found)
+            yield from (onward._replace(node=child) for child in found)
             return
         for system in self._systems.get(step.node, ()):
             for child in self._children.get((system, message.digest), ()):
-                yield WalkStep(
-                    child, index + 1, WalkStep(system, index, step, False, step.skipped), False, step.skipped
+                yield onward._replace(
+                    node=child, previous=step._replace(node=system, previous=step, exact=False), exact=False
                 )
 
     def _by_ids(self, step: WalkStep, message: Message) -> int | None:
@@ -142,6 +164,11 @@ def repeats(answer: Message | None, message: Message) -> bool:
     """Whether an assistant message only repeats tool calls of an answer that is already on the path (split parallels)."""
     wanted = {call.id for call in message.tool_calls if call.id}
     return bool(wanted) and answer is not None and wanted <= {call.id for call in answer.tool_calls}
+
+
+def is_part(answer: Message | None, message: Message) -> bool:
+    """Whether an assistant message is one part of an answer whose parallel calls were split."""
+    return repeats(answer, message) and answer is not None and len(message.tool_calls) < len(answer.tool_calls)
 
 
 def _newest(steps: list[WalkStep]) -> list[WalkStep]:

@@ -2,7 +2,7 @@
 
 A path from a root to a leaf is a branch, and a branch is one training sequence: the concatenated deltas are exactly the ids
 the model saw and sampled. `add` places a call: its lineage is found by what the messages say (`lineage`), and believed only
-where the recorded ids are an exact prefix of the ids the model was given (`placing`). Where they are not, the path forks,
+where the recorded ids are an exact prefix of the ids the model was given (`attach`). Where they are not, the path forks,
 and the reason is recorded; no sampled token is ever changed. Pure: no I/O, no clock.
 
 Per call, beyond one look-up per message and one comparison of memory, work and memory grow with what is new.
@@ -21,14 +21,13 @@ from msgspec.structs import replace
 from rollyard.core.call import Call, CallRecord, Reply, VersionSpan
 from rollyard.core.delta import Blob
 from rollyard.core.message import Message
-from rollyard.core.node import Added, BreakReason, Match, Node
+from rollyard.core.node import Added, BreakReason, Node
 from rollyard.core.rollout import Turn
-from rollyard.trajectory.attach import AttachPoint, place
+from rollyard.trajectory.attach import AttachPoint, Match, match, place
 from rollyard.trajectory.body_cache import Tip, keep
 from rollyard.trajectory.branch import Branch, branches_of
 from rollyard.trajectory.call_index import Ledger
 from rollyard.trajectory.graph import WIDTH, Graph
-from rollyard.trajectory.lineage import ROOT, WalkStep, repeats
 
 __all__ = ["Added", "Branch", "BreakReason", "Match", "Node", "Trajectory"]
 
@@ -86,28 +85,13 @@ class Trajectory:
 
     # placing
 
-    def match(self, call: Call) -> Match | None:
-        """The deepest earlier call whose history and answer this request begins with, however it was re-serialised."""
-        nodes = self._graph.nodes
-        for step in reversed(self._graph.lineage.walk(call.messages, call.tools_digest)):
-            at: WalkStep | None = step
-            while at is not None and at.node != ROOT and not nodes[at.node].sampled:
-                at = at.previous
-            if at is None or at.node == ROOT:
-                continue
-            answer = nodes[at.node]
-            return Match(
-                call_id=answer.call_id or "",
-                leaf=answer.id,
-                consumed=at.consumed,
-                new=tuple(m for m in call.messages[at.consumed :] if not repeats(answer.message, m)),
-                exact=at.exact,
-                skipped=at.skipped,
-            )
-        return None
+    def match(self, call: Call) -> Match:
+        """Which answered call a request goes on from, before anything has answered it."""
+        return match(self._graph, self._ledger, call)
 
-    def add(self, call: Call, reply: Reply | None, *, error: str | None = None) -> Added:
-        """Place a call and its answer. `reply` is None when it failed: then only its record and body remain."""
+    def add(self, call: Call, reply: Reply | None, *, match: Match | None = None, error: str | None = None) -> Added:
+        """Place a call and its answer. `reply` is None when it failed: then only its record and body remain. `match` is what
+        `match` gave for the call, so that the walk is not made twice."""
         if call.id in self._ledger.records:
             raise ValueError(f"call {call.id} was already added")
         prompt = call.prompt_ids if reply is None or reply.prompt_ids is None else reply.prompt_ids
@@ -115,7 +99,7 @@ class Trajectory:
             call = replace(call, break_reason=reply.break_reason)
         packed = None if prompt is None else prompt.tobytes()
         digest = call.raw_digest or (hashlib.sha256(call.raw).digest() if call.raw else b"")
-        found = place(self._graph, self._ledger, call, digest, packed)
+        found = place(self._graph, self._ledger, call, digest, packed, match)
         tips = self._graph.tips
         tip = (tips.get(found.answer.id) if found.answer is not None else None) or tips.latest() or Tip()
         blobs: dict[bytes, Blob] = {}
@@ -127,11 +111,8 @@ class Trajectory:
         nodes: list[Node] = []
         if reply is not None:
             nodes = self._new_nodes(call, reply, prompt, found)
-            whole = None
-            if packed is not None and self._graph.end(nodes[-1].id) is not None:
-                whole = packed + bytes(nodes[-1].ids or b"")
             replaced = found.answer.id if found.answer is not None else None
-            tips.put(nodes[-1].id, Tip(whole, request, response or tip.response), instead_of=replaced)
+            tips.put(nodes[-1].id, Tip(request, response or tip.response), instead_of=replaced)
         bodies = digest, response.digest if response is not None else b""
         record = _record(call, reply, error, found, nodes, bodies, len(self._ledger.records))
         self._ledger.note(record, reply.message if reply is not None else None, found.orphan)

@@ -75,21 +75,26 @@ def test_a_continuing_call_adds_only_what_is_new():
 
 def test_match_names_the_continued_call_and_the_new_messages():
     t = first_turn(asks(("a", '{"cmd": "ls"}'), thinking="hm"))
-    match = t.match(call("c2", SYSTEM, USER, asks(("a", '{"cmd":"ls"}')), result("a")))
-    assert match is not None
-    assert (match.call_id, match.consumed, match.new, match.exact) == ("c1", 3, (result("a"),), True)
-    assert t.match(call("c3", SYSTEM, USER)) is None
-    assert t.match(call("c4", SYSTEM, Message("user", (Text("another task"),)))) is None
+    found = t.match(call("c2", SYSTEM, USER, asks(("a", '{"cmd":"ls"}')), result("a")))
+    parent = found.continues
+    assert parent is not None and found.reason is None
+    assert (parent.call_id, parent.new, parent.answer.thinking) == ("c1", (result("a"),), "hm")
+    assert (list(parent.ids()), parent.sampled) == ([1, 2, 3, 4, 5], 2)
+    again = t.match(call("c3", SYSTEM, USER))
+    assert again.continues is None and again.reason is None
+    other = t.match(call("c4", SYSTEM, Message("user", (Text("another task"),))))
+    assert other.continues is None and other.reason == "history_edited"
 
 
 def test_split_parallel_calls_are_one_answer():
     """goose sends assistant/tool/assistant/tool for one answer with two tool calls."""
     t = first_turn(asks(("a", "{}"), ("b", "{}"), text="two"))
     split = (asks(("a", "{}"), text="two"), result("a"), asks(("b", "{}")), result("b"))
-    match = t.match(call("x", SYSTEM, USER, *split))
-    assert match is not None
-    assert match.call_id == "c1"
-    assert match.new == (result("a"), result("b"))
+    parent = t.match(call("x", SYSTEM, USER, *split)).continues
+    assert parent is not None and parent.call_id == "c1"
+    assert parent.new == (result("a"), result("b"))
+    half = t.match(call("y", SYSTEM, USER, *split[:2]))
+    assert half.continues is None and half.reason == "assistant_rewritten"
     second = t.add(call("c2", SYSTEM, USER, *split), reply(asks(("c", "{}")), [1, 2, 3, 4, 5, 6], [7]))
     assert [node.message.role for node in second.nodes] == ["tool", "tool", "assistant"]
     third = t.add(
@@ -99,20 +104,22 @@ def test_split_parallel_calls_are_one_answer():
     assert len(t.branches) == 1
 
 
-def test_an_answer_with_other_words_is_found_by_its_tool_call_id():
+def test_an_answer_with_other_words_is_found_by_its_tool_call_id_and_not_gone_on_from():
     t = first_turn(asks(("a", "{}"), text="  let me see  "))
-    match = t.match(call("c2", SYSTEM, USER, asks(("a", "{}"), text="let me see"), result("a")))
-    assert match is not None
-    assert (match.call_id, match.exact) == ("c1", False)
+    request = call("c2", SYSTEM, USER, asks(("a", "{}"), text="let me see"), result("a"))
+    found = t.match(request)
+    assert (found.continues, found.reason) == (None, "assistant_rewritten")
+    assert t.add(request, reply("x")).record.parent_call_id == "c1"
 
 
 def test_a_system_message_put_into_the_history_is_stepped_over():
     t = first_turn(asks(("a", "{}")))
     t.add(call("c2", SYSTEM, USER, asks(("a", "{}")), result("a")), reply(asks(("b", "{}"))))
     note = Message("system", (Text("a reminder"),))
-    match = t.match(call("c3", SYSTEM, USER, note, asks(("a", "{}")), result("a"), asks(("b", "{}")), result("b")))
-    assert match is not None
-    assert (match.call_id, match.skipped, match.new, match.exact) == ("c2", (2,), (result("b"),), False)
+    request = call("c3", SYSTEM, USER, note, asks(("a", "{}")), result("a"), asks(("b", "{}")), result("b"))
+    found = t.match(request)
+    assert (found.continues, found.reason) == (None, "history_edited")
+    assert t.add(request, reply("x")).record.parent_call_id == "c2"
 
 
 def test_a_system_message_that_went_away_is_stepped_over():
@@ -120,9 +127,37 @@ def test_a_system_message_that_went_away_is_stepped_over():
     t = Trajectory("r1")
     t.add(call("c1", SYSTEM, USER), reply(asks(("a", "{}"))))
     t.add(call("c2", SYSTEM, USER, asks(("a", "{}")), note, result("a")), reply(asks(("b", "{}"))))
-    match = t.match(call("c3", SYSTEM, USER, asks(("a", "{}")), result("a"), asks(("b", "{}")), result("b")))
-    assert match is not None
-    assert (match.call_id, match.exact) == ("c2", False)
+    request = call("c3", SYSTEM, USER, asks(("a", "{}")), result("a"), asks(("b", "{}")), result("b"))
+    found = t.match(request)
+    assert (found.continues, found.reason) == (None, "history_edited")
+    assert t.add(request, reply("x")).record.parent_call_id == "c2"
+
+
+def test_a_turn_whose_ids_nobody_knows_does_not_hide_the_exact_ones_after_it():
+    """An answer without ids in the middle: the next prompt is rendered in full, and the one after goes on from its ids."""
+    t = Trajectory("r1")
+    base = (SYSTEM, USER, asks(("a", "{}")), result("a"))
+    t.add(call("c1", SYSTEM, USER), reply(asks(("a", "{}")), [1, 2, 3]))
+    first = t.match(call("c2", *base)).continues
+    assert first is not None and (first.call_id, first.deltas) == ("c1", None)
+    t.add(call("c2", *base), reply(asks(("b", "{}")), [1, 2, 3, 40, 50, 6], [7]))
+    request = call("c3", *base, asks(("b", "{}")), result("b"))
+    found = t.match(request)
+    assert found.continues is not None
+    assert (found.continues.call_id, list(found.continues.ids())) == ("c2", [1, 2, 3, 40, 50, 6, 7])
+    added = t.add(request, reply("x", [1, 2, 3, 40, 50, 6, 7, 8], [9]), match=found)
+    assert (added.record.parent_call_id, added.record.break_reason) == ("c2", None)
+
+
+def test_a_match_from_before_another_call_was_added_is_made_anew():
+    t = first_turn(asks(("a", "{}")))
+    base = (SYSTEM, USER, asks(("a", "{}")), result("a"))
+    request = call("c3", *base, asks(("b", "{}")), result("b"))
+    early = t.match(request)
+    assert early.continues is None
+    t.add(call("c2", *base), reply(asks(("b", "{}")), [1, 2, 3, 4, 5, 6], [7]))
+    added = t.add(request, reply("x", [1, 2, 3, 4, 5, 6, 7, 8], [9]), match=early)
+    assert (added.record.edge, added.record.parent_call_id, added.record.break_reason) == ("extends", "c2", None)
 
 
 def test_the_same_words_as_other_tokens_fork_and_say_so():
@@ -265,8 +300,8 @@ def test_a_parent_that_comes_late_adopts_its_child(tokens):
     assert again.record("c2") == t.record("c2")
     more = call("c3", SYSTEM, USER, answer, result("a"), Message("assistant", (Text("done"),)), USER)
     for graph in (t, again):
-        match = graph.match(more)
-        assert match is not None and match.call_id == "c2"
+        parent = graph.match(more).continues
+        assert parent is not None and parent.call_id == "c2"
 
 
 def test_unknown_ids_fork_no_proof_from_nothing():

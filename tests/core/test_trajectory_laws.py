@@ -191,8 +191,9 @@ def test_a_straight_conversation_is_one_branch_whatever_the_agent_does_to_echoes
     conversation = world.conversations[0]
     for turn in range(data.draw(st.integers(1, 12))):
         call, reply, prompt, completion = world.ask(conversation)
-        match = world.trajectory.match(call)
-        assert (match is None) == (turn == 0)
+        parent = world.trajectory.match(call).continues
+        assert (parent is None) == (turn == 0)
+        assert parent is None or list(parent.ids()) == prompt[: len(parent.ids())]
         added = world.add(call, reply, prompt, completion)
         assert added.record.edge == ("extends" if turn else "root")
         assert added.record.break_reason == (None if turn else "new_root")

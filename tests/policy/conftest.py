@@ -14,6 +14,7 @@ from rollyard.core.call import Call, Sampling
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text, ToolSpec
 from rollyard.testing.smollm import llama_server
+from rollyard.trajectory.trajectory import Trajectory
 from rollyard.wire import CODECS
 from rollyard.wire.codec import WireRequest
 
@@ -48,6 +49,12 @@ def plain_call(*messages: Message, rollout_id: str = "r1", tools: tuple[ToolSpec
         sampling=fields.pop("sampling", Sampling()),
         **fields,
     )
+
+
+def matched(trajectory: Trajectory, call: Call) -> Call:
+    """The call with what it continues, as the gate hands it to a policy."""
+    found = trajectory.match(call)
+    return msgspec.structs.replace(call, continues=found.continues, fork_reason=found.reason)
 
 
 @pytest.fixture(scope="session")

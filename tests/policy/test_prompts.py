@@ -10,22 +10,23 @@ from rollyard.policy.prompts import Prompts
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer
 from rollyard.trajectory.trajectory import Trajectory
 
-from .conftest import BASH, plain_call, user
+from .conftest import BASH, matched, plain_call, user
 
 BYTES = ByteRenderer()
 
 
 class Rollout:
-    """A rollout against `Prompts`: asks, answers with given ids, and puts everything into a real trajectory."""
+    """A rollout against `Prompts` and a real trajectory, as the gate plays it: matched, prepared, answered, added."""
 
-    def __init__(self, renderer=BYTES, **options):
+    def __init__(self, renderer=BYTES, trajectory=None, **options):
         self.prompts = Prompts(renderer, **options)
         self.renderer = renderer
-        self.trajectory = Trajectory("r1")
+        self.trajectory = trajectory or Trajectory("r1")
 
     def turn(self, messages, completion, tools=(BASH,), **fields):
         call = plain_call(*messages, tools=tools, **fields)
         call = msgspec.structs.replace(call, tools_digest=tools_digest(call.tools))
+        call = matched(self.trajectory, call)
         prepared = self.prompts.prepare(call)
         message = completion if isinstance(completion, Message) else self.renderer.parse(completion)
         sampled = self.renderer.completion_of(message) if isinstance(completion, Message) else completion
@@ -38,7 +39,6 @@ class Rollout:
             prompt_source=prepared.prompt_source,
             break_reason=prepared.break_reason,
         )
-        self.prompts.answered(prepared, reply)
         self.record = self.trajectory.add(call, reply).record
         return prepared, reply
 
@@ -141,15 +141,6 @@ def test_every_fall_back_to_a_full_render_says_why():
     assert reason([system, user("summary")], kind="compaction") == "compaction"
 
 
-def test_a_rollout_that_is_over_is_forgotten():
-    rollout = Rollout()
-    answer = called("a")
-    rollout.turn([user("go")], answer)
-    rollout.prompts.forget("r1")
-    call, _ = rollout.turn([user("go"), answer, *results(answer)], called("b"))
-    assert call.prompt_source == "render"
-
-
 def test_after_a_restart_prompts_go_on_from_the_recorded_ids():
     rollout = Rollout()
     messages, before = [user("go")], None
@@ -158,10 +149,7 @@ def test_after_a_restart_prompts_go_on_from_the_recorded_ids():
         call, reply = rollout.turn(messages, answer)
         before = call.prompt_ids + reply.completion_ids
         messages += [answer, *results(answer)]
-    again = Rollout()
-    again.prompts.recall(Trajectory.restore("r1", rollout.trajectory.records, rollout.trajectory.nodes))
-    strands = {id(k.strand): k.strand for k in again.prompts.known("r1")}
-    assert [len(s) for s in strands.values()] == [len(before)]
+    again = Rollout(trajectory=Trajectory.restore("r1", rollout.trajectory.records, rollout.trajectory.nodes))
     call, _ = again.turn(messages, called("next"))
     assert call.prompt_source == "bridge" and call.prompt_ids[: len(before)] == before
 
@@ -184,8 +172,12 @@ def test_memory_grows_with_new_tokens_not_with_turns_times_history():
         answer = called(f"ls {n}")
         rollout.turn(messages, answer)
         messages += [answer, *results(answer)]
-    strands = {id(k.strand): k.strand for k in rollout.prompts.known("r1")}
-    assert sum(len(s) for s in strands.values()) < 30_000
+    held = {id(node.ids): len(node.ids) for node in rollout.trajectory.nodes}
+    assert sum(held.values()) < 30_000
+    parent = rollout.trajectory.match(
+        plain_call(*messages, tools=(BASH,), tools_digest=tools_digest((BASH,)))
+    ).continues
+    assert {id(delta) for delta in parent.deltas} <= set(held)
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="<>"), max_size=12)
@@ -202,6 +194,7 @@ def test_the_concatenation_law_holds_for_random_conversations(turns):
         sampled = BYTES.completion_of(answer)[: -1 if cut else None]
         call = plain_call(*messages, tools=(BASH,))
         call = msgspec.structs.replace(call, tools_digest=tools_digest(call.tools))
+        call = matched(rollout.trajectory, call)
         prepared = rollout.prompts.prepare(call)
         reply = Reply(
             message=answer,
@@ -210,7 +203,7 @@ def test_the_concatenation_law_holds_for_random_conversations(turns):
             logprobs=floats([0.0] * len(sampled)),
             inserted=prepared.inserted,
         )
-        rollout.prompts.answered(prepared, reply)
+        rollout.trajectory.add(call, reply)
         if before is not None:
             assert prepared.prompt_source == "bridge" and prepared.prompt_ids[: len(before)] == before
         before = prepared.prompt_ids + sampled

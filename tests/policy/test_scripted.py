@@ -8,8 +8,9 @@ from rollyard.core.errors import ConfigError, PolicyError, UpstreamError
 from rollyard.core.message import Message, Text, ToolResult, ToolSpec
 from rollyard.policy.renderers.bytelevel import ByteRenderer
 from rollyard.policy.scripted_policy import scripted
+from rollyard.trajectory.trajectory import Trajectory
 
-from .conftest import BASH, plain_call, user
+from .conftest import BASH, matched, plain_call, user
 
 pytestmark = pytest.mark.anyio
 
@@ -176,9 +177,11 @@ async def test_a_function_may_answer_and_thinking_goes_with_the_answer():
 async def test_its_tokens_obey_the_prefix_law_whatever_the_agent_does_to_the_echo():
     """The ids of a turn begin with every id of the turn before, though the arguments came back re-serialised."""
     policy, renderer = scripted([{"tool": "bash", "args": {"command": "ls", "z": [1, 2]}}] * 4), ByteRenderer()
-    messages, before = (user("go"),), None
+    messages, before, trajectory = (user("go"),), None, Trajectory("r1")
     for _ in range(4):
-        reply = await policy(plain_call(*messages, tools=(BASH,)))
+        request = matched(trajectory, plain_call(*messages, tools=(BASH,)))
+        reply = await policy(request)
+        trajectory.add(request, reply)
         if before is not None:
             assert reply.prompt_ids[: len(before)] == before and reply.prompt_source == "bridge"
         before = reply.prompt_ids + reply.completion_ids

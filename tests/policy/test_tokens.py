@@ -10,7 +10,7 @@ from rollyard.policy.renderers.bytelevel import END, ByteRenderer
 from rollyard.testing.smollm import weights
 from rollyard.trajectory.trajectory import Trajectory
 
-from .conftest import plain_call, user
+from .conftest import matched, plain_call, user
 
 pytestmark = pytest.mark.anyio
 
@@ -256,7 +256,7 @@ async def test_turn_by_turn_on_a_real_server_every_prompt_begins_with_what_was_s
     trajectory = Trajectory("r1")
     messages, before = [user("Name a colour.")], ids()
     for turn in range(3):
-        call = plain_call(*messages, sampling=Sampling(max_tokens=24 if turn else 3))
+        call = matched(trajectory, plain_call(*messages, sampling=Sampling(max_tokens=24 if turn else 3)))
         reply = await policy(call)
         trajectory.add(call, reply)
         assert reply.capture == "tokens" and not reply.flaws and reply.logprobs_mode == "raw"
