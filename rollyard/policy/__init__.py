@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 # public name -> module that holds it
 _NAMES = {
-    "HeldCall": "held",
-    "PolicyText": "named",
+    "HeldCall": "held_call",
+    "PolicyText": "reference",
     "Queue": "queue",
     "QueueSession": "queue",
     "Timeouts": "connection",
-    "parse": "named",
+    "parse": "reference",
     "passthrough": "passthrough_policy",
     "replay": "replay_policy",
     "scripted": "scripted_policy",

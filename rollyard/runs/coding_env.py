@@ -106,13 +106,13 @@ class CodingEnv(TaskedEnv):
         arguments = dict(self._started())
         if action.agent is not None:
             arguments["agent"] = action.agent
-        return ended(await run_rollout(**arguments, sink=told(self.report_progress)))
+        return step_result(await run_rollout(**arguments, sink=progress_sink(self.report_progress)))
 
     def tools(self) -> Sequence[Tool]:
         async def one(request: RolloutRequest, context: ToolContext) -> dict[str, Any]:
             try:
                 arguments = request.arguments(self._options)
-                return summary(await run_rollout(**arguments, sink=told(context.progress)))
+                return summary(await run_rollout(**arguments, sink=progress_sink(context.progress)))
             except ConfigError as error:
                 raise ToolError(str(error)) from error
 
@@ -128,7 +128,7 @@ class CodingEnv(TaskedEnv):
             self._choose(saved["seed"], saved["asked"])
 
 
-def ended(done: Rollout) -> StepResult:
+def step_result(done: Rollout) -> StepResult:
     """The end of an episode. What broke at infrastructure is an error."""
     if done.failure is not None and not done.failure.grade:
         raise EnvError(f"{done.failure.boundary}: {done.failure.message}")
@@ -136,7 +136,7 @@ def ended(done: Rollout) -> StepResult:
     return StepResult(observation=summary(done), reward=done.reward, terminated=not cut, truncated=cut)
 
 
-def told(progress: Progress) -> EventSink:
+def progress_sink(progress: Progress) -> EventSink:
     """A rollout's events as progress: how many there were, and what the last one is."""
     count = itertools.count(1)
 

@@ -114,13 +114,13 @@ def summary(done: Rollout) -> dict[str, Any]:
         "log_tail": done.log_tail,
         "gate_log_tail": done.gate_log_tail,
         "turns": msgspec.to_builtins(done.turns),
-        "files": {path: _shown(content) for path, content in done.files.items()},
+        "files": {path: _file_json(content) for path, content in done.files.items()},
         "wall_s": done.wall_s,
         "error": done.error,
     }
 
 
-def _shown(content: bytes) -> dict[str, str]:
+def _file_json(content: bytes) -> dict[str, str]:
     try:
         return {"text": content.decode()}
     except UnicodeDecodeError:

@@ -94,8 +94,8 @@ async def run_gate(options: GateOptions, say: Callable[[GateReady], None]) -> No
                 GateReady(
                     url=gate.url or "",
                     mode=options.mode,
-                    admin_key_file=str(_kept(options.admin_key_file, admin, "admin", gate, made)),
-                    trainer_key_file=str(_kept(options.trainer_key_file, trainer, "trainer", gate, made)),
+                    admin_key_file=str(_keep_key(options.admin_key_file, admin, "admin", gate, made)),
+                    trainer_key_file=str(_keep_key(options.trainer_key_file, trainer, "trainer", gate, made)),
                 )
             )
             gc.collect()
@@ -179,7 +179,7 @@ def _key(path: Path | None) -> str:
     return secret("ry")
 
 
-def _kept(path: Path | None, key: str, face: str, gate: Gate, made: list[Path]) -> Path:
+def _keep_key(path: Path | None, key: str, face: str, gate: Gate, made: list[Path]) -> Path:
     """Where the key lies, having put it there if it is new."""
     if path is None:
         root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rollyard"

@@ -17,7 +17,7 @@ from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.protocols import Passthrough, Policy
 from rollyard.core.rollout import Mode
 from rollyard.runs.rollout.plan import check_mode
-from rollyard.runs.run.policies import silent
+from rollyard.runs.run.policies import silent_policy
 
 # what each mode can do to a model call; anything else asked for is refused by name
 HONOURED: dict[Mode, frozenset[str]] = {
@@ -84,7 +84,7 @@ def _choose(
             "mode 'interception_gate' needs a policy that holds calls", hint="pass policy=ry.policy.Queue()"
         )
     if calls_nobody:
-        return Answering(mode=chosen, policy=silent(), owned=True)
+        return Answering(mode=chosen, policy=silent_policy(), owned=True)
     if base_url is None:
         raise ConfigError(f"mode {chosen!r} needs base_url or policy", hint="name the model server that answers")
     if chosen == "black_box":

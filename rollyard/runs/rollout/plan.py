@@ -105,7 +105,7 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
     )
 
 
-def refused(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollout:
+def refusal(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollout:
     """An attempt that nothing is opened for: this agent, task and backend do not fit, or it was given up. It has no score."""
     status, failure = classify(error, stage="provision", boundary="agent")
     return Rollout(

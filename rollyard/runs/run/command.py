@@ -88,7 +88,7 @@ def _executor(request: RunRequest) -> Executor:
 
 
 async def _one(request: RunRequest, shown: Display) -> CommandOutcome:
-    named = _named(request.policies)
+    named = _policies_by_name(request.policies)
     if len(named) > 1 or len(request.agents) != 1:
         raise ConfigError("--instruction takes one agent and one policy")
     await _check_server(request, next(iter(named.values()), None))
@@ -115,7 +115,7 @@ async def _one(request: RunRequest, shown: Display) -> CommandOutcome:
                 sink=shown.event,
             )
     failed = done.failure is not None
-    return CommandOutcome(_json(done) if request.as_json else _shown(done), failed)
+    return CommandOutcome(_json(done) if request.as_json else _rollout_text(done), failed)
 
 
 async def _check_server(request: RunRequest, policy: str | None) -> None:
@@ -185,7 +185,7 @@ def _config(request: RunRequest, tasks: str) -> RunConfig:
     return RunConfig(
         tasks=str(Path(tasks).resolve()) if Path(tasks).exists() else tasks,
         agents=request.agents,
-        policies=_named(request.policies) or _server(request),
+        policies=_policies_by_name(request.policies) or _server(request),
         model=request.model,
         key_env=request.key_env,
         mode=request.mode,
@@ -203,7 +203,7 @@ def _config(request: RunRequest, tasks: str) -> RunConfig:
     )
 
 
-def _named(policies: tuple[str, ...]) -> Mapping[str, str]:
+def _policies_by_name(policies: tuple[str, ...]) -> Mapping[str, str]:
     """`NAME=kind:where` for several, or one without a name."""
     named: dict[str, str] = {}
     for number, text in enumerate(policies):
@@ -247,7 +247,7 @@ def _file(text: str) -> File:
     return File(path=target, source=source)
 
 
-def _shown(done: Rollout) -> str:
+def _rollout_text(done: Rollout) -> str:
     lines = [one_line(done)]
     for record in (*done.setup, *(done.verdict.commands if done.verdict else ())):
         lines.append(f"  $ {record.command}  -> {record.exit_code}")

@@ -43,7 +43,7 @@ async def open_policies(stack: AsyncExitStack, config: RunConfig, store: Store) 
     for name, text in config.policies.items():
         policy = made[name] = await open_policy(text, store=store, model=config.model, key_env=config.key_env)
         stack.push_async_callback(policy.aclose)
-    return made or {POLICY: silent()}
+    return made or {POLICY: silent_policy()}
 
 
 async def open_policy(text: str, *, store: Store | None = None, served: bool = False, **settings: Any) -> Policy:
@@ -74,6 +74,6 @@ async def _rollout(store: Store, text: str) -> Rollout:
     return await store.get_rollout(rollout_id)
 
 
-def silent() -> Policy:
+def silent_policy() -> Policy:
     """For agents that call no model; it has no answer."""
     return policies.scripted({"steps": []})

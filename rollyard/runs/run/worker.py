@@ -27,7 +27,7 @@ from rollyard.core.task import Task
 from rollyard.gate import Budget, Gate
 from rollyard.runs.rollout.lifecycle import rollout
 from rollyard.runs.rollout.modes import Answering, choose
-from rollyard.runs.rollout.plan import AGENTS_MODEL, RolloutPlan, check, refused
+from rollyard.runs.rollout.plan import AGENTS_MODEL, RolloutPlan, check, refusal
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.assignment import Assignment, owner_name
@@ -48,7 +48,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # for a policy whose server failed, doub
 _RELEASE_S = 5.0
 
 
-class Means(NamedTuple):
+class OpenResources(NamedTuple):
     """What a worker works with, opened by whoever starts it and closed after it."""
 
     store: Store
@@ -60,7 +60,7 @@ class Means(NamedTuple):
 
 
 class Worker:
-    def __init__(self, work: Assignment, means: Means) -> None:
+    def __init__(self, work: Assignment, means: OpenResources) -> None:
         self._work, self._means, self._store = work, means, means.store
         self._config = work.config
         self._owner = owner_name()
@@ -169,7 +169,7 @@ class Worker:
         if attempt.tries > config.retries + 1 + LOST_CLAIMS:
             message = f"given up after {attempt.tries - 1} claims: whoever did it died, or lost it"
             hint = "does it use up a node's memory?"
-            return refused(task, plan, means.backend.name, SandboxUnavailable(message, hint=hint))
+            return refusal(task, plan, means.backend.name, SandboxUnavailable(message, hint=hint))
         await self._clear(attempt)
 
         async def tell(event: Event) -> None:
@@ -195,7 +195,7 @@ class Worker:
                 sink=tell,
             )
         except ConfigError as error:  # this agent and this task do not fit: one cell of the matrix, not the end of it
-            return refused(task, plan, means.backend.name, error)
+            return refusal(task, plan, means.backend.name, error)
 
     async def _clear(self, attempt: Attempt) -> None:
         """Remove what whoever had the attempt before may have left here."""
