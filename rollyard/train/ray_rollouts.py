@@ -29,7 +29,7 @@ from rollyard.core.task import Task
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.config import POLICY, RunConfig
-from rollyard.runs.run.executor import Resources, Workers
+from rollyard.runs.run.executor import RunResources, Workers
 from rollyard.runs.run.ray_executor import NAMESPACE, Ray, connect_ray
 from rollyard.runs.run.run import agents_of
 from rollyard.store import Store
@@ -126,7 +126,7 @@ class Rollouts:
             stays=True,
         )
         executor = Ray(order.address, per_node=order.per_node, detached=False)
-        given = Resources(self._store, order.config.sandbox)
+        given = RunResources(self._store, order.config.sandbox)
         await executor.check(self._work, given)
         return await stack.enter_async_context(executor.open(self._work, given, self._record))
 

@@ -21,7 +21,7 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.policy_health import check_servers
-from rollyard.runs.run.worker import OpenResources, Worker
+from rollyard.runs.run.worker import WorkerResources, Worker
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 
@@ -29,7 +29,7 @@ EXECUTORS = ("local", "ray")
 Record = Callable[[], Awaitable[None]]  # puts what is owed into the store
 
 
-class Resources(NamedTuple):
+class RunResources(NamedTuple):
     """What the caller of a run brought. An executor on other machines uses the store and the sink alone."""
 
     store: Store
@@ -55,11 +55,11 @@ class Executor(Protocol):
 
     name: str
 
-    async def check(self, work: Assignment, given: Resources) -> None:
+    async def check(self, work: Assignment, given: RunResources) -> None:
         """Refuse what this executor cannot do, by name, before anything is written."""
         ...
 
-    def open(self, work: Assignment, given: Resources, record: Record) -> AbstractAsyncContextManager[Workers]: ...
+    def open(self, work: Assignment, given: RunResources, record: Record) -> AbstractAsyncContextManager[Workers]: ...
 
 
 def executor(name: str, **options: Any) -> Executor:
@@ -80,14 +80,14 @@ class Local:
 
     name = "local"
 
-    async def check(self, work: Assignment, given: Resources) -> None:
+    async def check(self, work: Assignment, given: RunResources) -> None:
         if given.gate is None:
             raise ConfigError("a run in this process needs a gate", hint="Run(..., gate=Gate(policy, log=store))")
         if any(agent.dialect is not None for agent in work.agents.values()):
             await check_servers(given.policies or {"": given.gate.policy}, work.config.model)
 
     @asynccontextmanager
-    async def open(self, work: Assignment, given: Resources, record: Record) -> AsyncGenerator[Workers]:
+    async def open(self, work: Assignment, given: RunResources, record: Record) -> AsyncGenerator[Workers]:
         assert given.gate is not None
         async with AsyncExitStack() as stack:
             backend = given.sandbox
@@ -95,7 +95,7 @@ class Local:
                 backend = await stack.enter_async_context(open_backend(backend))
             provision = given.provision or Provision.of(backend)
             worker = Worker(
-                work, OpenResources(given.store, given.gate, backend, given.policies, provision, given.sink)
+                work, WorkerResources(given.store, given.gate, backend, given.policies, provision, given.sink)
             )
             worker.refuse_hopeless()
             await record()

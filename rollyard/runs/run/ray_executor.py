@@ -24,7 +24,7 @@ import structlog
 from rollyard.core.errors import ConfigError, Error, MissingExtra, StoreError, Unsupported
 from rollyard.core.rollout import Rollout
 from rollyard.runs.run.assignment import Assignment
-from rollyard.runs.run.executor import Record, Resources, Workers
+from rollyard.runs.run.executor import Record, RunResources, Workers
 from rollyard.runs.run.ray_worker import NodeAssignment, NodeWorker, WorkerEnd
 from rollyard.runs.run.shipping import pack_work
 from rollyard.runs.run.store_retry import insist
@@ -54,7 +54,7 @@ class Ray:
             raise ConfigError(f"per_node must be at least 1, got {per_node}")
         self._address, self._per_node, self._detached = address, per_node, detached
 
-    async def check(self, work: Assignment, given: Resources) -> None:
+    async def check(self, work: Assignment, given: RunResources) -> None:
         if not isinstance(given.sandbox, str):
             raise Unsupported("workers on other machines open their own sandboxes", hint="give the backend's name")
         if given.gate is not None or given.policies:
@@ -76,7 +76,7 @@ class Ray:
         return await _off_loop(lambda: connect_ray(self._address))
 
     @asynccontextmanager
-    async def open(self, work: Assignment, given: Resources, record: Record) -> AsyncGenerator[Workers]:
+    async def open(self, work: Assignment, given: RunResources, record: Record) -> AsyncGenerator[Workers]:
         ray = await self._connect()
         nodes = await _off_loop(lambda: _live_nodes(ray))
         await record()
@@ -102,7 +102,7 @@ class Ray:
 
 
 class _RayWorkers:
-    def __init__(self, ray: Any, posting: NodeAssignment, given: Resources, per_node: int, detached: bool) -> None:
+    def __init__(self, ray: Any, posting: NodeAssignment, given: RunResources, per_node: int, detached: bool) -> None:
         self._ray, self._posting, self._given = ray, posting, given
         self._per_node, self._detached = per_node, detached
         self._run_id = posting.work.run_id

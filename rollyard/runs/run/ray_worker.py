@@ -21,7 +21,7 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.policies import open_policies
 from rollyard.runs.run.shipping import Parcels, unpack_work
-from rollyard.runs.run.worker import OpenResources, Worker
+from rollyard.runs.run.worker import WorkerResources, Worker
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 
@@ -95,7 +95,7 @@ async def work_here(posting: NodeAssignment, clock: Callable[[], float] | None =
         answering = await open_policies(stack, work.config, store)
         gate = await stack.enter_async_context(Gate(next(iter(answering.values())), log=store))
         named = answering if work.policies != ("",) else {}
-        await Worker(work, OpenResources(store, gate, backend, named, provision)).run(posting.slots, _ignore)
+        await Worker(work, WorkerResources(store, gate, backend, named, provision)).run(posting.slots, _ignore)
 
 
 async def _ignore(_: Rollout) -> None:

@@ -31,7 +31,7 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.assignment import Assignment, owner_is_dead, select_tasks
 from rollyard.runs.run.config import RunConfig
-from rollyard.runs.run.executor import Executor, Local, Resources
+from rollyard.runs.run.executor import Executor, Local, RunResources
 from rollyard.store import Store
 from rollyard.tasks.taskset import Taskset
 from rollyard.tasks.verifiers.python import Check, as_verifier
@@ -77,7 +77,7 @@ class Run:
         if policies:
             _known(self.config, policies)
         place = sandbox if sandbox is not None else self.config.sandbox
-        self._given = Resources(store, place, gate, dict(policies or {}), provision, sink)
+        self._given = RunResources(store, place, gate, dict(policies or {}), provision, sink)
         self._executor: Executor = executor or Local()
         self._store, self._resumed = store, resume is not None
         self.id = self._work.run_id

@@ -48,7 +48,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # for a policy whose server failed, doub
 _RELEASE_S = 5.0
 
 
-class OpenResources(NamedTuple):
+class WorkerResources(NamedTuple):
     """What a worker works with, opened by whoever starts it and closed after it."""
 
     store: Store
@@ -60,7 +60,7 @@ class OpenResources(NamedTuple):
 
 
 class Worker:
-    def __init__(self, work: Assignment, means: OpenResources) -> None:
+    def __init__(self, work: Assignment, means: WorkerResources) -> None:
         self._work, self._means, self._store = work, means, means.store
         self._config = work.config
         self._owner = owner_name()
