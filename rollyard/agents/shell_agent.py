@@ -16,7 +16,7 @@ _TASK = "{home}/.shell-agent/instruction.md"
 
 
 def _config(launch: Launch) -> dict[str, Any]:
-    return {_PROGRAM: files("rollyard.agents").joinpath("shell_loop.py").read_bytes()}
+    return {_PROGRAM: files("rollyard.inside").joinpath("shell_loop.py").read_bytes()}
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:

@@ -17,7 +17,7 @@ _LOGS = "{home}/.terminus/logs"
 
 
 def _config(launch: Launch) -> dict[str, Any]:
-    return {_PROGRAM: files("rollyard.agents").joinpath("terminus_drive.py").read_bytes()}
+    return {_PROGRAM: files("rollyard.inside").joinpath("terminus_drive.py").read_bytes()}
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:

@@ -9,25 +9,30 @@ from typing import Annotated
 import typer
 
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
+from rollyard.cli.options import with_rollout_options
 from rollyard.cli.printing import print_json
+from rollyard.runs.rollout.options import RolloutFields
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
+@with_rollout_options
 def evaluate(
+    options: RolloutFields,
     config: Annotated[
-        str, typer.Argument(help="a TOML file: tasks, agents, [policies], attempts, [prices.NAME], max_cost")
+        str, typer.Argument(help="TOML file: tasks, agents, [policies], attempts, [prices.NAME], max_cost")
     ],
-    store: Annotated[str, typer.Option(help="where everything is kept")] = "runs.db",
-    resume: Annotated[str | None, typer.Option(help="finish this run; only what is missing is done")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="also write report.json, report.html and plots into this folder")
-    ] = None,
+    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    resume: Annotated[str | None, typer.Option(help="id of a run to finish; only missing attempts are run")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for report.json, report.html and plots")] = None,
     display: Annotated[str, typer.Option(help="auto, rich, plain, json or none")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="the report as JSON on stdout")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
-    """Evaluate agents and models on tasks, k attempts each, and report with intervals."""
+    """Evaluate agents and models on tasks, several attempts each, and report with confidence intervals.
+
+    Options given here stand over those of the file.
+    """
     from rollyard.runs.display.progress import display as make_display
     from rollyard.runs.report.report import Report
     from rollyard.runs.run import evaluate as evaluation
@@ -37,7 +42,7 @@ def evaluate(
     from rollyard.runs.run.policies import check_policies
     from rollyard.store import Store
 
-    loaded = load(config)
+    loaded = load(config, options)
     check_policies(loaded)
     shown = make_display("none" if as_json and display == "auto" else display)
 

@@ -3,51 +3,60 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
+from rollyard.cli.options import with_rollout_options
+from rollyard.core.limits import Limits
+from rollyard.runs.rollout.options import RolloutFields
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
+@with_rollout_options
 def run(
+    options: RolloutFields,
     tasks: Annotated[
-        str | None, typer.Argument(help="task folder, folder of tasks, dataset, JSONL or a run's TOML file")
+        str | None, typer.Argument(help="task folder, folder of tasks, dataset, JSON Lines, or TOML file of a run")
     ] = None,
-    agent: Annotated[str, typer.Option(help="agent, or several separated by commas; a .toml file is one too")] = "pi",
+    agent: Annotated[str, typer.Option(help="agent name or .toml file; several are separated by commas")] = "pi",
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="who answers: scripted:FILE, upstream:URL, tokens:URL, replay:ID; NAME=... names several"),
+        typer.Option(
+            help="what answers model calls: scripted:FILE, upstream:URL, tokens:URL, replay:ID; NAME=... for several"
+        ),
     ] = None,
-    base_url: Annotated[str | None, typer.Option(help="a model server, instead of --policy upstream:URL")] = None,
-    model: Annotated[str | None, typer.Option(help="the model id asked of the server")] = None,
-    key_env: Annotated[str | None, typer.Option(help="name of the variable that holds the model server's key")] = None,
-    mode: Annotated[str | None, typer.Option(help="black_box, transparent_proxy or interception_gate")] = None,
     attempts: Annotated[int, typer.Option(help="attempts at each task")] = 1,
-    parallel: Annotated[int, typer.Option(help="rollouts at a time")] = 4,
+    parallel: Annotated[int, typer.Option(help="rollouts at the same time")] = 4,
     sandbox: Annotated[str, typer.Option(help="sandbox backend")] = "local",
-    store: Annotated[str, typer.Option(help="where everything is kept: a file, or postgresql://...")] = "runs.db",
-    resume: Annotated[str | None, typer.Option(help="finish this run; only what is missing is done")] = None,
-    retries: Annotated[int, typer.Option(help="further tries after a failure that may be retried")] = 1,
+    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    resume: Annotated[str | None, typer.Option(help="id of a run to finish; only missing attempts are run")] = None,
+    retries: Annotated[int, typer.Option(help="retries after a failure that may be retried")] = 1,
     limit: Annotated[int | None, typer.Option(help="only the first N tasks")] = None,
     filter: Annotated[list[str] | None, typer.Option(help="only tasks whose id matches this glob")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of the first attempt")] = None,
-    agent_s: Annotated[float | None, typer.Option(help="seconds an agent may take (limits.agent)")] = None,
-    max_calls: Annotated[int | None, typer.Option(help="model calls a rollout may make")] = None,
-    instruction: Annotated[str | None, typer.Option(help="one rollout with no task folder: the text, or @FILE")] = None,
-    setup: Annotated[list[str] | None, typer.Option(help="with --instruction: a command before the agent")] = None,
-    verify: Annotated[list[str] | None, typer.Option(help="with --instruction: a command that must succeed")] = None,
-    file: Annotated[list[str] | None, typer.Option(help="with --instruction: SRC:DST to put into the sandbox")] = None,
-    allow_network: Annotated[bool, typer.Option(help="let tasks that ask for a public network have it")] = False,
-    allow_unsafe: Annotated[bool, typer.Option(help="accept a sandbox that isolates nothing")] = False,
-    executor: Annotated[str, typer.Option(help="where rollouts are done: local, or ray for a cluster")] = "local",
+    agent_s: Annotated[float | None, typer.Option(help="time limit of the agent in seconds (limits.agent)")] = None,
+    instruction: Annotated[
+        str | None, typer.Option(help="run one rollout without a task folder: the text, or @FILE")
+    ] = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(help="with --instruction: command to run before the agent; may be repeated")
+    ] = None,
+    verify: Annotated[
+        list[str] | None, typer.Option(help="with --instruction: command that must succeed; may be repeated")
+    ] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(help="with --instruction: SRC:DST file to copy into the sandbox; may be repeated"),
+    ] = None,
+    executor: Annotated[str, typer.Option(help="where rollouts run: local, or ray for a cluster")] = "local",
     ray_address: Annotated[str | None, typer.Option(help="with --executor ray: auto, HOST:PORT or local")] = None,
     per_node: Annotated[int | None, typer.Option(help="with --executor ray: workers on each node")] = None,
     display: Annotated[str, typer.Option(help="auto, rich, plain, json or none")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="the result as JSON on stdout")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Run agents on tasks and keep every call, event and verdict.
 
@@ -57,37 +66,30 @@ def run(
     from rollyard.runs.run.command import RunRequest, execute, resume_command
     from rollyard.runs.run.interrupt import run_interruptibly
 
-    fields: dict[str, Any] = {
-        "tasks": tasks,
-        "agents": tuple(a for a in agent.split(",") if a),
-        "policies": tuple(policy or ()),
-        "base_url": base_url,
-        "model": model,
-        "key_env": key_env,
-        "mode": mode,
-        "attempts": attempts,
-        "parallel": parallel,
-        "sandbox": sandbox,
-        "store": store,
-        "resume": resume,
-        "retries": retries,
-        "limit": limit,
-        "filter": tuple(filter or ()),
-        "seed": seed,
-        "agent_s": agent_s,
-        "max_calls": max_calls,
-        "instruction": instruction,
-        "setup": tuple(setup or ()),
-        "verify": tuple(verify or ()),
-        "files": tuple(file or ()),
-        "allow_network": allow_network,
-        "allow_unsafe": allow_unsafe,
-        "executor": executor,
-        "ray_address": ray_address,
-        "per_node": per_node,
-        "as_json": as_json,
-    }
-    request = RunRequest(**fields)
+    if agent_s is not None:
+        options["limits"] = replace(options.get("limits") or Limits(), agent=agent_s)
+    request = RunRequest(
+        tasks=tasks,
+        agents=tuple(a for a in agent.split(",") if a),
+        policies=tuple(policy or ()),
+        options=options,
+        attempts=attempts,
+        parallel=parallel,
+        sandbox=sandbox,
+        store=store,
+        resume=resume,
+        retries=retries,
+        limit=limit,
+        filter=tuple(filter or ()),
+        instruction=instruction,
+        setup=tuple(setup or ()),
+        verify=tuple(verify or ()),
+        files=tuple(file or ()),
+        executor=executor,
+        ray_address=ray_address,
+        per_node=per_node,
+        as_json=as_json,
+    )
     shown = make_display("none" if as_json and display == "auto" else display)
     work = partial(execute, request, shown)
     outcome = run_interruptibly(work, display=shown, store=store, resume=resume_command(request))

@@ -23,10 +23,12 @@ from rollyard.gate import rollout_json
 from rollyard.policy.held_call import HeldCall
 from rollyard.policy.queue import Queue, QueueSession
 from rollyard.runs.coding_env import TaskedEnv, progress_sink, step_result
+from rollyard.runs.coding_request import CodingArguments
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.wire import CODECS
 
-_FIXED = ("policy", "base_url", "key", "mode")  # here the trainer answers, whatever the server has for others
+# here the trainer answers, whatever the server has for others
+_TRAINERS: CodingArguments = {"base_url": None, "key": None, "key_env": None, "mode": None, "direct": False}
 
 
 class CallAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,13 +55,14 @@ class CallEnv(TaskedEnv):
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
         await self._stop()
         self._choose(seed, options or {})
-        arguments = {k: v for k, v in self._started().items() if k not in _FIXED}
-        rollout_id = new_id("ro")
+        task, asked = self._current()
         self._queue = Queue(self._options.renderer)
+        rollout_id = new_id("ro")
         self._calls = self._queue.session(rollout_id)
-        self._rollout = asyncio.get_running_loop().create_task(
-            run_rollout(**arguments, policy=self._queue, rollout_id=rollout_id, sink=progress_sink(self._tell))
-        )
+        arguments: CodingArguments = {
+            **asked, "policy": self._queue, **_TRAINERS, "rollout_id": rollout_id, "sink": progress_sink(self._tell),
+        }  # fmt: skip
+        self._rollout = asyncio.get_running_loop().create_task(run_rollout(task, **arguments))
         return await self._next()
 
     async def step(self, action: CallAction) -> StepResult:

@@ -38,7 +38,7 @@ async def booted(
             await sandbox.upload_dir(world.files, HOME)
         else:
             await sandbox.mkdir(HOME)
-        lone = resources.files("rollyard.tools").joinpath("plain_mcp.py").read_bytes()
+        lone = resources.files("rollyard.inside").joinpath("plain_mcp.py").read_bytes()
         await sandbox.write(f"{_LIB}/plain_mcp.py", lone)
         job = await sandbox.start(world.command, cwd=HOME, env=_environ(world))
         await _answering(sandbox, job, world)

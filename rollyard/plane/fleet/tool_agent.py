@@ -18,7 +18,7 @@ _SERVERS = "{home}/.tool-agent/mcp.json"
 
 
 def _config(launch: Launch) -> dict[str, Any]:
-    return {_PROGRAM: files("rollyard.plane.fleet").joinpath("tool_loop.py").read_bytes()}
+    return {_PROGRAM: files("rollyard.inside").joinpath("tool_loop.py").read_bytes()}
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:

@@ -21,7 +21,7 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.policy_health import check_servers
-from rollyard.runs.run.worker import WorkerResources, Worker
+from rollyard.runs.run.worker import Worker, WorkerResources
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 

@@ -62,7 +62,7 @@ class Ray:
                 "workers on other machines open their own gate and policies",
                 hint='leave out gate= and policies=, and name them in the config: policies={"policy": "upstream:URL"}',
             )
-        if not work.config.policies:
+        if not work.config.answers:
             raise ConfigError("nobody answers the model calls", hint='policies={"policy": "upstream:URL"}')
         ray = await self._connect()
         nodes = len(await _off_loop(lambda: _live_nodes(ray)))

@@ -21,7 +21,7 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.policies import open_policies
 from rollyard.runs.run.shipping import Parcels, unpack_work
-from rollyard.runs.run.worker import WorkerResources, Worker
+from rollyard.runs.run.worker import Worker, WorkerResources
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 

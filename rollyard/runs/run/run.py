@@ -190,4 +190,4 @@ def _named(policies: Mapping[str, Policy] | None, config: RunConfig, gate: Gate 
     """The names that attempts have. A run whose only policy is the gate's has one without a name."""
     if policies:
         return tuple(policies)
-    return tuple(config.policies) if gate is None and len(config.policies) > 1 else ("",)
+    return tuple(config.answers) if gate is None and len(config.answers) > 1 else ("",)
