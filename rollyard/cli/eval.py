@@ -9,13 +9,17 @@ from typing import Annotated
 import typer
 
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
+from rollyard.cli.options import with_rollout_options
 from rollyard.cli.printing import print_json
+from rollyard.runs.rollout.options import RolloutFields
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
+@with_rollout_options
 def evaluate(
+    options: RolloutFields,
     config: Annotated[
         str, typer.Argument(help="TOML file: tasks, agents, [policies], attempts, [prices.NAME], max_cost")
     ],
@@ -25,7 +29,10 @@ def evaluate(
     display: Annotated[str, typer.Option(help="auto, rich, plain, json or none")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
-    """Evaluate agents and models on tasks, several attempts each, and report with confidence intervals."""
+    """Evaluate agents and models on tasks, several attempts each, and report with confidence intervals.
+
+    Options given here stand over those of the file.
+    """
     from rollyard.runs.display.progress import display as make_display
     from rollyard.runs.report.report import Report
     from rollyard.runs.run import evaluate as evaluation
@@ -35,7 +42,7 @@ def evaluate(
     from rollyard.runs.run.policies import check_policies
     from rollyard.store import Store
 
-    loaded = load(config)
+    loaded = load(config, options)
     check_policies(loaded)
     shown = make_display("none" if as_json and display == "auto" else display)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+
+from rollyard.runs.rollout.options import OPTIONS, Kind, read_options
 
 
 def _port(value: int) -> int:
@@ -14,3 +18,30 @@ def _port(value: int) -> int:
 
 
 Port = Annotated[int, typer.Option(help="port to listen on; 0 picks a free one", callback=_port)]
+
+_TYPES: dict[Kind, Any] = {"flag": bool | None, "number": int | None, "text": str | None, "lines": list[str] | None}
+
+
+def with_rollout_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with one option for each of a rollout's; its parameter `options` gets those that were given."""
+
+    def call(**values: Any) -> None:
+        texts = {name: values.pop(name) for name in OPTIONS}
+        command(**values, options=read_options(texts))
+
+    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "options"]
+    derived = [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[_TYPES[option.kind], typer.Option(option.flag, help=option.help)]
+            if option.kind != "flag"
+            else Annotated[_TYPES[option.kind], typer.Option(help=option.help)],
+        )
+        for option in OPTIONS.values()
+    ]
+    call.__doc__, call.__name__ = command.__doc__, command.__name__
+    call.__signature__ = inspect.Signature([*own, *derived])  # pyright: ignore[reportFunctionMemberAccess] - read by typer
+    call.__annotations__ = {one.name: one.annotation for one in (*own, *derived)}
+    return call

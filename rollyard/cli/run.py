@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
+from rollyard.cli.options import with_rollout_options
+from rollyard.core.limits import Limits
+from rollyard.runs.rollout.options import RolloutFields
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
+@with_rollout_options
 def run(
+    options: RolloutFields,
     tasks: Annotated[
         str | None, typer.Argument(help="task folder, folder of tasks, dataset, JSON Lines, or TOML file of a run")
     ] = None,
@@ -24,12 +30,6 @@ def run(
             help="what answers model calls: scripted:FILE, upstream:URL, tokens:URL, replay:ID; NAME=... for several"
         ),
     ] = None,
-    base_url: Annotated[
-        str | None, typer.Option(help="URL of a model server, instead of --policy upstream:URL")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="model id to request from the server")] = None,
-    key_env: Annotated[str | None, typer.Option(help="environment variable that holds the model server's key")] = None,
-    mode: Annotated[str | None, typer.Option(help="black_box, transparent_proxy or interception_gate")] = None,
     attempts: Annotated[int, typer.Option(help="attempts at each task")] = 1,
     parallel: Annotated[int, typer.Option(help="rollouts at the same time")] = 4,
     sandbox: Annotated[str, typer.Option(help="sandbox backend")] = "local",
@@ -38,9 +38,7 @@ def run(
     retries: Annotated[int, typer.Option(help="retries after a failure that may be retried")] = 1,
     limit: Annotated[int | None, typer.Option(help="only the first N tasks")] = None,
     filter: Annotated[list[str] | None, typer.Option(help="only tasks whose id matches this glob")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of the first attempt")] = None,
     agent_s: Annotated[float | None, typer.Option(help="time limit of the agent in seconds (limits.agent)")] = None,
-    max_calls: Annotated[int | None, typer.Option(help="most model calls of one rollout")] = None,
     instruction: Annotated[
         str | None, typer.Option(help="run one rollout without a task folder: the text, or @FILE")
     ] = None,
@@ -54,8 +52,6 @@ def run(
         list[str] | None,
         typer.Option(help="with --instruction: SRC:DST file to copy into the sandbox; may be repeated"),
     ] = None,
-    allow_network: Annotated[bool, typer.Option(help="accept tasks that ask for a public network")] = False,
-    allow_unsafe: Annotated[bool, typer.Option(help="accept a sandbox that isolates nothing")] = False,
     executor: Annotated[str, typer.Option(help="where rollouts run: local, or ray for a cluster")] = "local",
     ray_address: Annotated[str | None, typer.Option(help="with --executor ray: auto, HOST:PORT or local")] = None,
     per_node: Annotated[int | None, typer.Option(help="with --executor ray: workers on each node")] = None,
@@ -70,37 +66,30 @@ def run(
     from rollyard.runs.run.command import RunRequest, execute, resume_command
     from rollyard.runs.run.interrupt import run_interruptibly
 
-    fields: dict[str, Any] = {
-        "tasks": tasks,
-        "agents": tuple(a for a in agent.split(",") if a),
-        "policies": tuple(policy or ()),
-        "base_url": base_url,
-        "model": model,
-        "key_env": key_env,
-        "mode": mode,
-        "attempts": attempts,
-        "parallel": parallel,
-        "sandbox": sandbox,
-        "store": store,
-        "resume": resume,
-        "retries": retries,
-        "limit": limit,
-        "filter": tuple(filter or ()),
-        "seed": seed,
-        "agent_s": agent_s,
-        "max_calls": max_calls,
-        "instruction": instruction,
-        "setup": tuple(setup or ()),
-        "verify": tuple(verify or ()),
-        "files": tuple(file or ()),
-        "allow_network": allow_network,
-        "allow_unsafe": allow_unsafe,
-        "executor": executor,
-        "ray_address": ray_address,
-        "per_node": per_node,
-        "as_json": as_json,
-    }
-    request = RunRequest(**fields)
+    if agent_s is not None:
+        options["limits"] = replace(options.get("limits") or Limits(), agent=agent_s)
+    request = RunRequest(
+        tasks=tasks,
+        agents=tuple(a for a in agent.split(",") if a),
+        policies=tuple(policy or ()),
+        options=options,
+        attempts=attempts,
+        parallel=parallel,
+        sandbox=sandbox,
+        store=store,
+        resume=resume,
+        retries=retries,
+        limit=limit,
+        filter=tuple(filter or ()),
+        instruction=instruction,
+        setup=tuple(setup or ()),
+        verify=tuple(verify or ()),
+        files=tuple(file or ()),
+        executor=executor,
+        ray_address=ray_address,
+        per_node=per_node,
+        as_json=as_json,
+    )
     shown = make_display("none" if as_json and display == "auto" else display)
     work = partial(execute, request, shown)
     outcome = run_interruptibly(work, display=shown, store=store, resume=resume_command(request))

@@ -110,8 +110,8 @@ def env(
             limits=EnvLimits(capacity=capacity, lease_s=lease_s, deadline_s=deadline_s),
             tasks=taskset,
             step=step,
-            key_env=key_env,
             coding=CodingOptions(
+                key_env=key_env,
                 agent=agent,
                 policy=policy,
                 base_url=base_url,

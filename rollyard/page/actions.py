@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
 from rollyard import agents
@@ -19,10 +21,12 @@ from rollyard.core import registry
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import Event
 from rollyard.core.ids import new_id
-from rollyard.core.rollout import MODES
+from rollyard.core.protocols import Policy
+from rollyard.core.rollout import MODES, Rollout
 from rollyard.core.task import Task
 from rollyard.runs.rescore import rescore
 from rollyard.runs.rollout.modes import choose
+from rollyard.runs.rollout.options import OPTIONS, Option, RolloutFields, merge_options, read_options, write_options
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.runs.run.policies import open_policy
 from rollyard.store import Store
@@ -57,6 +61,7 @@ class LocalActions:
             "modes": MODES,
             "sandboxes": registry.names("rollyard.sandboxes"),
             "tasks": list(self._tasks),
+            "options": [option for option in OPTIONS.values() if _is_offered(option)],
         }
 
     def command(self, form: Mapping[str, str]) -> str:
@@ -67,13 +72,13 @@ class LocalActions:
             words += [self._taskset, "--filter", task.id]
         else:
             words += ["--instruction", task]
-        for name in ("agent", "mode", "policy", "model", "sandbox"):
+        for name in ("agent", "policy", "sandbox"):
             if form.get(name):
                 words += [f"--{name}", form[name]]
         for name in ("setup", "verify"):
             for line in _lines(form.get(name, "")):
                 words += [f"--{name}", line]
-        return shlex.join([*words, "--store", self._where])
+        return shlex.join([*words, *write_options(_options(form)), "--store", self._where])
 
     def _wanted(self, form: Mapping[str, str]) -> Task | str:
         if form.get("task"):
@@ -92,44 +97,49 @@ class LocalActions:
         assert self._group is not None
         task = self._wanted(form)
         agent = agents.get(form.get("agent", ""))
-        answering = choose(
-            form.get("mode") or None,
-            policy=await open_policy(form.get("policy", ""), store=self._store, model=form.get("model") or None)
-            if agent.calls_model
-            else None,
-            calls_nobody=not agent.calls_model,
-        )
+        options = merge_options(_options(form))
+        policy = form.get("policy", "")
+        opens = agent.calls_model and (bool(policy) or options.base_url is None)
+        opened = await open_policy(policy, store=self._store, model=options.model) if opens else None
+        answering = choose(options, policy=opened, agent=agent)
         rollout_id = new_id("ro")
-        options: dict[str, Any] = {
-            "agent": agent,
-            "mode": answering.mode,
-            "policy": answering.policy,
-            "sandbox": form.get("sandbox") or "local",
-            "setup": _lines(form.get("setup", "")),
-            "verify": _lines(form.get("verify", "")),
-            "store": self._store,
-            "sink": self._store.event,
-            "rollout_id": rollout_id,
-            "labels": {"started": "page"},
-        }
+        options = msgspec.structs.replace(
+            options,
+            base_url=None,  # the policy that it stands for is open
+            mode=answering.mode,
+            labels={"started": "page", **options.labels},
+        )
+        work = partial(
+            run_rollout,
+            task,
+            agent=agent,
+            policy=answering.policy,
+            sandbox=form.get("sandbox") or "local",
+            store=self._store,
+            options=options,
+            setup=_lines(form.get("setup", "")),
+            verify=_lines(form.get("verify", "")),
+            sink=self._store.event,
+            rollout_id=rollout_id,
+        )
         begun = {
             "agent": agent.name,
             "mode": answering.mode,
             "command": self.command(form),
         }  # so that its page is there from the first moment
         await self._store.event(Event(at=time.time(), name="rollout.asked", rollout_id=rollout_id, fields=begun))
-        self._group.start_soon(self._run, rollout_id, task, options)
+        self._group.start_soon(self._run, rollout_id, work, answering.policy)
         return rollout_id
 
-    async def _run(self, rollout_id: str, task: Task | str, options: dict[str, Any]) -> None:
+    async def _run(self, rollout_id: str, work: Callable[[], Awaitable[Rollout]], policy: Policy) -> None:
         with anyio.CancelScope() as scope:
             self._scopes[rollout_id] = scope
             try:
-                await run_rollout(task, **options)
+                await work()
             finally:
                 del self._scopes[rollout_id]
                 with anyio.move_on_after(5, shield=True):
-                    await options["policy"].aclose()
+                    await policy.aclose()
 
     async def cancel(self, rollout_id: str) -> bool:
         scope = self._scopes.get(rollout_id)
@@ -145,3 +155,14 @@ class LocalActions:
 
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _is_offered(option: Option) -> bool:
+    """What reaches the machine itself is set on the machine, not from a browser."""
+    return option.setter != "operator"
+
+
+def _options(form: Mapping[str, str]) -> RolloutFields:
+    """The options that the form gives; an empty field gives none."""
+    given = {name: form[name] for name, one in OPTIONS.items() if _is_offered(one) and form.get(name, "").strip()}
+    return read_options({n: _lines(text) if OPTIONS[n].kind == "lines" else text for n, text in given.items()})

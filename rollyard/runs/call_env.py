@@ -22,11 +22,13 @@ from rollyard.envs.env import StepResult
 from rollyard.gate import rollout_json
 from rollyard.policy.held_call import HeldCall
 from rollyard.policy.queue import Queue, QueueSession
-from rollyard.runs.coding_env import TaskedEnv, ended, told
+from rollyard.runs.coding_env import TaskedEnv, progress_sink, step_result
+from rollyard.runs.coding_request import CodingArguments
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.wire import CODECS
 
-_FIXED = ("policy", "base_url", "key", "mode")  # here the trainer answers, whatever the server has for others
+# here the trainer answers, whatever the server has for others
+_TRAINERS: CodingArguments = {"base_url": None, "key": None, "key_env": None, "mode": None, "direct": False}
 
 
 class CallAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,13 +55,14 @@ class CallEnv(TaskedEnv):
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
         await self._stop()
         self._choose(seed, options or {})
-        arguments = {k: v for k, v in self._started().items() if k not in _FIXED}
-        rollout_id = new_id("ro")
+        task, asked = self._current()
         self._queue = Queue(self._options.renderer)
+        rollout_id = new_id("ro")
         self._calls = self._queue.session(rollout_id)
-        self._rollout = asyncio.get_running_loop().create_task(
-            run_rollout(**arguments, policy=self._queue, rollout_id=rollout_id, sink=told(self._tell))
-        )
+        arguments: CodingArguments = {
+            **asked, "policy": self._queue, **_TRAINERS, "rollout_id": rollout_id, "sink": progress_sink(self._tell),
+        }  # fmt: skip
+        self._rollout = asyncio.get_running_loop().create_task(run_rollout(task, **arguments))
         return await self._next()
 
     async def step(self, action: CallAction) -> StepResult:
@@ -94,7 +97,7 @@ class CallEnv(TaskedEnv):
             await asyncio.wait({asked, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
             if asked.done() and (held := asked.result()) is not None:
                 self._held = held
-                return StepResult(observation=_observed(held.call), info={"task_id": self._task_id})
+                return StepResult(observation=_observation(held.call), info={"task_id": self._task_id})
             done = await asyncio.shield(self._rollout)
         except asyncio.CancelledError:
             await self._stop()
@@ -102,7 +105,7 @@ class CallEnv(TaskedEnv):
         finally:
             asked.cancel()
         await self._stop()
-        return ended(done)
+        return step_result(done)
 
     async def _stop(self) -> None:
         """End the rollout, if one runs, and leave nothing of it."""
@@ -115,7 +118,7 @@ class CallEnv(TaskedEnv):
             await queue.aclose()
 
 
-def _observed(call: Call) -> dict[str, Any]:
+def _observation(call: Call) -> dict[str, Any]:
     """As the gate shows a held call to a trainer in another process."""
     return {
         "call_id": call.id,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,14 @@ from rollyard.core.protocols import EventSink
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
 from rollyard.envs.env import Env, StepResult
-from rollyard.runs.coding_request import CodingOptions, RolloutRequest, request_of, summary
+from rollyard.runs.coding_request import (
+    CodingArguments,
+    CodingOptions,
+    RolloutRequest,
+    TaskRequest,
+    request_of,
+    summary,
+)
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.tasks.taskset import Taskset
 from rollyard.tools import Tool, ToolContext, ToolError
@@ -36,6 +43,17 @@ class CodingAction(msgspec.Struct, forbid_unknown_fields=True):
     agent: str | None = None
 
 
+class Episode(NamedTuple):
+    """What an episode is about: the task, and the other arguments of `run_rollout`."""
+
+    task: str | Task
+    arguments: CodingArguments
+
+    @property
+    def instruction(self) -> str:
+        return self.task.instruction if isinstance(self.task, Task) else self.task
+
+
 class TaskedEnv(Env):
     """The half that all coding environments share: tasks, and which of them an episode is about."""
 
@@ -45,7 +63,7 @@ class TaskedEnv(Env):
         self._asked: dict[str, Any] = {}
         self._seed: int | None = None
         self._task_id: str | None = None
-        self._arguments: dict[str, Any] | None = None
+        self._episode: Episode | None = None
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -54,17 +72,17 @@ class TaskedEnv(Env):
     def _choose(self, seed: int | None, asked: Mapping[str, Any]) -> None:
         """What `run_rollout` gets, checked before anything opens."""
         if "instruction" in asked:
-            arguments = request_of(asked).arguments(self._options)
-            self._task_id = arguments.get("task_id")
+            request = request_of(asked)
+            instruction, arguments = request.instruction, request.arguments(self._options)
+            self._task_id = request.task_id
         else:
-            task = self._chosen(seed, asked)
-            arguments = {"instruction": task, **self._options.settings()}
-            self._task_id = task.id
+            instruction, arguments = self._find_task(seed, asked), self._options.settings
+            self._task_id = instruction.id
         if seed is not None:
             arguments["seed"] = seed
-        self._asked, self._seed, self._arguments = dict(asked), seed, arguments
+        self._asked, self._seed, self._episode = dict(asked), seed, Episode(instruction, arguments)
 
-    def _chosen(self, seed: int | None, asked: Mapping[str, Any]) -> Task:
+    def _find_task(self, seed: int | None, asked: Mapping[str, Any]) -> Task:
         if unknown := sorted(set(asked) - {"task", "split", "index"}):
             raise EnvError(f"options: there is no {', '.join(unknown)}", hint="task, split and index, or instruction")
         if not self._tasks:
@@ -83,14 +101,10 @@ class TaskedEnv(Env):
             raise EnvError(f"index must be an integer from 0 to {len(self._tasks) - 1}")
         return self._tasks[index]
 
-    def _started(self) -> dict[str, Any]:
-        if self._arguments is None:
+    def _current(self) -> Episode:
+        if self._episode is None:
             raise EnvError("there is no task yet: reset")
-        return self._arguments
-
-    def _instruction(self) -> str:
-        given = self._started()["instruction"]
-        return given.instruction if isinstance(given, Task) else str(given)
+        return self._episode
 
 
 class CodingEnv(TaskedEnv):
@@ -100,19 +114,22 @@ class CodingEnv(TaskedEnv):
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
         self._choose(seed, options or {})
-        return StepResult(observation={"task_id": self._task_id, "instruction": self._instruction()})
+        return StepResult(observation={"task_id": self._task_id, "instruction": self._current().instruction})
 
     async def step(self, action: CodingAction) -> StepResult:
-        arguments = dict(self._started())
+        task, arguments = self._current()
+        arguments = arguments.copy()
         if action.agent is not None:
             arguments["agent"] = action.agent
-        return ended(await run_rollout(**arguments, sink=told(self.report_progress)))
+        arguments["sink"] = progress_sink(self.report_progress)
+        return step_result(await run_rollout(task, **arguments))
 
     def tools(self) -> Sequence[Tool]:
-        async def one(request: RolloutRequest, context: ToolContext) -> dict[str, Any]:
+        async def one(request: TaskRequest, context: ToolContext) -> dict[str, Any]:
             try:
                 arguments = request.arguments(self._options)
-                return summary(await run_rollout(**arguments, sink=told(context.progress)))
+                arguments["sink"] = progress_sink(context.progress)
+                return summary(await run_rollout(request.instruction, **arguments))
             except ConfigError as error:
                 raise ToolError(str(error)) from error
 
@@ -121,14 +138,14 @@ class CodingEnv(TaskedEnv):
 
     def save(self) -> Any:
         """A rollout that a kill cut off is run again from its task: it was never answered."""
-        return {"seed": self._seed, "asked": self._asked, "chosen": self._arguments is not None}
+        return {"seed": self._seed, "asked": self._asked, "chosen": self._episode is not None}
 
     async def restore(self, saved: Any) -> None:
         if saved["chosen"]:
             self._choose(saved["seed"], saved["asked"])
 
 
-def ended(done: Rollout) -> StepResult:
+def step_result(done: Rollout) -> StepResult:
     """The end of an episode. What broke at infrastructure is an error."""
     if done.failure is not None and not done.failure.grade:
         raise EnvError(f"{done.failure.boundary}: {done.failure.message}")
@@ -136,7 +153,7 @@ def ended(done: Rollout) -> StepResult:
     return StepResult(observation=summary(done), reward=done.reward, terminated=not cut, truncated=cut)
 
 
-def told(progress: Progress) -> EventSink:
+def progress_sink(progress: Progress) -> EventSink:
     """A rollout's events as progress: how many there were, and what the last one is."""
     count = itertools.count(1)
 

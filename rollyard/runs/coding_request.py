@@ -7,83 +7,113 @@ choose. Nothing here names a path on the server: files come with their contents.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, cast
 
 import msgspec
 
 from rollyard.core.errors import ConfigError, EnvError
 from rollyard.core.limits import Limits
+from rollyard.core.protocols import Backend, Policy
 from rollyard.core.rollout import Rollout
-from rollyard.core.task import McpServer
+from rollyard.policy.renderers.protocol import Renderer
+from rollyard.runs.rollout.options import OPTIONS, RolloutOptions
+from rollyard.runs.rollout.run_rollout import RolloutArguments
 
-_SERVERS_OWN = ("mode", "model", "base_url", "key", "sandbox", "template")
+# beside the options whose setter is the server
+_SERVERS_OWN = ("key", "sandbox", "template", *(name for name, one in OPTIONS.items() if one.setter == "server"))
 
 
-class CodingOptions(msgspec.Struct, frozen=True, kw_only=True):
+class CodingOptions(RolloutOptions, frozen=True, kw_only=True):
     """What a server fixes for every rollout. `policy` is a name such as `upstream:URL`, or the policy itself; `renderer` is
     for an environment whose steps are model calls: its observations then carry the prompt in token ids."""
 
     agent: str = "opencode"
-    policy: Any = None
-    base_url: str | None = None
-    model: str | None = None
+    policy: Policy | str | None = None
     key: str | None = None
-    mode: str | None = None
-    sandbox: Any = "local"
-    max_calls: int | None = None
-    limits: Limits | None = None
-    renderer: Any = None
+    sandbox: str | Backend = "local"
+    renderer: Renderer | str | None = None
     clients_choose: bool = False
 
-    def settings(self) -> dict[str, Any]:
-        kept = {n: getattr(self, n) for n in self.__struct_fields__ if n not in ("renderer", "clients_choose")}
-        return {name: value for name, value in kept.items() if value is not None}
+    @property
+    def settings(self) -> CodingArguments:
+        """As arguments of `run_rollout`."""
+        options = RolloutOptions(**{name: getattr(self, name) for name in OPTIONS})
+        return {
+            "agent": self.agent,
+            "policy": self.policy,
+            "sandbox": self.sandbox,
+            "key": self.key,
+            "options": options,
+        }
 
 
-class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of `run_rollout` that travel: `files` are contents by path, `verify` are commands whose share of
-    successes is the reward, `collect` are globs of files to bring back."""
+class CodingArguments(RolloutArguments, total=False):
+    """The arguments of `run_rollout` beside the instruction."""
+
+    agent: str
+    policy: Policy | str | None
+    sandbox: str | Backend
+    options: RolloutOptions
+
+
+class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a client says about the task: `files` are contents by path, `verify` are commands whose share of successes is the
+    reward."""
 
     instruction: str
     agent: str | None = None
-    mode: str | None = None
-    model: str | None = None
-    base_url: str | None = None
     key: str | None = None
     sandbox: str | None = None
     template: str | None = None
     files: dict[str, str] | None = None
     setup: list[str] | None = None
     verify: list[str] | None = None
-    system_prompt: str | None = None
-    disabled_tools: list[str] | None = None
-    mcp: list[McpServer] | None = None
-    disable_thinking: bool | None = None
-    max_tokens_cap: int | None = None
-    top_logprobs: int | None = None
-    max_calls: int | None = None
-    limits: dict[str, float] | None = None
     task_id: str | None = None
     episode_id: str | None = None
-    seed: int | None = None
-    labels: dict[str, str] | None = None
-    collect: list[str] | None = None
 
-    def arguments(self, options: CodingOptions) -> dict[str, Any]:
+    def arguments(self, served: CodingOptions) -> CodingArguments:
         """Those of `run_rollout`, the server's own filled in. What only the server may choose is refused by name."""
-        given = {n: getattr(self, n) for n in self.__struct_fields__ if getattr(self, n) is not None}
-        if not options.clients_choose and (taken := [n for n in _SERVERS_OWN if n in given]):
+        given: dict[str, Any] = {n: getattr(self, n) for n in self.__struct_fields__ if n != "instruction"}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not served.clients_choose and (taken := [n for n in _SERVERS_OWN if n in given]):
             raise ConfigError(f"{', '.join(taken)}: this server decides that", hint="serve it with --clients-choose")
-        settings = options.settings()
+        settings = served.settings
+        options = settings.pop("options")
+        if "base_url" in given or "key" in given:
+            options = msgspec.structs.replace(options, key_env=None)  # the server's key is for the server's choice
         if "base_url" in given:
-            settings.pop("policy", None)  # the client says who answers
-        if self.limits is not None:
-            given["limits"] = _limits(self.limits, options.limits)
-        return settings | given
+            settings.pop("policy")  # the client says who answers
+            settings.pop("key")
+        if "limits" in given:
+            given["limits"] = _limits(given["limits"], served.limits)
+        return cast(CodingArguments, {**settings, **given, "options": options})
 
 
-def request_of(fields: Mapping[str, Any]) -> RolloutRequest:
+def _client_fields() -> Iterable[tuple[str, Any, None]]:
+    """The options that may come from a client. One that is not given is the server's."""
+    for option in OPTIONS.values():
+        if option.setter != "operator":
+            kind = dict[str, float] if option.name == "limits" else option.type
+            yield option.name, Annotated[kind | None, msgspec.Meta(description=option.help)], None
+
+
+# The arguments of `run_rollout` that travel: the task, and every option that a client may set.
+RolloutRequest = cast(
+    type[TaskRequest],
+    msgspec.defstruct(
+        "RolloutRequest",
+        list(_client_fields()),
+        bases=(TaskRequest,),
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+        module=__name__,
+    ),
+)
+
+
+def request_of(fields: Mapping[str, Any]) -> TaskRequest:
     try:
         return msgspec.convert(fields, RolloutRequest)
     except msgspec.ValidationError as error:
@@ -114,13 +144,13 @@ def summary(done: Rollout) -> dict[str, Any]:
         "log_tail": done.log_tail,
         "gate_log_tail": done.gate_log_tail,
         "turns": msgspec.to_builtins(done.turns),
-        "files": {path: _shown(content) for path, content in done.files.items()},
+        "files": {path: _file_json(content) for path, content in done.files.items()},
         "wall_s": done.wall_s,
         "error": done.error,
     }
 
 
-def _shown(content: bytes) -> dict[str, str]:
+def _file_json(content: bytes) -> dict[str, str]:
     try:
         return {"text": content.decode()}
     except UnicodeDecodeError:

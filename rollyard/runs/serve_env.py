@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from rollyard.net.binding import LOOPBACK, http_url, listen
 from rollyard.net.key_files import read_or_make_key
 from rollyard.net.ready import ServerReady
 from rollyard.runs.coding_request import CodingOptions
+from rollyard.runs.rollout.modes import read_key
 
 if TYPE_CHECKING:
     from rollyard.envs.server import EnvServer
@@ -37,7 +37,6 @@ class EnvOptions(msgspec.Struct, frozen=True, kw_only=True):
     limits: EnvLimits = EnvLimits()
     tasks: str | None = None
     step: str = "rollout"
-    key_env: str | None = None
     coding: CodingOptions = CodingOptions()
 
 
@@ -54,8 +53,9 @@ def server_of(options: EnvOptions) -> EnvServer:
     if options.target == "coding":
         from rollyard.runs.coding_env import coding_env, splits_of, tasks_of
 
+        read_key(options.coding.key_env)  # one that is not there is told of now
         tasks = tasks_of(options.tasks)
-        make, splits = coding_env(_with_key(options), tasks, step=options.step), splits_of(tasks)
+        make, splits = coding_env(options.coding, tasks, step=options.step), splits_of(tasks)
     else:
         make = env_of(options.target)
     return EnvServer(
@@ -67,15 +67,6 @@ def server_of(options: EnvOptions) -> EnvServer:
         splits=splits,
         keep=options.keep,
     )
-
-
-def _with_key(options: EnvOptions) -> CodingOptions:
-    if options.key_env is None:
-        return options.coding
-    key = os.environ.get(options.key_env)
-    if not key:
-        raise ConfigError(f"the variable {options.key_env} is not set")
-    return msgspec.structs.replace(options.coding, key=key)
 
 
 async def run_env(options: EnvOptions, say: Callable[[ServerReady], None], server: EnvServer) -> None:

@@ -29,8 +29,8 @@ from rollyard.core.task import Task
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.config import POLICY, RunConfig
-from rollyard.runs.run.executor import Crew, Given
-from rollyard.runs.run.ray_executor import NAMESPACE, Ray, connected
+from rollyard.runs.run.executor import RunResources, Workers
+from rollyard.runs.run.ray_executor import NAMESPACE, Ray, connect_ray
 from rollyard.runs.run.run import agents_of
 from rollyard.store import Store
 from rollyard.tasks.verifiers.python import Check, as_verifier
@@ -133,7 +133,7 @@ class Rollouts:
                 self._broken = f"the rollouts ended: {error}"
                 self._more.notify_all()
 
-    async def _open(self, stack: AsyncExitStack) -> Crew:
+    async def _open(self, stack: AsyncExitStack) -> Workers:
         order = self._order
         self._store = await stack.enter_async_context(Store.open(order.store))
         self._work = Assignment(
@@ -146,7 +146,7 @@ class Rollouts:
             stays=True,
         )
         executor = Ray(order.ray.address, per_node=order.ray.per_node, detached=False)
-        given = Given(self._store, order.config.sandbox)
+        given = RunResources(self._store, order.config.sandbox)
         await executor.check(self._work, given)
         return await stack.enter_async_context(executor.open(self._work, given, self._record))
 
@@ -300,7 +300,7 @@ class RayRollouts:
             verifier=as_verifier(verifier),
             hooks=hooks or Hooks(),
         )
-        self._ray = connected(ray.address)
+        self._ray = connect_ray(ray.address)
         actor = self._ray.remote(Rollouts).options(name=ray.name, namespace=NAMESPACE, num_cpus=0, max_concurrency=64)
         self._actor: Any = actor.remote(order)
         started: StartResult = self._get(self._actor.start.remote())

@@ -6,10 +6,13 @@ import pytest
 
 import rollyard as ry
 from rollyard import agents
+from rollyard.core.agent import Addition, Agent
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.rollout import MODES
 from rollyard.core.task import McpServer
 from rollyard.runs.rollout.modes import HONOURED, choose
+from rollyard.runs.rollout.options import RolloutOptions
+from rollyard.runs.rollout.plan import AgentSwitches
 from tests.runs.conftest import CHECK, HELLO
 
 pytestmark = pytest.mark.anyio
@@ -69,21 +72,25 @@ async def test_direct_gives_the_agent_the_address_and_key_and_is_refused_without
         await ry.run_rollout("x", direct=True, agent="shell-agent", base_url=url, sandbox=backend)
 
 
-def answers(mode):
+def agent_with(*switches):
+    return Agent(name="a", wires={"chat": Addition()}, options=dict.fromkeys(switches, Addition()))
+
+
+def choose_with(mode, agent=None, **options):
     if mode == "interception_gate":
-        return {"policy": ry.policy.Queue()}
-    return {"base_url": "http://127.0.0.1:9/v1"}
+        return choose(RolloutOptions(mode=mode, **options), policy=ry.policy.Queue(), agent=agent)
+    return choose(RolloutOptions(mode=mode, base_url="http://127.0.0.1:9/v1", **options), agent=agent)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("option", "value"), [("disable_thinking", True), ("max_tokens_cap", 5), ("top_logprobs", 2)])
 def test_each_call_option_in_each_mode_takes_effect_or_is_refused_by_name(mode, option, value):
     if option in HONOURED[mode]:
-        assert choose(mode, **answers(mode), **{option: value}).settings[option] == value
+        assert choose_with(mode, **{option: value}).settings[option] == value
     else:
         with pytest.raises(Unsupported, match=option):
-            choose(mode, **answers(mode), **{option: value})
-    assert option not in choose(mode, **answers(mode), **{option: None}).settings
+            choose_with(mode, **{option: value})
+    assert option not in choose_with(mode).settings
 
 
 SERVER = (McpServer(name="m", transport="http", url="http://127.0.0.1:1/mcp"),)
@@ -108,9 +115,9 @@ async def test_each_agent_option_with_each_agent_takes_effect_or_is_refused_by_n
 
 def test_an_option_that_a_mode_leaves_alone_is_the_agents_when_it_can():
     given = {"disable_thinking": True, "max_tokens_cap": 5}
-    left = choose("black_box", **answers("black_box"), switches=("disable_thinking", "max_tokens"), **given)
-    assert (left.settings, left.left_to_agent) == ({}, {"disable_thinking": True, "max_tokens": 5})
+    left = choose_with("black_box", agent_with("disable_thinking", "max_tokens"), **given)
+    assert (left.settings, left.switches) == ({}, AgentSwitches(disable_thinking=True, max_tokens=5))
     with pytest.raises(Unsupported, match="max_tokens_cap"):
-        choose("black_box", **answers("black_box"), switches=("disable_thinking",), **given)
-    both = choose("transparent_proxy", **answers("transparent_proxy"), switches=("max_tokens",), max_tokens_cap=5)
-    assert (both.settings, both.left_to_agent) == ({"max_tokens_cap": 5}, {})
+        choose_with("black_box", agent_with("disable_thinking"), **given)
+    both = choose_with("transparent_proxy", agent_with("max_tokens"), max_tokens_cap=5)
+    assert (both.settings, both.switches) == ({"max_tokens_cap": 5}, AgentSwitches())

@@ -13,7 +13,7 @@ from rollyard.core.agent import LayerSpec
 from rollyard.images.store import ImageStore
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.config import RunConfig
-from rollyard.runs.run.shipping import packed, unpacked
+from rollyard.runs.run.shipping import pack_work, unpack_work
 from rollyard.tasks.taskset import Taskset
 
 pytestmark = pytest.mark.anyio
@@ -51,12 +51,12 @@ async def test_tasks_scripts_layers_and_images_are_the_same_on_a_machine_that_ha
     config = RunConfig(tasks=str(folder), policies={"policy": f"scripted:{script}"})
     work = Assignment(run_id="run1", config=config, tasks={task.id: task}, agents={agent.name: agent})
     async with ry.Store.open(postgres_url) as store:
-        parcels = await packed(work, store, here)
-        assert await packed(work, store, here) == parcels  # nothing is sent twice
+        parcels = await pack_work(work, store, here)
+        assert await pack_work(work, store, here) == parcels  # nothing is sent twice
         shutil.rmtree(folder)
         script.unlink()
-        arrived = await unpacked(work, parcels, store, there)
-        again = await unpacked(work, parcels, store, there)
+        arrived = await unpack_work(work, parcels, store, there)
+        again = await unpack_work(work, parcels, store, there)
     assert arrived == again
     found = arrived.tasks[task.id]
     assert found.digest == task.digest and found.source != task.source
@@ -76,6 +76,6 @@ async def test_a_store_of_one_machine_ships_nothing(tmp_path):
     config = RunConfig(tasks=str(tmp_path), policies={"policy": "scripted:x"})
     work = Assignment(run_id="run1", config=config, tasks={}, agents={})
     async with ry.Store.open(tmp_path / "runs.db") as store:
-        parcels = await packed(work, store, ImageStore(tmp_path / "here"))
+        parcels = await pack_work(work, store, ImageStore(tmp_path / "here"))
         assert (parcels.files, parcels.parts) == ((), ())
-        assert await unpacked(work, parcels, store, ImageStore(tmp_path / "there")) is work
+        assert await unpack_work(work, parcels, store, ImageStore(tmp_path / "there")) is work

@@ -99,7 +99,9 @@ class WatchApp(App[None]):
         page = await self._store.list_rollouts(RolloutQuery(run_id=self._run_id, descending=True, limit=ROWS))
         ended = {row.id: _cells(row) for row in page.rows}
         self._failed = {row.id for row in page.rows if row.boundary is not None}
-        self._flying = {one.id: _begun(one) for one in await in_flight(self._store, info) if one.id not in ended}
+        self._flying = {
+            one.id: _started_cells(one) for one in await in_flight(self._store, info) if one.id not in ended
+        }
         self._show({**self._flying, **ended})
         self.query_one("#head", Static).update(Text(_head(info, len(self._flying))))
         self.finished = info.finished
@@ -111,14 +113,14 @@ class WatchApp(App[None]):
             here = self._here()
             table.clear()
             for key, cells in rows.items():
-                table.add_row(*_styled(cells), key=key)
+                table.add_row(*_style_cells(cells), key=key)
             if here in rows:
                 table.move_cursor(row=table.get_row_index(here))
         else:
             for key, cells in rows.items():
                 for name, old, new in zip(COLUMNS, self._rows[key], cells, strict=True):
                     if old != new:
-                        table.update_cell(key, name, _styled(cells)[COLUMNS.index(name)])
+                        table.update_cell(key, name, _style_cells(cells)[COLUMNS.index(name)])
         self._rows = dict(rows)
 
     def _here(self) -> str:
@@ -155,7 +157,7 @@ class WatchApp(App[None]):
         return ShownRollout(await self._store.get_rollout(rollout_id), events).text("all")
 
 
-def _begun(one: Flying) -> tuple[str, ...]:
+def _started_cells(one: Flying) -> tuple[str, ...]:
     number = "" if one.attempt is None else str(one.attempt)
     return (one.task or one.id, number, one.agent, one.policy or "-", one.stage, "", "", "", "", "")
 
@@ -176,7 +178,7 @@ def _cells(row: RolloutRow) -> tuple[str, ...]:
     )
 
 
-def _styled(cells: tuple[str, ...]) -> list[Text]:
+def _style_cells(cells: tuple[str, ...]) -> list[Text]:
     kinds: dict[int, Any] = {}
     if cells[5] == "":
         kinds[4] = _LIVE

@@ -242,10 +242,10 @@ def _columns(lines: Sequence[ReportRow]) -> tuple[Column, list[Column], list[Col
     names = ["agent", *(line.name for line in lines)]
     scores = [
         ["attempts", *(f"{line.scored}/{line.attempts}" for line in lines)],
-        ["reward [95 %]", *(_shown(line.reward) for line in lines)],
+        ["reward [95 %]", *(_interval_text(line.reward) for line in lines)],
     ]
     for k in sorted({k for line in lines for k in line.pass_at}):
-        scores.append([f"pass@{k}", *(_shown(line.pass_at[k]) if k in line.pass_at else "-" for line in lines)])
+        scores.append([f"pass@{k}", *(_interval_text(line.pass_at[k]) if k in line.pass_at else "-" for line in lines)])
     spent = [
         ["calls", *(str(line.calls) for line in lines)],
         ["tokens in", *(str(line.prompt_tokens) for line in lines)],
@@ -280,7 +280,7 @@ def _room(column: Column) -> int:
     return max(map(len, column)) + 3  # and the space between columns
 
 
-def _shown(interval: Interval) -> str:
+def _interval_text(interval: Interval) -> str:
     if interval.value is None:
         return "-"
     return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"

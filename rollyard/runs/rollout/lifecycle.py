@@ -29,7 +29,7 @@ from rollyard.runs.rollout import collect, model_outage, prepare
 from rollyard.runs.rollout.agent_monitor import AgentMonitor, Ending
 from rollyard.runs.rollout.failures import classify
 from rollyard.runs.rollout.judge import Judge
-from rollyard.runs.rollout.plan import RolloutPlan, check
+from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check
 from rollyard.runs.rollout.provision import Provision, ProvisionedImage
 from rollyard.runs.rollout.sandbox_spec import rollout_spec
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
@@ -46,15 +46,15 @@ async def rollout(
     task: Task,
     plan: RolloutPlan,
     *,
+    session: SessionOptions,
     backend: Backend,
     gate: Gate,
-    session_options: dict[str, Any] | None = None,
     provision: Provision,
     sink: EventSink = nowhere,
 ) -> Rollout:
     """Run one attempt at one task. Bad options raise `ConfigError` before anything opens; all else is in the result."""
     check(plan, task, backend)
-    return await _Rollout(task, plan, backend, gate, session_options or {}, provision, sink).run()
+    return await _Rollout(task, plan, backend, gate, session, provision, sink).run()
 
 
 class _Rollout:
@@ -66,7 +66,7 @@ class _Rollout:
         plan: RolloutPlan,
         backend: Backend,
         gate: Gate,
-        session_options: dict[str, Any],
+        session_options: SessionOptions,
         provision: Provision,
         sink: EventSink,
     ) -> None:
@@ -141,7 +141,15 @@ class _Rollout:
             if self.plan.direct is not None:
                 self.root_url = self.plan.direct[0].removesuffix("/").removesuffix("/v1")
             elif self.plan.agent.dialect is not None:
-                self.session = await self.gate.open_session(self.plan.rollout_id, **self.session_options)
+                asked = self.session_options
+                self.session = await self.gate.open_session(
+                    self.plan.rollout_id,
+                    policy=asked.policy,
+                    budget=asked.budget,
+                    settings=asked.settings,
+                    tools=asked.tools,
+                    lease=asked.lease,
+                )
                 self.root_url = await self._route(self.session)
 
     async def _open(self, spec: SandboxSpec, limit_s: float) -> Sandbox:
@@ -156,8 +164,8 @@ class _Rollout:
     async def _route(self, session: Session) -> str:
         """The gate's address as the agent sees it, proved to answer before the agent starts."""
         assert self.sandbox is not None
-        if self.plan.gate_url is not None:
-            return self.plan.gate_url.rstrip("/")
+        if self.plan.options.gate_url is not None:
+            return self.plan.options.gate_url.rstrip("/")
         listener = await self.sandbox.listen(0)
         await self.gate.serve(listener, session)
         self.gate.check(session)
@@ -255,14 +263,14 @@ class _Rollout:
                 prefix=self.prefix,
                 isolation=self.sandbox.info.isolation,
                 as_root=place.as_root,
-                system_prompt=plan.system_prompt,
-                disabled_tools=plan.disabled_tools,
-                disable_thinking=plan.disable_thinking,
-                max_tokens=plan.max_tokens,
-                dialect=plan.dialect,
-                mcp=(*self._task_mcp(), *plan.mcp, *self._own_tools()),
+                system_prompt=plan.options.system_prompt,
+                disabled_tools=plan.options.disabled_tools,
+                disable_thinking=plan.switches.disable_thinking,
+                max_tokens=plan.switches.max_tokens,
+                dialect=plan.options.dialect,
+                mcp=(*self._task_mcp(), *plan.options.mcp, *self._own_tools()),
                 solution=await self.provision.solution(self.sandbox, self.task, step, agent),
-                allow_unsafe=plan.allow_unsafe,
+                allow_unsafe=plan.options.allow_unsafe,
             )
             self.launched = launch
             rendered = agents.render(agent, launch)
@@ -340,7 +348,7 @@ class _Rollout:
             self.diff = collect.patch(self.before, after)
             self.workdir = after.tar
             patterns = agents.artifacts(self.plan.agent, self.launched) if self.launched else ()
-            asked = (*self.plan.files_wanted, *(artifact.source for artifact in self.task.artifacts))
+            asked = (*self.plan.options.collect, *(artifact.source for artifact in self.task.artifacts))
             wanted = [p if p.startswith("/") else f"{self.place.workdir}/{p}" for p in asked]
             self.files = await collect.artifacts(self.sandbox, [*patterns, *wanted])
 
@@ -430,8 +438,8 @@ class _Rollout:
             sandbox=self.backend.name,
             isolation=sandbox.info.isolation if sandbox else None,
             image=sandbox.info.image if sandbox else None,
-            seed=self.plan.seed,
-            labels=self.plan.labels,
+            seed=self.plan.options.seed,
+            labels=self.plan.options.labels,
             status=self.status,
             stop_reason=self.stop_reason,
             verdict=self.verdict,

@@ -7,17 +7,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from rollyard import policy as policies
+from rollyard.core.agent import Agent
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.protocols import Passthrough, Policy
 from rollyard.core.rollout import Mode
-from rollyard.runs.rollout.plan import check_mode
-from rollyard.runs.run.policies import silent
+from rollyard.runs.rollout.options import RolloutOptions
+from rollyard.runs.rollout.plan import AgentSwitches, check_mode
+from rollyard.runs.run.policies import silent_policy
 
 # what each mode can do to a model call; anything else asked for is refused by name
 HONOURED: dict[Mode, frozenset[str]] = {
@@ -27,7 +30,8 @@ HONOURED: dict[Mode, frozenset[str]] = {
 }
 
 
-# options that an agent may honour where the mode leaves its calls alone, as the agent names them
+# options that reach into a model call, and what the agent calls those it may honour where the mode leaves its calls alone
+_OF_CALLS = ("disable_thinking", "max_tokens_cap", "top_logprobs")
 _AGENTS_OWN = {"disable_thinking": "disable_thinking", "max_tokens_cap": "max_tokens"}
 
 
@@ -37,59 +41,65 @@ class Answering(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     policy: Policy
     settings: Mapping[str, Any] = {}
-    left_to_agent: Mapping[str, Any] = {}
+    switches: AgentSwitches = AgentSwitches()
     owned: bool = False  # made here, so closed here
 
 
 def choose(
-    mode: str | None,
-    *,
-    policy: Policy | None = None,
-    base_url: str | None = None,
-    model: str | None = None,
-    key: str | None = None,
-    calls_nobody: bool = False,
-    switches: Sequence[str] = (),
-    **options: Any,
+    options: RolloutOptions, *, policy: Policy | None = None, key: str | None = None, agent: Agent | None = None
 ) -> Answering:
-    """`policy` wins over `base_url`; without a mode the policy says which it is. An agent that `calls_nobody` (`oracle`,
-    `nop`) needs neither. An option that the mode cannot honour is left to the agent when that is among its `switches`."""
-    asked = {name: value for name, value in options.items() if value not in (None, False)}
-    chosen = check_mode(mode) if mode is not None else _mode_of(policy)
+    """`policy` or the server at `base_url`; without a mode the policy says which it is. An agent that calls no model
+    (`oracle`, `nop`) needs neither. An option that the mode cannot honour is left to the agent when it has that switch."""
+    asked: dict[str, Any] = {name: getattr(options, name) for name in _OF_CALLS}
+    asked = {name: value for name, value in asked.items() if value not in (None, False)}
+    mode = check_mode(options.mode) if options.mode is not None else _mode_of(policy)
     left: dict[str, Any] = {}
-    for name in [name for name in asked if name not in HONOURED[chosen]]:
-        if _AGENTS_OWN.get(name) not in switches:
-            raise Unsupported(f"mode {chosen!r} cannot honour {name}", hint=f"drop {name}, or choose another mode")
+    for name in [name for name in asked if name not in HONOURED[mode]]:
+        if agent is None or _AGENTS_OWN.get(name) not in agent.switches:
+            raise Unsupported(f"mode {mode!r} cannot honour {name}", hint=f"drop {name}, or choose another mode")
         left[_AGENTS_OWN[name]] = asked.pop(name)
-    answering = _choose(chosen, policy, base_url, model, key, calls_nobody, asked)
-    return msgspec.structs.replace(answering, left_to_agent=left)
-
-
-def _choose(
-    chosen: Mode,
-    policy: Policy | None,
-    base_url: str | None,
-    model: str | None,
-    key: str | None,
-    calls_nobody: bool,
-    asked: Mapping[str, Any],
-) -> Answering:
     if policy is not None:
-        if base_url is not None:
+        if options.base_url is not None:
             raise ConfigError("policy and base_url both say who answers", hint="give one of them")
-        _fits(chosen, policy)
-        return Answering(mode=chosen, policy=policy, settings=asked)
-    if chosen == "interception_gate":
+        _fits(mode, policy)
+        return Answering(mode=mode, policy=policy, settings=asked, switches=AgentSwitches(**left))
+    opened = _open(mode, options, key, agent)
+    return Answering(mode=mode, policy=opened, settings=asked, switches=AgentSwitches(**left), owned=True)
+
+
+def _open(mode: Mode, options: RolloutOptions, key: str | None, agent: Agent | None) -> Policy:
+    """The policy of a rollout that was given none."""
+    if mode == "interception_gate":
         raise ConfigError(
             "mode 'interception_gate' needs a policy that holds calls", hint="pass policy=ry.policy.Queue()"
         )
-    if calls_nobody:
-        return Answering(mode=chosen, policy=silent(), owned=True)
-    if base_url is None:
-        raise ConfigError(f"mode {chosen!r} needs base_url or policy", hint="name the model server that answers")
-    if chosen == "black_box":
-        return Answering(mode=chosen, policy=policies.passthrough(base_url, key=key), owned=True)
-    return Answering(mode=chosen, policy=policies.upstream(base_url, model=model, key=key), settings=asked, owned=True)
+    if agent is not None and not agent.calls_model:
+        return silent_policy()
+    if options.base_url is None:
+        raise ConfigError(f"mode {mode!r} needs base_url or policy", hint="name the model server that answers")
+    key = key if key is not None else read_key(options.key_env)
+    if mode == "black_box":
+        return policies.passthrough(options.base_url, key=key)
+    return policies.upstream(options.base_url, model=options.model, key=key)
+
+
+def read_key(variable: str | None) -> str | None:
+    """The key that the variable of this name holds."""
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise ConfigError(f"the variable {variable!r} named by key_env is not set")
+    return os.environ[variable]
+
+
+def find_direct(options: RolloutOptions, key: str | None = None) -> tuple[str, str] | None:
+    """The address and the key that a direct agent is given."""
+    if not options.direct:
+        return None
+    key = key if key is not None else read_key(options.key_env)
+    if options.mode != "black_box" or options.base_url is None or key is None:
+        raise ConfigError("direct=True is for mode='black_box' with base_url and key given explicitly")
+    return options.base_url, key
 
 
 def _mode_of(policy: Policy | None) -> Mode:

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
 
 from rollyard import agents
 from rollyard.core.agent import Agent
-from rollyard.core.call import Dialect
 from rollyard.core.errors import ConfigError, Error, Unsupported
+from rollyard.core.lease import Lease
 from rollyard.core.limits import Limits
-from rollyard.core.protocols import Backend, Sandbox, Verifier
+from rollyard.core.protocols import Backend, Policy, Sandbox, Verifier
 from rollyard.core.rollout import MODES, Mode, Rollout
-from rollyard.core.sandbox import Isolation, Lifetime
-from rollyard.core.task import McpServer, Task
+from rollyard.core.task import Task
+from rollyard.gate import Budget
 from rollyard.runs.rollout.failures import classify
+from rollyard.runs.rollout.options import RolloutOptions
 from rollyard.tasks import requirements
+from rollyard.tools import Toolset
 
 AGENTS_MODEL = "policy"  # what agents call the model where nobody named one
 Hook = Callable[[Sandbox, Rollout], Awaitable[None]]
@@ -33,38 +36,47 @@ class Hooks(msgspec.Struct, frozen=True):
     teardown: tuple[Hook, ...] = ()
 
 
+class AgentSwitches(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent does itself because the mode leaves its calls alone; mostly the gate does it."""
+
+    disable_thinking: bool = False
+    max_tokens: int | None = None
+
+
+class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rollout's session at the gate is opened with. Without a policy the gate's own answers."""
+
+    policy: Policy | None = None
+    budget: Budget = Budget()
+    settings: Mapping[str, Any] = {}  # reach the policy as `Call.options`
+    tools: Toolset | None = None
+    lease: Lease | None = None
+
+
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout: its options, who it is, and what the caller's own code adds."""
+
     rollout_id: str
     agent: Agent
+    options: RolloutOptions = RolloutOptions()
     mode: Mode = "transparent_proxy"
-    model: str = AGENTS_MODEL
+    switches: AgentSwitches = AgentSwitches()
     attempt: int = 0
     run_id: str | None = None
     attempt_id: str | None = None  # the claim it is done under
     group_id: str | None = None
     episode_id: str | None = None
-    seed: int | None = None
-    labels: Mapping[str, str] = {}
-    limits: Limits | None = None  # None: the task's, else the defaults
-    system_prompt: str | None = None
-    disabled_tools: tuple[str, ...] = ()
-    mcp: tuple[McpServer, ...] = ()
-    disable_thinking: bool = False  # by the agent itself; mostly the gate does it
-    max_tokens: int | None = None  # likewise
-    dialect: Dialect | None = None  # None: the agent's own first one
-    allow_network: bool = False
-    allow_unsafe: bool = False
-    min_isolation: Isolation = "landlock"
-    lifetime: Lifetime = "owner"
     verifier: Verifier | None = None  # a callable that takes the place of the task's own
-    files_wanted: tuple[str, ...] = ()  # globs to bring back in `Rollout.files`
     hooks: Hooks = Hooks()
     direct: tuple[str, str] | None = None  # base url and key the agent is given itself (`black_box` only)
-    gate_url: str | None = None  # a route of the user's own to the gate, instead of a listener in the sandbox
-    sandbox_options: Mapping[str, str] = {}
+
+    @property
+    def model(self) -> str:
+        """As the agent names it."""
+        return self.options.model or AGENTS_MODEL
 
     def limits_for(self, task: Task) -> Limits:
-        return self.limits or task.limits or Limits()
+        return self.options.limits or task.limits or Limits()
 
 
 def check_mode(mode: str) -> Mode:
@@ -76,36 +88,36 @@ def check_mode(mode: str) -> Mode:
 
 def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
     """Everything that can be refused before a sandbox opens, refused by name."""
-    can = backend.capabilities
-    requirements.refuse(task, backend.name, can, allow_network=plan.allow_network)
-    if not can.listen and plan.gate_url is None and plan.agent.dialect is not None:
+    can, options = backend.capabilities, plan.options
+    requirements.refuse(task, backend.name, can, allow_network=options.allow_network)
+    if not can.listen and options.gate_url is None and plan.agent.dialect is not None:
         raise Unsupported(
             f"backend {backend.name!r} cannot carry model calls out of the sandbox",
             hint="pass gate_url= with a route of your own",
         )
-    if plan.direct is not None and not can.network_allowlist and not plan.allow_unsafe:
+    if plan.direct is not None and not can.network_allowlist and not options.allow_unsafe:
         raise Unsupported(
             f"backend {backend.name!r} cannot open one host only, so direct=True would open the whole network",
             hint="pass allow_unsafe=True if you mean it, or drop direct",
         )
-    offered = plan.mcp
+    offered = options.mcp
     if plan.agent.dialect is not None:  # an agent without a model (oracle, nop) needs no tools and no past
         requirements.refuse_history(task, plan.agent.name)
-        offered = (*task.mcp, *plan.mcp)
+        offered = (*task.mcp, *options.mcp)
     agents.refuse(
         plan.agent,
         {
-            "system_prompt": plan.system_prompt,
-            "disabled_tools": plan.disabled_tools,
+            "system_prompt": options.system_prompt,
+            "disabled_tools": options.disabled_tools,
             "mcp": offered,
-            "disable_thinking": plan.disable_thinking,
-            "max_tokens": plan.max_tokens,
-            "dialect": plan.dialect,
+            "disable_thinking": plan.switches.disable_thinking,
+            "max_tokens": plan.switches.max_tokens,
+            "dialect": options.dialect,
         },
     )
 
 
-def refused(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollout:
+def refusal(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollout:
     """An attempt that nothing is opened for: this agent, task and backend do not fit, or it was given up. It has no score."""
     status, failure = classify(error, stage="provision", boundary="agent")
     return Rollout(
@@ -118,8 +130,8 @@ def refused(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollou
         agent_version=plan.agent.version,
         mode=plan.mode,
         sandbox=backend,
-        seed=plan.seed,
-        labels=plan.labels,
+        seed=plan.options.seed,
+        labels=plan.options.labels,
         status=status,
         failure=failure,
         started_at=time.time(),

@@ -42,16 +42,15 @@ def rollout_spec(plan: RolloutPlan, task: Task, built: Built, layers: tuple[str,
     for name, value in (("run", plan.run_id), ("claim", plan.attempt_id), ("episode", plan.episode_id)):
         if value is not None:
             labels[f"rollyard.{name}"] = value
-    spec = task_spec(task, built, layers, labels={**plan.labels, **labels}, limits=plan.limits_for(task))
+    spec = task_spec(task, built, layers, labels={**plan.options.labels, **labels}, limits=plan.limits_for(task))
     network, hosts = _with_direct(spec, plan, backend)
     return msgspec.structs.replace(
         spec,
         network=network,
         allowed_hosts=hosts,
-        min_isolation=plan.min_isolation,
-        allow_unsafe=plan.allow_unsafe,
-        lifetime=plan.lifetime,
-        options=plan.sandbox_options,
+        min_isolation=plan.options.min_isolation,
+        allow_unsafe=plan.options.allow_unsafe,
+        options=plan.options.sandbox_options,
     )
 
 

@@ -40,7 +40,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
         return self.config.concurrency
 
 
-def chosen(tasks: Iterable[Task], config: RunConfig) -> list[Task]:
+def select_tasks(tasks: Iterable[Task], config: RunConfig) -> list[Task]:
     """The tasks that `filter` and `limit` leave, in the taskset's order."""
     kept = [t for t in tasks if not config.filter or any(fnmatchcase(t.id, pattern) for pattern in config.filter)]
     return kept[: config.limit] if config.limit is not None else kept

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.core.limits import Limits
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import File
 from rollyard.runs.display.progress import Display, one_line, summary
 from rollyard.runs.report.report import Report
 from rollyard.runs.report.report import text as report_text
 from rollyard.runs.rollout.modes import choose
+from rollyard.runs.rollout.options import RolloutFields, merge_options
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.runs.run.config import POLICY, RunConfig, anchor, load
 from rollyard.runs.run.drive import drive
@@ -33,10 +33,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     tasks: str | None = None
     agents: tuple[str, ...]
     policies: tuple[str, ...] = ()
-    base_url: str | None = None
-    model: str | None = None
-    key_env: str | None = None
-    mode: str | None = None
+    options: RolloutFields = {}
     attempts: int = 1
     parallel: int = 4
     sandbox: str = "local"
@@ -45,23 +42,14 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 1
     limit: int | None = None
     filter: tuple[str, ...] = ()
-    seed: int | None = None
-    agent_s: float | None = None
-    max_calls: int | None = None
     instruction: str | None = None
     setup: tuple[str, ...] = ()
     verify: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    allow_network: bool = False
-    allow_unsafe: bool = False
     executor: str = "local"
     ray_address: str | None = None
     per_node: int | None = None
     as_json: bool = False
-
-    @property
-    def limits(self) -> Limits | None:
-        return None if self.agent_s is None else Limits(agent=self.agent_s)
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):
@@ -88,7 +76,7 @@ def _executor(request: RunRequest) -> Executor:
 
 
 async def _one(request: RunRequest, shown: Display) -> CommandOutcome:
-    named = _named(request.policies)
+    named = _policies_by_name(request.policies)
     if len(named) > 1 or len(request.agents) != 1:
         raise ConfigError("--instruction takes one agent and one policy")
     await _check_server(request, next(iter(named.values()), None))
@@ -97,36 +85,28 @@ async def _one(request: RunRequest, shown: Display) -> CommandOutcome:
             done = await run_rollout(
                 _text(request.instruction or ""),
                 agent=request.agents[0],
-                mode=request.mode,
-                model=request.model,
-                base_url=request.base_url,
-                key=_key(request.key_env),
                 policy=next(iter(named.values()), None),
                 sandbox=request.sandbox,
                 files=[_file(text) for text in request.files],
                 setup=request.setup,
                 verify=request.verify,
-                limits=request.limits,
-                seed=request.seed,
-                max_calls=request.max_calls,
-                allow_network=request.allow_network,
-                allow_unsafe=request.allow_unsafe,
+                options=merge_options(request.options),
                 store=store,
                 sink=shown.event,
             )
     failed = done.failure is not None
-    return CommandOutcome(_json(done) if request.as_json else _shown(done), failed)
+    return CommandOutcome(_json(done) if request.as_json else _rollout_text(done), failed)
 
 
 async def _check_server(request: RunRequest, policy: str | None) -> None:
     """A server that will not answer is told of before anything opens."""
-    if request.base_url is None and not (policy or "").startswith(_SERVERS):
+    options = merge_options(request.options)
+    if options.base_url is None and not (policy or "").startswith(_SERVERS):
         return
-    key = _key(request.key_env)
-    opened = None if policy is None else await open_policy(policy, model=request.model, key_env=request.key_env)
-    answering = choose(request.mode, policy=opened, base_url=request.base_url, model=request.model, key=key)
+    opened = None if policy is None else await open_policy(policy, model=options.model, key_env=options.key_env)
+    answering = choose(options, policy=opened)
     try:
-        await check_servers({POLICY: answering.policy}, request.model)
+        await check_servers({POLICY: answering.policy}, options.model)
     finally:
         await answering.policy.aclose()
 
@@ -135,7 +115,7 @@ async def _many(request: RunRequest, shown: Display) -> CommandOutcome:
     if request.resume is not None:
         config = None
     elif request.tasks is not None and request.tasks.endswith(".toml") and Path(request.tasks).name != "dataset.toml":
-        config = load(request.tasks)
+        config = load(request.tasks, request.options)
     elif request.tasks is not None:
         config = _config(request, request.tasks)
     else:
@@ -180,30 +160,24 @@ def terminal_width() -> int:
 
 
 def _config(request: RunRequest, tasks: str) -> RunConfig:
-    if request.policies and request.base_url is not None:
+    options = merge_options(request.options)
+    if request.policies and options.base_url is not None:
         raise ConfigError("--policy and --base-url both say who answers", hint="give one of them")
     return RunConfig(
+        **msgspec.structs.asdict(options),
         tasks=str(Path(tasks).resolve()) if Path(tasks).exists() else tasks,
         agents=request.agents,
-        policies=_named(request.policies) or _server(request),
-        model=request.model,
-        key_env=request.key_env,
-        mode=request.mode,
+        policies=_policies_by_name(request.policies),
         attempts=request.attempts,
         parallel=request.parallel,
         retries=request.retries,
         sandbox=request.sandbox,
-        limits=request.limits,
-        seed=request.seed,
         filter=request.filter,
         limit=request.limit,
-        max_calls=request.max_calls,
-        allow_network=request.allow_network,
-        allow_unsafe=request.allow_unsafe,
     )
 
 
-def _named(policies: tuple[str, ...]) -> Mapping[str, str]:
+def _policies_by_name(policies: tuple[str, ...]) -> Mapping[str, str]:
     """`NAME=kind:where` for several, or one without a name."""
     named: dict[str, str] = {}
     for number, text in enumerate(policies):
@@ -214,21 +188,6 @@ def _named(policies: tuple[str, ...]) -> Mapping[str, str]:
             raise ConfigError(f"two policies are named {name!r}")
         named[name] = anchor(rest, Path.cwd())
     return named
-
-
-def _server(request: RunRequest) -> Mapping[str, str]:
-    if request.base_url is None:
-        return {}
-    kind = "passthrough" if request.mode == "black_box" else "upstream"
-    return {POLICY: f"{kind}:{request.base_url}"}
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    if not os.environ.get(variable):
-        raise ConfigError(f"the variable {variable!r} named by --key-env is not set")
-    return os.environ[variable]
 
 
 def _text(text: str) -> str:
@@ -247,7 +206,7 @@ def _file(text: str) -> File:
     return File(path=target, source=source)
 
 
-def _shown(done: Rollout) -> str:
+def _rollout_text(done: Rollout) -> str:
     lines = [one_line(done)]
     for record in (*done.setup, *(done.verdict.commands if done.verdict else ())):
         lines.append(f"  $ {record.command}  -> {record.exit_code}")

@@ -10,16 +10,15 @@ from typing import Any
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.core.limits import Limits
-from rollyard.core.sandbox import Isolation
 from rollyard.core.sequences import check_sequences
+from rollyard.runs.rollout.options import RolloutFields, RolloutOptions
 from rollyard.runs.run.spending import Price
 
 POLICY = "policy"  # the name of a run's only policy
 
 
-class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a run is: tasks x agents x policies x attempts, and how each rollout is made.
+class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a run is: tasks x agents x policies x attempts, and the options of each rollout.
 
     `policies` maps a name (shown in reports) to how it is reached: `upstream:URL`, `tokens:URL`, `scripted:FILE`,
     `replay:ID`. `concurrency` bounds the rollouts in flight per policy name, `prices` say what its tokens cost."""
@@ -27,9 +26,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tasks: str = ""
     agents: tuple[str, ...] = ("pi",)
     policies: Mapping[str, str] = {}
-    model: str | None = None
-    key_env: str | None = None  # the variable that holds the model server's key; the key itself is never kept
-    mode: str | None = None
     attempts: int = 1
     parallel: int = 4
     concurrency: Mapping[str, int] = {}
@@ -37,28 +33,23 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     policy_failures: int = 5  # equal failures in a row after which a policy is asked no more; 0: never
     lease_s: float = 60.0  # how long an attempt stays with a worker that gives no sign of life
     sandbox: str = "local"
-    sandbox_options: Mapping[str, str] = {}
-    limits: Limits | None = None
-    seed: int | None = None
     filter: tuple[str, ...] = ()  # globs on task ids
     limit: int | None = None
-    labels: Mapping[str, str] = {}
-    system_prompt: str | None = None
-    disabled_tools: tuple[str, ...] = ()
-    disable_thinking: bool = False
-    max_tokens_cap: int | None = None
-    top_logprobs: int | None = None
-    max_calls: int | None = None  # a session's budget of model calls
     max_tokens: int | None = None  # the run's budget of completion tokens
     prices: Mapping[str, Price] = {}  # by policy name
     max_cost: float | None = None  # the run's budget of money, in the currency of `prices`
-    allow_network: bool = False
-    allow_unsafe: bool = False
-    min_isolation: Isolation = "landlock"
-    gate_url: str | None = None
+
+    @property
+    def answers(self) -> Mapping[str, str]:
+        """The policies, or the one that `base_url` stands for."""
+        if self.base_url is None:
+            return self.policies
+        return {POLICY: f"{'passthrough' if self.mode == 'black_box' else 'upstream'}:{self.base_url}"}
 
     def __post_init__(self) -> None:
         check_sequences(self)
+        if self.policies and self.base_url is not None:
+            raise ConfigError("policies and base_url both say who answers", hint="give one of them")
         for name in ("attempts", "parallel"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -69,7 +60,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         for field in ("concurrency", "prices"):
             for name in getattr(self, field):
-                if self.policies and name not in self.policies:
+                if self.answers and name not in self.answers:
                     raise ConfigError(f"{field} names the policy {name!r}, which the run does not have")
         if self.max_cost is not None and not self.prices:
             raise ConfigError(
@@ -77,9 +68,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
 
 
-def load(path: str | Path) -> RunConfig:
-    """A TOML file with `RunConfig`'s fields; relative task paths are relative to the file."""
-    return convert(read_toml(path), str(path))
+def load(path: str | Path, options: RolloutFields | None = None) -> RunConfig:
+    """A TOML file with `RunConfig`'s fields, and `options` over them; relative task paths are relative to the file."""
+    config = convert(read_toml(path), str(path))
+    return msgspec.structs.replace(config, **(options or {}))
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

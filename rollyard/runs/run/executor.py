@@ -21,7 +21,7 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.policy_health import check_servers
-from rollyard.runs.run.worker import Means, Worker
+from rollyard.runs.run.worker import Worker, WorkerResources
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 
@@ -29,7 +29,7 @@ EXECUTORS = ("local", "ray")
 Record = Callable[[], Awaitable[None]]  # puts what is owed into the store
 
 
-class Given(NamedTuple):
+class RunResources(NamedTuple):
     """What the caller of a run brought. An executor on other machines uses the store and the sink alone."""
 
     store: Store
@@ -40,7 +40,7 @@ class Given(NamedTuple):
     sink: EventSink = nowhere
 
 
-class Crew(Protocol):
+class Workers(Protocol):
     """Workers under way. Iterating gives rollouts as they are committed and ends when the run owes nothing."""
 
     def __aiter__(self) -> AsyncIterator[Rollout]: ...
@@ -55,11 +55,11 @@ class Executor(Protocol):
 
     name: str
 
-    async def check(self, work: Assignment, given: Given) -> None:
+    async def check(self, work: Assignment, given: RunResources) -> None:
         """Refuse what this executor cannot do, by name, before anything is written."""
         ...
 
-    def open(self, work: Assignment, given: Given, record: Record) -> AbstractAsyncContextManager[Crew]: ...
+    def open(self, work: Assignment, given: RunResources, record: Record) -> AbstractAsyncContextManager[Workers]: ...
 
 
 def executor(name: str, **options: Any) -> Executor:
@@ -80,21 +80,23 @@ class Local:
 
     name = "local"
 
-    async def check(self, work: Assignment, given: Given) -> None:
+    async def check(self, work: Assignment, given: RunResources) -> None:
         if given.gate is None:
             raise ConfigError("a run in this process needs a gate", hint="Run(..., gate=Gate(policy, log=store))")
         if any(agent.dialect is not None for agent in work.agents.values()):
             await check_servers(given.policies or {"": given.gate.policy}, work.config.model)
 
     @asynccontextmanager
-    async def open(self, work: Assignment, given: Given, record: Record) -> AsyncGenerator[Crew]:
+    async def open(self, work: Assignment, given: RunResources, record: Record) -> AsyncGenerator[Workers]:
         assert given.gate is not None
         async with AsyncExitStack() as stack:
             backend = given.sandbox
             if isinstance(backend, str):
                 backend = await stack.enter_async_context(open_backend(backend))
             provision = given.provision or Provision.of(backend)
-            worker = Worker(work, Means(given.store, given.gate, backend, given.policies, provision, given.sink))
+            worker = Worker(
+                work, WorkerResources(given.store, given.gate, backend, given.policies, provision, given.sink)
+            )
             worker.refuse_hopeless()
             await record()
             send, finished = anyio.create_memory_object_stream[Rollout](work.config.parallel)
@@ -102,7 +104,7 @@ class Local:
             group = await stack.enter_async_context(anyio.create_task_group())
             group.start_soon(_work, worker, work.config.parallel, send)
             try:
-                yield _LocalCrew(finished, group.cancel_scope)
+                yield _LocalWorkers(finished, group.cancel_scope)
             finally:
                 group.cancel_scope.cancel()
 
@@ -112,7 +114,7 @@ async def _work(worker: Worker, slots: int, send: MemoryObjectSendStream[Rollout
         await worker.run(slots, send.send)
 
 
-class _LocalCrew:
+class _LocalWorkers:
     def __init__(self, finished: AsyncIterator[Rollout], scope: anyio.CancelScope) -> None:
         self._finished, self._scope = finished, scope
 

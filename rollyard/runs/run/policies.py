@@ -18,10 +18,10 @@ from rollyard.store import Store
 
 def check_policies(config: RunConfig) -> None:
     """Refuse what cannot answer, before anything opens."""
-    for text in config.policies.values():
+    for text in config.answers.values():
         _refuse_queue(PolicyText.read(text))
     callers = [name for name in config.agents if agents.get(name).calls_model]
-    if callers and not config.policies:
+    if callers and not config.answers:
         raise ConfigError(
             f"no policy answers the model calls of {', '.join(callers)}",
             hint="--policy scripted:FILE, or --base-url URL --model M",
@@ -40,10 +40,10 @@ async def open_policies(stack: AsyncExitStack, config: RunConfig, store: Store) 
     """Each by its name, closed with the stack. Agents that call no model need none."""
     check_policies(config)
     made: dict[str, Policy] = {}
-    for name, text in config.policies.items():
+    for name, text in config.answers.items():
         policy = made[name] = await open_policy(text, store=store, model=config.model, key_env=config.key_env)
         stack.push_async_callback(policy.aclose)
-    return made or {POLICY: silent()}
+    return made or {POLICY: silent_policy()}
 
 
 async def open_policy(text: str, *, store: Store | None = None, served: bool = False, **settings: Any) -> Policy:
@@ -74,6 +74,6 @@ async def _rollout(store: Store, text: str) -> Rollout:
     return await store.get_rollout(rollout_id)
 
 
-def silent() -> Policy:
+def silent_policy() -> Policy:
     """For agents that call no model; it has no answer."""
     return policies.scripted({"steps": []})

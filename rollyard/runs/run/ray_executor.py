@@ -24,9 +24,9 @@ import structlog
 from rollyard.core.errors import ConfigError, Error, MissingExtra, StoreError, Unsupported
 from rollyard.core.rollout import Rollout
 from rollyard.runs.run.assignment import Assignment
-from rollyard.runs.run.executor import Crew, Given, Record
-from rollyard.runs.run.ray_worker import NodeWorker, Posting, WorkerEnd
-from rollyard.runs.run.shipping import packed
+from rollyard.runs.run.executor import Record, RunResources, Workers
+from rollyard.runs.run.ray_worker import NodeAssignment, NodeWorker, WorkerEnd
+from rollyard.runs.run.shipping import pack_work
 from rollyard.runs.run.store_retry import insist
 from rollyard.runs.run.worker import COMMITTED
 
@@ -54,7 +54,7 @@ class Ray:
             raise ConfigError(f"per_node must be at least 1, got {per_node}")
         self._address, self._per_node, self._detached = address, per_node, detached
 
-    async def check(self, work: Assignment, given: Given) -> None:
+    async def check(self, work: Assignment, given: RunResources) -> None:
         if not isinstance(given.sandbox, str):
             raise Unsupported("workers on other machines open their own sandboxes", hint="give the backend's name")
         if given.gate is not None or given.policies:
@@ -62,7 +62,7 @@ class Ray:
                 "workers on other machines open their own gate and policies",
                 hint='leave out gate= and policies=, and name them in the config: policies={"policy": "upstream:URL"}',
             )
-        if not work.config.policies:
+        if not work.config.answers:
             raise ConfigError("nobody answers the model calls", hint='policies={"policy": "upstream:URL"}')
         ray = await self._connect()
         nodes = len(await _off_loop(lambda: _live_nodes(ray)))
@@ -73,21 +73,21 @@ class Ray:
             )
 
     async def _connect(self) -> Any:
-        return await _off_loop(lambda: connected(self._address))
+        return await _off_loop(lambda: connect_ray(self._address))
 
     @asynccontextmanager
-    async def open(self, work: Assignment, given: Given, record: Record) -> AsyncGenerator[Crew]:
+    async def open(self, work: Assignment, given: RunResources, record: Record) -> AsyncGenerator[Workers]:
         ray = await self._connect()
         nodes = await _off_loop(lambda: _live_nodes(ray))
         await record()
-        posting = Posting(
+        posting = NodeAssignment(
             work=work,
             store=_reachable(given.store.where),
             slots=math.ceil(work.config.parallel / (len(nodes) * self._per_node)),
-            parcels=await packed(work, given.store),
+            parcels=await pack_work(work, given.store),
             secrets=_secrets(work.config.key_env),
         )
-        crew = _RayCrew(ray, posting, given, self._per_node, self._detached)
+        crew = _RayWorkers(ray, posting, given, self._per_node, self._detached)
         await crew.listen()
         try:
             async with anyio.create_task_group() as group:
@@ -101,8 +101,8 @@ class Ray:
                 await crew.dismiss()
 
 
-class _RayCrew:
-    def __init__(self, ray: Any, posting: Posting, given: Given, per_node: int, detached: bool) -> None:
+class _RayWorkers:
+    def __init__(self, ray: Any, posting: NodeAssignment, given: RunResources, per_node: int, detached: bool) -> None:
         self._ray, self._posting, self._given = ray, posting, given
         self._per_node, self._detached = per_node, detached
         self._run_id = posting.work.run_id
@@ -224,7 +224,7 @@ class _RayCrew:
             self._log.info("worker.gone", error=type(error).__name__)
 
 
-def connected(address: str) -> Any:
+def connect_ray(address: str) -> Any:
     """Ray itself, this process being a driver of the cluster at `address`."""
     if find_spec("ray") is None:
         raise MissingExtra("ray", "ray", why="the executor 'ray'")
@@ -258,7 +258,7 @@ def _live_nodes(ray: Any) -> list[str]:
     return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
-def _actor(ray: Any, name: str, node: str, posting: Posting, detached: bool) -> Any:
+def _actor(ray: Any, name: str, node: str, posting: NodeAssignment, detached: bool) -> Any:
     strategies: Any = import_module("ray.util.scheduling_strategies")
     return (
         ray.remote(NodeWorker)

@@ -20,8 +20,8 @@ from rollyard.gate import Gate
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.policies import open_policies
-from rollyard.runs.run.shipping import Parcels, unpacked
-from rollyard.runs.run.worker import Means, Worker
+from rollyard.runs.run.shipping import Parcels, unpack_work
+from rollyard.runs.run.worker import Worker, WorkerResources
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 
@@ -29,7 +29,7 @@ LINGER_S = 15.0
 STORE_S = 60.0  # a worker that starts while its store restarts waits for it
 
 
-class Posting(msgspec.Struct, frozen=True, kw_only=True):
+class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is sent. `secrets` are variables that the policies read their keys from; they are kept nowhere."""
 
     work: Assignment
@@ -51,7 +51,7 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
 class NodeWorker:
     """The class that Ray makes an actor of. `run` may be called again by a driver that came back."""
 
-    def __init__(self, posting: Posting) -> None:
+    def __init__(self, posting: NodeAssignment) -> None:
         self._posting = posting
         self._task: asyncio.Task[WorkerEnd] | None = None
         os.environ.update(posting.secrets)
@@ -85,18 +85,18 @@ class NodeWorker:
         return ended
 
 
-async def work_here(posting: Posting, clock: Callable[[], float] | None = None) -> None:
+async def work_here(posting: NodeAssignment, clock: Callable[[], float] | None = None) -> None:
     """Until the run owes nothing. `clock` is the store's."""
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(Store.open(posting.store, wait_s=STORE_S, clock=clock))
         backend = await stack.enter_async_context(open_backend(posting.work.config.sandbox))
         provision = Provision.of(backend)
-        work = await unpacked(posting.work, posting.parcels, store, provision.images)
+        work = await unpack_work(posting.work, posting.parcels, store, provision.images)
         answering = await open_policies(stack, work.config, store)
         gate = await stack.enter_async_context(Gate(next(iter(answering.values())), log=store))
         named = answering if work.policies != ("",) else {}
-        await Worker(work, Means(store, gate, backend, named, provision)).run(posting.slots, _kept)
+        await Worker(work, WorkerResources(store, gate, backend, named, provision)).run(posting.slots, _ignore)
 
 
-async def _kept(_: Rollout) -> None:
+async def _ignore(_: Rollout) -> None:
     """The driver reads finished rollouts from the store."""

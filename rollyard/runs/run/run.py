@@ -29,9 +29,9 @@ from rollyard.gate import Gate
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
-from rollyard.runs.run.assignment import Assignment, chosen, owner_is_dead
+from rollyard.runs.run.assignment import Assignment, owner_is_dead, select_tasks
 from rollyard.runs.run.config import RunConfig
-from rollyard.runs.run.executor import Executor, Given, Local
+from rollyard.runs.run.executor import Executor, Local, RunResources
 from rollyard.store import Store
 from rollyard.tasks.taskset import Taskset
 from rollyard.tasks.verifiers.python import Check, as_verifier
@@ -68,7 +68,7 @@ class Run:
         self._work = Assignment(
             run_id=resume or new_id("run"),
             config=self.config,
-            tasks={task.id: task for task in chosen(_taskset(tasks), self.config)},
+            tasks={task.id: task for task in select_tasks(_taskset(tasks), self.config)},
             agents=agents_of([agent] if isinstance(agent, str | Agent) else agent or self.config.agents),
             policies=_named(policies, self.config, gate),
             verifier=as_verifier(verifier),
@@ -77,7 +77,7 @@ class Run:
         if policies:
             _known(self.config, policies)
         place = sandbox if sandbox is not None else self.config.sandbox
-        self._given = Given(store, place, gate, dict(policies or {}), provision, sink)
+        self._given = RunResources(store, place, gate, dict(policies or {}), provision, sink)
         self._executor: Executor = executor or Local()
         self._store, self._resumed = store, resume is not None
         self.id = self._work.run_id
@@ -190,4 +190,4 @@ def _named(policies: Mapping[str, Policy] | None, config: RunConfig, gate: Gate 
     """The names that attempts have. A run whose only policy is the gate's has one without a name."""
     if policies:
         return tuple(policies)
-    return tuple(config.policies) if gate is None and len(config.policies) > 1 else ("",)
+    return tuple(config.answers) if gate is None and len(config.answers) > 1 else ("",)

@@ -65,7 +65,7 @@ class Parcels(msgspec.Struct, frozen=True, kw_only=True):
     names: Mapping[str, str] = {}
 
 
-async def packed(work: Assignment, store: Store, images: ImageStore | None = None) -> Parcels:
+async def pack_work(work: Assignment, store: Store, images: ImageStore | None = None) -> Parcels:
     """Put what the work refers to on this machine into the store. A store of one machine needs none of it."""
     if not store.shared:
         return Parcels()
@@ -82,7 +82,7 @@ async def packed(work: Assignment, store: Store, images: ImageStore | None = Non
     )
 
 
-async def unpacked(work: Assignment, parcels: Parcels, store: Store, images: ImageStore) -> Assignment:
+async def unpack_work(work: Assignment, parcels: Parcels, store: Store, images: ImageStore) -> Assignment:
     """The same work with its files on this machine."""
     for part in parcels.parts:
         await _unpack(part, images.root / part.name, store, images.root)
@@ -95,7 +95,7 @@ async def unpacked(work: Assignment, parcels: Parcels, store: Store, images: Ima
         place = images.root / "parcels" / parcel.digest
         await _unpack(parcel, place, store, images.root)
         places[parcel.name] = str(place)
-    return _moved_work(work, places) if places else work
+    return _move_work(work, places) if places else work
 
 
 # what is to be sent
@@ -203,39 +203,39 @@ async def _unpack(parcel: Parcel, target: Path, store: Store, root: Path) -> Non
             await anyio.to_thread.run_sync(remove_tree, work)
 
 
-def _moved_work(work: Assignment, places: Mapping[str, str]) -> Assignment:
+def _move_work(work: Assignment, places: Mapping[str, str]) -> Assignment:
     policies = {
-        name: _SCRIPT + _moved(text.removeprefix(_SCRIPT), places) if text.startswith(_SCRIPT) else text
+        name: _SCRIPT + _move_path(text.removeprefix(_SCRIPT), places) if text.startswith(_SCRIPT) else text
         for name, text in work.config.policies.items()
     }
-    config = msgspec.structs.replace(work.config, policies=policies, tasks=_moved(work.config.tasks, places))
-    tasks = {task_id: _moved_in(task, places) for task_id, task in work.tasks.items()}
+    config = msgspec.structs.replace(work.config, policies=policies, tasks=_move_path(work.config.tasks, places))
+    tasks = {task_id: _move_value(task, places) for task_id, task in work.tasks.items()}
     return msgspec.structs.replace(work, config=config, tasks=tasks)
 
 
-def _moved_in(value: Any, places: Mapping[str, str]) -> Any:
+def _move_value(value: Any, places: Mapping[str, str]) -> Any:
     if isinstance(value, msgspec.Struct):
         changed: dict[str, Any] = {}
         for name in value.__struct_fields__:
             inner = getattr(value, name)
-            moved = _moved_texts(inner, places) if name in _PATHS or name == "options" else _moved_in(inner, places)
+            moved = _move_texts(inner, places) if name in _PATHS or name == "options" else _move_value(inner, places)
             if moved is not inner:
                 changed[name] = moved
         return msgspec.structs.replace(value, **changed) if changed else value
     if isinstance(value, tuple):
-        return tuple(_moved_in(inner, places) for inner in value)  # pyright: ignore[reportUnknownVariableType]
+        return tuple(_move_value(inner, places) for inner in value)  # pyright: ignore[reportUnknownVariableType]
     return value
 
 
-def _moved_texts(value: Any, places: Mapping[str, str]) -> Any:
+def _move_texts(value: Any, places: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping):
-        return {name: _moved(inner, places) if isinstance(inner, str) else inner for name, inner in value.items()}
+        return {name: _move_path(inner, places) if isinstance(inner, str) else inner for name, inner in value.items()}
     if isinstance(value, tuple):
-        return tuple(_moved(inner, places) if isinstance(inner, str) else inner for inner in value)
-    return _moved(value, places) if isinstance(value, str) else value
+        return tuple(_move_path(inner, places) if isinstance(inner, str) else inner for inner in value)
+    return _move_path(value, places) if isinstance(value, str) else value
 
 
-def _moved(path: str, places: Mapping[str, str]) -> str:
+def _move_path(path: str, places: Mapping[str, str]) -> str:
     for root, place in places.items():
         if _below(path, root):
             return place + path[len(root) :]

@@ -26,8 +26,8 @@ from rollyard.core.rollout import Failure, Rollout
 from rollyard.core.task import Task
 from rollyard.gate import Budget, Gate
 from rollyard.runs.rollout.lifecycle import rollout
-from rollyard.runs.rollout.modes import Answering, choose
-from rollyard.runs.rollout.plan import AGENTS_MODEL, RolloutPlan, check, refused
+from rollyard.runs.rollout.modes import Answering, choose, find_direct
+from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, refusal
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.assignment import Assignment, owner_name
@@ -48,7 +48,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # for a policy whose server failed, doub
 _RELEASE_S = 5.0
 
 
-class Means(NamedTuple):
+class WorkerResources(NamedTuple):
     """What a worker works with, opened by whoever starts it and closed after it."""
 
     store: Store
@@ -60,7 +60,7 @@ class Means(NamedTuple):
 
 
 class Worker:
-    def __init__(self, work: Assignment, means: Means) -> None:
+    def __init__(self, work: Assignment, means: WorkerResources) -> None:
         self._work, self._means, self._store = work, means, means.store
         self._config = work.config
         self._owner = owner_name()
@@ -169,7 +169,7 @@ class Worker:
         if attempt.tries > config.retries + 1 + LOST_CLAIMS:
             message = f"given up after {attempt.tries - 1} claims: whoever did it died, or lost it"
             hint = "does it use up a node's memory?"
-            return refused(task, plan, means.backend.name, SandboxUnavailable(message, hint=hint))
+            return refusal(task, plan, means.backend.name, SandboxUnavailable(message, hint=hint))
         await self._clear(attempt)
 
         async def tell(event: Event) -> None:
@@ -185,17 +185,17 @@ class Worker:
                 plan,
                 backend=means.backend,
                 gate=means.gate,
-                session_options={
-                    "policy": means.policies.get(attempt.policy),
-                    "budget": Budget(calls=config.max_calls),
-                    "settings": answering.settings,
-                    "lease": lease,
-                },
+                session=SessionOptions(
+                    policy=means.policies.get(attempt.policy),
+                    budget=Budget(calls=config.max_calls),
+                    settings=answering.settings,
+                    lease=lease,
+                ),
                 provision=means.provision,
                 sink=tell,
             )
         except ConfigError as error:  # this agent and this task do not fit: one cell of the matrix, not the end of it
-            return refused(task, plan, means.backend.name, error)
+            return refusal(task, plan, means.backend.name, error)
 
     async def _clear(self, attempt: Attempt) -> None:
         """Remove what whoever had the attempt before may have left here."""
@@ -214,28 +214,22 @@ class Worker:
 
     def _plan(self, attempt: Attempt, answering: Answering | None = None) -> RolloutPlan:
         config = self._config
-        asked: dict[str, Any] = {"mode": answering.mode, **answering.left_to_agent} if answering is not None else {}
-        return RolloutPlan(
+        labels = {**config.labels, **({"policy": attempt.policy} if attempt.policy else {})}
+        plan = RolloutPlan(
             rollout_id=new_id("ro"),
             agent=self._work.agents[attempt.agent],
-            model=config.model or AGENTS_MODEL,
+            options=msgspec.structs.replace(config, seed=attempt.seed, labels=labels),
             attempt=attempt.number,
             run_id=self._work.run_id,
             attempt_id=attempt.id,
             group_id=_group(attempt),
-            seed=attempt.seed,
-            labels={**config.labels, **({"policy": attempt.policy} if attempt.policy else {})},
-            limits=config.limits,
-            system_prompt=config.system_prompt,
-            disabled_tools=config.disabled_tools,
-            **asked,
-            allow_network=config.allow_network,
-            allow_unsafe=config.allow_unsafe,
-            min_isolation=config.min_isolation,
             verifier=self._work.verifier,
             hooks=self._work.hooks,
-            gate_url=config.gate_url,
-            sandbox_options=config.sandbox_options,
+        )
+        if answering is None:
+            return plan
+        return msgspec.structs.replace(
+            plan, mode=answering.mode, switches=answering.switches, direct=find_direct(config)
         )
 
     def refuse_hopeless(self) -> None:
@@ -256,14 +250,10 @@ class Worker:
             raise first
 
     def _answering(self, attempt: Attempt) -> Answering:
-        config = self._config
         return choose(
-            config.mode,
+            msgspec.structs.replace(self._config, base_url=None),  # the policy that it stands for is open
             policy=self._means.policies.get(attempt.policy, self._means.gate.policy),
-            switches=self._work.agents[attempt.agent].switches,
-            disable_thinking=config.disable_thinking,
-            max_tokens_cap=config.max_tokens_cap,
-            top_logprobs=config.top_logprobs,
+            agent=self._work.agents[attempt.agent],
         )
 
     async def _commit(self, lease: Lease, done: Rollout) -> Rollout | None:

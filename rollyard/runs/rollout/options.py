@@ -1,0 +1,203 @@
+"""The options of a rollout, whatever its agent: each is declared here once, with its help text.
+
+All that takes options is made from these fields: the keywords of `run_rollout`, a run's TOML file (`RunConfig` is these and
+the run's own), the command line, the requests of the coding environment and the page's form. A new option is a field here, its
+line in `RolloutFields` for type checkers, and the code that acts on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from rollyard.core.call import Dialect
+from rollyard.core.errors import ConfigError
+from rollyard.core.limits import Limits
+from rollyard.core.sandbox import Isolation
+from rollyard.core.sequences import as_tuple, check_sequences
+from rollyard.core.task import McpServer
+
+# Who may set an option of a rollout that a server runs: any client, clients of a server that lets them choose, or only the
+# operator, because it reaches the machine itself.
+Setter = Literal["client", "server", "operator"]
+Kind = Literal["flag", "number", "text", "lines"]  # how an option is written as text; lines may be several
+
+
+def _help(text: str, setter: Setter = "client") -> msgspec.Meta:
+    return msgspec.Meta(description=text, extra={"setter": setter})
+
+
+class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a rollout is made. Unset means the documented default; what a mode, agent or backend cannot honour is refused by
+    name before anything opens."""
+
+    mode: Annotated[str | None, _help("black_box, transparent_proxy or interception_gate", "server")] = None
+    model: Annotated[str | None, _help("model id to request from the server", "server")] = None
+    base_url: Annotated[str | None, _help("URL of a model server; short for the policy upstream:URL", "server")] = None
+    key_env: Annotated[str | None, _help("environment variable that holds the model server's key", "operator")] = None
+    direct: Annotated[bool, _help("black_box only: give the agent base_url and the key itself", "operator")] = False
+    system_prompt: Annotated[str | None, _help("the agent's system prompt, instead of its own")] = None
+    disabled_tools: Annotated[tuple[str, ...], _help("a tool of the agent's that it may not use")] = ()
+    mcp: Annotated[tuple[McpServer, ...], _help("an MCP server that the agent may use, as JSON")] = ()
+    dialect: Annotated[Dialect | None, _help("the wire format the agent speaks, where it knows several")] = None
+    disable_thinking: Annotated[bool, _help("ask the model to answer without thinking first")] = False
+    max_tokens_cap: Annotated[int | None, _help("completion tokens that one call may ask for")] = None
+    top_logprobs: Annotated[int | None, _help("alternatives recorded beside each sampled token")] = None
+    max_calls: Annotated[int | None, _help("most model calls of one rollout")] = None
+    limits: Annotated[Limits | None, _help("seconds a stage may take, as STAGE=SECONDS")] = None
+    seed: Annotated[int | None, _help("seed of the first attempt")] = None
+    labels: Annotated[Mapping[str, str], _help("a label of the rollout, as NAME=VALUE")] = {}
+    collect: Annotated[tuple[str, ...], _help("a glob of files to bring back from the sandbox")] = ()
+    gate_url: Annotated[
+        str | None, _help("your own route to the gate, instead of a listener in the sandbox", "operator")
+    ] = None
+    allow_network: Annotated[bool, _help("accept tasks that ask for a public network", "operator")] = False
+    allow_unsafe: Annotated[bool, _help("accept a sandbox that isolates nothing", "operator")] = False
+    min_isolation: Annotated[Isolation, _help("the weakest isolation level accepted", "operator")] = "landlock"
+    sandbox_options: Annotated[
+        Mapping[str, str], _help("an option of the sandbox backend, as NAME=VALUE", "operator")
+    ] = {}
+
+    def __post_init__(self) -> None:
+        check_sequences(self)
+
+
+class RolloutFields(TypedDict, total=False):
+    """The same options as keywords. None stands for the default."""
+
+    mode: str | None
+    model: str | None
+    base_url: str | None
+    key_env: str | None
+    direct: bool
+    system_prompt: str | None
+    disabled_tools: Sequence[str]
+    mcp: Sequence[McpServer]
+    dialect: Dialect | None
+    disable_thinking: bool | None
+    max_tokens_cap: int | None
+    top_logprobs: int | None
+    max_calls: int | None
+    limits: Limits | None
+    seed: int | None
+    labels: Mapping[str, str] | None
+    collect: Sequence[str]
+    gate_url: str | None
+    allow_network: bool
+    allow_unsafe: bool
+    min_isolation: Isolation
+    sandbox_options: Mapping[str, str]
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the fields, for what is made from them."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    setter: Setter
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def kind(self) -> Kind:
+        if self.type is bool:
+            return "flag"
+        if any(_is_collection(member) for member in _members(self.type)):
+            return "lines"
+        return "number" if int in _members(self.type) else "text"
+
+
+def _find_options() -> Iterable[Option]:
+    hints = get_type_hints(RolloutOptions, include_extras=True)
+    for field in msgspec.structs.fields(RolloutOptions):
+        kind, meta = get_args(hints[field.name])
+        default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+        help_text, setter = meta.description, meta.extra["setter"]
+        yield Option(name=field.name, type=kind, default=default, help=help_text, setter=setter)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return tuple(member for member in get_args(kind) if member is not type(None)) if _is_union(kind) else (kind,)
+
+
+def _is_union(kind: Any) -> bool:
+    return type(None) in get_args(kind)
+
+
+def _is_collection(kind: Any) -> bool:
+    origin = get_origin(kind)
+    return origin is tuple or origin is Mapping or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
+
+
+OPTIONS: Mapping[str, Option] = {option.name: option for option in _find_options()}
+
+
+def merge_options(fields: RolloutFields, base: RolloutOptions | None = None) -> RolloutOptions:
+    """`base` with the fields that are given over it. A string where a list belongs is refused by its name."""
+    given: dict[str, Any] = {}
+    for name, value in fields.items():
+        option = OPTIONS[name]
+        if value is None:
+            value = option.default
+        elif isinstance(option.default, tuple):
+            value = as_tuple(cast(Iterable[Any], value), name)
+        given[name] = value
+    return msgspec.structs.replace(base or RolloutOptions(), **given)
+
+
+def read_options(texts: Mapping[str, Any]) -> RolloutFields:
+    """Options as a command line or a form has them: text, or a list of texts where there may be several. None and an empty
+    list are not given."""
+    given = {name: _read(OPTIONS[name], value) for name, value in texts.items() if value is not None and value != []}
+    return cast(RolloutFields, given)
+
+
+def _read(option: Option, value: Any) -> Any:
+    try:
+        if option.kind == "lines":
+            return msgspec.convert(_read_lines(option, value), option.type, strict=False)
+        return value if str in _members(option.type) else msgspec.convert(value, option.type, strict=False)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{option.flag}: {error}", hint=option.help) from error
+
+
+def _read_lines(option: Option, lines: Sequence[str]) -> Any:
+    (kind,) = _members(option.type)
+    if get_origin(kind) is tuple:
+        return lines if get_args(kind)[0] is str else [msgspec.json.decode(line) for line in lines]
+    pairs = [line.partition("=") for line in lines]
+    if wrong := next((line for line, (_, equals, _) in zip(lines, pairs, strict=True) if not equals), None):
+        raise ConfigError(f"{option.flag}: {wrong!r} has no =", hint=option.help)
+    return {name: value for name, _, value in pairs}
+
+
+def write_options(fields: RolloutFields) -> list[str]:
+    """The words of a command line that give these options."""
+    words: list[str] = []
+    for name, value in fields.items():
+        option = OPTIONS[name]
+        if option.kind == "flag":
+            words.append(option.flag if value else option.flag.replace("--", "--no-", 1))
+        else:
+            for text in _texts(value):
+                words += [option.flag, text]
+    return words
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, tuple):
+        items = cast(tuple[Any, ...], value)
+        return [item if isinstance(item, str) else msgspec.json.encode(item).decode() for item in items]
+    if isinstance(value, Limits):
+        named: dict[str, Any] = msgspec.structs.asdict(value)
+        return [f"{name}={seconds:g}" for name, seconds in named.items() if seconds is not None]
+    if isinstance(value, Mapping):
+        return [f"{name}={text}" for name, text in cast(Mapping[str, str], value).items()]
+    return [str(value)]
