@@ -96,7 +96,7 @@ class RemoteSandbox(RemoteFiles):
         argv, env, user = program.argv, program.env, program.user
         link, name, place = self._link_of(user), program.job_id or new_id("job"), self._place(program.cwd)
         if not program.stdin:
-            await job_shim.launch(self.plain, argv, job_id=name, env=env, cwd=place, user=user)
+            await job_shim.launch(self.plain, msgspec.structs.replace(program, job_id=name, cwd=place))
             return RemoteJob(self, name)
         if not isinstance(link, StreamingLink):
             raise Unsupported(f"jobs of the {self.info.backend} backend have no stdin", hint="give input in a file")
