@@ -66,11 +66,11 @@ class ShimJob:
         """Again when its connection broke, and again when it was killed: whoever ends every program in the sandbox ends
         the one that looks, too."""
         argv = ["/bin/sh", "-c", script, "rollyard", *args]
-        done = await repeated(self._run, argv, timeout=timeout)
+        done = await repeat(self._run, argv, timeout=timeout)
         for _ in range(_KILLED_LOOKS):
             if done.exit_code not in (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM):
                 break
-            done = await repeated(self._run, argv, timeout=timeout)
+            done = await repeat(self._run, argv, timeout=timeout)
         return done
 
     async def look(self, script: str = scripts.LOOK, *args: str) -> JobState:
@@ -125,7 +125,7 @@ class ShimJob:
 
     async def tail(self, n: int = 4096, *, stderr: bool = False) -> bytes:
         name = "err" if stderr else "out"
-        return self._decoded(await self._script(self._coded('tail -c $2 "$1"'), f"{self._dir}/{name}", str(n)))
+        return self._decode(await self._script(self._encode('tail -c $2 "$1"'), f"{self._dir}/{name}", str(n)))
 
     async def _whole(self, name: str) -> bytes:
         parts: list[bytes] = []
@@ -138,12 +138,12 @@ class ShimJob:
     async def _read(self, name: str, offset: int, size: int, polls: int = 0) -> bytes:
         """What lies from `offset` on; with `polls`, after waiting for something to lie there."""
         numbers = (str(offset), str(size), str(polls))
-        return self._decoded(await self._script(self._coded(scripts.FOLLOW), self._dir, name, *numbers))
+        return self._decode(await self._script(self._encode(scripts.FOLLOW), self._dir, name, *numbers))
 
-    def _coded(self, script: str) -> str:
+    def _encode(self, script: str) -> str:
         return script if self._exact else f"{script} | base64"
 
-    def _decoded(self, done: Exit) -> bytes:
+    def _decode(self, done: Exit) -> bytes:
         if not done.ok:
             raise SandboxError(
                 f"output of job {self.id} cannot be read: {done.stderr[-300:].decode('utf-8', 'replace')}"
@@ -176,7 +176,7 @@ class ShimJob:
         await self._script(scripts.KILL, self._dir)
 
 
-async def repeated(run: Runs, argv: Sequence[str], *, timeout: float, **options: Any) -> Exit:
+async def repeat(run: Runs, argv: Sequence[str], *, timeout: float, **options: Any) -> Exit:
     """A script of this file, over connections that may break: each does no harm when it is run again."""
     return await retrying(lambda: run(argv, timeout=timeout, **options), LOOKS, idempotent=True)
 
@@ -185,7 +185,7 @@ async def launch(run: Runs, program: Program, *, root: str = ROOT, exact: bool =
     """Start a program under the shim. The same `job_id` again finds the job that is there."""
     name = program.job_id or new_id("job")
     job = ShimJob(run, name, root=root, exact=exact)
-    done = await repeated(
+    done = await repeat(
         run,
         ["/bin/sh", "-c", scripts.LAUNCH, "rollyard", f"{root}/{name}", scripts.WRAP, *program.argv],
         env={**program.env, MARK: name},
@@ -198,7 +198,7 @@ async def launch(run: Runs, program: Program, *, root: str = ROOT, exact: bool =
     return job
 
 
-def attached(argv: Sequence[str], job_id: str, *, root: str = ROOT) -> list[str]:
+def attached_argv(argv: Sequence[str], job_id: str, *, root: str = ROOT) -> list[str]:
     """The argv of a program that is the job and keeps its own stdin; start it with `MARK` in its environment."""
     return ["/bin/sh", "-c", scripts.ATTACH, "rollyard", f"{root}/{job_id}", scripts.WRAP, *argv]
 
@@ -222,33 +222,29 @@ async def finish(
         first = [scripts.FINISH, "rollyard", str(most), str(_POLLS), place, scripts.WRAP, *argv]
     else:
         first = [scripts.FINISH_HERE, "rollyard", str(most), place, *argv]
-    done = await _asked(
-        run, ["/bin/sh", "-c", *first], env={**env, MARK: job_id}, cwd=cwd, timeout=one_call_s or STEP_S
-    )
-    while (told := _told(done, most, began)) is None:
-        done = await _asked(
-            run, ["/bin/sh", "-c", scripts.END, "rollyard", place, str(most), str(_POLLS), "0"], cwd="/"
-        )
+    done = await _ask(run, ["/bin/sh", "-c", *first], env={**env, MARK: job_id}, cwd=cwd, timeout=one_call_s or STEP_S)
+    while (told := _parse_end(done, most, began)) is None:
+        done = await _ask(run, ["/bin/sh", "-c", scripts.END, "rollyard", place, str(most), str(_POLLS), "0"], cwd="/")
     return told
 
 
 async def so_far(run: Runs, job_id: str, *, most: int, root: str = ROOT) -> tuple[bytes, bytes]:
     """What a program has said until now."""
     argv = ["/bin/sh", "-c", scripts.END, "rollyard", f"{root}/{job_id}", str(most), "0", "1"]
-    head, _, body = (await _asked(run, argv, cwd="/")).stdout.partition(b"\n")
+    head, _, body = (await _ask(run, argv, cwd="/")).stdout.partition(b"\n")
     size = min(int(head.split()[-2]), most) if head.split() else 0
     return body[:size], body[size:]
 
 
-async def _asked(
+async def _ask(
     run: Runs, argv: Sequence[str], *, cwd: str, env: Mapping[str, str] | None = None, timeout: float = STEP_S
 ) -> Exit:
     """Whoever ends every program in the sandbox ends the one that looks, too."""
-    done = await repeated(run, argv, env=env, cwd=cwd, timeout=timeout)
+    done = await repeat(run, argv, env=env, cwd=cwd, timeout=timeout)
     for _ in range(_KILLED_LOOKS):
         if done.exit_code not in (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM):
             break
-        done = await repeated(run, argv, env=env, cwd=cwd, timeout=timeout)
+        done = await repeat(run, argv, env=env, cwd=cwd, timeout=timeout)
     if not done.ok:
         raise SandboxError(
             f"a program could not be started: {done.text[-300:].strip() or f'exit code {done.exit_code}'}"
@@ -256,7 +252,7 @@ async def _asked(
     return done
 
 
-def _told(done: Exit, most: int, began: float) -> Exit | None:
+def _parse_end(done: Exit, most: int, began: float) -> Exit | None:
     """None while it runs, and where it was launched before: then nothing is said."""
     head, _, body = done.stdout.partition(b"\n")
     words = head.decode().split()
@@ -278,12 +274,12 @@ def _told(done: Exit, most: int, began: float) -> Exit | None:
 
 async def kill_tree(run: Runs, mark: str, *, user: str | None = None) -> None:
     """End every process that has `MARK=mark` in its environment, whatever started it."""
-    await repeated(run, ["/bin/sh", "-c", scripts.KILL, "rollyard", mark], user=user, timeout=STEP_S)
+    await repeat(run, ["/bin/sh", "-c", scripts.KILL, "rollyard", mark], user=user, timeout=STEP_S)
 
 
 async def kill_all(run: Runs) -> None:
     """End every process that was started with a mark, and what they started."""
-    await repeated(run, ["/bin/sh", "-c", scripts.KILL_ALL, "rollyard"], timeout=STEP_S)
+    await repeat(run, ["/bin/sh", "-c", scripts.KILL_ALL, "rollyard"], timeout=STEP_S)
 
 
 async def find(run: Runs, job_id: str, *, root: str = ROOT, exact: bool = True) -> ShimJob:

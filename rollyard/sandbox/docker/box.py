@@ -64,7 +64,7 @@ class DockerSandbox(DockerFiles):
             launched = msgspec.structs.replace(program, job_id=name, env=merged, cwd=place, user=user)
             await job_shim.launch(self.plain, launched)
             return DockerJob(self, name)
-        argv = job_shim.attached(program.argv, name)
+        argv = job_shim.attached_argv(program.argv, name)
         if not (await self.exists(place)):
             raise container.no_directory(place)
         entered = ["/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "rollyard", place, *argv]

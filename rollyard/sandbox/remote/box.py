@@ -102,7 +102,9 @@ class RemoteSandbox(RemoteFiles):
             raise Unsupported(f"jobs of the {self.info.backend} backend have no stdin", hint="give input in a file")
         if not await self.exists(place):
             raise PathError(place, "ENOENT", hint="the working directory")
-        line = await self._fit_line(["/bin/sh", "-c", _ENTER, "rollyard", place, *job_shim.attached(argv, name)], user)
+        line = await self._fit_line(
+            ["/bin/sh", "-c", _ENTER, "rollyard", place, *job_shim.attached_argv(argv, name)], user
+        )
         running = await self.ask(link.start(line, env={**env, job_shim.MARK: name}), timeout=job_shim.STEP_S)
         await self.repeat_script(_STARTED, f"{job_shim.ROOT}/{name}")
         return RemoteJob(self, name, program=running)
