@@ -60,7 +60,7 @@ class Hashed:
 
 
 @contextlib.contextmanager
-def uncompressed(stream: IO[bytes]) -> Generator[IO[bytes]]:
+def decompress(stream: IO[bytes]) -> Generator[IO[bytes]]:
     """The stream without its compression, whatever that is."""
     start = stream.read(6)
     stream.seek(0)
@@ -98,7 +98,7 @@ def unpack(stream: IO[bytes], root: Path, *, whiteouts: bool = False, passing: b
     """Unpack a tar into `root`, which must be ours. A damaged or hostile archive raises `ConfigError`. `passing`: the tree only
     passes through this host, so nothing gets an owner of the archive's choice or a set-user-id bit."""
     try:
-        with uncompressed(stream) as plain:
+        with decompress(stream) as plain:
             hashed = Hashed(plain)
             with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="r|", errorlevel=2) as archive:
                 unpacker = _Unpacker(root, whiteouts, passing)

@@ -31,7 +31,7 @@ async def single(member: tarfile.TarInfo, data: bytes = b"") -> AsyncIterator[by
 
 
 @contextlib.asynccontextmanager
-async def piped(write: Callable[[BinaryIO], None]) -> AsyncGenerator[AsyncGenerator[bytes]]:
+async def pipe_chunks(write: Callable[[BinaryIO], None]) -> AsyncGenerator[AsyncGenerator[bytes]]:
     """The bytes a blocking writer makes in a thread, as they come."""
     read, feed = os.pipe()
     loop = asyncio.get_running_loop()

@@ -41,25 +41,25 @@ Reply = tuple[int, str, bytes]
 
 def tool(made: Callable[..., Any]) -> Callable[..., Any]:
     """Something an agent may call."""
-    return _marked(made, "tool")
+    return _mark(made, "tool")
 
 
 def function(made: Callable[..., Any]) -> Callable[..., Any]:
     """Something the trainer may call, and no agent."""
-    return _marked(made, "function")
+    return _mark(made, "function")
 
 
 def reward(made: Callable[..., Any]) -> Callable[..., Any]:
     """What the trainer calls at the end. One per environment."""
-    return _marked(made, "reward")
+    return _mark(made, "reward")
 
 
 def health(made: Callable[..., Any]) -> Callable[..., Any]:
     """Whether the environment is ready: a dict with a `status`. Without one it is healthy once it listens."""
-    return _marked(made, "health")
+    return _mark(made, "health")
 
 
-def _marked(made: Callable[..., Any], kind: str) -> Callable[..., Any]:
+def _mark(made: Callable[..., Any], kind: str) -> Callable[..., Any]:
     setattr(made, _MARK, kind)
     return made
 
@@ -89,16 +89,16 @@ class DecoratedFunctions:
     def page(self, method: str, path: str, body: bytes) -> Reply:
         place = path.partition("?")[0]
         if method == "GET" and place == "/functions/list":
-            return _reply(200, {"success": True, "data": self._listed()})
+            return _reply(200, {"success": True, "data": self._list_functions()})
         if method != "POST":
-            return _reply(404, _refused(f"{method} {place} is not served"))
+            return _reply(404, _refuse(f"{method} {place} is not served"))
         if place == "/task/reward":
             called = self._single.get("reward")
         else:
             called = self.functions.get(place.removeprefix("/functions/")) if place.startswith("/functions/") else None
         if called is None:
-            return _reply(404, _refused(f"there is nothing at {place}"))
-        return _called(called, body)
+            return _reply(404, _refuse(f"there is nothing at {place}"))
+        return _call(called, body)
 
     def _health(self) -> dict[str, Any]:
         made = self._single.get("health")
@@ -106,7 +106,7 @@ class DecoratedFunctions:
             return {"success": True, "data": {"status": "healthy"}}
         return {"success": True, "data": _now(made)()}
 
-    def _listed(self) -> dict[str, Any]:
+    def _list_functions(self) -> dict[str, Any]:
         def told(made: Callable[..., Any], endpoint: str) -> dict[str, Any]:
             named = {name: {"type": str(one.annotation)} for name, one in inspect.signature(made).parameters.items()}
             return {
@@ -134,7 +134,7 @@ def load(target: str | Path) -> DecoratedFunctions:
     sys.path.insert(0, str(place if place.is_dir() else place.parent))
     found: dict[int, Callable[..., Any]] = {}
     for number, file in enumerate(files):
-        for made in vars(_imported(file, number)).values():
+        for made in vars(_import_file(file, number)).values():
             if callable(made) and getattr(made, _MARK, None):
                 found[id(made)] = made  # one that two modules name is one
     if not found:
@@ -142,7 +142,7 @@ def load(target: str | Path) -> DecoratedFunctions:
     return DecoratedFunctions(place.name, found.values())
 
 
-def _imported(file: Path, number: int) -> Any:
+def _import_file(file: Path, number: int) -> Any:
     spec = importlib.util.spec_from_file_location(f"environment_{number}_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{file} is no Python file")
@@ -166,20 +166,20 @@ def _now(made: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _called(made: Callable[..., Any], body: bytes) -> Reply:
+def _call(made: Callable[..., Any], body: bytes) -> Reply:
     try:
         arguments = json.loads(body or b"{}")
         inspect.signature(made).bind(**arguments)
     except (ValueError, TypeError) as error:
-        return _reply(400, _refused(f"{made.__name__}: {error}"))
+        return _reply(400, _refuse(f"{made.__name__}: {error}"))
     try:
         return _reply(200, {"success": True, "data": _now(made)(**arguments)})
     except Exception as error:  # noqa: BLE001 - the caller is told what went wrong, whatever it was
         words = str(error) if isinstance(error, ToolFailure) else f"{type(error).__name__}: {error}"
-        return _reply(500, _refused(words))
+        return _reply(500, _refuse(words))
 
 
-def _refused(words: str) -> dict[str, Any]:
+def _refuse(words: str) -> dict[str, Any]:
     return {"success": False, "error": words}
 
 

@@ -1,11 +1,7 @@
 """Durable jobs for backends that have none of their own: a directory in the sandbox and small shell scripts.
 
-A job's directory holds `out`, `err`, `pid` (with the process's start time, since pids come back) and, once it ended, `exit`,
-which appears by rename and so is never half written. `mkdir` of the directory is the launch guard: a launch that is repeated
-because its answer was lost starts nothing twice. Streams are offsets into the files, so a dropped connection loses no byte.
-
-A program may leave its process group and session, so killing goes by a variable that every descendant inherits. Needs /bin/sh,
-cat, tail, head, grep, sleep and /proc in the sandbox; `setsid` where present. Its stdin is null.
+The scripts are in `inside/job_scripts.py`; here is the host's side. Streams are offsets into files of the job's directory, so a
+dropped connection loses no byte. A job's stdin is null.
 """
 
 from __future__ import annotations
@@ -22,88 +18,19 @@ import msgspec
 
 from rollyard.core.errors import SandboxError, UnknownName, Unsupported
 from rollyard.core.ids import new_id
+from rollyard.core.program import Program
 from rollyard.core.sandbox import Exit
+from rollyard.inside import job_scripts as scripts
 from rollyard.sandbox.retry import LOOKS, retrying
 
 ROOT = "/tmp/.rollyard/jobs"
-MARK = "ROLLYARD_JOB"
+MARK = scripts.MARK
 STEP_S = 30.0  # for one look at a job
 CHUNK = 1 << 20
 _START_GRACE_S = 10.0
 _KILLED_LOOKS = 3
 _POLLS = 200  # of 50 ms each, at least, before a long poll answers that nothing has happened
 _MAX_OUTPUT = 16 * 2**20
-
-_STARTED = "started() { read -r s 2>/dev/null </proc/$1/stat || return 1; s=${s##*) }; set -- $s; echo ${20}; }\n"
-_RUN = (
-    'echo "$$ $(started $$)" >"$d/pid.new"; mv "$d/pid.new" "$d/pid"; '
-    '"$@" >"$d/out" 2>"$d/err"; c=$?; echo $c >"$d/exit.new"; mv "$d/exit.new" "$d/exit"\n'
-)
-_WRAP = _STARTED + "d=$1; shift; " + _RUN
-_CLAIM = 'mkdir "$d" 2>/dev/null || { [ -d "$d" ] && exit 0; exit 73; }\n: >"$d/out"; : >"$d/err"\n'
-_MAKE = 'd=$1; wrap=$2; shift 2\nmkdir -p "${d%/*}" && chmod 1777 "${d%/*}" 2>/dev/null\n' + _CLAIM
-_LAUNCH = (
-    _MAKE
-    + """if command -v setsid >/dev/null 2>&1; then setsid sh -c "$wrap" job "$d" "$@" </dev/null >/dev/null 2>&1 &
-else sh -c "$wrap" job "$d" "$@" </dev/null >/dev/null 2>&1 & fi
-n=0; while [ ! -f "$d/pid" ] && [ $n -lt 200 ]; do n=$((n+1)); sleep 0.02; done
-"""
-)
-_ATTACHED = _MAKE + 'exec sh -c "$wrap" job "$d" "$@"'
-_STATE = (
-    _STARTED
-    + """state() {
-  [ -d "$1" ] || { echo unknown; return; }
-  [ -f "$1/exit" ] && { read -r code <"$1/exit"; echo "exit $code"; return; }
-  [ -f "$1/pid" ] || { echo starting; return; }
-  read -r pid was <"$1/pid"
-  [ "$(started "$pid")" = "$was" ] && { echo running; return; }
-  [ -f "$1/exit" ] && { read -r code <"$1/exit"; echo "exit $code"; return; }
-  echo lost
-}
-over() { [ -f "$1/exit" ] || { n=$((n+1)); [ $((n % 20)) -eq 0 ] && case $(state "$1") in lost|unknown) ;; *) false ;; esac; }; }
-"""
-)
-_LOOK = _STATE + 'state "$1"\n'
-# The two long polls: they stand still inside the sandbox until there is something to say, but not for ever.
-_AWAIT = _STATE + 'n=0; while [ $n -lt $2 ] && ! over "$1"; do sleep 0.05; done; state "$1"\n'
-_FOLLOW = (
-    _STATE
-    + 'n=0; while [ $n -lt $5 ] && [ "$(wc -c <"$1/$2")" -le $3 ] && ! over "$1"; do sleep 0.05; done; '
-    + 'tail -c +$(($3+1)) "$1/$2" | head -c $4'
-)
-# For a caller that wants the end and the output at once: as few calls as possible, each of them short and safe to repeat.
-_TELL = (
-    _STATE
-    + """tell() { s=$(state "$1"); o=$(($(wc -c <"$1/out"))); e=$(($(wc -c <"$1/err")))
-  case $s in exit*|lost) ;; *) [ "$3" = 1 ] || o=0 e=0 ;; esac
-  echo "$s $o $e"; [ $o -gt $2 ] && o=$2; [ $e -gt $2 ] && e=$2
-  [ $o = 0 ] || head -c $o "$1/out"; [ $e = 0 ] || head -c $e "$1/err"
-}
-patient() { n=0; while [ $n -lt $2 ] && ! over "$1"; do if [ $n -lt 20 ]; then sleep 0.01; else sleep 0.05; fi; done; }
-"""
-)
-_FINISH = "most=$1; polls=$2; shift 2\n" + _LAUNCH + _TELL + 'patient "$d" "$polls"; tell "$d" "$most" 0\n'
-_FINISH_HERE = "most=$1; d=$2; shift 2; exec </dev/null\n" + _TELL + _CLAIM + _RUN + 'tell "$d" "$most" 0\n'
-_END = _TELL + '[ -d "$1" ] || exit 74; patient "$1" "$3"; tell "$1" "$2" "$4"\n'
-
-_FIND = (
-    f'mine() {{ grep -l "{MARK}=$1" /proc/[0-9]*/environ 2>/dev/null'
-    " | while IFS=/ read -r _ _ p _; do echo $p; done; }\n"
-)
-_KILL = (
-    _FIND
-    + """d=$1; id=${d##*/}; n=0
-while [ $n -lt 100 ]; do
-  pids=$(mine "$id"); [ -z "$pids" ] && break
-  kill -9 $pids 2>/dev/null; n=$((n+1)); sleep 0.02
-done
-"""
-)
-_KILL_ALL = f"""n=0; while [ $n -lt 100 ]; do
-pids=$(grep -l "{MARK}=" /proc/[0-9]*/environ 2>/dev/null | while IFS=/ read -r _ _ p _; do echo $p; done)
-[ -z "$pids" ] && exit 0; kill -9 $pids 2>/dev/null; n=$((n+1)); sleep 0.02; done"""
-_CPU = _FIND + 'for p in $(mine "${1##*/}"); do cat /proc/$p/stat 2>/dev/null; done\n'
 
 
 class Runs(Protocol):
@@ -139,14 +66,14 @@ class ShimJob:
         """Again when its connection broke, and again when it was killed: whoever ends every program in the sandbox ends
         the one that looks, too."""
         argv = ["/bin/sh", "-c", script, "rollyard", *args]
-        done = await repeated(self._run, argv, timeout=timeout)
+        done = await repeat(self._run, argv, timeout=timeout)
         for _ in range(_KILLED_LOOKS):
             if done.exit_code not in (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM):
                 break
-            done = await repeated(self._run, argv, timeout=timeout)
+            done = await repeat(self._run, argv, timeout=timeout)
         return done
 
-    async def look(self, script: str = _LOOK, *args: str) -> JobState:
+    async def look(self, script: str = scripts.LOOK, *args: str) -> JobState:
         done = await self._script(script, self._dir, *args)
         words = done.stdout.split()
         if not done.ok or not words:
@@ -178,7 +105,7 @@ class ShimJob:
         )
 
     async def _until_over(self) -> JobState:
-        while (found := await self.look(_AWAIT, str(_POLLS))).state in {"starting", "running"}:
+        while (found := await self.look(scripts.AWAIT, str(_POLLS))).state in {"starting", "running"}:
             continue
         return found
 
@@ -198,7 +125,7 @@ class ShimJob:
 
     async def tail(self, n: int = 4096, *, stderr: bool = False) -> bytes:
         name = "err" if stderr else "out"
-        return self._decoded(await self._script(self._coded('tail -c $2 "$1"'), f"{self._dir}/{name}", str(n)))
+        return self._decode(await self._script(self._encode('tail -c $2 "$1"'), f"{self._dir}/{name}", str(n)))
 
     async def _whole(self, name: str) -> bytes:
         parts: list[bytes] = []
@@ -211,12 +138,12 @@ class ShimJob:
     async def _read(self, name: str, offset: int, size: int, polls: int = 0) -> bytes:
         """What lies from `offset` on; with `polls`, after waiting for something to lie there."""
         numbers = (str(offset), str(size), str(polls))
-        return self._decoded(await self._script(self._coded(_FOLLOW), self._dir, name, *numbers))
+        return self._decode(await self._script(self._encode(scripts.FOLLOW), self._dir, name, *numbers))
 
-    def _coded(self, script: str) -> str:
+    def _encode(self, script: str) -> str:
         return script if self._exact else f"{script} | base64"
 
-    def _decoded(self, done: Exit) -> bytes:
+    def _decode(self, done: Exit) -> bytes:
         if not done.ok:
             raise SandboxError(
                 f"output of job {self.id} cannot be read: {done.stderr[-300:].decode('utf-8', 'replace')}"
@@ -235,7 +162,7 @@ class ShimJob:
         """It was never open."""
 
     async def cpu_s(self) -> float | None:
-        done = await self._script(_CPU, self._dir)
+        done = await self._script(scripts.CPU, self._dir)
         total = 0
         for line in done.stdout.splitlines():
             fields = line.rpartition(b")")[2].split()
@@ -246,34 +173,24 @@ class ShimJob:
     async def kill(self) -> None:
         """The whole tree, also what left its group and session; a job that is over is left alone."""
         self._killed = True
-        await self._script(_KILL, self._dir)
+        await self._script(scripts.KILL, self._dir)
 
 
-async def repeated(run: Runs, argv: Sequence[str], *, timeout: float, **options: Any) -> Exit:
+async def repeat(run: Runs, argv: Sequence[str], *, timeout: float, **options: Any) -> Exit:
     """A script of this file, over connections that may break: each does no harm when it is run again."""
     return await retrying(lambda: run(argv, timeout=timeout, **options), LOOKS, idempotent=True)
 
 
-async def launch(
-    run: Runs,
-    argv: Sequence[str],
-    *,
-    job_id: str | None = None,
-    env: Mapping[str, str] | None = None,
-    cwd: str | None = None,
-    user: str | None = None,
-    root: str = ROOT,
-    exact: bool = True,
-) -> ShimJob:
-    """Start a command under the shim. The same `job_id` again finds the job that is there."""
-    name = job_id or new_id("job")
+async def launch(run: Runs, program: Program, *, root: str = ROOT, exact: bool = True) -> ShimJob:
+    """Start a program under the shim. The same `job_id` again finds the job that is there."""
+    name = program.job_id or new_id("job")
     job = ShimJob(run, name, root=root, exact=exact)
-    done = await repeated(
+    done = await repeat(
         run,
-        ["/bin/sh", "-c", _LAUNCH, "rollyard", f"{root}/{name}", _WRAP, *argv],
-        env={**(env or {}), MARK: name},
-        cwd=cwd,
-        user=user,
+        ["/bin/sh", "-c", scripts.LAUNCH, "rollyard", f"{root}/{name}", scripts.WRAP, *program.argv],
+        env={**program.env, MARK: name},
+        cwd=program.cwd,
+        user=program.user,
         timeout=STEP_S,
     )
     if not done.ok:
@@ -281,9 +198,9 @@ async def launch(
     return job
 
 
-def attached(argv: Sequence[str], job_id: str, *, root: str = ROOT) -> list[str]:
+def attached_argv(argv: Sequence[str], job_id: str, *, root: str = ROOT) -> list[str]:
     """The argv of a program that is the job and keeps its own stdin; start it with `MARK` in its environment."""
-    return ["/bin/sh", "-c", _ATTACHED, "rollyard", f"{root}/{job_id}", _WRAP, *argv]
+    return ["/bin/sh", "-c", scripts.ATTACH, "rollyard", f"{root}/{job_id}", scripts.WRAP, *argv]
 
 
 async def finish(
@@ -302,34 +219,32 @@ async def finish(
     is asked again and starts nothing twice. Its files stay; who asks removes them."""
     began, place = time.monotonic(), f"{root}/{job_id}"
     if one_call_s is None:
-        first = [_FINISH, "rollyard", str(most), str(_POLLS), place, _WRAP, *argv]
+        first = [scripts.FINISH, "rollyard", str(most), str(_POLLS), place, scripts.WRAP, *argv]
     else:
-        first = [_FINISH_HERE, "rollyard", str(most), place, *argv]
-    done = await _asked(
-        run, ["/bin/sh", "-c", *first], env={**env, MARK: job_id}, cwd=cwd, timeout=one_call_s or STEP_S
-    )
-    while (told := _told(done, most, began)) is None:
-        done = await _asked(run, ["/bin/sh", "-c", _END, "rollyard", place, str(most), str(_POLLS), "0"], cwd="/")
+        first = [scripts.FINISH_HERE, "rollyard", str(most), place, *argv]
+    done = await _ask(run, ["/bin/sh", "-c", *first], env={**env, MARK: job_id}, cwd=cwd, timeout=one_call_s or STEP_S)
+    while (told := _parse_end(done, most, began)) is None:
+        done = await _ask(run, ["/bin/sh", "-c", scripts.END, "rollyard", place, str(most), str(_POLLS), "0"], cwd="/")
     return told
 
 
 async def so_far(run: Runs, job_id: str, *, most: int, root: str = ROOT) -> tuple[bytes, bytes]:
     """What a program has said until now."""
-    argv = ["/bin/sh", "-c", _END, "rollyard", f"{root}/{job_id}", str(most), "0", "1"]
-    head, _, body = (await _asked(run, argv, cwd="/")).stdout.partition(b"\n")
+    argv = ["/bin/sh", "-c", scripts.END, "rollyard", f"{root}/{job_id}", str(most), "0", "1"]
+    head, _, body = (await _ask(run, argv, cwd="/")).stdout.partition(b"\n")
     size = min(int(head.split()[-2]), most) if head.split() else 0
     return body[:size], body[size:]
 
 
-async def _asked(
+async def _ask(
     run: Runs, argv: Sequence[str], *, cwd: str, env: Mapping[str, str] | None = None, timeout: float = STEP_S
 ) -> Exit:
     """Whoever ends every program in the sandbox ends the one that looks, too."""
-    done = await repeated(run, argv, env=env, cwd=cwd, timeout=timeout)
+    done = await repeat(run, argv, env=env, cwd=cwd, timeout=timeout)
     for _ in range(_KILLED_LOOKS):
         if done.exit_code not in (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM):
             break
-        done = await repeated(run, argv, env=env, cwd=cwd, timeout=timeout)
+        done = await repeat(run, argv, env=env, cwd=cwd, timeout=timeout)
     if not done.ok:
         raise SandboxError(
             f"a program could not be started: {done.text[-300:].strip() or f'exit code {done.exit_code}'}"
@@ -337,7 +252,7 @@ async def _asked(
     return done
 
 
-def _told(done: Exit, most: int, began: float) -> Exit | None:
+def _parse_end(done: Exit, most: int, began: float) -> Exit | None:
     """None while it runs, and where it was launched before: then nothing is said."""
     head, _, body = done.stdout.partition(b"\n")
     words = head.decode().split()
@@ -359,12 +274,12 @@ def _told(done: Exit, most: int, began: float) -> Exit | None:
 
 async def kill_tree(run: Runs, mark: str, *, user: str | None = None) -> None:
     """End every process that has `MARK=mark` in its environment, whatever started it."""
-    await repeated(run, ["/bin/sh", "-c", _KILL, "rollyard", mark], user=user, timeout=STEP_S)
+    await repeat(run, ["/bin/sh", "-c", scripts.KILL, "rollyard", mark], user=user, timeout=STEP_S)
 
 
 async def kill_all(run: Runs) -> None:
     """End every process that was started with a mark, and what they started."""
-    await repeated(run, ["/bin/sh", "-c", _KILL_ALL, "rollyard"], timeout=STEP_S)
+    await repeat(run, ["/bin/sh", "-c", scripts.KILL_ALL, "rollyard"], timeout=STEP_S)
 
 
 async def find(run: Runs, job_id: str, *, root: str = ROOT, exact: bool = True) -> ShimJob:

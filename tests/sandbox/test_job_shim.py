@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from rollyard.core.errors import SandboxInterrupted, UnknownName, Unsupported
+from rollyard.core.program import Program
 from rollyard.core.sandbox import Exit
 from rollyard.sandbox import job_shim
 
@@ -49,7 +50,7 @@ def pids_of(job_id):
 @pytest.mark.parametrize("exact", [True, False])
 async def test_a_job_gives_its_code_and_both_streams_byte_for_byte(root, exact):
     cmd = ["sh", "-c", r"printf '\000\377a\r\n'; echo err >&2; exit 7"]
-    job = await job_shim.launch(run, cmd, root=root, exact=exact)
+    job = await job_shim.launch(run, Program.of(cmd), root=root, exact=exact)
     done = await job.wait(10)
     assert (done.exit_code, done.stdout, done.stderr) == (7, b"\x00\xffa\r\n", b"err\n")
     assert await job.poll() == 7
@@ -58,13 +59,13 @@ async def test_a_job_gives_its_code_and_both_streams_byte_for_byte(root, exact):
 async def test_a_launch_that_is_repeated_runs_the_program_once(root, tmp_path):
     count = tmp_path / "count"
     for _ in range(3):
-        job = await job_shim.launch(run, f"echo x >> {count}", job_id="job_same", root=root)
+        job = await job_shim.launch(run, Program.of(f"echo x >> {count}", job_id="job_same"), root=root)
     await job.wait(10)
     assert count.read_text() == "x\n"
 
 
 async def test_waiting_past_a_timeout_leaves_the_job_alive_and_another_finds_it(root):
-    job = await job_shim.launch(run, "sleep 0.6; echo late", root=root)
+    job = await job_shim.launch(run, Program.of("sleep 0.6; echo late"), root=root)
     with pytest.raises(TimeoutError):
         await job.wait(0.05)
     assert await job.poll() is None
@@ -73,7 +74,7 @@ async def test_waiting_past_a_timeout_leaves_the_job_alive_and_another_finds_it(
 
 
 async def test_streams_are_live_ordered_and_resumable_by_offset(root):
-    job = await job_shim.launch(run, "for i in 1 2 3; do echo $i; sleep 0.1; done", root=root)
+    job = await job_shim.launch(run, Program.of("for i in 1 2 3; do echo $i; sleep 0.1; done"), root=root)
     chunks = [chunk async for chunk in job.stream()]
     assert b"".join(data for _, data in chunks) == b"1\n2\n3\n"
     assert len(chunks) > 1
@@ -81,7 +82,7 @@ async def test_streams_are_live_ordered_and_resumable_by_offset(root):
 
 
 async def test_kill_takes_setsid_and_double_forked_descendants(root):
-    job = await job_shim.launch(run, "setsid sleep 300 & (sleep 300 & sleep 300 &) ; wait", root=root)
+    job = await job_shim.launch(run, Program.of("setsid sleep 300 & (sleep 300 & sleep 300 &) ; wait"), root=root)
     while len(pids_of(job.id)) < 4:
         await anyio.sleep(0.02)
     await job.kill()
@@ -91,7 +92,7 @@ async def test_kill_takes_setsid_and_double_forked_descendants(root):
 
 
 async def test_a_wrapper_that_was_killed_is_reported_lost_and_never_hangs(root):
-    job = await job_shim.launch(run, "sleep 300", root=root)
+    job = await job_shim.launch(run, Program.of("sleep 300"), root=root)
     with open(f"{root}/{job.id}/pid") as file:
         os.kill(int(file.read().split()[0]), signal.SIGKILL)
     done = await job.wait(10)
@@ -102,14 +103,14 @@ async def test_a_wrapper_that_was_killed_is_reported_lost_and_never_hangs(root):
 async def test_awkward_words_reach_the_program_unchanged_and_run_nothing(root, tmp_path):
     words = ["a b", "$(touch pwned)", "`id`", "quote'\"", "new\nline", "-n", "*"]
     job = await job_shim.launch(
-        run, ["printf", "%s\\0", *words], env={"ODD": "x'\"\n$(id)"}, cwd=str(tmp_path), root=root
+        run, Program.of(["printf", "%s\\0", *words], env={"ODD": "x'\"\n$(id)"}, cwd=str(tmp_path)), root=root
     )
     assert (await job.wait(10)).stdout == "".join(f"{word}\0" for word in words).encode()
     assert not (tmp_path / "pwned").exists()
 
 
 async def test_cpu_time_of_the_tree_grows_while_it_works(root):
-    job = await job_shim.launch(run, "while :; do :; done", root=root)
+    job = await job_shim.launch(run, Program.of("while :; do :; done"), root=root)
     limit = time.monotonic() + 20
     while (await job.cpu_s() or 0) < 0.1 and time.monotonic() < limit:
         await anyio.sleep(0.05)
@@ -122,7 +123,7 @@ async def test_an_unknown_job_and_a_write_to_stdin_are_typed_errors(root):
         await job_shim.find(run, "job_none", root=root)
     with pytest.raises(UnknownName):
         await job_shim.find(run, "../../etc", root=root)
-    job = await job_shim.launch(run, "true", root=root)
+    job = await job_shim.launch(run, Program.of("true"), root=root)
     with pytest.raises(Unsupported):
         await job.write(b"x")
     await job.wait(10)
@@ -142,7 +143,7 @@ async def test_a_connection_that_breaks_after_the_launch_or_during_a_look_neithe
         return done
 
     job = await job_shim.launch(
-        breaking, f"echo once >> {tmp_path}/count; sleep 0.3; printf 'all of it'; exit 3", root=root
+        breaking, Program.of(f"echo once >> {tmp_path}/count; sleep 0.3; printf 'all of it'; exit 3"), root=root
     )
     done = await job.wait(30)
     assert (done.exit_code, done.stdout, (tmp_path / "count").read_text()) == (3, b"all of it", "once\n")

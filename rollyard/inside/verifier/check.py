@@ -37,7 +37,7 @@ def functions(names: dict[str, Any]) -> dict[str, Check]:
     }
 
 
-def chosen(found: dict[str, Check], wanted: str | None) -> Check:
+def choose_check(found: dict[str, Check], wanted: str | None) -> Check:
     """The one asked for; else the one marked as the verifier, the first that takes an environment, the first."""
     if wanted and wanted in found:
         return found[wanted]
@@ -97,20 +97,20 @@ def run(asked: Ended, wire: LineChannel, ended: Ended) -> None:
     exec(compile(code, FILE, "exec"), names)
     found = functions(names)
     ended["functions"] = list(found)
-    check = chosen(found, asked.get("function"))
+    check = choose_check(found, asked.get("function"))
     env: Any = VerifierEnvironment(wire, asked.get("env") or {})
     env = Awaited(env) if inspect.iscoroutinefunction(check) else env
     positional, named = arguments(check, env, asked)
     result = check(*positional, **named)
     if inspect.isawaitable(result):
-        result = asyncio.run(_waited(result))
+        result = asyncio.run(_wait_for(result))
     ended["score"] = score_of(result)
     ended["result"] = _plain(result)
     if ended["score"] is None:
-        ended["error"] = {"type": "NoScore", "message": f"the verifier gave {_shown(result)}, which is no score"}
+        ended["error"] = {"type": "NoScore", "message": f"the verifier gave {_show_value(result)}, which is no score"}
 
 
-async def _waited(result: Any) -> Any:
+async def _wait_for(result: Any) -> Any:
     return await result
 
 
@@ -154,5 +154,5 @@ def _plain(value: Any) -> Any:
         return None
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     return f"{type(value).__name__} {str(value)[:100]!r}" if value is not None else "None"

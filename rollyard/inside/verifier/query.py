@@ -12,13 +12,13 @@ Row = dict[str, Any]
 Run = Callable[[str, Sequence[Any]], "tuple[list[str], list[list[Any]]]"]
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
 def reference(name: str) -> str:
     """A column as it is written in a query: quoted where it is a plain name, as given where it is an expression."""
-    return quoted(name) if name.isidentifier() else name
+    return quote_name(name) if name.isidentifier() else name
 
 
 class Count(int):
@@ -117,12 +117,15 @@ class QueryBuilder:
         """`on` is {column here: column there}."""
         return self._with(joins=(*self._joins, (other_table, dict(on))))
 
-    def compiled(self, columns: Sequence[str] | None = None, *, counting: bool = False) -> tuple[str, list[Any]]:
+    def compile(self, columns: Sequence[str] | None = None, *, counting: bool = False) -> tuple[str, list[Any]]:
         names = columns or [name if name == "*" else reference(name) for name in self._columns]
-        sql, values = f"SELECT {', '.join(names)} FROM {quoted(self._table)}", []
+        sql, values = f"SELECT {', '.join(names)} FROM {quote_name(self._table)}", []
         for table, on in self._joins:
-            pairs = [f"{quoted(self._table)}.{quoted(a)} = {quoted(table)}.{quoted(b)}" for a, b in on.items()]
-            sql += f" JOIN {quoted(table)} ON {' AND '.join(pairs)}"
+            pairs = [
+                f"{quote_name(self._table)}.{quote_name(a)} = {quote_name(table)}.{quote_name(b)}"
+                for a, b in on.items()
+            ]
+            sql += f" JOIN {quote_name(table)} ON {' AND '.join(pairs)}"
         clauses: list[str] = []
         for column, operator, value in self._conditions:
             if operator in ("IN", "NOT IN"):
@@ -142,7 +145,7 @@ class QueryBuilder:
         return sql, values
 
     def all(self) -> list[Row]:
-        columns, rows = self._run(*self.compiled())
+        columns, rows = self._run(*self.compile())
         return [dict(zip(columns, row)) for row in rows]
 
     def first(self) -> Row | None:
@@ -150,11 +153,11 @@ class QueryBuilder:
         return found[0] if found else None
 
     def count(self) -> Count:
-        _, rows = self._run(*self.compiled(["COUNT(*)"], counting=True))
+        _, rows = self._run(*self.compile(["COUNT(*)"], counting=True))
         return Count(rows[0][0])
 
     def explain(self) -> str:
-        sql, values = self.compiled()
+        sql, values = self.compile()
         return f"{sql} with {values}"
 
     def assert_exists(self) -> QueryBuilder:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
-from .query import QueryBuilder, Row, Run, quoted
+from .query import QueryBuilder, Row, Run, quote_name
 
 _SCHEMA = (
     'SELECT t.name, t.sql, c.name, c.type, c."notnull", c.dflt_value, c.pk '
@@ -82,7 +82,7 @@ class DatabaseSnapshot:
     def rows_by_key(self, table: str, key: Sequence[str]) -> dict[Any, Row]:
         """By primary key; by rowid where a table has none."""
         chosen = "*" if key else "rowid AS __rowid__, *"
-        columns, rows = self._run(f"SELECT {chosen} FROM {quoted(table)}", [])
+        columns, rows = self._run(f"SELECT {chosen} FROM {quote_name(table)}", [])
         found: dict[Any, Row] = {}
         for values in rows:
             row = dict(zip(columns, values))
@@ -97,8 +97,8 @@ class DatabaseSnapshot:
         copied = sqlite3.connect(":memory:")
         for table, made in self.schema().items():
             copied.execute(made.sql)
-            columns, rows = self._run(f"SELECT * FROM {quoted(table)}", [])
-            copied.executemany(f"INSERT INTO {quoted(table)} VALUES ({', '.join('?' * len(columns))})", rows)
+            columns, rows = self._run(f"SELECT * FROM {quote_name(table)}", [])
+            copied.executemany(f"INSERT INTO {quote_name(table)} VALUES ({', '.join('?' * len(columns))})", rows)
         return DatabaseSnapshot(_connection(copied), name=name or self.name)
 
     def diff(self, other: DatabaseSnapshot, ignore_config: IgnoreConfig | None = None, **_: Any) -> SnapshotDiff:

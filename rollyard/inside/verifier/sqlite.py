@@ -29,7 +29,7 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def opened(path: str, *, read_only: bool, seconds: float) -> sqlite3.Connection:
+def open_database(path: str, *, read_only: bool, seconds: float) -> sqlite3.Connection:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no database at {path}")
     mode = "ro" if read_only else "rw"
@@ -48,7 +48,7 @@ def opened(path: str, *, read_only: bool, seconds: float) -> sqlite3.Connection:
 
 
 def describe(asked: Answer) -> Answer:
-    with closing(opened(asked["path"], read_only=True, seconds=asked["seconds"])) as made:
+    with closing(open_database(asked["path"], read_only=True, seconds=asked["seconds"])) as made:
         return {"tables": _tables(made)}
 
 
@@ -58,14 +58,14 @@ def _tables(made: sqlite3.Connection) -> list[Answer]:
     for name, sql in made.execute(listed).fetchall():
         columns = [
             {"name": row[1], "type": row[2], "notnull": bool(row[3]), "default_value": plain(row[4]), "pk": row[5]}
-            for row in made.execute(f"PRAGMA table_info({snapshots.quoted(name)})")
+            for row in made.execute(f"PRAGMA table_info({snapshots.quote_name(name)})")
         ]
         tables.append({"name": name, "sql": sql or "", "columns": columns})
     return tables
 
 
 def query(asked: Answer) -> Answer:
-    with closing(opened(asked["path"], read_only=asked["read_only"], seconds=asked["seconds"])) as made:
+    with closing(open_database(asked["path"], read_only=asked["read_only"], seconds=asked["seconds"])) as made:
         return _rows(made.execute(asked["sql"], asked.get("args") or []), asked)
 
 
@@ -83,7 +83,7 @@ def _rows(found: sqlite3.Cursor, asked: Answer) -> Answer:
 
 def copy(asked: Answer) -> Answer:
     """A consistent copy, whatever writes meanwhile; the target is replaced."""
-    source = opened(asked["path"], read_only=True, seconds=asked["seconds"])
+    source = open_database(asked["path"], read_only=True, seconds=asked["seconds"])
     target = sqlite3.connect(asked["target"], timeout=asked["seconds"])
     with target:
         source.backup(target)

@@ -281,11 +281,13 @@ class DockerBackend:
         return self._box(who, found, env=(await self._resolve(who.image)).env)
 
     async def list(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
-        return [info for info, _ in await self._listed(labels) if info.state not in ("exited", "dead", "removing")]
+        return [
+            info for info, _ in await self._list_containers(labels) if info.state not in ("exited", "dead", "removing")
+        ]
 
-    async def _listed(self, labels: Mapping[str, str] | None) -> list[tuple[SandboxInfo, str]]:
+    async def _list_containers(self, labels: Mapping[str, str] | None) -> list[tuple[SandboxInfo, str]]:
         """Sandboxes of this project on the engine, with the engine's ids."""
-        params = {"all": True, "filters": container.wanted(labels)}
+        params = {"all": True, "filters": container.label_filter(labels)}
         listed = await self._engine.call("GET", "containers/json", params=params)
         found = (
             (container.info(row["Labels"], row["Names"][0].lstrip("/"), row["State"]), row["Id"]) for row in listed
@@ -298,7 +300,7 @@ class DockerBackend:
         named = labels is not None or older_than is not None
         old = [
             (info, made)
-            for info, made in await self._listed(labels)
+            for info, made in await self._list_containers(labels)
             if (named and time.time() - info.created_at >= (older_than or 0.0)) or container.is_over(info)
         ]
         if left := await delete_all([made for _, made in old], partial(remove, self._engine)):

@@ -61,9 +61,10 @@ class DockerSandbox(DockerFiles):
         merged = {**self._env, **program.env}
         place, user = self._place(program.cwd), program.user or self._who.user
         if not program.stdin:
-            await job_shim.launch(self.plain, program.argv, job_id=name, env=merged, cwd=place, user=user)
+            launched = msgspec.structs.replace(program, job_id=name, env=merged, cwd=place, user=user)
+            await job_shim.launch(self.plain, launched)
             return DockerJob(self, name)
-        argv = job_shim.attached(program.argv, name)
+        argv = job_shim.attached_argv(program.argv, name)
         if not (await self.exists(place)):
             raise container.no_directory(place)
         entered = ["/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "rollyard", place, *argv]

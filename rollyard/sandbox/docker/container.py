@@ -179,7 +179,7 @@ def labels(spec: SandboxSpec, who: Identity) -> dict[str, str]:
     return {MARK: who.id, "rollyard.identity": msgspec.json.encode(who).decode(), **own}
 
 
-def wanted(given: Mapping[str, str] | None) -> dict[str, list[str]]:
+def label_filter(given: Mapping[str, str] | None) -> dict[str, list[str]]:
     """The engine's filter for sandboxes with these labels."""
     return {"label": [MARK, *(f"{_OWN}{name}={value}" for name, value in (given or {}).items())]}
 

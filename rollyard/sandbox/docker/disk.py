@@ -44,7 +44,7 @@ class ContainerDiskWatch:
                 self._log.warning("sandbox.disk_not_measured", error=str(error))
 
     async def _look(self) -> None:
-        params = {"size": True, "filters": container.wanted(None)}
+        params = {"size": True, "filters": container.label_filter(None)}
         listed = await self._engine.call("GET", "containers/json", params=params, timeout=_ASK_S)
         sizes = {row["Id"]: row.get("SizeRw") or 0 for row in listed}
         for box, limit in list(self._limits.values()):

@@ -72,7 +72,7 @@ class DockerFiles(DockerPrograms):
             async with self._engine.request(
                 "HEAD", f"containers/{self._container}/archive", params={"path": path}
             ) as said:
-                return _decoded(said.headers)
+                return _decode_stat(said.headers)
         except EngineRefused as refused:
             if refused.status == 404:
                 if not await self.alive():
@@ -225,7 +225,9 @@ class DockerFiles(DockerPrograms):
         names = [name.decode("utf-8", "surrogateescape") for name in head.split(b"\0")]
         lines = rest.split(b"\n", len(names))
         targets = iter(lines[len(names)].split(b"\0"))
-        return [_listed(f"{whole.rstrip('/')}/{name}", line, targets) for name, line in zip(names, lines, strict=False)]
+        return [
+            _parse_entry(f"{whole.rstrip('/')}/{name}", line, targets) for name, line in zip(names, lines, strict=False)
+        ]
 
     async def remove(self, path: str) -> None:
         done = await self.script(_REMOVE, self._path(path), timeout=120.0)
@@ -241,7 +243,7 @@ class DockerFiles(DockerPrograms):
         owner = await self._ids(user)
         await self.mkdir(path, user=user)
         place, _ = await self._final(self._path(path))
-        async with tars.piped(lambda out: tars.pack(source, place.lstrip("/"), owner, out)) as chunks:
+        async with tars.pipe_chunks(lambda out: tars.pack(source, place.lstrip("/"), owner, out)) as chunks:
             await self._put(path, chunks)
 
     async def download_dir(self, path: str, target: str, *, max_bytes: int = 2**30) -> None:
@@ -267,7 +269,7 @@ class DockerFiles(DockerPrograms):
             raise PathError(path, _errno(error)) from error
 
 
-def _decoded(headers: Any) -> dict[str, Any]:
+def _decode_stat(headers: Any) -> dict[str, Any]:
     """Docker writes it in the standard alphabet, Podman in the one for addresses."""
     text = headers["X-Docker-Container-Path-Stat"].replace("-", "+").replace("_", "/")
     return json.loads(base64.b64decode(text))
@@ -288,7 +290,7 @@ def _mode(found: dict[str, Any]) -> int:
     return (mode & 0o777) | sum(bit for theirs, bit in _GO_BITS.items() if mode & theirs)
 
 
-def _listed(path: str, line: bytes, targets: Iterator[bytes]) -> Stat:
+def _parse_entry(path: str, line: bytes, targets: Iterator[bytes]) -> Stat:
     mode, size, when = line.split()
     bits = int(mode, 16)
     kind: Kind = "other"

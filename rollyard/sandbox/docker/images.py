@@ -130,7 +130,7 @@ async def remove(engine: DockerEngine, image: str) -> None:
 async def load(engine: DockerEngine, tar: Path, name: str) -> None:
     """Take in a root file system as an image of this name."""
     repo, _, tag = name.partition(":")
-    async with tars.piped(lambda out: _copy(tar, out)) as chunks:
+    async with tars.pipe_chunks(lambda out: _copy(tar, out)) as chunks:
         params = {"fromSrc": "-", "repo": repo, "tag": tag or "latest"}
         async with engine.request(
             "POST",

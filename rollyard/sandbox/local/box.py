@@ -219,7 +219,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         if pidfd is None:
             return False
         try:
-            was_dead = _ended(pidfd)
+            was_dead = _has_ended(pidfd)
             if not was_dead:
                 if not self.capabilities.images:  # no namespace: nobody but the supervisor can end what it started
                     with contextlib.suppress(SandboxError):
@@ -241,7 +241,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
             )
 
 
-def _ended(pidfd: int) -> bool:
+def _has_ended(pidfd: int) -> bool:
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     return bool(poller.poll(0))

@@ -76,7 +76,7 @@ class Channel:
 
     def _expect(self, number: int) -> asyncio.Future[tuple[dict[str, Any], list[int]]]:
         if self.closed.is_set():
-            raise self._gone()
+            raise self._gone_error()
         future = self._loop.create_future()
         self._waiting[number] = future
         return future
@@ -100,7 +100,7 @@ class Channel:
                 await asyncio.sleep(0.002)
             except OSError:
                 self.close()
-                raise self._gone() from None
+                raise self._gone_error() from None
 
     def _read(self) -> None:
         while True:
@@ -126,7 +126,7 @@ class Channel:
             refused = ChannelRefused(message["error"], message.get("path") or message.get("step"), message.get("text"))
             future.set_exception(refused)
 
-    def _gone(self) -> SandboxGone:
+    def _gone_error(self) -> SandboxGone:
         return SandboxGone(f"{self._name} is gone", hint="open another sandbox")
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Channel:
         self._sock.close()
         for number, future in self._waiting.items():
             if not future.done():
-                future.set_exception(self._gone())
+                future.set_exception(self._gone_error())
             if number == 0:
                 future.exception()  # seen: nobody may ever ask for it
         self._waiting.clear()

@@ -85,7 +85,7 @@ class LocalJob:
     async def stream(self, offset: int = 0, *, stderr: bool = False) -> AsyncIterator[tuple[int, bytes]]:
         """Chunks as they come, each with the offset after it: where to resume. Ends when the program has."""
         name, pause = ("err" if stderr else "out"), 0.005
-        ended = asyncio.ensure_future(self._ended())
+        ended = asyncio.ensure_future(self._wait_end())
         try:
             while True:
                 over = ended.done()
@@ -102,7 +102,7 @@ class LocalJob:
         finally:
             ended.cancel()
 
-    async def _ended(self) -> None:
+    async def _wait_end(self) -> None:
         if self._result is None:
             self._result, _ = await self._ask("wait", timeout=30 * 86400.0)
 

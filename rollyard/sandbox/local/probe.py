@@ -53,13 +53,13 @@ class Trial(msgspec.Struct, frozen=True):
 def trial(root: Path, maps: list[IdMap]) -> tuple[IdMap, Trial]:
     """The first map that gives namespaces and what was found with it; else the last, and what was found without."""
     for ids in maps[:-1]:
-        found = _remembered(root, ids)
+        found = _recall_trial(root, ids)
         if found.namespaces:
             return ids, found
-    return maps[-1], _remembered(root, maps[-1])
+    return maps[-1], _recall_trial(root, maps[-1])
 
 
-def _remembered(root: Path, ids: IdMap) -> Trial:
+def _recall_trial(root: Path, ids: IdMap) -> Trial:
     """The result for this boot, kernel, user, map and mounts, or a new one."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     user = f"{os.geteuid()} {os.getegid()} {ids}"

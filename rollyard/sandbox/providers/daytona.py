@@ -113,12 +113,12 @@ class DaytonaProvider(SandboxProvider):
         made = await self._client.get(sandbox_id, request_timeout=_CALL_S)
         if enum_text(made.state) in _GONE:
             raise gone_error(sandbox_id)
-        return DaytonaLink(made), _found(made)
+        return DaytonaLink(made), _describe(made)
 
     async def list(self, labels: Mapping[str, str]) -> Sequence[FoundSandbox]:
         """Stopped ones are among them until they are deleted: they cost money, too."""
         query = self._sdk.ListSandboxesQuery(labels=dict(labels))
-        found = [_found(one) async for one in self._client.list(query, request_timeout=_CALL_S)]
+        found = [_describe(one) async for one in self._client.list(query, request_timeout=_CALL_S)]
         return [one for one in found if one.state not in ("destroyed", "destroying")]
 
     async def delete(self, sandbox_id: str) -> bool:
@@ -194,7 +194,7 @@ class DaytonaLink(SandboxLink):
         await self._made.set_ttl(whole_minutes(end - time.time()), request_timeout=_CALL_S)
 
 
-def _found(made: Any) -> FoundSandbox:
+def _describe(made: Any) -> FoundSandbox:
     return FoundSandbox(
         id=made.id,
         image=made.snapshot or "",

@@ -121,14 +121,14 @@ class E2BProvider(SandboxProvider):
     async def find(self, sandbox_id: str) -> tuple[E2BLink, FoundSandbox]:
         """One that is paused is resumed by it."""
         made = await self._sdk.AsyncSandbox.connect(sandbox_id, timeout=1, **self._options())
-        found = _found(await made.get_info())
+        found = _describe(await made.get_info())
         return E2BLink(self._sdk, made, found.labels.get(_USER)), found
 
     async def list(self, labels: Mapping[str, str]) -> Sequence[FoundSandbox]:
         found: list[FoundSandbox] = []
         pages = self._sdk.AsyncSandbox.list(query=self._sdk.SandboxQuery(metadata=dict(labels)), **self._account())
         while pages.has_next:
-            found += [_found(one) for one in await pages.next_items()]
+            found += [_describe(one) for one in await pages.next_items()]
         return found
 
     async def delete(self, sandbox_id: str) -> bool:
@@ -295,7 +295,7 @@ class E2BProgram:
         await self.handle.disconnect()
 
 
-def _found(made: Any) -> FoundSandbox:
+def _describe(made: Any) -> FoundSandbox:
     return FoundSandbox(
         id=made.sandbox_id,
         image=made.template_id,

@@ -121,7 +121,7 @@ class HFProvider(SandboxProvider):
             raise gone_error(sandbox_id)
         connect = self._sdk.Sandbox.connect
         made = await self.call(lambda: connect(sandbox_id, namespace=self._namespace, token=self._key))
-        return HFLink(self, made), _found(job)
+        return HFLink(self, made), _describe(job)
 
     async def job(self, sandbox_id: str) -> Any:
         return await self.call(lambda: self._api.inspect_job(job_id=sandbox_id, namespace=self._namespace))
@@ -129,7 +129,7 @@ class HFProvider(SandboxProvider):
     async def list(self, labels: Mapping[str, str]) -> Sequence[FoundSandbox]:
         """Those that wait for hardware are among them: they will cost money, too."""
         jobs = await self.call(lambda: list(self._api.list_jobs(labels=dict(labels), namespace=self._namespace)))
-        return [_found(job) for job in jobs if job.status.stage not in _OVER]
+        return [_describe(job) for job in jobs if job.status.stage not in _OVER]
 
     async def delete(self, sandbox_id: str) -> bool:
         return await self.call(lambda: self._cancel(sandbox_id))
@@ -220,7 +220,7 @@ def _retry_after(error: Exception) -> float | None:
     return float(said) if said.replace(".", "", 1).isdigit() else None
 
 
-def _found(job: Any) -> FoundSandbox:
+def _describe(job: Any) -> FoundSandbox:
     return FoundSandbox(
         id=job.id,
         image=job.docker_image or job.space_id or "",

@@ -110,7 +110,7 @@ class PrimeProvider(SandboxProvider):
         made = await self._client.get(sandbox_id)
         if made.status in _OVER:
             raise gone_error(sandbox_id)
-        return PrimeLink(self._client, sandbox_id), _found(made)
+        return PrimeLink(self._client, sandbox_id), _describe(made)
 
     async def list(self, labels: Mapping[str, str]) -> Sequence[FoundSandbox]:
         wanted, found, page = [f"{name}={value}" for name, value in labels.items()], list[FoundSandbox](), 1
@@ -118,7 +118,7 @@ class PrimeProvider(SandboxProvider):
             got = await self._client.list(
                 team_id=self._team, labels=wanted, page=page, per_page=_PAGE, exclude_terminated=True
             )
-            found += [_found(made) for made in got.sandboxes if made.status not in _OVER]
+            found += [_describe(made) for made in got.sandboxes if made.status not in _OVER]
             if not got.has_next:
                 return found
             page += 1
@@ -218,7 +218,7 @@ def _absent(failed: Mapping[str, str]) -> bool:
     return "not found" in failed.get("error", "").lower() or failed.get("code") == "NOT_FOUND"
 
 
-def _found(made: Any) -> FoundSandbox:
+def _describe(made: Any) -> FoundSandbox:
     return FoundSandbox(
         id=made.id,
         image=made.docker_image,

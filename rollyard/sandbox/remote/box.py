@@ -96,13 +96,15 @@ class RemoteSandbox(RemoteFiles):
         argv, env, user = program.argv, program.env, program.user
         link, name, place = self._link_of(user), program.job_id or new_id("job"), self._place(program.cwd)
         if not program.stdin:
-            await job_shim.launch(self.plain, argv, job_id=name, env=env, cwd=place, user=user)
+            await job_shim.launch(self.plain, msgspec.structs.replace(program, job_id=name, cwd=place))
             return RemoteJob(self, name)
         if not isinstance(link, StreamingLink):
             raise Unsupported(f"jobs of the {self.info.backend} backend have no stdin", hint="give input in a file")
         if not await self.exists(place):
             raise PathError(place, "ENOENT", hint="the working directory")
-        line = await self._fit_line(["/bin/sh", "-c", _ENTER, "rollyard", place, *job_shim.attached(argv, name)], user)
+        line = await self._fit_line(
+            ["/bin/sh", "-c", _ENTER, "rollyard", place, *job_shim.attached_argv(argv, name)], user
+        )
         running = await self.ask(link.start(line, env={**env, job_shim.MARK: name}), timeout=job_shim.STEP_S)
         await self.repeat_script(_STARTED, f"{job_shim.ROOT}/{name}")
         return RemoteJob(self, name, program=running)

@@ -102,7 +102,7 @@ def _enter(kind: Kind, stage: mounts.StagingArea | None, plan: Plan, held: list[
             own = sources.HeldMount()
             sources.hold(plan, own)
         else:
-            own = sources.HeldMount.received(plan["held"], held)
+            own = sources.HeldMount.receive(plan["held"], held)
         upper = stage.enter(plan, own)
     for name, value in plan["rlimits"].items():
         _, hard = resource.getrlimit(getattr(resource, name))

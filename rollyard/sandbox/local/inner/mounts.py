@@ -50,7 +50,7 @@ class StagingArea:
         attach = _trees(plan, held, mounts)
         attach += _inside(held, late=False)
         attach += self._system
-        attach += [(_sealed(mounts.pop(0), writable=bind["writable"]), bind["target"]) for bind in plan["binds"]]
+        attach += [(_seal(mounts.pop(0), writable=bind["writable"]), bind["target"]) for bind in plan["binds"]]
         attach += _inside(held, late=True)
         os.chdir("root")
         sys.pivot_root(".", ".")
@@ -73,12 +73,12 @@ def _trees(plan: Plan, held: HeldMount, mounts: list[int]) -> list[tuple[int, st
             continue
         if tree["writable"]:
             _upper(f"t{number}")  # nothing will be in it, and a snapshot finds just that
-        attach.append((_sealed(source, writable=False), tree["target"]))
+        attach.append((_seal(source, writable=False), tree["target"]))
     return attach
 
 
 def _inside(held: HeldMount, *, late: bool) -> list[tuple[int, str]]:
-    return [(_sealed(mount.fd, writable=mount.writable), mount.target) for mount in held.below if mount.late == late]
+    return [(_seal(mount.fd, writable=mount.writable), mount.target) for mount in held.below if mount.late == late]
 
 
 def _attach(fd: int, target: str) -> None:
@@ -120,7 +120,7 @@ def _upper(name: str) -> None:
         os.mkdir(part)
 
 
-def _sealed(fd: int, *, writable: bool) -> int:
+def _seal(fd: int, *, writable: bool) -> int:
     flags = sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV
     sys.mount_setattr(fd, flags if writable else flags | sys.MOUNT_ATTR_RDONLY)
     return fd

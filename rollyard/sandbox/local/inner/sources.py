@@ -50,7 +50,7 @@ class HeldMount:
         return {"bound": self.bound, "below": below, "hidden": self.hidden}
 
     @staticmethod
-    def received(message: Plan, fds: list[int]) -> HeldMount:
+    def receive(message: Plan, fds: list[int]) -> HeldMount:
         held = HeldMount()
         count = len(fds) - len(message["below"])
         held.mounts, held.bound, held.hidden = fds[:count], message["bound"], message["hidden"]
@@ -133,7 +133,7 @@ def _hold_whole(tree: Plan, held: HeldMount) -> None:
     """With everything that is mounted below it. Views of the machine come along, so they are covered later."""
     found = mount_table.below(mount_table.read(), tree["source"])
     if any(os.listdir(path) for path in tree["over"]):
-        what = f"{tree['target']}, which this image changes ({_named(found)})"
+        what = f"{tree['target']}, which this image changes ({_name_of(found)})"
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), what)
     try:
         held.mounts.append(sys.open_tree(tree["source"], recursive=True))
@@ -160,10 +160,10 @@ def _map(fd: int, userns: int | None) -> bool:
 
 def _in_the_way(error: OSError, path: str) -> OSError:
     found = mount_table.below(mount_table.read(), path) if error.errno in (errno.EINVAL, errno.EPERM) else []
-    return OSError(error.errno, error.strerror, f"{error.filename}{f' ({_named(found)})' if found else ''}")
+    return OSError(error.errno, error.strerror, f"{error.filename}{f' ({_name_of(found)})' if found else ''}")
 
 
-def _named(found: list[mount_table.MountRow]) -> str:
+def _name_of(found: list[mount_table.MountRow]) -> str:
     points = [mount.point for mount in found]
     rest = f" and {len(points) - 3} more" if len(points) > 3 else ""
     return f"mounted below it: {', '.join(points[:3])}{rest}"

@@ -64,7 +64,7 @@ def _inside(channel: socket.socket, id_map: dict[str, Any], *, proc: bool) -> No
         held = sources.HeldMount()
         sources.hold(PLAN, held)
     else:
-        held = sources.HeldMount.received(message["held"], fds)
+        held = sources.HeldMount.receive(message["held"], fds)
     stage.enter(PLAN, held)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     seccomp.install(seccomp.program(syscalls.MACHINE))
