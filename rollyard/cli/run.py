@@ -24,7 +24,9 @@ def run(
             help="what answers model calls: scripted:FILE, upstream:URL, tokens:URL, replay:ID; NAME=... for several"
         ),
     ] = None,
-    base_url: Annotated[str | None, typer.Option(help="URL of a model server, instead of --policy upstream:URL")] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="URL of a model server, instead of --policy upstream:URL")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="model id to request from the server")] = None,
     key_env: Annotated[str | None, typer.Option(help="environment variable that holds the model server's key")] = None,
     mode: Annotated[str | None, typer.Option(help="black_box, transparent_proxy or interception_gate")] = None,
