@@ -5,7 +5,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from plain_mcp import Failure, Tools
+from plain_mcp import ToolFailure, Tools
 
 DATA = Path(__file__).parent / "data"
 STATES = ("open", "waiting", "closed")
@@ -46,7 +46,7 @@ def asked(sql, *values):
 def one(ticket_id):
     found = asked("SELECT * FROM tickets WHERE id = ?", ticket_id)
     if not found:
-        raise Failure(f"there is no ticket {ticket_id}")
+        raise ToolFailure(f"there is no ticket {ticket_id}")
     return found[0]
 
 
@@ -71,7 +71,7 @@ def get_ticket(ticket_id: int) -> dict:
 def set_state(ticket_id: int, state: str) -> dict:
     """Change the state of a ticket."""
     if state not in STATES:
-        raise Failure(f"a state is one of {', '.join(STATES)}")
+        raise ToolFailure(f"a state is one of {', '.join(STATES)}")
     one(ticket_id)
     asked("UPDATE tickets SET state = ? WHERE id = ?", state, ticket_id)
     return one(ticket_id)
