@@ -29,7 +29,7 @@ $(RUNTIME): pyproject.toml constraints.txt
 
 $(TOOLS): $(RUNTIME) requirements-dev.txt | system
 	$(PIP) -r requirements-dev.txt
-	$(PIP) --no-build-isolation --editable '.[docker,postgres,ray,redis,parquet,tokens,tui,report]'
+	$(PIP) --no-build-isolation --editable '.[docker,mcp,postgres,ray,redis,parquet,tokens,tui,report]'
 	touch $@
 
 $(TORCH): $(TOOLS)

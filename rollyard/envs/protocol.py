@@ -104,7 +104,7 @@ class EnvConnection:
             if frame.seen:
                 session.forget(frame.seen)
             name = frame.id
-            session.begin(frame.do, frame.given, name, lambda answer: self._done(name, answer))
+            session.start_move(frame.do, frame.given, name, lambda answer: self._done(name, answer))
             self._in_flight += 1
 
     def _done(self, name: str, answer: EnvResult) -> None:

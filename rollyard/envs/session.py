@@ -101,7 +101,7 @@ class EnvSession:
     def holds(self, lease: str) -> bool:
         return compare_digest(self.lease_hash, digest(lease))
 
-    def begin(
+    def start_move(
         self,
         move: str,
         given: Mapping[str, Any],
@@ -119,7 +119,7 @@ class EnvSession:
             if deliver is not None:
                 begun.add_done_callback(lambda done: deliver(done.result()))
             return begun
-        task = asyncio.get_running_loop().create_task(self._moved(move, given, request_id, deliver))
+        task = asyncio.get_running_loop().create_task(self._run_and_deliver(move, given, request_id, deliver))
         self._moves.add(task)
         if request_id is not None:
             self._answered[request_id] = task
@@ -129,7 +129,7 @@ class EnvSession:
 
     async def do(self, move: str, given: Mapping[str, Any], *, request_id: str | None = None) -> Any:
         """The move's answer as plain JSON values, or `EnvRefused`. Whoever stops waiting does not stop the move."""
-        return (await asyncio.shield(self.begin(move, given, request_id))).get()
+        return (await asyncio.shield(self.start_move(move, given, request_id))).get()
 
     def forget(self, seen: Iterable[str]) -> None:
         """Answers that have arrived: these requests are not sent again."""
@@ -167,7 +167,7 @@ class EnvSession:
             self._watch.telemetry.fail("env.session.closed", error, session=self.id)
         await self.toolset.aclose()
 
-    async def _moved(
+    async def _run_and_deliver(
         self,
         move: str,
         given: Mapping[str, Any],
@@ -175,7 +175,7 @@ class EnvSession:
         deliver: Callable[[EnvResult], None] | None,
     ) -> EnvResult:
         try:
-            answer = await self._move(move, given, request_id)
+            answer = await self._run_in_turn(move, given, request_id)
         finally:
             self._moves.discard(asyncio.current_task())  # pyright: ignore[reportArgumentType] - this is that task
             self.used_at = time.monotonic()
@@ -183,14 +183,14 @@ class EnvSession:
             deliver(answer)
         return answer
 
-    async def _move(self, move: str, given: Mapping[str, Any], request_id: str | None) -> EnvResult:
+    async def _run_in_turn(self, move: str, given: Mapping[str, Any], request_id: str | None) -> EnvResult:
         watch = self._watch
         try:
             async with self._turn:
                 self._running_id = request_id
                 began = time.perf_counter()
                 with watch.telemetry.span(f"env.{move}", session=self.id, episode=self._episode_id) as span:
-                    answer = await self._outcome(move, given)
+                    answer = await self._run_until_deadline(move, given)
                     span.found(code=answer.code, step=self._steps)
                 watch.counters.count_move(move, answer.code, time.perf_counter() - began)
         except asyncio.CancelledError:
@@ -202,7 +202,7 @@ class EnvSession:
             self._keep(watch.journal, request_id, answer)
         return answer
 
-    async def _outcome(self, move: str, given: Mapping[str, Any]) -> EnvResult:
+    async def _run_until_deadline(self, move: str, given: Mapping[str, Any]) -> EnvResult:
         """Moves are one at a time and many: the deadline is a timer of this session's own, at half the cost of a scope."""
         task = asyncio.current_task()
         assert task is not None
@@ -211,7 +211,7 @@ class EnvSession:
         try:
             if self._broken and move != "reset":
                 raise EnvRefused("SESSION_ERROR", "the episode was cut short: reset")
-            return EnvResult.of(await self._run(move, given))
+            return EnvResult.of(await self._dispatch(move, given))
         except asyncio.CancelledError:
             if not self._late or task.uncancel() > 0:
                 raise  # somebody else's cancellation
@@ -232,11 +232,11 @@ class EnvSession:
         self._late = True
         task.cancel()
 
-    async def _run(self, move: str, given: Mapping[str, Any]) -> Any:
+    async def _dispatch(self, move: str, given: Mapping[str, Any]) -> Any:
         if move == "step":
-            return await self._step(given.get("action"))
+            return await self._step_env(given.get("action"))
         if move == "reset":
-            return await self._reset(given)
+            return await self._reset_env(given)
         if move == "state":
             own = msgspec.to_builtins(dict(self._env.state), str_keys=True)
             return own | {"episode_id": self._episode_id, "step_count": self._steps}
@@ -245,9 +245,9 @@ class EnvSession:
                 {"name": t.name, "description": t.description, "input_schema": msgspec.to_builtins(dict(t.schema))}
                 for t in self.toolset.tools.values()
             ]
-        return await self._call(given)
+        return await self._call_tool(given)
 
-    async def _reset(self, given: Mapping[str, Any]) -> Any:
+    async def _reset_env(self, given: Mapping[str, Any]) -> Any:
         seed, options, episode = given.get("seed"), given.get("options") or {}, given.get("episode_id")
         if seed is not None and (type(seed) is not int or seed < 0):
             raise EnvRefused("VALIDATION_ERROR", "seed must be an integer of at least 0")
@@ -259,7 +259,7 @@ class EnvSession:
         self._episode_id, self._steps, self._broken = episode or new_id("ep"), 0, False
         return plain(result)
 
-    async def _step(self, action: Any) -> Any:
+    async def _step_env(self, action: Any) -> Any:
         try:
             action = msgspec.convert(action, type(self._env).action)
         except msgspec.ValidationError as error:
@@ -268,7 +268,7 @@ class EnvSession:
         self._steps += 1
         return result
 
-    async def _call(self, given: Mapping[str, Any]) -> Any:
+    async def _call_tool(self, given: Mapping[str, Any]) -> Any:
         name, arguments = given.get("name"), given.get("arguments") or {}
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise EnvRefused("VALIDATION_ERROR", "a call has a name and an object of arguments")

@@ -17,6 +17,7 @@ from rollyard.core.errors import EnvError, EnvUnavailable
 from rollyard.core.message import ToolSpec
 from rollyard.net.paging import each_page
 from rollyard.tools.answers import NO_IMAGE, ToolAnswer, invalid, read
+from rollyard.tools.mcp_extra import require_mcp
 
 T = TypeVar("T")
 _CLOSE_S = 5.0
@@ -65,6 +66,7 @@ class Endpoint:
                 one.cancel()
 
     async def _asked(self, ask: Callable[[Any], Awaitable[T]]) -> T:
+        require_mcp(f"calling the tools at {self.url}")
         from mcp.shared.exceptions import MCPError
         from pydantic import ValidationError
 

@@ -16,6 +16,7 @@ from typing import Any
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.sequences import as_tuple
+from rollyard.tools.mcp_extra import require_mcp
 from rollyard.tools.tool import Tool, ToolContext, ToolError
 
 Scope = MutableMapping[str, Any]
@@ -105,6 +106,7 @@ class Toolset:
     async def _run(self, ready: asyncio.Future[Any]) -> None:
         """The manager's task group lives in this task from first use to close."""
         try:
+            require_mcp("serving tools to agents")
             from rollyard.tools.mcp_server import manager_of
 
             manager = await asyncio.to_thread(manager_of, self)

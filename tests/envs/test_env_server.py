@@ -151,7 +151,7 @@ async def test_a_move_that_is_cancelled_before_it_began_is_answered_too():
     told_of = []
     watch = SessionObserver(counters=EnvCounters(), telemetry=Telemetry())
     session = EnvSession(Counter(), SessionTerms(lease_s=1, deadline_s=60), watch)
-    session.begin("step", {"action": {"sleep": 60}}, "1", told_of.append)
+    session.start_move("step", {"action": {"sleep": 60}}, "1", told_of.append)
     assert session.cancel()
     with pytest.raises(EnvError, match="cancelled"):
         await session.do("step", {}, request_id="1")
