@@ -116,7 +116,7 @@ async def _serve(options: PlaneOptions, say: Callable[[PlaneReady], None]) -> No
         url = f"http://{host}:{port}"
         footing = Footing(
             parts=parts,
-            secret=await kept.agreed("faces", secret("face")),
+            secret=await kept.agree("faces", secret("face")),
             url=options.public_url or url,
             own_url=url,
             sdk_key=sdk_key,
