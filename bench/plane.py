@@ -115,7 +115,7 @@ async def creates(folder: Path, seconds: float) -> dict[str, float]:
 async def sweep(folder: Path, count: int) -> dict[str, float]:
     engine, now = NoopEngine(), time.time()
     async with Store.open(folder / "sweep.db") as store:
-        name = await SqlPlane(store.database).agreed("identity", "bench")
+        name = await SqlPlane(store.database).agree("identity", "bench")
         times = {which: now - 100 for which in ("created_at", "updated_at", "last_seen_at", "settle_by", "expires_at")}
 
         async def row() -> None:

@@ -50,8 +50,8 @@ async def assemble(
     runs: Store | None = None,
 ) -> PlaneParts:
     """Replicas on the same storage agree on the plane's name and on its signing secret."""
-    plane = await store.agreed("identity", new_id("plane"))
-    signer = Signer(await store.agreed("signing", secret("sign")))
+    plane = await store.agree("identity", new_id("plane"))
+    signer = Signer(await store.agree("signing", secret("sign")))
     counters = PlaneCounters()
     hub, access = Hub(store, clock=clock), Access(store, clock=clock)
     instances = Instances(store, hub, engines, plane=plane, settings=settings, clock=clock)

@@ -88,7 +88,7 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
         url = http_url(options.host, port)
         footing = Footing(
             parts=parts,
-            secret=await kept.agreed("faces", secret("face")),
+            secret=await kept.agree("faces", secret("face")),
             url=options.public_url or url,
             own_url=url,
             sdk_key=sdk_key,

@@ -54,7 +54,7 @@ class Watcher:
         fresh: list[Instance] = []
         since = self._since - OVERLAP_S
         while True:
-            found = await self._store.changed(owner=self._owner, since=since, limit=_PAGE)
+            found = await self._store.list_changed(owner=self._owner, since=since, limit=_PAGE)
             fresh += [one for one in found if self._told.get(one.id) != one.updated_at]
             self._told |= {one.id: one.updated_at for one in found}
             if len(found) < _PAGE or found[-1].updated_at == since:

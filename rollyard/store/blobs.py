@@ -24,7 +24,7 @@ def put(connection: Connection, bodies: Mapping[bytes, Blob]) -> None:
 
 
 def get(connection: Connection, digest: bytes) -> bytes:
-    """A body, whole; the chain of differences behind it is bounded by whoever wrote it."""
+    """A body, whole; the chain of differences behind it is bounded by its writer."""
     differences: list[Delta] = []
     at = digest
     try:

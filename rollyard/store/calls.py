@@ -74,7 +74,7 @@ def session(connection: Connection, rollout_id: str) -> SessionRecord | None:
 
 
 def all_sessions(connection: Connection) -> list[SessionRecord]:
-    """Those that a gate may go on with. A session under a claim is not: whoever claims next starts over."""
+    """Those that a gate may go on with. A session under a claim is not: the next claim starts over."""
     query = select(sessions).where(sessions.c.attempt_id.is_(None)).order_by(sessions.c.created_at)
     return [_session(row) for row in connection.execute(query)]
 

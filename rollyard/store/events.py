@@ -18,7 +18,7 @@ from rollyard.store import leases
 from rollyard.store.schema import events
 from rollyard.store.values import StoredEvent
 
-_TURNS = 7_031_115_902  # PostgreSQL's advisory lock of whoever appends
+_TURNS = 7_031_115_902  # PostgreSQL's advisory lock of the one that appends
 
 
 def append(connection: Connection, new: list[Event]) -> None:
@@ -38,7 +38,7 @@ def append(connection: Connection, new: list[Event]) -> None:
 
 
 def append_held(connection: Connection, told: Sequence[tuple[Lease, Event]]) -> None:
-    """Those of claims that are still good; somebody else tells the story of the others."""
+    """Those of claims that are still good; events of the others come from their new owners."""
     good = leases.still_held(connection, [lease for lease, _ in told])
     new = [event for lease, event in told if (lease.attempt.id, lease.fence) in good]
     if new:

@@ -1,6 +1,6 @@
 """Leases: who does an attempt, and for how long.
 
-A claim raises the attempt's fencing number and closes the gate sessions of whoever had it before. Everything a claimant does
+A claim raises the attempt's fencing number and closes the gate sessions of its former owner. Everything a claimant does
 afterwards shows that number, so one that was presumed dead and wakes up changes nothing: no call, no event, no rollout.
 
 Workers on many machines share no clock, so on PostgreSQL the server's decides (`moment`), unless the caller brought one.
@@ -62,7 +62,7 @@ def _take(connection: Connection, row: Mapping[Any, Any], owner: str, now: float
     changed = {"state": "leased", "owner": owner, "expires_at": now + ttl_s}
     changed |= {"fence": row["fence"] + 1, "tries": row["tries"] + 1}
     connection.execute(update(attempts).where(attempts.c.id == row["id"]).values(**changed))
-    if row["fence"]:  # whoever had it before records no call any more
+    if row["fence"]:  # the worker that had it before records no call any more
         of_before = and_(sessions.c.attempt_id == row["id"], sessions.c.closed_at.is_(None))
         connection.execute(update(sessions).where(of_before).values(closed_at=now))
     return _lease({**row, **changed})

@@ -69,7 +69,7 @@ class Store(Records):
         refuses a file that other users can read. `wait_s` is how long the first
         connection to PostgreSQL is tried. `clock` decides when leases run out; without one this machine's does, and on PostgreSQL
         the server's."""
-        database = _database(str(where), synchronous, create=create, private=private, wait_s=wait_s)
+        database = open_database(str(where), synchronous, create=create, private=private, wait_s=wait_s)
         try:
             await prepare(database, create=create)
             yield cls(database, clock, str(where))
@@ -224,7 +224,7 @@ class Store(Records):
         await asyncio.to_thread(restore, backup, target)
 
 
-def _database(
+def open_database(
     where: str, synchronous: Synchronous, *, create: bool = True, private: bool = False, wait_s: float = 10.0
 ) -> Database:
     scheme, separator, rest = where.partition("://")

@@ -142,35 +142,33 @@ def from_registry(path: Path, wanted: str | None, *, allow_network: bool, cache:
     if len(chosen) != 1:
         raise ConfigError(f"{path}: choose one dataset, as PATH#NAME@VERSION; it has {', '.join(known) or 'none'}")
     for entry in chosen[0].tasks:
-        base = path.parent if entry.git_url is None else _fetch(entry, cache)
+        base = path.parent if entry.git_url is None else _fetch(entry, entry.git_url, cache)
         folder = (base / entry.path).resolve()
         if not is_task(folder):
             raise ConfigError(f"{path}: task {entry.name!r}: {folder} is no task folder")
         yield msgspec.structs.replace(load_folder(folder, allow_network=allow_network), id=entry.name)
 
 
-def _fetch(entry: RegistryTask, cache: Path | None) -> Path:
+def _fetch(entry: RegistryTask, url: str, cache: Path | None) -> Path:
     """A checkout of one commit, made once. The commit must be named: `HEAD` is another task tomorrow."""
     commit = entry.git_commit_id
     if commit is None or not re.fullmatch(r"[0-9a-fA-F]{7,64}", commit):
         raise ConfigError(f"task {entry.name!r}: git_commit_id must name a commit, got {commit!r}")
-    assert entry.git_url is not None
-    if entry.git_url.startswith("-"):
-        raise ConfigError(f"task {entry.name!r}: {entry.git_url!r} is not a git URL")
-    target = (cache or cache_home()) / "git" / hashlib.sha256(f"{entry.git_url}\0{commit}".encode()).hexdigest()[:32]
-    return make_once(target, lambda checkout: _check_out(entry, commit, checkout))
+    if url.startswith("-"):
+        raise ConfigError(f"task {entry.name!r}: {url!r} is not a git URL")
+    target = (cache or cache_home()) / "git" / hashlib.sha256(f"{url}\0{commit}".encode()).hexdigest()[:32]
+    return make_once(target, lambda checkout: _check_out(entry.name, url, commit, checkout))
 
 
-def _check_out(entry: RegistryTask, commit: str, checkout: Path) -> None:
-    assert entry.git_url is not None
+def _check_out(task: str, url: str, commit: str, checkout: Path) -> None:
     checkout.mkdir()
     quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1"}
     for command in (
         ["git", "init", "-q"],
-        ["git", "fetch", "-q", "--depth", "1", entry.git_url, commit],
+        ["git", "fetch", "-q", "--depth", "1", url, commit],
         ["git", "-c", "core.hooksPath=/dev/null", "checkout", "-q", "FETCH_HEAD"],
     ):
         done = subprocess.run(command, cwd=checkout, env=quiet, capture_output=True, timeout=_FETCH_S, check=False)
         if done.returncode:
             said = done.stderr.decode("utf-8", "replace").strip()[-400:]
-            raise ConfigError(f"task {entry.name!r}: {' '.join(command[:2])} of {entry.git_url} failed: {said}")
+            raise ConfigError(f"task {task!r}: {' '.join(command[:2])} of {url} failed: {said}")

@@ -28,7 +28,7 @@ from rollyard.core.task import Artifact, VerifierSpec
 from rollyard.tasks import transfer
 from rollyard.tasks.python_startup import StartUp, look, put_back
 from rollyard.tasks.verifiers.runner import RunnerNotStarted
-from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS, Stand, clean_env
+from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS, VerifierSandbox, clean_env
 
 _TTL_MARGIN_S = 120.0
 _SHOWN = 8192
@@ -92,16 +92,16 @@ async def judge(
         await sandbox.kill_processes()
     async with AsyncExitStack() as stack:
         if case.spec.grade == "sealed":
-            stand, notes, before = await _seal(case, sandbox, backend, stack)
+            box, notes, before = await _seal(case, sandbox, backend, stack)
         else:
             reopen = case.spec.grade == "shared" and _must_reopen(case)
             where = await _reopen(case, sandbox, backend, stack, forget) if reopen else sandbox
-            stand, notes, before = _stand(case, where, case.place), [], case.before
-        await _fresh_paths(case, stand)
+            box, notes, before = _wrap(case, where, case.place), [], case.before
+        await _fresh_paths(case, box)
         if before is not None:
-            notes += await put_back(stand.sandbox, before, case.workdir)
-        verdict = await _run(case, stand, backend, verifier, prepare)
-        if stand.sandbox is sandbox and case.rollout.task.steps:
+            notes += await put_back(box.sandbox, before, case.workdir)
+        verdict = await _run(case, box, backend, verifier, prepare)
+        if box.sandbox is sandbox and case.rollout.task.steps:
             await _clear_away(case, sandbox)
     return msgspec.structs.replace(
         verdict,
@@ -129,11 +129,11 @@ async def collect(spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[C
     return tuple(records)
 
 
-def _stand(case: Judging, sandbox: Sandbox, place: SandboxSpec) -> Stand:
+def _wrap(case: Judging, sandbox: Sandbox, place: SandboxSpec) -> VerifierSandbox:
     """Programs run as the user the task names, else as the image's own; never as the agent's, where it has one of its own."""
     env = clean_env({**case.image_env, **place.env}, case.tools, case.env)
     other = case.agent_user is not None and place is case.place and sandbox.capabilities.users
-    return Stand(sandbox, env=env, cwd=case.workdir, user=case.spec.user or ("0" if other else place.user))
+    return VerifierSandbox(sandbox, env=env, cwd=case.workdir, user=case.spec.user or ("0" if other else place.user))
 
 
 def _opening(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, ...]) -> SandboxSpec:
@@ -152,7 +152,7 @@ def _opening(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, .
 
 async def _seal(
     case: Judging, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack
-) -> tuple[Stand, list[str], StartUp]:
+) -> tuple[VerifierSandbox, list[str], StartUp]:
     if case.spec.carry_workdir and case.workdir.rstrip("/") == "":
         raise VerifierError(
             "a sealed verdict takes the working directory along, and this task's is /",
@@ -165,17 +165,17 @@ async def _seal(
         fresh = await stack.enter_async_context(backend.open(_opening(case, place, place.image, place.layers)))
         before = await look(fresh, case.workdir)
         await transfer.put(load, fresh, user=case.agent_user)
-    return await _fresh_stand(case, fresh), list(load.notes), before
+    return await _wrap_fresh(case, fresh), list(load.notes), before
 
 
-async def _fresh_stand(case: Judging, fresh: Sandbox) -> Stand:
+async def _wrap_fresh(case: Judging, fresh: Sandbox) -> VerifierSandbox:
     """A sandbox that the agent has never seen, with a directory to work in."""
     place = case.site or case.place
-    stand = _stand(case, fresh, place)
-    stand.cwd = case.site.workdir if case.site is not None and case.site.workdir else case.workdir
-    if not await fresh.exists(stand.cwd):
-        await fresh.mkdir(stand.cwd, user=stand.user)
-    return stand
+    box = _wrap(case, fresh, place)
+    box.cwd = case.site.workdir if case.site is not None and case.site.workdir else case.workdir
+    if not await fresh.exists(box.cwd):
+        await fresh.mkdir(box.cwd, user=box.user)
+    return box
 
 
 def _must_reopen(case: Judging) -> bool:
@@ -203,9 +203,9 @@ async def _forget(forget: Forget, image: str) -> None:
         await forget(image)
 
 
-async def _fresh_paths(case: Judging, stand: Stand) -> None:
+async def _fresh_paths(case: Judging, box: VerifierSandbox) -> None:
     """Test, reward and home directories that did not exist a moment ago, owned by the verifier's user."""
-    sandbox, user = stand.sandbox, stand.user
+    sandbox, user = box.sandbox, box.user
     for parent in ("/logs", *(() if case.spec.bundled else (TESTS,)), LOGS, HOME):
         kind = await _kind(sandbox, parent)
         if parent == "/logs" and kind in (None, "dir"):
@@ -239,11 +239,13 @@ async def _kind(sandbox: Sandbox, path: str) -> str | None:
         return None
 
 
-async def _run(case: Judging, stand: Stand, backend: Backend, verifier: Verifier, prepare: Prepare | None) -> Verdict:
+async def _run(
+    case: Judging, box: VerifierSandbox, backend: Backend, verifier: Verifier, prepare: Prepare | None
+) -> Verdict:
     until = anyio.current_time() + case.timeout_s
     try:
         with anyio.fail_after(case.timeout_s):
-            return await verifier(stand.as_sandbox(), case.rollout)
+            return await verifier(box.as_sandbox(), case.rollout)
     except TimeoutError:
         return Verdict(status="failed", error=f"the verifier took longer than {case.timeout_s:g} s (limits.verify)")
     except RunnerNotStarted as missing:
@@ -261,12 +263,12 @@ async def _fails_untouched(case: Judging, backend: Backend, verifier: Verifier, 
     """Why the same tests do not start where no agent has been; None: they do."""
     place = case.site or case.place
     async with backend.open(_opening(case, place, place.image, place.layers)) as fresh:
-        stand = await _fresh_stand(case, fresh)
+        box = await _wrap_fresh(case, fresh)
         if prepare is not None:
             await prepare(fresh)
-        await _fresh_paths(case, stand)
+        await _fresh_paths(case, box)
         try:
-            await verifier(stand.as_sandbox(), case.rollout)
+            await verifier(box.as_sandbox(), case.rollout)
         except RunnerNotStarted as missing:
             return missing.cause
     return None

@@ -22,7 +22,7 @@ def _free(path: Path) -> Path:
     return path
 
 
-def _named(name: str) -> str:
+def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a name: lower-case letters, digits, '-', '_' and '.'")
     return name
@@ -30,7 +30,7 @@ def _named(name: str) -> str:
 
 def new_task(path: Path, kind: TaskKind = "tests") -> Path:
     """A task folder that `rollyard check tasks` accepts."""
-    _named(path.name)
+    _check_name(path.name)
     with as_file(files("rollyard.tasks").joinpath("templates", _TEMPLATES[kind])) as template:
         copy_template(template, _free(path))
     return path
@@ -48,7 +48,7 @@ def new_taskset(path: Path) -> Path:
 def new_agent(path: Path) -> Path:
     """An agent described in TOML: a small program that asks the model once."""
     target = _free(path if path.suffix == ".toml" else path.with_suffix(".toml"))
-    name = _named(target.stem)
+    name = _check_name(target.stem)
     template = files("rollyard.tasks").joinpath("templates", "agent", "agent.toml").read_text("utf-8")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(template.replace("{agent}", name).replace("{name}", name))

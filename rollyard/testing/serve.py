@@ -16,7 +16,7 @@ _STOP_S = 30.0
 @asynccontextmanager
 async def serve_app(app: Any, *, port: int = 0, **options: Any) -> AsyncGenerator[str]:
     """The address while it is served. `options` are uvicorn's; open connections get a second at the end."""
-    settings = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1, **options}
+    settings: dict[str, Any] = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1, **options}
     with socket.create_server(("127.0.0.1", port)) as sock:
         server = uvicorn.Server(uvicorn.Config(app, **settings))
         task = asyncio.create_task(server.serve(sockets=[sock]))

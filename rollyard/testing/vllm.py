@@ -1,8 +1,8 @@
 """A real vLLM for tests, on two CPU cores and without a GPU: SmolLM2-135M behind `vllm serve`, with the server's defaults.
 
 The packages take 3.5 GB, so they live in a venv of their own under the cache (`make vllm` makes it); the model folder is made
-from the GGUF file that `smollm` keeps. Both are made once, under a file lock, written aside and renamed: whoever finds a
-folder finds it whole. What it is not: fast (10-20 tokens a second), or a server for anything but loopback.
+from the GGUF file that `smollm` keeps. Both are made once, under a file lock, written aside and renamed: a folder
+that is there is whole. What it is not: fast (10-20 tokens a second), or a server for anything but loopback.
 """
 
 from __future__ import annotations

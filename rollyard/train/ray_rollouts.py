@@ -291,7 +291,8 @@ class RayRollouts:
         if staleness is not None and staleness < 0:
             raise ConfigError(f"staleness must not be negative, got {staleness}")
         ray = ray or RayOptions()
-        config = RunConfig(agents=(agent,), policies={POLICY: policy}, **{"parallel": 16, **fields})
+        fields.setdefault("parallel", 16)
+        config = RunConfig(agents=(agent,), policies={POLICY: policy}, **fields)
         order = ActorSpec(
             store=store,
             config=config,

@@ -26,7 +26,7 @@ class Clock:
 
 async def assembled(store, engines, clock, **settings):
     """All parts of a plane over one store, and its application."""
-    await store.agreed("identity", "test-plane")
+    await store.agree("identity", "test-plane")
     parts = await assemble_parts(store, engines, settings=CreateDefaults(**settings), clock=clock)
     return SimpleNamespace(**parts._asdict(), app=plane_app(parts))
 

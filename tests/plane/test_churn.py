@@ -106,7 +106,7 @@ async def test_two_replicas_killed_during_a_churn_leave_nothing_behind(postgres_
             await replica.kill()
     async with engine("local") as local:
         async with ry.Store.open(postgres_url) as store:
-            name = await SqlPlane(store.database).agreed("identity", "nobody")
+            name = await SqlPlane(store.database).agree("identity", "nobody")
             usage = await SqlPlane(store.database).usage("admin")
         assert await local.list(name) == []
     assert usage.used == 0

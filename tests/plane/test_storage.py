@@ -106,9 +106,9 @@ async def test_the_same_request_takes_one_from_a_pool_once(store):
 async def test_changes_are_found_by_their_time_and_bundles_by_their_digest(store):
     made = [await store.begin(instance("ann", now=float(n)), terms=AdmissionTerms(), request=None) for n in range(1, 6)]
     await store.begin(instance("bob", now=9.0), terms=AdmissionTerms(), request=None)
-    assert [one.updated_at for one in await store.changed(owner="ann", since=3.0, limit=9)] == [3.0, 4.0, 5.0]
+    assert [one.updated_at for one in await store.list_changed(owner="ann", since=3.0, limit=9)] == [3.0, 4.0, 5.0]
     await store.end(made[0][0].id, "failed", at=20.0, reason="why")
-    last = await store.changed(owner=None, since=9.0, limit=9)
+    last = await store.list_changed(owner=None, since=9.0, limit=9)
     assert [(one.owner, one.state) for one in last] == [("bob", "creating"), ("ann", "failed")]
     assert await store.counts() == {("noop", "creating"): 5}
     assert not await store.has_blob("d" * 64)

@@ -7,7 +7,7 @@ from rollyard.core.errors import StoreError
 from rollyard.store import Store
 from rollyard.store.migrate import upgrade
 from rollyard.store.schema import HEAD, metadata
-from rollyard.store.store import _database
+from rollyard.store.store import open_database
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ def described(connection):
 
 
 async def test_a_migrated_database_is_a_new_one(store_url):
-    database = _database(store_url, "normal")
+    database = open_database(store_url, "normal")
     try:
         await database.prepare(lambda connection: upgrade(connection, None))
         migrated = await database.read(described)

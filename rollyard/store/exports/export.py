@@ -61,11 +61,10 @@ async def export(
             reasons = await asyncio.to_thread(writer.add, rollout)
             count += 1
             refused += len(reasons)
-            if reasons and refusals is None:
-                refusals = stack.enter_context(JsonLines(refused_at))
-            for reason in reasons:
-                assert refusals is not None
-                refusals.write(reason)
+            if reasons:
+                refusals = refusals or stack.enter_context(JsonLines(refused_at))
+                for reason in reasons:
+                    refusals.write(reason)
     return Exported(
         format=chosen,
         path=str(path),

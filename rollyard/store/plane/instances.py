@@ -78,7 +78,9 @@ def admit(connection: Connection, owner: str, terms: AdmissionTerms, now: float)
     }
     if connection.execute(_CHARGE, said).rowcount:
         return
-    insert_new(connection, owners, {"owner": owner, "used": 0, "next_at": 0.0})  # or wait for whoever is inserting it
+    insert_new(
+        connection, owners, {"owner": owner, "used": 0, "next_at": 0.0}
+    )  # or wait for the transaction that inserts it
     if not connection.execute(_CHARGE, said).rowcount:
         row = connection.execute(select(owners).where(owners.c.owner == owner)).mappings().one()
         used = OwnerUsage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
@@ -143,7 +145,7 @@ def step(
 
 
 def end(connection: Connection, instance_id: str, state: InstanceState, *, at: float, reason: str | None) -> bool:
-    """It is gone: its place in the quota comes back exactly once, whoever says it first."""
+    """It is gone: its place in the quota comes back exactly once, with the first caller that says so."""
     return end_many(connection, [instance_id], state, at, reason) == 1
 
 

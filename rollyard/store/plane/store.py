@@ -24,7 +24,7 @@ class SqlPlane(Records):
     get_instance = reads(instances.get)
     list_instances = reads(instances.list_instances)
     history = reads(instances.history_of)
-    changed = reads(instances.list_changed)
+    list_changed = reads(instances.list_changed)
     counts = reads(instances.counts)
     set_terms = writes(instances.set_terms)
     usage = reads(instances.usage)
@@ -54,7 +54,7 @@ class SqlPlane(Records):
     in_use = reads(survey.in_use)
 
     # the sweep
-    agreed = writes(sweep.agree)
+    agree = writes(sweep.agree)
     take_sweep = writes(sweep.take)
     claim_due = writes(sweep.claim)
     finish_due = writes(sweep.finish)

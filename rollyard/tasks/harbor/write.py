@@ -36,7 +36,7 @@ def to_folder(task: Task, folder: str | Path) -> Path:
         if task.source is not None and (Path(task.source) / name).is_file():
             shutil.copy(Path(task.source) / name, root / name)
     if task.steps:
-        _shared_tests(task, root)
+        _write_shared_tests(task, root)
         for step in task.steps:
             _write_step(step, root / "steps" / step.name)
     else:
@@ -54,7 +54,7 @@ def _copy_tree(source: str | None, target: Path) -> None:
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
 
 
-def _shared_tests(task: Task, root: Path) -> None:
+def _write_shared_tests(task: Task, root: Path) -> None:
     """The tests that several steps have in common, or that are not a step's own, are the task's."""
     for step in task.steps:
         if step.verifier is not None and step.verifier.tests and not _own_tests(step.verifier.tests[0], step):

@@ -96,7 +96,7 @@ def _verdict(report: bytes | None, exit_code: int, score: str, log: str) -> Verd
         raise RunnerNotStarted(f"pytest exited with {exit_code} and ran no test", _no_tests(log))
     share = sum(checks.values()) / len(checks) if checks else 0.0
     if exit_code == 0 and share < 1.0:
-        share = 0.0  # the exit code and the report disagree: somebody ended pytest early
+        share = 0.0  # the exit code and the report disagree: something ended pytest early
     reward = share if score == "fraction" else float(exit_code == 0 and share == 1.0)
     return Verdict(reward=reward, parts={"reward": reward, "passed": share}, checks=checks, log=log)
 

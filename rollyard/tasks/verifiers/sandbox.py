@@ -39,7 +39,7 @@ def clean_env(image: Mapping[str, str], tools: tuple[str, ...], extra: Mapping[s
     return {**CLEAN, **path, **extra}
 
 
-class Stand(ProgramCalls):
+class VerifierSandbox(ProgramCalls):
     """Delegates to the sandbox; `exec` and `start` get the defaults that were not given."""
 
     def __init__(self, sandbox: Sandbox, *, env: Mapping[str, str], cwd: str, user: str | None) -> None:

@@ -16,8 +16,8 @@ from rollyard.testing.suite import Case, CaseOutcome, run_case
 
 def cases() -> list[Case[AgentFixture]]:
     """All of them, in the order of the files."""
-    rooms = (work, options, tools, model, hygiene)
-    return [value for room in rooms for value in vars(room).values() if isinstance(value, Case)]
+    modules = (work, options, tools, model, hygiene)
+    return [value for module in modules for value in vars(module).values() if isinstance(value, Case)]
 
 
 def missing(ground: AgentFixture) -> set[str]:

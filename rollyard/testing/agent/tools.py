@@ -39,7 +39,7 @@ def _use(tool: ToolSpec, args: dict[str, Any]) -> dict[str, Any]:
     return {"tool": tool.name, "args": args | fillers(tool, set(args))}
 
 
-def _answered(seen: AgentRun, words: str) -> None:
+def _check_answer(seen: AgentRun, words: str) -> None:
     offered = sorted({t.name for call in seen.calls[:1] for t in call.tools})
     shown = [part for call in seen.calls for m in call.messages for r in m.tool_results for part in r.parts]
     check(any(words in getattr(part, "text", "") for part in shown), f"the answer never came back; offered: {offered}")
@@ -53,7 +53,7 @@ def _server() -> dict[str, bytes]:
 @case("T1", "calls a tool of an MCP server over stdio", needs=("model", "mcp"), timeout=300)
 async def stdio(ground: AgentFixture) -> None:
     server = McpServer(name="local", transport="stdio", command=("python3", _SERVER, "stdio_word"))
-    _answered(await ground.run(_uses("stdio_word"), mcp=[server], files=_server()), "stdio_word says 7")
+    _check_answer(await ground.run(_uses("stdio_word"), mcp=[server], files=_server()), "stdio_word says 7")
 
 
 @case("T2", "calls a tool of an MCP server over HTTP, with its headers", needs=("model", "mcp_http"), timeout=300)
@@ -66,7 +66,7 @@ async def http(ground: AgentFixture) -> None:
 
     server = McpServer(name="web", url=f"http://127.0.0.1:{_PORT}/mcp", headers={"Authorization": f"Bearer {_TOKEN}"})
     hooks = Hooks(after_setup=(serve,))
-    _answered(await ground.run(_uses("http_word"), mcp=[server], files=_server(), hooks=hooks), "http_word says 7")
+    _check_answer(await ground.run(_uses("http_word"), mcp=[server], files=_server(), hooks=hooks), "http_word says 7")
 
 
 @case("T3", "calls a tool of the trainer's through the gate", needs=("model", "mcp_http"), timeout=300)
@@ -76,7 +76,7 @@ async def gate_tool(ground: AgentFixture) -> None:
         """Says a number."""
         return f"gate_word says {n}"
 
-    _answered(await ground.run(_uses("gate_word"), tools=[gate_word]), "gate_word says 7")
+    _check_answer(await ground.run(_uses("gate_word"), tools=[gate_word]), "gate_word says 7")
 
 
 @case("T4", "runs two sub-agents, each a branch of its own", needs=("model", "subagents"), timeout=400)

@@ -18,8 +18,8 @@ from rollyard.testing.suite import Case, CaseOutcome, run_case
 
 def cases() -> list[Case[SandboxFixture]]:
     """All of them, in the order of the files."""
-    rooms = (lifecycle, commands, jobs, files, network, state, refusals)
-    return [value for room in rooms for value in vars(room).values() if isinstance(value, Case)]
+    modules = (lifecycle, commands, jobs, files, network, state, refusals)
+    return [value for module in modules for value in vars(module).values() if isinstance(value, Case)]
 
 
 def missing(ground: SandboxFixture) -> set[str]:

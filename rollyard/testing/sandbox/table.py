@@ -1,7 +1,7 @@
 """The conformance table of the docs: what each backend passed, and what it skipped and why.
 
 Each backend has a file of results, written from a run of the suite; the table is made from those files. So a backend is in
-the table exactly when somebody ran it, and a case that is new is missing in the table until somebody did.
+the table exactly when it was run, and a case that is new is missing in the table until it was.
 """
 
 from __future__ import annotations

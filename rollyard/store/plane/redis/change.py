@@ -4,7 +4,7 @@ Every row is a hash with a revision. A change remembers the revisions it read, a
 another writer was first, the change is worked out again. WATCH and MULTI are not used, so servers that refuse them will do.
 
 Where scripts are refused as well, a change takes a lock that expires, writes down what it is about to do, does it and crosses
-it out; whoever takes the lock next finishes what a dead writer began. Everything written is absolute, so doing it twice does no
+it out; the next one to take the lock finishes what a dead writer began. Everything written is absolute, so doing it twice does no
 harm. What that gives up: writers of all replicas go one at a time, readers may see a change half done, and a writer that stalls
 for longer than its lock lasts, between its last look at the clock and its last write, may overwrite a newer change.
 """

@@ -238,7 +238,7 @@ class RedisPlane:
             return self._keys.of_owner(owner, live=live is True)
         return self._keys.live if live is True else self._keys.all
 
-    async def changed(self, *, owner: str | None, since: float, limit: int) -> list[Instance]:
+    async def list_changed(self, *, owner: str | None, since: float, limit: int) -> list[Instance]:
         found: list[Instance] = []
         start = 0
         while len(found) < limit:
@@ -368,7 +368,7 @@ class RedisPlane:
 
     # the sweep
 
-    async def agreed(self, name: str, proposed: str) -> str:
+    async def agree(self, name: str, proposed: str) -> str:
         key = self._keys.lease(name)
 
         async def work(change: Change) -> str:
