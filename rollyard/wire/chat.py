@@ -17,7 +17,7 @@ from rollyard.core.message import Image, Message, Opaque, Part, Role, Text, Thin
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import chat_upstream, openai_shapes
 from rollyard.wire.body import dump, from_agent, given, raw_text, read, read_request, recall
-from rollyard.wire.codec import Accumulator, Memo, WireRequest
+from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.options import choice_of, reasoning_of
 from rollyard.wire.parts import image_from_url, opaque, pieces
 from rollyard.wire.sse import COMMENT, DONE, frame
@@ -344,9 +344,6 @@ class ChatCodec:
     models = staticmethod(openai_shapes.models)
     encode_request = staticmethod(chat_upstream.encode_request)
     decode_reply = staticmethod(chat_upstream.decode_reply)
-
-    def accumulator(self, call: Call | None = None) -> Accumulator:
-        return chat_upstream.ChatAccumulator(call)
 
     def stream_type(self, call: Call) -> str:
         return "text/event-stream"

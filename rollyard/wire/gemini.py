@@ -17,7 +17,7 @@ from rollyard.core.message import Message, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import gemini_upstream
 from rollyard.wire.body import dump, from_agent, given, raw_text, read, read_object, read_request, recall
-from rollyard.wire.codec import Accumulator, Memo, WireRequest
+from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.gemini_parts import content_decoder, messages_of, parts_of, wire_parts
 from rollyard.wire.openai_shapes import counts
 from rollyard.wire.options import named_choice, reasoning_of, text_of
@@ -370,9 +370,6 @@ class GeminiCodec:
     models = staticmethod(models)
     encode_request = staticmethod(gemini_upstream.encode_request)
     decode_reply = staticmethod(gemini_upstream.decode_reply)
-
-    def accumulator(self, call: Call | None = None) -> Accumulator:
-        return gemini_upstream.GeminiAccumulator(call)
 
     def stream_type(self, call: Call) -> str:
         return "text/event-stream" if call.framing == "sse" else "application/json"

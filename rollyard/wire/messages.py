@@ -18,7 +18,7 @@ from rollyard.core.message import Message, Part, Text, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import messages_upstream
 from rollyard.wire.body import dump, from_agent, given, raw_text, read, read_request, recall
-from rollyard.wire.codec import Accumulator, Memo, WireRequest
+from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.messages_blocks import blocks, part_of
 from rollyard.wire.openai_shapes import counts
 from rollyard.wire.options import named_choice, reasoning_of, text_of
@@ -311,9 +311,6 @@ class MessagesCodec:
     models = staticmethod(models)
     encode_request = staticmethod(messages_upstream.encode_request)
     decode_reply = staticmethod(messages_upstream.decode_reply)
-
-    def accumulator(self, call: Call | None = None) -> Accumulator:
-        return messages_upstream.MessagesAccumulator(call)
 
     def stream_type(self, call: Call) -> str:
         return "text/event-stream"

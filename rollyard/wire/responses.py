@@ -17,7 +17,7 @@ from rollyard.core.message import Message, Part, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import openai_shapes, responses_upstream
 from rollyard.wire.body import digest, dump, from_agent, given, raw_text, read, read_request, recall, recall_keyed
-from rollyard.wire.codec import Accumulator, Memo, WireRequest
+from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.options import choice_of, reasoning_of, text_of
 from rollyard.wire.parts import pieces
 from rollyard.wire.responses_items import assistant_items, message_of
@@ -336,9 +336,6 @@ class ResponsesCodec:
     models = staticmethod(openai_shapes.models)
     encode_request = staticmethod(responses_upstream.encode_request)
     decode_reply = staticmethod(responses_upstream.decode_reply)
-
-    def accumulator(self, call: Call | None = None) -> Accumulator:
-        return responses_upstream.ResponsesAccumulator(call)
 
     def stream_type(self, call: Call) -> str:
         return "text/event-stream"
