@@ -127,7 +127,7 @@ def raw_text(raw: msgspec.Raw, what: str = "body") -> str:
         raise BadRequest(f"{what}: {_why(error)}") from None
 
 
-def given(raw: msgspec.Raw) -> bool:
+def is_given(raw: msgspec.Raw) -> bool:
     """Whether an optional raw member was there and not null."""
     size = len(memoryview(raw))
     return size > 0 and (size != 4 or bytes(raw) != b"null")

@@ -16,11 +16,11 @@ from rollyard.core.call import Call, Finish, Reply, Sampling
 from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import dump, from_upstream, given, read_upstream, split_object
+from rollyard.wire.body import dump, from_upstream, is_given, read_upstream, split_object
 from rollyard.wire.codec import Memo
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id, image_url
-from rollyard.wire.tokens import TokenLogprob, from_meta_info, prompt_ids, sampled, version_of, version_spans
+from rollyard.wire.tokens import TokenLogprob, from_meta_info, prompt_ids, read_tokens, version_of, version_spans
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, custom_arguments, flat_name, in_namespaces
 
 _DROPPED = ("stream", "stream_options", "n")
@@ -57,8 +57,8 @@ def sampling_members(sampling: Sampling) -> dict[str, Any]:
 
 def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     if call.dialect == "chat" and call.raw:
-        return _patched(call, model, sampling, extra)
-    messages = call.messages if call.dialect == "chat" else _settled(call.messages)
+        return _patch(call, model, sampling, extra)
+    messages = call.messages if call.dialect == "chat" else _settle(call.messages)
     body: dict[str, Any] = {"model": model, "messages": list(_messages(messages))}
     tools = [_tool(tool) for tool in call.tools if tool.kind in ("function", "custom") or tool.kind.startswith("chat/")]
     members = sampling_members(sampling)
@@ -70,7 +70,7 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
     return dump({**body, **members, **extra})
 
 
-def _patched(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     body: dict[str, Any] = dict(split_object(call.raw))
     for name in _DROPPED:
         body.pop(name, None)
@@ -108,7 +108,7 @@ def _content(parts: Iterable[Part]) -> Any:
     return blocks
 
 
-def _settled(messages: tuple[Message, ...]) -> Iterator[Message]:
+def _settle(messages: tuple[Message, ...]) -> Iterator[Message]:
     """One system message, first; later ones as the user's. Agents of other dialects put them anywhere, and chat templates
     of common models refuse that."""
     leading = tuple(takewhile(lambda message: message.role == "system", messages))
@@ -250,9 +250,9 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
         found = from_meta_info(meta)
         if found is not None:
             ids, entries = ids or found[0], entries or found[1]
-    at_top = given(completion.prompt_token_ids)
+    at_top = is_given(completion.prompt_token_ids)
     prompt = prompt_ids(completion.prompt_token_ids if at_top else choice.prompt_token_ids, memo)
-    tokens = sampled(prompt=prompt, completion=ids, entries=entries, usage=usage)
+    tokens = read_tokens(prompt=prompt, completion=ids, entries=entries, usage=usage)
     finish = _FINISH.get(choice.finish_reason or "stop", "stop")
     if finish == "stop" and message.tool_calls:
         finish = "tool_calls"

@@ -28,7 +28,7 @@ from rollyard.wire.chat_upstream import sampling_members
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.parts import pieces
 from rollyard.wire.sse import COMMENT, DONE, frame
-from rollyard.wire.tokens import TokenLogprob, TopLogprob, as_ids, prompt_ids, sampled
+from rollyard.wire.tokens import TokenLogprob, TopLogprob, as_ids, prompt_ids, read_tokens
 
 
 class _StreamOptions(msgspec.Struct):
@@ -221,7 +221,7 @@ def _reply(completion: _Completion, raw: bytes, memo: Memo | None = None) -> Rep
     choice = completion.choices[0]
     usage = openai_shapes.usage_of(completion.usage)
     prompt = prompt_ids(choice.prompt_token_ids, memo)
-    tokens = sampled(prompt=prompt, completion=choice.token_ids, entries=_entries(choice.logprobs), usage=usage)
+    tokens = read_tokens(prompt=prompt, completion=choice.token_ids, entries=_entries(choice.logprobs), usage=usage)
     return Reply(
         message=Message("assistant", (Text(choice.text),) if choice.text else ()),
         finish=_FINISH.get(choice.finish_reason or "stop", "stop"),

@@ -11,11 +11,11 @@ from rollyard.core.call import Call, Finish, Reply, Sampling, Usage
 from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import dump, from_upstream, given, read_upstream, split_object
+from rollyard.wire.body import dump, from_upstream, is_given, read_upstream, split_object
 from rollyard.wire.codec import Memo
 from rollyard.wire.gemini_parts import parts_of, wire_parts
 from rollyard.wire.parts import call_id
-from rollyard.wire.tokens import TokenLogprob, TopLogprob, sampled
+from rollyard.wire.tokens import TokenLogprob, TopLogprob, read_tokens
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, flat_name, in_namespaces
 
 _CONFIG = {
@@ -84,7 +84,7 @@ def _tool_config(sampling: Sampling) -> dict[str, Any] | None:
 def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     """`model` is in the path of this dialect."""
     if call.dialect == "gemini" and call.raw:
-        return _patched(call, sampling, extra)
+        return _patch(call, sampling, extra)
     messages = list(call.messages)
     system: list[dict[str, Any]] = []
     while messages and messages[0].role == "system":
@@ -104,13 +104,13 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
     return dump({**body, **sampling.extra, **extra})
 
 
-def _patched(call: Call, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def _patch(call: Call, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     body: dict[str, Any] = dict(split_object(call.raw))
     differs = options.changed(call.sampling, sampling)
     if differs:
         place = "generation_config" if "generation_config" in body else "generationConfig"
         sent: msgspec.Raw = body.get(place, msgspec.Raw())
-        config: dict[str, Any] = dict(split_object(bytes(sent))) if given(sent) else {}
+        config: dict[str, Any] = dict(split_object(bytes(sent))) if is_given(sent) else {}
         members = _config(sampling)
         for name in differs & _IN_CONFIG.keys():
             for member in _IN_CONFIG[name]:
@@ -256,10 +256,10 @@ def _message(raws: Iterable[msgspec.Raw]) -> Message:
             if isinstance(part, ToolCall) and part.id == part.name:  # the server sent no id
                 part = msgspec.structs.replace(part, id=call_id(None))
             parts.append(part)
-    return Message("assistant", tuple(joined(parts)))
+    return Message("assistant", tuple(join_parts(parts)))
 
 
-def joined(parts: Iterable[Part]) -> Iterable[Part]:
+def join_parts(parts: Iterable[Part]) -> Iterable[Part]:
     """Pieces of one text or thought put together: a stream has no other mark of where one ends."""
     held: Part | None = None
     for part in parts:
@@ -292,7 +292,7 @@ def _reply(answer: _Answer, raw: bytes, call: Call | None) -> Reply:
         finish = "tool_calls"
     usage = _usage(answer.usage_metadata)
     entries = _entries(candidate.logprobs_result)
-    tokens = sampled(prompt=None, completion=None, entries=entries, usage=usage)
+    tokens = read_tokens(prompt=None, completion=None, entries=entries, usage=usage)
     return Reply(
         message=message,
         finish=finish,

@@ -90,7 +90,7 @@ def _thinking(sampling: Sampling) -> dict[str, Any]:
 
 def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     if call.dialect == "messages" and call.raw:
-        return _patched(call, model, sampling, extra)
+        return _patch(call, model, sampling, extra)
     messages = list(call.messages)
     body: dict[str, Any] = {"model": model}
     system: list[dict[str, Any]] = []
@@ -108,7 +108,7 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
     return dump({**body, **members, **extra})
 
 
-def _patched(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     body: dict[str, Any] = dict(split_object(call.raw))
     body.pop("stream", None)
     differs = options.changed(call.sampling, sampling)

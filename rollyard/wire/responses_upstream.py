@@ -19,7 +19,7 @@ from rollyard.wire.codec import Memo
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id
 from rollyard.wire.responses_items import assistant_items, content_blocks, message_of
-from rollyard.wire.tokens import TokenLogprob, sampled
+from rollyard.wire.tokens import TokenLogprob, read_tokens
 from rollyard.wire.toolnames import custom_tools, in_namespaces
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -63,7 +63,7 @@ def _sampling_members(sampling: Sampling) -> dict[str, Any]:
 
 def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     if call.dialect == "responses" and call.raw:
-        return _patched(call, model, sampling, extra)
+        return _patch(call, model, sampling, extra)
     customs = custom_tools(call.tools)
     body: dict[str, Any] = {"model": model, "store": False, "input": list(_input(call.messages, customs))}
     tools = list(_tools(call.tools))
@@ -76,7 +76,7 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
     return dump({**body, **members, **extra})
 
 
-def _patched(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     body: dict[str, Any] = dict(split_object(call.raw))
     for name in ("stream", "stream_options"):
         body.pop(name, None)
@@ -202,7 +202,7 @@ def _reply(response: _Response, raw: bytes, call: Call | None) -> Reply:
     contents = [c for raw_item in response.output for c in read_upstream(_output, bytes(raw_item)).content or ()]
     entries = [entry for content in contents for entry in content.logprobs or ()]
     usage = usage_of(response.usage)
-    tokens = sampled(prompt=None, completion=None, entries=entries or None, usage=usage)
+    tokens = read_tokens(prompt=None, completion=None, entries=entries or None, usage=usage)
     return Reply(
         message=message,
         finish=_finish(response, message, any(content.type == "refusal" for content in contents)),
