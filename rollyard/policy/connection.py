@@ -35,7 +35,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     idle: float = 600.0
 
 
-def checked_url(url: str) -> str:
+def check_url(url: str) -> str:
     """The base url without a trailing slash; refuses what could not be dialled or would carry a secret."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -22,7 +22,7 @@ def level_of(reply: Reply) -> CaptureLevel:
     return "text"
 
 
-def examined(reply: Reply) -> Reply:
+def examine(reply: Reply) -> Reply:
     """The reply with its capture level and flaws set from what it holds. What it does not claim is not a flaw."""
     flaws = [*flaws_of(reply)]
     sampled = reply.completion_ids

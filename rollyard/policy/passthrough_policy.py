@@ -14,7 +14,7 @@ from rollyard.core.call import Call, Reply
 from rollyard.core.errors import Unsupported, UpstreamError
 from rollyard.core.protocols import RawRequest, RawResponse
 from rollyard.net.http_session import HttpFailure, HttpStream
-from rollyard.policy.connection import ModelConnection, Timeouts, checked_url, resolve_key
+from rollyard.policy.connection import ModelConnection, Timeouts, check_url, resolve_key
 from rollyard.policy.model_server import cannot_answer, shown_url
 
 HOP = frozenset(
@@ -27,7 +27,7 @@ KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
 def passthrough(
     url: str, key: str | None = None, *, key_env: str | None = None, timeouts: Timeouts | None = None
 ) -> Through:
-    return Through(checked_url(url), resolve_key(key, key_env), timeouts or Timeouts())
+    return Through(check_url(url), resolve_key(key, key_env), timeouts or Timeouts())
 
 
 class Through:

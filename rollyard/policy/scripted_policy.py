@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from rollyard.core.call import Call, Reply, Usage, floats
 from rollyard.core.errors import PolicyError, Unsupported, UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
-from rollyard.policy.evidence import examined
+from rollyard.policy.evidence import examine
 from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.bytelevel import ByteRenderer
 from rollyard.policy.renderers.load import renderer as load_renderer
@@ -56,14 +56,14 @@ def scripted(
 ) -> Scripted:
     """From a YAML or JSON file, its value, or a function of the call that returns a step, text or a `Reply`. With a
     `renderer` (or its name) it speaks in that model's tokens; `check` is that of `Prompts`."""
-    speaker = speaker_named(renderer) if isinstance(renderer, str) else renderer
+    speaker = load_speaker(renderer) if isinstance(renderer, str) else renderer
     if callable(source):
         return Scripted(source, speaker, check)
     script = load_script(source)
     return Scripted(lambda call: turn_for(script, call), speaker, check)
 
 
-def speaker_named(name: str) -> Speaker:
+def load_speaker(name: str) -> Speaker:
     found: Any = load_renderer(name)
     if not hasattr(found, "completion_of"):
         raise Unsupported(f"a script cannot speak in the tokens of the renderer {name!r}: it only reads them")
@@ -85,7 +85,7 @@ class Scripted:
         if inspect.isawaitable(answer):
             answer = await answer
         if isinstance(answer, Reply):
-            return examined(answer)
+            return examine(answer)
         turn = as_turn(answer)
         place = place_in(call)
         self._refuse(call, turn, place)
@@ -106,7 +106,7 @@ class Scripted:
     def _reply(self, call: Call, message: Message, started: float) -> Reply:
         sampled = self._renderer.completion_of(message)
         assert call.prompt_ids is not None
-        return examined(
+        return examine(
             Reply(
                 message=message,
                 finish="tool_calls" if message.tool_calls else "stop",
@@ -173,7 +173,7 @@ def message_for(turn: ScriptTurn, call: Call, place: int) -> Message:
     if turn.thinking:
         parts.append(Thinking(turn.thinking))
     if call.tools:
-        actions = turn.actions or finishing(turn, call)
+        actions = turn.actions or finish_actions(turn, call)
         if turn.text:
             parts.append(Text(turn.text))
         parts.extend(tool_call(action, call, place, n) for n, action in enumerate(actions))
@@ -185,7 +185,7 @@ def message_for(turn: ScriptTurn, call: Call, place: int) -> Message:
     return Message("assistant", tuple(parts))
 
 
-def finishing(turn: ScriptTurn, call: Call) -> tuple[Action, ...]:
+def finish_actions(turn: ScriptTurn, call: Call) -> tuple[Action, ...]:
     """Agents that end by a command rather than by text name it in their prompt."""
     if any(FINISH_BY_SHELL in m.text for m in call.messages if m.role in ("system", "user")):
         return (Action(command=f"echo {FINISH_BY_SHELL}"),)
@@ -193,13 +193,13 @@ def finishing(turn: ScriptTurn, call: Call) -> tuple[Action, ...]:
 
 
 def tool_call(action: Action, call: Call, place: int, number: int) -> ToolCall:
-    tool, args = resolved(action, call)
+    tool, args = resolve_action(action, call)
     identity = f"s{place}_{number}_{call.id[-8:]}"
     spelled = json.dumps(args, ensure_ascii=False)  # spaced, as models write it
     return ToolCall(identity, tool.name, spelled, namespace=tool.namespace)
 
 
-def resolved(action: Action, call: Call) -> tuple[Any, Mapping[str, Any]]:
+def resolve_action(action: Action, call: Call) -> tuple[Any, Mapping[str, Any]]:
     found = None
     if action.command is not None:
         found = shell_call(call.tools, action.command)

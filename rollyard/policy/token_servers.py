@@ -51,7 +51,7 @@ class TokenServer(msgspec.Struct, frozen=True):
     read: Callable[[dict[str, Any]], SampledAnswer]
 
 
-def joined(before: SampledAnswer, after: SampledAnswer) -> SampledAnswer:
+def join_answers(before: SampledAnswer, after: SampledAnswer) -> SampledAnswer:
     """Two parts of one completion. A version that is known for both is known for each token."""
     count, total = len(before.ids), len(before.ids) + len(after.ids)
     spans: tuple[VersionSpan, ...] = ()

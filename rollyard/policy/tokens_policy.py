@@ -18,7 +18,7 @@ import msgspec
 
 from rollyard.core.call import Call, CaptureLevel, Reply
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, UpstreamError
-from rollyard.policy.connection import ModelConnection, Timeouts, checked_url, json_object, resolve_key
+from rollyard.policy.connection import ModelConnection, Timeouts, check_url, json_object, resolve_key
 from rollyard.policy.model_server import (
     ServedModel,
     cannot_answer,
@@ -29,7 +29,7 @@ from rollyard.policy.model_server import (
 from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
-from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, joined
+from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, join_answers
 from rollyard.policy.trainer_reply import sampled_reply
 from rollyard.policy.upstream_policy import CHECK_S, checked_sampling, hello
 
@@ -62,10 +62,10 @@ def tokens(
     and 4096 tokens where the agent names no number. `sampling` overrides what agents ask for; `check="always"` compares
     every bridge with a full render and counts."""
     return TokensPolicy(
-        checked_url(url).removesuffix("/v1"),
+        check_url(url).removesuffix("/v1"),
         model,
         load_renderer(renderer) if isinstance(renderer, str) else renderer,
-        engine=None if kind == "auto" else engine_named(kind),
+        engine=None if kind == "auto" else find_engine(kind),
         key=resolve_key(key, key_env),
         max_tokens_cap=max_tokens_cap,
         max_context=max_context,
@@ -75,7 +75,7 @@ def tokens(
     )
 
 
-def engine_named(kind: str) -> TokenServer:
+def find_engine(kind: str) -> TokenServer:
     if kind not in ENGINES:
         raise ConfigError(f"no engine named {kind!r}", hint=f"known: auto, {', '.join(ENGINES)}")
     return ENGINES[kind]
@@ -128,12 +128,12 @@ class TokensPolicy:
         call = self.prompts.prepare(call)
         ask = self._ask(call)
         started = time.time()
-        found = await self._sampled(engine, ask)
+        found = await self._sample(engine, ask)
         reply = self._reply(call, ask, found, engine, started)
         self.level = reply.capture
         return reply
 
-    async def _sampled(self, engine: TokenServer, ask: Ask) -> SampledAnswer:
+    async def _sample(self, engine: TokenServer, ask: Ask) -> SampledAnswer:
         """One completion. A server that aborts it for new weights is asked to go on from the ids it gave: the parts are one
         completion, each with its own version."""
         found = await self._once(engine, ask)
@@ -146,7 +146,7 @@ class TokensPolicy:
             if not found.ids:
                 await asyncio.sleep(RESUME_S)  # it has not begun again yet
             rest = msgspec.structs.replace(ask, prompt=ask.prompt + found.ids, max_tokens=left)
-            found = joined(found, await self._once(engine, rest))
+            found = join_answers(found, await self._once(engine, rest))
         raise UpstreamError(f"{engine.name} aborted the request {MAX_RESUMES} times", status=503)
 
     async def _once(self, engine: TokenServer, ask: Ask) -> SampledAnswer:
@@ -165,7 +165,7 @@ class TokensPolicy:
         """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
         try:
             await self.discover()
-            if not any(served.id == self._named(model) for served in self._models):
+            if not any(served.id == self._model_name(model) for served in self._models):
                 async with asyncio.timeout(CHECK_S):
                     await self.probe()
         except UpstreamError as error:
@@ -221,13 +221,13 @@ class TokensPolicy:
         )
         return fallback
 
-    def _named(self, asked: str) -> str:
+    def _model_name(self, asked: str) -> str:
         """The model that is meant where the agent calls it `asked`."""
         return self.model or chosen_model(asked, self._models, self.root)
 
     def _ask(self, call: Call) -> Ask:
         assert call.prompt_ids is not None
-        model = call.options.get("model") or self._named(call.model)
+        model = call.options.get("model") or self._model_name(call.model)
         context = self.max_context or context_of(model, self._models)
         unset = {name: value for name, value in OPEN.items() if getattr(call.sampling, name) is None}
         own = checked_sampling(call.options.get("sampling") or {})

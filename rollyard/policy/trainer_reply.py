@@ -15,8 +15,8 @@ import msgspec
 from rollyard.core.call import Call, Finish, Reply, TokenText, Usage, VersionSpan, floats, ids
 from rollyard.core.errors import ReplyRefused
 from rollyard.core.message import Message, Text
-from rollyard.policy.evidence import examined
-from rollyard.policy.parsers.protocol import stamped
+from rollyard.policy.evidence import examine
+from rollyard.policy.parsers.protocol import stamp_call_ids
 from rollyard.policy.renderers.protocol import Renderer
 
 
@@ -62,12 +62,12 @@ def answer(
 
 def reply_of(call: Call, given: TrainerReply, renderer: Renderer | None) -> Reply:
     if given.reply is not None:
-        return examined(given.reply)
+        return examine(given.reply)
     if given.logprobs is not None and given.ids is None:
         raise ReplyRefused("logprobs need the ids they belong to")
     message = message_of(call, given, renderer)
     finish = given.finish or finish_of(message, given.ids, renderer)
-    reply = built(call, message, finish, given.ids, given.logprobs, renderer)
+    reply = build_reply(call, message, finish, given.ids, given.logprobs, renderer)
     if reply.flaws:
         raise ReplyRefused("; ".join(reply.flaws))
     if given.version is None:
@@ -86,12 +86,12 @@ def sampled_reply(
     flaws: tuple[str, ...] = (),
 ) -> Reply:
     """What an engine sampled for a prepared call. Contradictions mark the turn; they do not stop the agent."""
-    message = stamped(renderer.parse(sampled, call.tools), call.id)
+    message = stamp_call_ids(renderer.parse(sampled, call.tools), call.id)
     finish: Finish = "length" if cut else "tool_calls" if message.tool_calls else "stop"
-    return built(call, message, finish, sampled, logprobs, renderer, flaws)
+    return build_reply(call, message, finish, sampled, logprobs, renderer, flaws)
 
 
-def built(
+def build_reply(
     call: Call,
     message: Message,
     finish: Finish,
@@ -101,7 +101,7 @@ def built(
     flaws: tuple[str, ...] = (),
 ) -> Reply:
     prompt = call.prompt_ids
-    return examined(
+    return examine(
         Reply(
             message=message,
             finish=finish,
@@ -143,7 +143,7 @@ def message_of(call: Call, given: TrainerReply, renderer: Renderer | None) -> Me
         raise ReplyRefused("an answer needs ids, text, a message or a reply")
     if renderer is None:
         raise ReplyRefused("ids alone need Queue(renderer=...); or send text or a message with them")
-    return stamped(renderer.parse(given.ids, call.tools), call.id)
+    return stamp_call_ids(renderer.parse(given.ids, call.tools), call.id)
 
 
 def finish_of(message: Message, sampled: array[int] | None, renderer: Renderer | None) -> Finish:

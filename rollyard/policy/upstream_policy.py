@@ -20,7 +20,7 @@ from rollyard.core.call import Call, CaptureLevel, Dialect, Reply, Sampling
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, PolicyError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
-from rollyard.policy.connection import ModelConnection, Timeouts, checked_url, origin, resolve_key
+from rollyard.policy.connection import ModelConnection, Timeouts, check_url, origin, resolve_key
 from rollyard.policy.evidence import level_of
 from rollyard.policy.model_server import (
     ServedModel,
@@ -78,7 +78,7 @@ def upstream(
     field names of `Sampling`; for training set `dict(temperature=1.0, top_p=1.0, top_k=-1)` or what the trainer assumes.
     """
     settings = UpstreamSettings(
-        url=checked_url(url),
+        url=check_url(url),
         model=model,
         dialect=spoken_at(url) if dialect == "auto" else dialect,
         top_logprobs=top_logprobs,
@@ -273,7 +273,7 @@ def session_settings(settings: UpstreamSettings, options: Mapping[str, Any]) -> 
     if options.get("sampling"):
         changes["sampling"] = {**settings.sampling, **checked_sampling(options["sampling"])}
     if "url" in changes:
-        changes["url"] = checked_url(str(changes["url"]))
+        changes["url"] = check_url(str(changes["url"]))
     return msgspec.structs.replace(settings, **changes) if changes else settings
 
 

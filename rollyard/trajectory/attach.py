@@ -12,7 +12,7 @@ from rollyard.core.call import Call, CallRecord, Continuation, Edge
 from rollyard.core.message import Message
 from rollyard.core.node import BreakReason, Node
 from rollyard.trajectory.call_index import Ledger
-from rollyard.trajectory.fork_reason import changed_echo, changed_history, quotes
+from rollyard.trajectory.fork_reason import compare_echo, compare_history, quotes
 from rollyard.trajectory.graph import WIDTH, Graph
 from rollyard.trajectory.lineage import ROOT, START, WalkStep, is_part, repeats
 
@@ -69,7 +69,7 @@ def match(graph: Graph, ledger: Ledger, call: Call) -> Match:
     if any(message.role == "assistant" for message in new):
         return Match(steps, size, None, _reason(graph, ledger, call, steps))
     if not exact:
-        echo = changed_echo(_echoes(graph, call, found), found.skipped)
+        echo = compare_echo(_echoes(graph, call, found), found.skipped)
         return Match(steps, size, None, "history_edited" if echo == "bridge_unproven" else echo)
     continues = Continuation(
         call_id=answer.call_id or "",
@@ -196,11 +196,11 @@ def _why(graph: Graph, call: Call, here: AttachPoint, seen: _Evidence) -> tuple[
     mismatch: int | None = None
     if seen.reached is not None and here.answer is not seen.reached:  # the words were the same, the tokens were not
         before = seen.reached
-        reason = changed_echo(_echoes(graph, call, seen.steps[-1]), seen.steps[-1].skipped)
+        reason = compare_echo(_echoes(graph, call, seen.steps[-1]), seen.steps[-1].skipped)
     elif seen.latest is not None and seen.latest.leaf is not None:
         before = graph.nodes[seen.latest.leaf]
         same_tools = seen.latest.tools_digest == call.tools_digest
-        reason, mismatch = changed_history(graph.messages(before.id), call.messages, same_tools)
+        reason, mismatch = compare_history(graph.messages(before.id), call.messages, same_tools)
     else:
         return "new_root", None
     if reason != "new_root" and seen.packed is not None:

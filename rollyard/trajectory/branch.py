@@ -114,7 +114,7 @@ def _branch(
 ) -> Branch:
     path = path_to(leaf, nodes)
     call_ids = tuple(_call_of(node) for node in path if node.sampled)
-    known = _known(path)
+    known = _known_part(path)
     flaws = _flaws(path, records)
     if len(known) < len(path):
         flaws = (f"token ids are known for {len(known)} of {len(path)} messages", *flaws)
@@ -154,7 +154,7 @@ def path_to(leaf: Node, nodes: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(reversed(path))
 
 
-def _known(path: Sequence[Node]) -> Sequence[Node]:
+def _known_part(path: Sequence[Node]) -> Sequence[Node]:
     """The path up to the last answer before the first unknown delta."""
     size = next((index for index, node in enumerate(path) if node.ids is None), len(path))
     while size and not path[size - 1].sampled:

@@ -10,7 +10,7 @@ from rollyard.core.node import BreakReason, Node
 QUOTE = 120  # characters of a summary that must come back for a restart to count as a compaction
 
 
-def changed_echo(pairs: Sequence[tuple[Node, Message]], skipped: Sequence[int]) -> BreakReason:
+def compare_echo(pairs: Sequence[tuple[Node, Message]], skipped: Sequence[int]) -> BreakReason:
     """The messages were recognised, but the tokens are others: what did the agent do to the answers it sent back?
     `pairs` are the recorded nodes beside the request's messages."""
     stripped = False
@@ -19,14 +19,14 @@ def changed_echo(pairs: Sequence[tuple[Node, Message]], skipped: Sequence[int]) 
             continue
         if node.message.thinking and not echo.thinking:
             stripped = True
-        elif _shown(node.message) != _shown(echo):
+        elif _visible_words(node.message) != _visible_words(echo):
             return "assistant_rewritten"
     if stripped:
         return "thinking_stripped"
     return "history_edited" if skipped else "bridge_unproven"
 
 
-def changed_history(
+def compare_history(
     before: Sequence[Message], now: Sequence[Message], same_tools: bool
 ) -> tuple[BreakReason, int | None]:
     """`before` is the likeliest predecessor's whole path, answer included. Gives the reason and the index of the first
@@ -57,5 +57,5 @@ def quotes(answer: Message, messages: Sequence[Message]) -> bool:
     return any(part in message.text for message in messages if message.role in ("user", "system"))
 
 
-def _shown(message: Message) -> tuple[str, list[tuple[str, str]]]:
+def _visible_words(message: Message) -> tuple[str, list[tuple[str, str]]]:
     return message.text, [(call.name, call.arguments) for call in message.tool_calls]

@@ -92,7 +92,7 @@ def samples(
             if not any(mask):
                 reasons += branch.flaws or ("every answer on it trains in another row",)
         if reasons:
-            refused.append(_refused(rollout, branch, reasons))
+            refused.append(_refuse(rollout, branch, reasons))
         else:
             kept.append((branch, mask))
     rows = tuple(_row(rollout, graph, branch, mask, n, len(kept)) for n, (branch, mask) in enumerate(kept))
@@ -149,8 +149,8 @@ def _row(rollout: Rollout, graph: Trajectory, branch: Branch, mask: bytes, index
         spans=branch.spans,
         ids=branch.ids,
         mask=mask,
-        logprobs=_blanked(branch, mask, branch.logprobs, floats((0.0,))),
-        versions=_blanked(branch, mask, branch.versions, array("q", (-1,))),
+        logprobs=_blank_out(branch, mask, branch.logprobs, floats((0.0,))),
+        versions=_blank_out(branch, mask, branch.versions, array("q", (-1,))),
         temperatures=_temperatures(branch, graph, mask),
         prompt_len=branch.prompt_len,
         truncated=graph.record(branch.call_ids[-1]).finish == "length",
@@ -158,7 +158,7 @@ def _row(rollout: Rollout, graph: Trajectory, branch: Branch, mask: bytes, index
     )
 
 
-def _blanked(branch: Branch, mask: bytes, values: array[T], blank: array[T]) -> array[T]:
+def _blank_out(branch: Branch, mask: bytes, values: array[T], blank: array[T]) -> array[T]:
     """An answer that trains in another row, or in none, is context here like any other."""
     found = values
     for span in branch.spans:
@@ -181,7 +181,7 @@ def _temperatures(branch: Branch, graph: Trajectory, mask: bytes) -> array[float
     return found
 
 
-def _refused(rollout: Rollout, branch: Branch, reasons: list[str]) -> RefusedBranch:
+def _refuse(rollout: Rollout, branch: Branch, reasons: list[str]) -> RefusedBranch:
     return RefusedBranch(
         rollout_id=rollout.id,
         branch=branch.index,

@@ -127,7 +127,7 @@ class Trajectory:
         messages = found.new_messages(call)
         if not messages and delta:
             messages = [call.messages[-1] if call.messages else Message("user")]
-        inserted = () if delta is None else shifted(reply.inserted or call.inserted, found.end)
+        inserted = () if delta is None else shift_ranges(reply.inserted or call.inserted, found.end)
         nodes = self._graph.add_context(call.id, call.tools_digest, found.below, messages, delta, inserted)
         spans = reply.spans
         if not spans and reply.version_start is not None and reply.completion_ids is not None:
@@ -168,13 +168,13 @@ class Trajectory:
             if known is None or not whole.startswith(self._graph.packed(answer.id)):
                 return []
             delta = array("i", whole[known * WIDTH :])
-            inserted = shifted(prompt[-1].inserted, len(prompt[-1].ids or ()) - len(delta))
+            inserted = shift_ranges(prompt[-1].inserted, len(prompt[-1].ids or ()) - len(delta))
         elif any(a.message.digest != b.message.digest for a, b in zip(path, prompt, strict=False)):
             return []
         messages = [node.message for node in rest]
         nodes = self._graph.add_context(child.id, child.tools_digest, answer.id, messages, delta, inserted)
         moved = self._graph.move(child.leaf, nodes[-1].id, child.tools_digest)
-        self._ledger.records[child.id] = _adopted(child, parent.id, nodes[-1].id)
+        self._ledger.records[child.id] = _adopt_record(child, parent.id, nodes[-1].id)
         self._ledger.at_prompt.setdefault(nodes[-1].id, child.id)
         return [*nodes, moved]
 
@@ -200,7 +200,7 @@ class Trajectory:
             return record
         prompt_leaf = self._graph.nodes[record.leaf].parent
         above = self._graph.answer_above(prompt_leaf)
-        return _adopted(record, above.call_id if above is not None else None, prompt_leaf)
+        return _adopt_record(record, above.call_id if above is not None else None, prompt_leaf)
 
     def _unknown_answer(self, record: CallRecord) -> Message | None:
         """The last answer a forked call quotes that nobody has recorded."""
@@ -214,12 +214,12 @@ class Trajectory:
         return None
 
 
-def shifted(ranges: Iterable[tuple[int, int]], by: int) -> tuple[tuple[int, int], ...]:
+def shift_ranges(ranges: Iterable[tuple[int, int]], by: int) -> tuple[tuple[int, int], ...]:
     """Ranges counted from `by` on; those before it are gone."""
     return tuple((start - by, end - by) for start, end in ranges if start >= by)
 
 
-def _adopted(record: CallRecord, parent_call_id: str | None, prompt_leaf: int | None) -> CallRecord:
+def _adopt_record(record: CallRecord, parent_call_id: str | None, prompt_leaf: int | None) -> CallRecord:
     return replace(
         record,
         edge="extends",

@@ -30,8 +30,8 @@ def turns(trajectory: Trajectory | None) -> list[Turn]:
                     "dialect": record.dialect,
                     "sampling": msgspec.to_builtins(record.requested),
                 },
-                response=_shown(answer.message),
-                messages=[_shown(message) for message in history],
+                response=_message_fields(answer.message),
+                messages=[_message_fields(message) for message in history],
                 completion_tokens=list(answer.texts),
                 completion_ids=list(answer.ids) if answer.ids is not None else None,
                 logprobs=list(answer.logprobs) if answer.logprobs is not None else None,
@@ -42,7 +42,7 @@ def turns(trajectory: Trajectory | None) -> list[Turn]:
     return out
 
 
-def _shown(message: Message) -> dict[str, Any]:
+def _message_fields(message: Message) -> dict[str, Any]:
     shown: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.thinking:
         shown["reasoning"] = message.thinking

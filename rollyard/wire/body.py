@@ -93,10 +93,6 @@ def read_upstream(decoder: msgspec.json.Decoder[T], data: bytes | str) -> T:
         raise UpstreamError(f"the model server's answer cannot be read: {_why(error)}", status=502) from None
 
 
-def cut_off() -> UpstreamError:
-    return UpstreamError("the model server's stream ended before its answer did", status=502)
-
-
 def read_object(raw: msgspec.Raw | bytes | str, what: str = "body") -> dict[str, Any]:
     try:
         return _object.decode(raw)
@@ -131,7 +127,7 @@ def raw_text(raw: msgspec.Raw, what: str = "body") -> str:
         raise BadRequest(f"{what}: {_why(error)}") from None
 
 
-def given(raw: msgspec.Raw) -> bool:
+def is_given(raw: msgspec.Raw) -> bool:
     """Whether an optional raw member was there and not null."""
     size = len(memoryview(raw))
     return size > 0 and (size != 4 or bytes(raw) != b"null")

@@ -16,8 +16,8 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Part, Role, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import chat_upstream, openai_shapes
-from rollyard.wire.body import dump, from_agent, given, raw_text, read, read_request, recall
-from rollyard.wire.codec import Accumulator, Memo, WireRequest
+from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, read_request, recall
+from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.options import choice_of, reasoning_of
 from rollyard.wire.parts import image_from_url, opaque, pieces
 from rollyard.wire.sse import COMMENT, DONE, frame
@@ -172,7 +172,7 @@ def _history_item(raw: msgspec.Raw) -> Message:
 
 
 def _spec(function: _FunctionSpec, kind: str = "function", raw: str | None = None) -> ToolSpec:
-    schema = raw_text(function.parameters, "tools") if given(function.parameters) else "{}"
+    schema = raw_text(function.parameters, "tools") if is_given(function.parameters) else "{}"
     return ToolSpec(function.name, function.description or "", schema, kind=kind, raw=raw)
 
 
@@ -211,7 +211,7 @@ def _sampling(body: _Body) -> Sampling:
         tool_choice=choice_of(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning=reasoning_of(effort=body.reasoning_effort),
-        response_format=raw_text(body.response_format) if given(body.response_format) else None,
+        response_format=raw_text(body.response_format) if is_given(body.response_format) else None,
     )
 
 
@@ -223,9 +223,9 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     memo = {} if memo is None else memo
     tools: tuple[ToolSpec, ...] = ()
     tools_digest = b""
-    if given(body.tools):
+    if is_given(body.tools):
         tools, tools_digest = recall(memo, b"chat tools", body.tools, _tool_specs)
-    elif given(body.functions):
+    elif is_given(body.functions):
         tools, tools_digest = recall(memo, b"chat functions", body.functions, _function_specs)
     return Call(
         id=request.call_id,
@@ -344,9 +344,6 @@ class ChatCodec:
     models = staticmethod(openai_shapes.models)
     encode_request = staticmethod(chat_upstream.encode_request)
     decode_reply = staticmethod(chat_upstream.decode_reply)
-
-    def accumulator(self, call: Call | None = None) -> Accumulator:
-        return chat_upstream.ChatAccumulator(call)
 
     def stream_type(self, call: Call) -> str:
         return "text/event-stream"

@@ -16,12 +16,11 @@ from rollyard.core.call import Call, Finish, Reply, Sampling
 from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import cut_off, dump, from_upstream, given, read_upstream, split_object
+from rollyard.wire.body import dump, from_upstream, is_given, read_upstream, split_object
 from rollyard.wire.codec import Memo
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id, image_url
-from rollyard.wire.sse import SseParser
-from rollyard.wire.tokens import TokenLogprob, from_meta_info, prompt_ids, sampled, version_of, version_spans
+from rollyard.wire.tokens import TokenLogprob, from_meta_info, prompt_ids, read_tokens, version_of, version_spans
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, custom_arguments, flat_name, in_namespaces
 
 _DROPPED = ("stream", "stream_options", "n")
@@ -58,8 +57,8 @@ def sampling_members(sampling: Sampling) -> dict[str, Any]:
 
 def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     if call.dialect == "chat" and call.raw:
-        return _patched(call, model, sampling, extra)
-    messages = call.messages if call.dialect == "chat" else _settled(call.messages)
+        return _patch(call, model, sampling, extra)
+    messages = call.messages if call.dialect == "chat" else _settle(call.messages)
     body: dict[str, Any] = {"model": model, "messages": list(_messages(messages))}
     tools = [_tool(tool) for tool in call.tools if tool.kind in ("function", "custom") or tool.kind.startswith("chat/")]
     members = sampling_members(sampling)
@@ -71,7 +70,7 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
     return dump({**body, **members, **extra})
 
 
-def _patched(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     body: dict[str, Any] = dict(split_object(call.raw))
     for name in _DROPPED:
         body.pop(name, None)
@@ -109,7 +108,7 @@ def _content(parts: Iterable[Part]) -> Any:
     return blocks
 
 
-def _settled(messages: tuple[Message, ...]) -> Iterator[Message]:
+def _settle(messages: tuple[Message, ...]) -> Iterator[Message]:
     """One system message, first; later ones as the user's. Agents of other dialects put them anywhere, and chat templates
     of common models refuse that."""
     leading = tuple(takewhile(lambda message: message.role == "system", messages))
@@ -172,13 +171,12 @@ class _Custom(msgspec.Struct):
 
 
 class _Call(msgspec.Struct):
-    index: int | None = None
     id: str | None = None
     function: _Function | None = None
     custom: _Custom | None = None
 
 
-class _Delta(msgspec.Struct):
+class _Said(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -191,8 +189,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    message: _Delta | None = None
-    delta: _Delta | None = None
+    message: _Said | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
@@ -207,7 +204,6 @@ class _Completion(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = msgspec.Raw()
     id: str | None = None
     system_fingerprint: str | None = None
-    error: Any = None
 
 
 _completion = msgspec.json.Decoder(_Completion)
@@ -222,7 +218,7 @@ _FINISH: dict[str, Finish] = {
 }
 
 
-def _message(body: _Delta) -> Message:
+def _message(body: _Said) -> Message:
     parts: list[Part] = []
     thinking = body.reasoning_content or body.reasoning
     if thinking:
@@ -243,7 +239,7 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
     if not completion.choices:
         raise UpstreamError("the model server's answer has no choices", status=502, body=raw)
     choice = completion.choices[0]
-    body = choice.message or _Delta()
+    body = choice.message or _Said()
     message = _message(body)
     if call is not None:
         message = in_namespaces(message, call.tools)
@@ -254,9 +250,9 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
         found = from_meta_info(meta)
         if found is not None:
             ids, entries = ids or found[0], entries or found[1]
-    at_top = given(completion.prompt_token_ids)
+    at_top = is_given(completion.prompt_token_ids)
     prompt = prompt_ids(completion.prompt_token_ids if at_top else choice.prompt_token_ids, memo)
-    tokens = sampled(prompt=prompt, completion=ids, entries=entries, usage=usage)
+    tokens = read_tokens(prompt=prompt, completion=ids, entries=entries, usage=usage)
     finish = _FINISH.get(choice.finish_reason or "stop", "stop")
     if finish == "stop" and message.tool_calls:
         finish = "tool_calls"
@@ -291,96 +287,3 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
 @from_upstream
 def decode_reply(body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:
     return _reply(read_upstream(_completion, body), body, call, memo)
-
-
-class ChatAccumulator:
-    """Chunks of one choice, put together into what the whole body would have been."""
-
-    def __init__(self, call: Call | None = None) -> None:
-        self._call = call
-        self._parser = SseParser()
-        self._fed: list[bytes] = []
-        self._whole = _Completion()
-        self._choice = _Choice()
-        self._text: dict[str, list[str]] = {"content": [], "reasoning_content": [], "refusal": []}
-        self._calls: dict[int, _Call] = {}
-        self._arguments: dict[int, list[str]] = {}
-        self.done = False
-
-    @from_upstream
-    def feed(self, data: bytes) -> None:
-        self._fed.append(data)
-        for event in self._parser.feed(data):
-            if event.data == b"[DONE]":
-                self.done = True
-            elif not self.done:
-                self._take(read_upstream(_completion, event.data))
-
-    def _take(self, chunk: _Completion) -> None:
-        if chunk.error is not None:
-            raise UpstreamError("the model server's stream failed", status=502, body=dump(chunk.error))
-        whole = self._whole
-        for name in ("model", "usage", "id", "system_fingerprint"):
-            value = getattr(chunk, name)
-            if value is not None:
-                setattr(whole, name, value)
-        if given(chunk.prompt_token_ids):
-            whole.prompt_token_ids = chunk.prompt_token_ids.copy()
-        for choice in chunk.choices[:1]:
-            self._take_choice(choice)
-
-    def _take_choice(self, choice: _Choice) -> None:
-        mine = self._choice
-        if choice.delta is not None:
-            self._take_delta(choice.delta)
-        if choice.finish_reason is not None:
-            mine.finish_reason = choice.finish_reason
-        if choice.logprobs is not None and choice.logprobs.content is not None:
-            if mine.logprobs is None or mine.logprobs.content is None:
-                mine.logprobs = _Logprobs([])
-            assert mine.logprobs.content is not None
-            mine.logprobs.content.extend(choice.logprobs.content)
-        if choice.token_ids is not None:
-            mine.token_ids = [*(mine.token_ids or ()), *choice.token_ids]
-        if given(choice.prompt_token_ids):
-            mine.prompt_token_ids = choice.prompt_token_ids.copy()
-        if choice.meta_info is not None:
-            mine.meta_info = choice.meta_info
-
-    def _take_delta(self, delta: _Delta) -> None:
-        if delta.content:
-            self._text["content"].append(delta.content)
-        if delta.reasoning_content or delta.reasoning:
-            self._text["reasoning_content"].append(delta.reasoning_content or delta.reasoning or "")
-        if delta.refusal:
-            self._text["refusal"].append(delta.refusal)
-        for call in delta.tool_calls or ():
-            index = call.index if call.index is not None else len(self._calls)
-            mine = self._calls.setdefault(index, _Call(index))
-            mine.id = mine.id or call.id
-            if call.function is not None:
-                mine.function = mine.function or _Function()
-                mine.function.name = mine.function.name or call.function.name
-                self._arguments.setdefault(index, []).append(call.function.arguments or "")
-            elif call.custom is not None:
-                mine.custom = mine.custom or _Custom(call.custom.name)
-                self._arguments.setdefault(index, []).append(call.custom.input)
-
-    @from_upstream
-    def reply(self) -> Reply:
-        for event in self._parser.close():
-            if event.data != b"[DONE]" and not self.done:
-                self._take(read_upstream(_completion, event.data))
-        if not self.done and self._choice.finish_reason is None:
-            raise cut_off()
-        calls = [self._calls[index] for index in sorted(self._calls)]
-        for index, call in zip(sorted(self._calls), calls, strict=True):
-            whole = "".join(self._arguments.get(index, ()))
-            if call.function is not None:
-                call.function.arguments = whole
-            elif call.custom is not None:
-                call.custom.input = whole
-        text = {name: "".join(pieces) or None for name, pieces in self._text.items()}
-        self._choice.message = _Delta(**text, tool_calls=calls or None)
-        self._whole.choices = [self._choice]
-        return _reply(self._whole, b"".join(self._fed), self._call)

@@ -1,7 +1,7 @@
 """The shape every dialect has: pure functions between bytes and `Call`/`Reply`. No I/O, no state but the memo it is given.
 
 Two directions. Facing an agent: `decode` its request, `encode` the answer (whole, or as SSE frames). Facing an upstream:
-`encode_request`, then `decode_reply` (or feed an `Accumulator` with its stream). Bytes from either side are hostile: the
+`encode_request`, then `decode_reply`; an upstream is never asked for a stream. Bytes from either side are hostile: the
 only errors that leave a codec are `BadRequest` and `TooLarge` (agent side) and `UpstreamError` (upstream side).
 """
 
@@ -31,15 +31,6 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None  # from the path (Gemini)
     framing: Literal["sse", "array"] = "sse"  # from the query (Gemini)
     received_at: float = 0.0
-
-
-class Accumulator(Protocol):
-    """Takes an upstream's stream in pieces of any size; `reply` is complete after `done` is True."""
-
-    def feed(self, data: bytes) -> None: ...
-    @property
-    def done(self) -> bool: ...
-    def reply(self) -> Reply: ...
 
 
 class Codec(Protocol):
@@ -77,7 +68,6 @@ class Codec(Protocol):
         `memo`, prompt ids that the turn before had are compared, not parsed again."""
         ...
 
-    def accumulator(self, call: Call | None = None) -> Accumulator: ...
     def model(self, name: str) -> bytes: ...
     def models(self, names: list[str]) -> bytes: ...
     def count_tokens(self, count: int) -> bytes: ...

@@ -17,20 +17,18 @@ from rollyard.core.errors import BadRequest, Unsupported, UpstreamError
 from rollyard.core.message import Message, Text
 from rollyard.wire import openai_shapes, options
 from rollyard.wire.body import (
-    cut_off,
     dump,
     from_agent,
     from_upstream,
-    given,
     read_request,
     read_upstream,
     split_object,
 )
 from rollyard.wire.chat_upstream import sampling_members
-from rollyard.wire.codec import Accumulator, Memo, WireRequest
+from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.parts import pieces
-from rollyard.wire.sse import COMMENT, DONE, SseParser, frame
-from rollyard.wire.tokens import TokenLogprob, TopLogprob, as_ids, prompt_ids, sampled
+from rollyard.wire.sse import COMMENT, DONE, frame
+from rollyard.wire.tokens import TokenLogprob, TopLogprob, as_ids, prompt_ids, read_tokens
 
 
 class _StreamOptions(msgspec.Struct):
@@ -223,7 +221,7 @@ def _reply(completion: _Completion, raw: bytes, memo: Memo | None = None) -> Rep
     choice = completion.choices[0]
     usage = openai_shapes.usage_of(completion.usage)
     prompt = prompt_ids(choice.prompt_token_ids, memo)
-    tokens = sampled(prompt=prompt, completion=choice.token_ids, entries=_entries(choice.logprobs), usage=usage)
+    tokens = read_tokens(prompt=prompt, completion=choice.token_ids, entries=_entries(choice.logprobs), usage=usage)
     return Reply(
         message=Message("assistant", (Text(choice.text),) if choice.text else ()),
         finish=_FINISH.get(choice.finish_reason or "stop", "stop"),
@@ -249,60 +247,6 @@ def decode_reply(body: bytes, call: Call | None = None, memo: Memo | None = None
     return _reply(read_upstream(_completion, body), body, memo)
 
 
-class CompletionsAccumulator:
-    """Chunks of one choice, put together."""
-
-    def __init__(self) -> None:
-        self._parser = SseParser()
-        self._fed: list[bytes] = []
-        self._whole = _Completion()
-        self._choice = _Choice()
-        self._text: list[str] = []
-        self.done = False
-
-    @from_upstream
-    def feed(self, data: bytes) -> None:
-        self._fed.append(data)
-        for event in self._parser.feed(data):
-            self._take(event.data)
-
-    def _take(self, data: bytes) -> None:
-        if data == b"[DONE]":
-            self.done = True
-            return
-        chunk = read_upstream(_completion, data)
-        self._whole.model = chunk.model or self._whole.model
-        self._whole.usage = chunk.usage or self._whole.usage
-        self._whole.id = chunk.id or self._whole.id
-        mine = self._choice
-        for choice in chunk.choices[:1]:
-            self._text.append(choice.text)
-            mine.finish_reason = choice.finish_reason or mine.finish_reason
-            if given(choice.prompt_token_ids):
-                mine.prompt_token_ids = choice.prompt_token_ids.copy()
-            if choice.token_ids is not None:
-                mine.token_ids = [*(mine.token_ids or ()), *choice.token_ids]
-            if choice.logprobs is not None:
-                self._take_logprobs(choice.logprobs)
-
-    def _take_logprobs(self, logprobs: _Logprobs) -> None:
-        mine = self._choice.logprobs = self._choice.logprobs or _Logprobs()
-        for name in mine.__struct_fields__:
-            value = getattr(logprobs, name)
-            if value is not None:
-                setattr(mine, name, [*(getattr(mine, name) or ()), *value])
-
-    @from_upstream
-    def reply(self) -> Reply:
-        for event in self._parser.close():
-            self._take(event.data)
-        if not self.done and self._choice.finish_reason is None:
-            raise cut_off()
-        self._choice.text = "".join(self._text)
-        self._whole.choices = [self._choice]
-        return _reply(self._whole, b"".join(self._fed))
-
-
 class CompletionsCodec:
     name: Dialect = "completions"
     upstream_path = "/completions"
@@ -315,9 +259,6 @@ class CompletionsCodec:
     models = staticmethod(openai_shapes.models)
     encode_request = staticmethod(encode_request)
     decode_reply = staticmethod(decode_reply)
-
-    def accumulator(self, call: Call | None = None) -> Accumulator:
-        return CompletionsAccumulator()
 
     def stream_type(self, call: Call) -> str:
         return "text/event-stream"

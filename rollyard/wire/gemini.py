@@ -16,8 +16,8 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import gemini_upstream
-from rollyard.wire.body import dump, from_agent, given, raw_text, read, read_object, read_request, recall
-from rollyard.wire.codec import Accumulator, Memo, WireRequest
+from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, read_object, read_request, recall
+from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.gemini_parts import content_decoder, messages_of, parts_of, wire_parts
 from rollyard.wire.openai_shapes import counts
 from rollyard.wire.options import named_choice, reasoning_of, text_of
@@ -101,7 +101,7 @@ def _camel(name: str) -> str:
 
 def _options(raw: msgspec.Raw, decoder: msgspec.json.Decoder[T], kind: type[T]) -> T | None:
     """A small object of options, in either case of its names."""
-    if not given(raw):
+    if not is_given(raw):
         return None
     if b"_" not in bytes(raw):
         return read(decoder, raw, kind.__name__)
@@ -132,11 +132,11 @@ def json_schema(schema: Any, *, names: bool = False) -> Any:
 def _spec(function: _Function) -> ToolSpec:
     schema = "{}"
     given_schema = function.parameters_json_schema
-    if not given(given_schema):
+    if not is_given(given_schema):
         given_schema = function.parameters_json_schema_snake
-    if given(given_schema):
+    if is_given(given_schema):
         schema = raw_text(given_schema, "tools")
-    elif given(function.parameters):
+    elif is_given(function.parameters):
         schema = text_of(json_schema(read_object(function.parameters, "tools")))
     return ToolSpec(function.name, function.description or "", schema)
 
@@ -191,11 +191,11 @@ def _reasoning(thinking: _Thinking | None) -> str | None:
 
 
 def _sampling(body: _Body) -> Sampling:
-    raw = body.generation_config if given(body.generation_config) else body.generation_config_snake
+    raw = body.generation_config if is_given(body.generation_config) else body.generation_config_snake
     config = _options(raw, _config, _Config) or _Config()
     if config.candidate_count is not None and config.candidate_count != 1:
         raise BadRequest("generationConfig.candidateCount: one candidate per call is answered")
-    calling = body.tool_config if given(body.tool_config) else body.tool_config_snake
+    calling = body.tool_config if is_given(body.tool_config) else body.tool_config_snake
     return Sampling(
         temperature=config.temperature,
         top_p=config.top_p,
@@ -216,20 +216,20 @@ def _sampling(body: _Body) -> Sampling:
 @from_agent
 def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     body = read_request(_body, request.body)
-    if given(body.generate_content_request):  # countTokens may wrap a whole request
+    if is_given(body.generate_content_request):  # countTokens may wrap a whole request
         body = read(_body, body.generate_content_request)
     if body.contents is None:
         raise BadRequest("contents: missing")
     memo = {} if memo is None else memo
     messages: list[Message] = []
-    system = body.system_instruction if given(body.system_instruction) else body.system_instruction_snake
-    if given(system):
+    system = body.system_instruction if is_given(body.system_instruction) else body.system_instruction_snake
+    if is_given(system):
         messages.extend(recall(memo, b"gemini system", system, _system))
     for raw in body.contents:
         messages.extend(recall(memo, b"gemini contents", raw, messages_of))
     tools: tuple[ToolSpec, ...] = ()
     tools_digest = b""
-    if given(body.tools):
+    if is_given(body.tools):
         tools, tools_digest = recall(memo, b"gemini tools", body.tools, _tool_specs)
     return Call(
         id=request.call_id,
@@ -370,9 +370,6 @@ class GeminiCodec:
     models = staticmethod(models)
     encode_request = staticmethod(gemini_upstream.encode_request)
     decode_reply = staticmethod(gemini_upstream.decode_reply)
-
-    def accumulator(self, call: Call | None = None) -> Accumulator:
-        return gemini_upstream.GeminiAccumulator(call)
 
     def stream_type(self, call: Call) -> str:
         return "text/event-stream" if call.framing == "sse" else "application/json"

@@ -17,7 +17,7 @@ import msgspec
 
 from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult
-from rollyard.wire.body import dump, given, raw_text, read, read_object
+from rollyard.wire.body import dump, is_given, raw_text, read, read_object
 from rollyard.wire.parts import arguments_object, arguments_text, opaque, texts
 from rollyard.wire.toolnames import flat_name
 
@@ -107,7 +107,7 @@ def parts_of(raw: msgspec.Raw) -> tuple[Part, ...]:
     signature = part.thought_signature or part.thought_signature_snake
     call = part.function_call or part.function_call_snake
     if call is not None:
-        arguments = raw_text(call.args, "contents") if given(call.args) else "{}"
+        arguments = raw_text(call.args, "contents") if is_given(call.args) else "{}"
         return (ToolCall(call.id or call.name, call.name, arguments_text(arguments), None, signature),)
     response = part.function_response or part.function_response_snake
     if response is not None:
@@ -141,7 +141,7 @@ def messages_of(raw: msgspec.Raw) -> tuple[Message, ...]:
     return (*tools, Message("user", rest)) if rest else tools
 
 
-def _signed(value: dict[str, Any], signature: str | None) -> dict[str, Any]:
+def _sign(value: dict[str, Any], signature: str | None) -> dict[str, Any]:
     """Signatures are bytes on this wire: one that is not base64 is some other provider's, and stays behind."""
     if signature and len(signature) % 4 == 0 and _BASE64.fullmatch(signature):
         value["thoughtSignature"] = signature
@@ -159,7 +159,7 @@ def wire_parts(parts: Iterable[Part], names: Mapping[str, str] | None = None) ->
     text: dict[str, Any] | None = None
     for part in parts:
         if isinstance(part, Thinking) and not part.text and text is not None:
-            _signed(text, part.signature)
+            _sign(text, part.signature)
             continue
         if text is not None:
             yield text
@@ -168,12 +168,12 @@ def wire_parts(parts: Iterable[Part], names: Mapping[str, str] | None = None) ->
             text = {"text": part.text}
         elif isinstance(part, Thinking):
             if part.text:
-                yield _signed({"text": part.text, "thought": True}, part.signature)
+                yield _sign({"text": part.text, "thought": True}, part.signature)
             elif part.signature and not part.redacted:
-                yield _signed({"text": ""}, part.signature)
+                yield _sign({"text": ""}, part.signature)
         elif isinstance(part, ToolCall):
             call = {"id": part.id, "name": flat_name(part), "args": _arguments(part.arguments)}
-            yield _signed({"functionCall": call}, part.signature)
+            yield _sign({"functionCall": call}, part.signature)
         elif isinstance(part, ToolResult):
             yield {"functionResponse": _response(part, names or {})}
         elif isinstance(part, Image):

@@ -11,12 +11,11 @@ from rollyard.core.call import Call, Finish, Reply, Sampling, Usage
 from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import cut_off, dump, from_upstream, given, parse_json, read_upstream, split_object
+from rollyard.wire.body import dump, from_upstream, is_given, read_upstream, split_object
 from rollyard.wire.codec import Memo
 from rollyard.wire.gemini_parts import parts_of, wire_parts
 from rollyard.wire.parts import call_id
-from rollyard.wire.sse import SseParser
-from rollyard.wire.tokens import TokenLogprob, TopLogprob, sampled
+from rollyard.wire.tokens import TokenLogprob, TopLogprob, read_tokens
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, flat_name, in_namespaces
 
 _CONFIG = {
@@ -85,7 +84,7 @@ def _tool_config(sampling: Sampling) -> dict[str, Any] | None:
 def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     """`model` is in the path of this dialect."""
     if call.dialect == "gemini" and call.raw:
-        return _patched(call, sampling, extra)
+        return _patch(call, sampling, extra)
     messages = list(call.messages)
     system: list[dict[str, Any]] = []
     while messages and messages[0].role == "system":
@@ -105,13 +104,13 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
     return dump({**body, **sampling.extra, **extra})
 
 
-def _patched(call: Call, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def _patch(call: Call, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     body: dict[str, Any] = dict(split_object(call.raw))
     differs = options.changed(call.sampling, sampling)
     if differs:
         place = "generation_config" if "generation_config" in body else "generationConfig"
         sent: msgspec.Raw = body.get(place, msgspec.Raw())
-        config: dict[str, Any] = dict(split_object(bytes(sent))) if given(sent) else {}
+        config: dict[str, Any] = dict(split_object(bytes(sent))) if is_given(sent) else {}
         members = _config(sampling)
         for name in differs & _IN_CONFIG.keys():
             for member in _IN_CONFIG[name]:
@@ -213,7 +212,6 @@ class _Answer(msgspec.Struct, rename="camel"):
 
 
 _answer = msgspec.json.Decoder(_Answer)
-_array = msgspec.json.Decoder(list[_Answer])
 
 _FINISH: dict[str, Finish] = {"STOP": "stop", "MAX_TOKENS": "length", "MALFORMED_FUNCTION_CALL": "error"}
 _REFUSALS = {"SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY"}
@@ -258,10 +256,10 @@ def _message(raws: Iterable[msgspec.Raw]) -> Message:
             if isinstance(part, ToolCall) and part.id == part.name:  # the server sent no id
                 part = msgspec.structs.replace(part, id=call_id(None))
             parts.append(part)
-    return Message("assistant", tuple(joined(parts)))
+    return Message("assistant", tuple(join_parts(parts)))
 
 
-def joined(parts: Iterable[Part]) -> Iterable[Part]:
+def join_parts(parts: Iterable[Part]) -> Iterable[Part]:
     """Pieces of one text or thought put together: a stream has no other mark of where one ends."""
     held: Part | None = None
     for part in parts:
@@ -277,21 +275,13 @@ def joined(parts: Iterable[Part]) -> Iterable[Part]:
         yield held
 
 
-def _reply(answers: list[_Answer], raw: bytes, call: Call | None) -> Reply:
-    raws: list[msgspec.Raw] = []
-    reason: str | None = None
-    usage: _Usage | None = None
-    logprobs: _Logprobs | None = None
-    for answer in answers:
-        if answer.error is not None:
-            raise UpstreamError(f"the model server failed: {answer.error.get('message')}", status=502, body=raw)
-        usage = answer.usage_metadata or usage
-        if answer.prompt_feedback is not None:
-            reason = reason or answer.prompt_feedback.block_reason
-        for candidate in (answer.candidates or ())[:1]:
-            raws.extend((candidate.content.parts or ()) if candidate.content else ())
-            reason = candidate.finish_reason or reason
-            logprobs = candidate.logprobs_result or logprobs
+def _reply(answer: _Answer, raw: bytes, call: Call | None) -> Reply:
+    if answer.error is not None:
+        raise UpstreamError(f"the model server failed: {answer.error.get('message')}", status=502, body=raw)
+    candidate = answer.candidates[0] if answer.candidates else _Candidate()
+    raws = (candidate.content.parts or []) if candidate.content else []
+    blocked = answer.prompt_feedback.block_reason if answer.prompt_feedback else None
+    reason = candidate.finish_reason or blocked
     if reason is None and not raws:
         raise UpstreamError("the model server's answer has no candidates", status=502, body=raw)
     message = _message(raws)
@@ -300,20 +290,20 @@ def _reply(answers: list[_Answer], raw: bytes, call: Call | None) -> Reply:
     finish: Finish = "refusal" if reason in _REFUSALS else _FINISH.get(reason or "STOP", "stop")
     if finish == "stop" and message.tool_calls:
         finish = "tool_calls"
-    counted = _usage(usage)
-    tokens = sampled(prompt=None, completion=None, entries=_entries(logprobs), usage=counted)
-    last = answers[-1] if answers else _Answer()
+    usage = _usage(answer.usage_metadata)
+    entries = _entries(candidate.logprobs_result)
+    tokens = read_tokens(prompt=None, completion=None, entries=entries, usage=usage)
     return Reply(
         message=message,
         finish=finish,
         stop_reason=reason,
-        usage=counted,
-        model=last.model_version,
+        usage=usage,
+        model=answer.model_version,
         completion_ids=tokens.completion_ids,
         logprobs=tokens.logprobs,
         tokens=tokens.tokens,
         capture=tokens.capture,
-        engine={"id": last.response_id} if last.response_id else {},
+        engine={"id": answer.response_id} if answer.response_id else {},
         trainable=not tokens.flaws,
         flaws=tokens.flaws,
         raw=raw,
@@ -323,52 +313,4 @@ def _reply(answers: list[_Answer], raw: bytes, call: Call | None) -> Reply:
 
 @from_upstream
 def decode_reply(body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:
-    return _reply([read_upstream(_answer, body)], body, call)
-
-
-class GeminiAccumulator:
-    """SSE frames, or one JSON array that is read when it is whole."""
-
-    def __init__(self, call: Call | None = None) -> None:
-        self._call = call
-        self._parser = SseParser()
-        self._fed: list[bytes] = []
-        self._answers: list[_Answer] = []
-        self._is_array: bool | None = None
-        self.done = False
-
-    @from_upstream
-    def feed(self, data: bytes) -> None:
-        self._fed.append(data)
-        if self._is_array is None:
-            start = b"".join(self._fed).lstrip()
-            if not start:
-                return
-            self._is_array = start.startswith((b"[", b"{"))
-            data = b"".join(self._fed)
-        if not self._is_array:
-            for event in self._parser.feed(data):
-                self._take(event.data)
-        elif data.rstrip().endswith((b"]", b"}")):
-            self.done = parse_json(b"".join(self._fed)) is not None
-
-    def _take(self, data: bytes) -> None:
-        answer = read_upstream(_answer, data)
-        if answer.error is not None:
-            said = answer.error.get("message")
-            raise UpstreamError(f"the model server's stream failed: {said}", status=502, body=data)
-        self._answers.append(answer)
-        self.done = self.done or any(candidate.finish_reason for candidate in answer.candidates or ())
-
-    @from_upstream
-    def reply(self) -> Reply:
-        raw = b"".join(self._fed)
-        if self._is_array:
-            whole = raw.strip()
-            self._answers = [read_upstream(_answer, whole)] if whole[:1] == b"{" else read_upstream(_array, whole)
-        else:
-            for event in self._parser.close():
-                self._take(event.data)
-            if not self.done:
-                raise cut_off()
-        return _reply(self._answers, raw, self._call)
+    return _reply(read_upstream(_answer, body), body, call)

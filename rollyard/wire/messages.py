@@ -17,8 +17,8 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Part, Text, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import messages_upstream
-from rollyard.wire.body import dump, from_agent, given, raw_text, read, read_request, recall
-from rollyard.wire.codec import Accumulator, Memo, WireRequest
+from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, read_request, recall
+from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.messages_blocks import blocks, part_of
 from rollyard.wire.openai_shapes import counts
 from rollyard.wire.options import named_choice, reasoning_of, text_of
@@ -110,7 +110,7 @@ def _tool_specs(raw: msgspec.Raw) -> tuple[tuple[ToolSpec, ...], bytes]:
     for item in read(_tools, raw, "tools"):
         tool = read(_tool, item, "tools")
         if tool.type in (None, "custom", "function"):
-            schema = raw_text(tool.input_schema, "tools") if given(tool.input_schema) else "{}"
+            schema = raw_text(tool.input_schema, "tools") if is_given(tool.input_schema) else "{}"
             specs.append(ToolSpec(tool.name, tool.description or "", schema))
         else:
             specs.append(ToolSpec(tool.name, kind=f"messages/{tool.type}", raw=raw_text(item, "tools")))
@@ -163,13 +163,13 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     body = read_request(_body, request.body)
     memo = {} if memo is None else memo
     messages: list[Message] = []
-    if given(body.system):
+    if is_given(body.system):
         messages.extend(recall(memo, b"messages system", body.system, _system_message))
     for raw in body.messages:
         messages.extend(recall(memo, b"messages", raw, _history_item))
     tools: tuple[ToolSpec, ...] = ()
     tools_digest = b""
-    if given(body.tools):
+    if is_given(body.tools):
         tools, tools_digest = recall(memo, b"messages tools", body.tools, _tool_specs)
     return Call(
         id=request.call_id,
@@ -311,9 +311,6 @@ class MessagesCodec:
     models = staticmethod(models)
     encode_request = staticmethod(messages_upstream.encode_request)
     decode_reply = staticmethod(messages_upstream.decode_reply)
-
-    def accumulator(self, call: Call | None = None) -> Accumulator:
-        return messages_upstream.MessagesAccumulator(call)
 
     def stream_type(self, call: Call) -> str:
         return "text/event-stream"

@@ -9,7 +9,7 @@ import msgspec
 
 from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Opaque, Part, Text, Thinking, ToolCall, ToolResult
-from rollyard.wire.body import given, raw_text, read, read_object
+from rollyard.wire.body import is_given, raw_text, read, read_object
 from rollyard.wire.parts import arguments_object, arguments_text, opaque
 from rollyard.wire.toolnames import flat_name
 
@@ -56,7 +56,7 @@ def _image(block: ContentBlock) -> Image | None:
 def _result(block: ContentBlock) -> ToolResult:
     if block.tool_use_id is None:
         raise BadRequest("messages: a tool_result has no tool_use_id")
-    content = read(_content, block.content, "messages") if given(block.content) else ""
+    content = read(_content, block.content, "messages") if is_given(block.content) else ""
     if isinstance(content, str):
         parts: tuple[Text | Image | Opaque, ...] = (Text(content),) if content else ()
     else:
@@ -71,7 +71,7 @@ def part_of(raw: msgspec.Raw) -> Part | None:
     if kind == "text" and block.text is not None:
         return Text(block.text) if block.text else None
     if kind == "tool_use" and block.name is not None:
-        arguments = raw_text(block.input, "messages") if given(block.input) else "{}"
+        arguments = raw_text(block.input, "messages") if is_given(block.input) else "{}"
         return ToolCall(block.id or "", block.name, arguments_text(arguments))
     if kind == "tool_result":
         return _result(block)

@@ -12,14 +12,12 @@ from typing import Any
 import msgspec
 
 from rollyard.core.call import Call, Finish, Reply, Sampling, Usage
-from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Opaque, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import cut_off, dump, from_upstream, parse_json, read_upstream, split_object
+from rollyard.wire.body import dump, from_upstream, parse_json, read_upstream, split_object
 from rollyard.wire.codec import Memo
 from rollyard.wire.messages_blocks import blocks, part_of
 from rollyard.wire.parts import call_id
-from rollyard.wire.sse import SseParser
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, flat_name, in_namespaces
 
 _MAX_TOKENS = 8192  # the dialect demands a number; this one every model takes
@@ -92,7 +90,7 @@ def _thinking(sampling: Sampling) -> dict[str, Any]:
 
 def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     if call.dialect == "messages" and call.raw:
-        return _patched(call, model, sampling, extra)
+        return _patch(call, model, sampling, extra)
     messages = list(call.messages)
     body: dict[str, Any] = {"model": model}
     system: list[dict[str, Any]] = []
@@ -110,7 +108,7 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
     return dump({**body, **members, **extra})
 
 
-def _patched(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     body: dict[str, Any] = dict(split_object(call.raw))
     body.pop("stream", None)
     differs = options.changed(call.sampling, sampling)
@@ -187,27 +185,7 @@ class _Answer(msgspec.Struct):
     id: str | None = None
 
 
-class _Delta(msgspec.Struct):
-    type: str | None = None
-    text: str | None = None
-    partial_json: str | None = None
-    thinking: str | None = None
-    signature: str | None = None
-    stop_reason: str | None = None
-
-
-class _Event(msgspec.Struct):
-    type: str
-    index: int = 0
-    message: _Answer | None = None
-    content_block: dict[str, Any] | None = None
-    delta: _Delta | None = None
-    usage: _Usage | None = None
-    error: dict[str, Any] | None = None
-
-
 _answer = msgspec.json.Decoder(_Answer)
-_event = msgspec.json.Decoder(_Event)
 
 _FINISH: dict[str, Finish] = {
     "end_turn": "stop",
@@ -263,68 +241,3 @@ def _reply(answer: _Answer, raw: bytes, call: Call | None) -> Reply:
 @from_upstream
 def decode_reply(body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:
     return _reply(read_upstream(_answer, body), body, call)
-
-
-class MessagesAccumulator:
-    """Events of one message, put together into what the whole body would have been."""
-
-    def __init__(self, call: Call | None = None) -> None:
-        self._call = call
-        self._parser = SseParser()
-        self._fed: list[bytes] = []
-        self._answer = _Answer([])
-        self._blocks: dict[int, dict[str, Any]] = {}
-        self._pieces: dict[tuple[int, str], list[str]] = {}
-        self.done = False
-
-    @from_upstream
-    def feed(self, data: bytes) -> None:
-        self._fed.append(data)
-        for event in self._parser.feed(data):
-            self._take(read_upstream(_event, event.data))
-
-    def _take(self, event: _Event) -> None:
-        if event.type == "error":
-            said = (event.error or {}).get("message")
-            raise UpstreamError(f"the model server's stream failed: {said}", status=502)
-        if event.type == "message_start" and event.message is not None:
-            self._answer = event.message
-        elif event.type == "content_block_start" and event.content_block is not None:
-            self._blocks[event.index] = event.content_block
-        elif event.type == "content_block_delta" and event.delta is not None:
-            for name in ("text", "thinking", "signature", "partial_json"):
-                piece = getattr(event.delta, name)
-                if piece is not None:
-                    self._pieces.setdefault((event.index, name), []).append(piece)
-        elif event.type == "message_delta":
-            if event.delta is not None:
-                self._answer.stop_reason = event.delta.stop_reason
-            self._take_usage(event.usage)
-        elif event.type == "message_stop":
-            self.done = True
-
-    def _take_usage(self, usage: _Usage | None) -> None:
-        if usage is None:
-            return
-        mine = self._answer.usage = self._answer.usage or _Usage()
-        for name in usage.__struct_fields__:
-            value = getattr(usage, name)
-            if value is not None:
-                setattr(mine, name, value)
-
-    @from_upstream
-    def reply(self) -> Reply:
-        for event in self._parser.close():
-            self._take(read_upstream(_event, event.data))
-        if not self.done:
-            raise cut_off()
-        for (index, name), pieces in self._pieces.items():
-            block = self._blocks.setdefault(index, {"type": "text"})
-            whole = "".join(pieces)
-            if name == "partial_json":
-                block["input"] = msgspec.Raw(whole.encode()) if parse_json(whole) is not None else {}
-            else:
-                block[name] = (block.get(name) or "") + whole
-        self._pieces = {}
-        self._answer.content = [msgspec.Raw(dump(self._blocks[index])) for index in sorted(self._blocks)]
-        return _reply(self._answer, b"".join(self._fed), self._call)

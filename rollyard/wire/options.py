@@ -32,7 +32,8 @@ def choice_of(value: Any) -> str | None:
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
-        name = value.get("name") or (value.get("function") or {}).get("name")
+        function = value.get("function")
+        name = value.get("name") or (function.get("name") if isinstance(function, dict) else None)
         if value.get("type") == "function" and isinstance(name, str):
             return named_choice(name)
     return text_of(value)

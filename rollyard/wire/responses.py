@@ -16,8 +16,8 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Part, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import openai_shapes, responses_upstream
-from rollyard.wire.body import digest, dump, from_agent, given, raw_text, read, read_request, recall, recall_keyed
-from rollyard.wire.codec import Accumulator, Memo, WireRequest
+from rollyard.wire.body import digest, dump, from_agent, is_given, raw_text, read, read_request, recall, recall_keyed
+from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.options import choice_of, reasoning_of, text_of
 from rollyard.wire.parts import pieces
 from rollyard.wire.responses_items import assistant_items, message_of
@@ -80,7 +80,7 @@ def _specs(raw: msgspec.Raw, namespace: str | None = None) -> Iterator[ToolSpec]
         for inner in tool.tools or ():
             yield from _specs(inner, tool.name)
     elif tool.type in ("function", "custom") and tool.name is not None:
-        schema = raw_text(tool.parameters, "tools") if given(tool.parameters) else "{}"
+        schema = raw_text(tool.parameters, "tools") if is_given(tool.parameters) else "{}"
         kept = raw_text(raw, "tools") if tool.type == "custom" else None
         yield ToolSpec(tool.name, tool.description or "", schema, namespace, tool.type, kept)
     else:
@@ -170,7 +170,7 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     memo = {} if memo is None else memo
     tools: tuple[ToolSpec, ...] = ()
     tools_digest = b""
-    if given(body.tools):
+    if is_given(body.tools):
         tools, tools_digest = recall(memo, b"responses tools", body.tools, _tool_specs)
     return Call(
         id=request.call_id,
@@ -219,7 +219,7 @@ def _response(call: Call, status: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-def _finished(call: Call, reply: Reply, output: list[Any]) -> dict[str, Any]:
+def _finish_response(call: Call, reply: Reply, output: list[Any]) -> dict[str, Any]:
     cut = {"length": "max_output_tokens", "refusal": "content_filter"}.get(reply.finish)
     return _response(
         call,
@@ -245,7 +245,7 @@ def _items(call: Call, reply: Reply) -> list[Any]:
 
 
 def encode(call: Call, reply: Reply) -> bytes:
-    return dump(_finished(call, reply, _items(call, reply)))
+    return dump(_finish_response(call, reply, _items(call, reply)))
 
 
 class _Events:
@@ -320,7 +320,7 @@ def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]
     items = _items(call, reply)
     for index, item in enumerate(items):
         yield from _item_events(emit, index, item)
-    yield emit("response.completed", response=_finished(call, reply, items))
+    yield emit("response.completed", response=_finish_response(call, reply, items))
 
 
 class ResponsesCodec:
@@ -336,9 +336,6 @@ class ResponsesCodec:
     models = staticmethod(openai_shapes.models)
     encode_request = staticmethod(responses_upstream.encode_request)
     decode_reply = staticmethod(responses_upstream.decode_reply)
-
-    def accumulator(self, call: Call | None = None) -> Accumulator:
-        return responses_upstream.ResponsesAccumulator(call)
 
     def stream_type(self, call: Call) -> str:
         return "text/event-stream"

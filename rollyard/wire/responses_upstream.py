@@ -14,13 +14,12 @@ from rollyard.core.call import Call, Finish, Reply, Sampling
 from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Opaque, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import cut_off, dump, from_upstream, parse_json, read_upstream, split_object
+from rollyard.wire.body import dump, from_upstream, parse_json, read_upstream, split_object
 from rollyard.wire.codec import Memo
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id
 from rollyard.wire.responses_items import assistant_items, content_blocks, message_of
-from rollyard.wire.sse import SseParser
-from rollyard.wire.tokens import TokenLogprob, sampled
+from rollyard.wire.tokens import TokenLogprob, read_tokens
 from rollyard.wire.toolnames import custom_tools, in_namespaces
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -64,7 +63,7 @@ def _sampling_members(sampling: Sampling) -> dict[str, Any]:
 
 def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     if call.dialect == "responses" and call.raw:
-        return _patched(call, model, sampling, extra)
+        return _patch(call, model, sampling, extra)
     customs = custom_tools(call.tools)
     body: dict[str, Any] = {"model": model, "store": False, "input": list(_input(call.messages, customs))}
     tools = list(_tools(call.tools))
@@ -77,7 +76,7 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
     return dump({**body, **members, **extra})
 
 
-def _patched(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     body: dict[str, Any] = dict(split_object(call.raw))
     for name in ("stream", "stream_options"):
         body.pop(name, None)
@@ -171,17 +170,8 @@ class _Output(msgspec.Struct):
     content: list[_Content] | None = None
 
 
-class _Event(msgspec.Struct):
-    type: str
-    response: _Response | None = None
-    output_index: int = 0
-    item: msgspec.Raw = msgspec.Raw()
-    message: str | None = None
-
-
 _response = msgspec.json.Decoder(_Response)
 _output = msgspec.json.Decoder(_Output)
-_event = msgspec.json.Decoder(_Event)
 
 
 def _finish(response: _Response, message: Message, refused: bool) -> Finish:
@@ -212,7 +202,7 @@ def _reply(response: _Response, raw: bytes, call: Call | None) -> Reply:
     contents = [c for raw_item in response.output for c in read_upstream(_output, bytes(raw_item)).content or ()]
     entries = [entry for content in contents for entry in content.logprobs or ()]
     usage = usage_of(response.usage)
-    tokens = sampled(prompt=None, completion=None, entries=entries or None, usage=usage)
+    tokens = read_tokens(prompt=None, completion=None, entries=entries or None, usage=usage)
     return Reply(
         message=message,
         finish=_finish(response, message, any(content.type == "refusal" for content in contents)),
@@ -233,43 +223,3 @@ def _reply(response: _Response, raw: bytes, call: Call | None) -> Reply:
 @from_upstream
 def decode_reply(body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:
     return _reply(read_upstream(_response, body), body, call)
-
-
-class ResponsesAccumulator:
-    """Takes finished items as they come; the last event holds the whole response."""
-
-    def __init__(self, call: Call | None = None) -> None:
-        self._call = call
-        self._parser = SseParser()
-        self._fed: list[bytes] = []
-        self._items: dict[int, msgspec.Raw] = {}
-        self._response = _Response([])
-        self.done = False
-
-    @from_upstream
-    def feed(self, data: bytes) -> None:
-        self._fed.append(data)
-        for event in self._parser.feed(data):
-            self._take(event.data)
-
-    def _take(self, data: bytes) -> None:
-        if data == b"[DONE]":
-            return
-        event = read_upstream(_event, data)
-        if event.type == "error":
-            raise UpstreamError(f"the model server's stream failed: {event.message}", status=502)
-        if event.type == "response.output_item.done":
-            self._items[event.output_index] = event.item.copy()
-        elif event.response is not None:
-            self._response = event.response
-            self.done = event.type in ("response.completed", "response.incomplete", "response.failed")
-
-    @from_upstream
-    def reply(self) -> Reply:
-        for event in self._parser.close():
-            self._take(event.data)
-        if not self.done:
-            raise cut_off()
-        if not self._response.output:
-            self._response.output = [self._items[index] for index in sorted(self._items)]
-        return _reply(self._response, b"".join(self._fed), self._call)

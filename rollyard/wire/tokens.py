@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.call import CaptureLevel, TokenText, Usage, VersionSpan, floats
-from rollyard.wire.body import digest, given
+from rollyard.wire.body import digest, is_given
 from rollyard.wire.codec import Memo
 
 _numbers = msgspec.json.Decoder(list[int])
@@ -78,7 +78,7 @@ class _Prompt(msgspec.Struct, frozen=True):
 
 def prompt_ids(raw: msgspec.Raw, memo: Memo | None) -> array[int] | None:
     """A server's prompt ids. They begin with those of the turn before, so with a memo only what was added is parsed."""
-    if not given(raw):
+    if not is_given(raw):
         return None
     data = bytes(raw)
     if memo is None:
@@ -96,7 +96,7 @@ def prompt_ids(raw: msgspec.Raw, memo: Memo | None) -> array[int] | None:
     return found
 
 
-def sampled(
+def read_tokens(
     *,
     prompt: array[int] | None,
     completion: Sequence[int] | None,
@@ -117,7 +117,7 @@ def sampled(
             values = None
     elif completion_ids is not None and usage.completion_tokens not in (None, len(completion_ids)):
         flaws.append(f"token_count: {len(completion_ids)} ids, usage says {usage.completion_tokens}")
-    logprobs = _checked(values, completion_ids, flaws)
+    logprobs = _check_logprobs(values, completion_ids, flaws)
     return ReportedTokens(
         prompt_ids=prompt,
         completion_ids=completion_ids,
@@ -128,7 +128,7 @@ def sampled(
     )
 
 
-def _checked(
+def _check_logprobs(
     values: Sequence[float | None] | None, completion_ids: array[int] | None, flaws: list[str]
 ) -> array[float] | None:
     if values is None:

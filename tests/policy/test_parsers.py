@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rollyard.core.errors import UnknownName, Unsupported
 from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolSpec
 from rollyard.policy.parsers.families import PARSERS, parser_for, parser_named
-from rollyard.policy.parsers.protocol import stamped
+from rollyard.policy.parsers.protocol import stamp_call_ids
 
 UNHURRIED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 BAR = "\uff5c"
@@ -178,7 +178,11 @@ def test_no_text_breaks_a_parser(text, family):
 
 def test_tool_call_ids_are_unique_to_their_turn_and_the_same_each_time():
     message = Message("assistant", (Thinking("t"), ToolCall("call_0", "bash", "{}"), ToolCall("call_1", "bash", "{}")))
-    one, again, other = stamped(message, "call_a"), stamped(message, "call_a"), stamped(message, "call_b")
+    one, again, other = (
+        stamp_call_ids(message, "call_a"),
+        stamp_call_ids(message, "call_a"),
+        stamp_call_ids(message, "call_b"),
+    )
     ids = [c.id for m in (one, other) for c in m.tool_calls]
     assert len(set(ids)) == 4 and one == again
 

@@ -105,26 +105,6 @@ def test_rounding_just_above_zero_is_no_flaw():
     assert decode(answer({"token_ids": [7], "logprobs": content(1e-7)})).trainable
 
 
-def test_a_stream_adds_up_ids_and_logprobs():
-    chunks = [
-        {"prompt_token_ids": [1, 2], "choices": [{"delta": {"role": "assistant", "content": ""}}]},
-        {"choices": [{"delta": {"content": "a"}, "token_ids": [7], "logprobs": content(-0.5)}]},
-        {
-            "choices": [
-                {"delta": {"content": "b"}, "token_ids": [8], "logprobs": content(-1.0), "finish_reason": "stop"}
-            ]
-        },
-        {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 2}},
-    ]
-    accumulator = CODECS["chat"].accumulator()
-    for chunk in chunks:
-        accumulator.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-    accumulator.feed(b"data: [DONE]\n\n")
-    reply = accumulator.reply()
-    assert reply.prompt_ids.tolist() == [1, 2] and reply.completion_ids.tolist() == [7, 8]
-    assert (reply.capture, reply.trainable, reply.message.text) == ("tokens", True, "ab")
-
-
 def test_vllm_text_completions():
     choice = {
         "text": "ab",

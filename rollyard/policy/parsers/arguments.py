@@ -13,7 +13,7 @@ import msgspec
 from rollyard.core.message import ToolCall, ToolSpec
 
 
-def typed(name: str, pairs: Iterable[tuple[str, str]], tools: Sequence[ToolSpec]) -> str:
+def type_arguments(name: str, pairs: Iterable[tuple[str, str]], tools: Sequence[ToolSpec]) -> str:
     """The JSON object of `pairs`, for the tool called `name`."""
     properties = properties_of(name, tools)
     values = {key: value_of(text, properties.get(key) or {}) for key, text in pairs}
@@ -41,7 +41,7 @@ def value_of(text: str, schema: Mapping[str, Any]) -> Any:
         return text
 
 
-def spelled(call: ToolCall) -> list[tuple[str, str]]:
+def spell_arguments(call: ToolCall) -> list[tuple[str, str]]:
     """The other way: each argument as the text that such a family writes."""
     try:
         values = msgspec.json.decode(call.arguments or "{}")

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from rollyard.core.errors import UnknownName, Unsupported
 from rollyard.core.message import Message, Text, ToolCall, ToolSpec
-from rollyard.policy.parsers.arguments import spelled, typed
+from rollyard.policy.parsers.arguments import spell_arguments, type_arguments
 from rollyard.policy.parsers.harmony import HARMONY
 from rollyard.policy.parsers.llama import LLAMA
 from rollyard.policy.parsers.protocol import ReplyParser
-from rollyard.policy.parsers.tagged import HERMES, Tagged, Tags, unwrapped
+from rollyard.policy.parsers.tagged import HERMES, Tagged, Tags, unwrap_arguments
 
 _SEP = "<\uff5ctool▁sep\uff5c>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
@@ -43,11 +43,11 @@ def read_coder(body: str, tools: Sequence[ToolSpec]) -> tuple[str, str] | None:
     if found is None:
         return None
     name = found.group(1).strip()
-    return name, typed(name, _PARAMETER.findall(found.group(2)), tools)
+    return name, type_arguments(name, _PARAMETER.findall(found.group(2)), tools)
 
 
 def write_coder(call: ToolCall) -> str:
-    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in spelled(call))
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in spell_arguments(call))
     return f"\n<function={call.name}>\n{inner}</function>\n"
 
 
@@ -56,11 +56,11 @@ def read_glm(body: str, tools: Sequence[ToolSpec]) -> tuple[str, str] | None:
     name = body.partition("<arg_key>")[0].strip()
     if not name or any(c in name for c in '{"\n'):
         return None
-    return name, typed(name, ((k.strip(), v) for k, v in _ARGUMENT.findall(body)), tools)
+    return name, type_arguments(name, ((k.strip(), v) for k, v in _ARGUMENT.findall(body)), tools)
 
 
 def write_glm(call: ToolCall) -> str:
-    pairs = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in spelled(call))
+    pairs = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in spell_arguments(call))
     return f"{call.name}\n{pairs}"
 
 
@@ -89,7 +89,7 @@ def read_kimi(body: str, tools: Sequence[ToolSpec]) -> tuple[str, str] | None:
     if not sep:
         return None
     name = before.strip().removeprefix("functions.").rpartition(":")
-    return name[0] or name[2], unwrapped(after.strip())
+    return name[0] or name[2], unwrap_arguments(after.strip())
 
 
 def write_kimi(call: ToolCall) -> str:

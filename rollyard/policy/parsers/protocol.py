@@ -24,7 +24,7 @@ class ReplyParser(Protocol):
 
 
 def assembled(thinking: str | None, text: str, calls: Sequence[tuple[str, str]]) -> Message:
-    """A message of what was found; `calls` are (name, JSON arguments). Ids are places until `stamped` makes them unique."""
+    """A message of what was found; `calls` are (name, JSON arguments). `stamp_call_ids` makes their ids unique."""
     parts: list[Part] = []
     if thinking:
         parts.append(Thinking(thinking))
@@ -34,7 +34,7 @@ def assembled(thinking: str | None, text: str, calls: Sequence[tuple[str, str]])
     return Message("assistant", tuple(parts))
 
 
-def stamped(message: Message, seed: str) -> Message:
+def stamp_call_ids(message: Message, seed: str) -> Message:
     """The message with tool-call ids that no other turn has; the same seed gives the same ids."""
     if not message.tool_calls:
         return message

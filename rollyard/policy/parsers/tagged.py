@@ -94,10 +94,10 @@ def read_hermes(body: str, tools: Sequence[ToolSpec]) -> tuple[str, str] | None:
         call = msgspec.json.decode(body.strip().encode("utf-8", "surrogatepass"), type=_Hermes)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return call.name, unwrapped(bytes(call.arguments).decode())
+    return call.name, unwrap_arguments(bytes(call.arguments).decode())
 
 
-def unwrapped(arguments: str) -> str:
+def unwrap_arguments(arguments: str) -> str:
     """Arguments that were written as a JSON string hold the object inside it."""
     if not arguments.startswith('"'):
         return arguments

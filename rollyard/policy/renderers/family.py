@@ -62,12 +62,12 @@ class FamilyRenderer:
         self._tokenizer = tokenizer
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> array[int]:
-        rendered = self._made.render_ids(chat(messages), tools=listed(tools), add_generation_prompt=True)
+        rendered = self._made.render_ids(chat(messages), tools=list_tools(tools), add_generation_prompt=True)
         return to_ids(rendered)
 
     def bridge(self, turn: SampledTurn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
         before, sampled = turn.strand[: turn.begun].tolist(), turn.completion.tolist()
-        bridged = self._made.bridge_to_next_turn(before, sampled, chat(new), tools=listed(tools))
+        bridged = self._made.bridge_to_next_turn(before, sampled, chat(new), tools=list_tools(tools))
         if bridged is None:
             raise Unbridgeable("family_declines", f"{self.name} cannot prove this continuation")
         known = len(before) + len(sampled)
@@ -78,7 +78,7 @@ class FamilyRenderer:
         return Bridged(added, closing(added, sampled, self.stop_ids))
 
     def parse(self, completion: array[int], tools: Sequence[ToolSpec] = ()) -> Message:
-        found = self._made.parse_response(completion.tolist(), tools=listed(tools))
+        found = self._made.parse_response(completion.tolist(), tools=list_tools(tools))
         text: str = found.content or ""
         calls: list[tuple[str, str]] = []
         for call in found.tool_calls:
@@ -112,6 +112,6 @@ def chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return out
 
 
-def listed(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
+def list_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
     """The package takes a tool without its `function` wrapping."""
     return [tool_as_chat(tool)["function"] for tool in tools] or None

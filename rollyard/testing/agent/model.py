@@ -12,7 +12,7 @@ from rollyard.core.limits import Limits
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
 from rollyard.policy import scripted
 from rollyard.policy.script import ScriptTurn
-from rollyard.policy.scripted_policy import finishing
+from rollyard.policy.scripted_policy import finish_actions
 from rollyard.policy.toolbox import shell_call
 from rollyard.testing.agent.fixture import DONE, WRITE, AgentFixture, AgentRun
 from rollyard.testing.suite import Skip, case, check
@@ -75,7 +75,7 @@ def odd_answers(call: Call) -> Reply:
     """Answers whose spelling agents like to change: white space, reasoning, the spacing of arguments."""
     results = sum(len(message.tool_results) for message in call.messages)
     if results >= 2:
-        marker = finishing(ScriptTurn(), call)  # agents that end by a command say so in their prompt
+        marker = finish_actions(ScriptTurn(), call)  # agents that end by a command say so in their prompt
         return _odd(call, marker[0].command or "", results) if marker else _reply(Text("done"))
     return _odd(call, ["echo one > one.txt", "echo hello > out.txt"][results], results)
 
