@@ -24,7 +24,7 @@ from rollyard.core.protocols import Policy
 from rollyard.core.rollout import MODES, Mode
 from rollyard.gate import Gate, Tls
 from rollyard.policy import PolicyText
-from rollyard.runs.run.policies import open_policy
+from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.store import Store
 
 # calls leave no cycles behind, and what they leave in the graph stays: looking at it every 700 objects costs a sixth of a call
