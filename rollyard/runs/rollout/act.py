@@ -11,14 +11,14 @@ from rollyard.core.protocols import Job
 from rollyard.core.task import McpServer
 from rollyard.runs.rollout import model_outage, prepare
 from rollyard.runs.rollout.agent_monitor import AgentMonitor, Ending
-from rollyard.runs.rollout.context import Acted, Opened, Prepared, RolloutContext, Turn, WaitFailed
+from rollyard.runs.rollout.context import Acted, AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed
 from rollyard.runs.rollout.stages import StageFailed
 from rollyard.tasks.host_variables import resolve_env, resolve_servers
 
 _NOTHING = ("/bin/sh", "-c", ":")  # what an agent without a program runs, so that nop takes the same path as any other
 
 
-async def act(context: RolloutContext, prepared: Prepared, turn: Turn) -> Acted:
+async def act(context: RolloutContext, prepared: Prepared, turn: AgentTurn) -> Acted:
     """An agent that did not end well raises `WaitFailed`, which holds what this would have returned."""
     async with context.stages.stage("launch"):
         launch = await _describe_launch(context, prepared, turn)
@@ -28,7 +28,7 @@ async def act(context: RolloutContext, prepared: Prepared, turn: Turn) -> Acted:
     return acted
 
 
-async def _describe_launch(context: RolloutContext, prepared: Prepared, turn: Turn) -> Launch:
+async def _describe_launch(context: RolloutContext, prepared: Prepared, turn: AgentTurn) -> Launch:
     plan, opened, facts = context.plan, prepared.opened, prepared.facts
     options = plan.options
     return Launch(
@@ -52,7 +52,7 @@ async def _describe_launch(context: RolloutContext, prepared: Prepared, turn: Tu
     )
 
 
-async def _start(context: RolloutContext, prepared: Prepared, turn: Turn, launch: Launch) -> Job:
+async def _start(context: RolloutContext, prepared: Prepared, turn: AgentTurn, launch: Launch) -> Job:
     task, facts, sandbox = context.task, prepared.facts, prepared.opened.sandbox
     user = (turn.step.agent_user if turn.step else None) or task.user
     rendered = agents.render(context.plan.agent, launch)
@@ -103,7 +103,7 @@ def _task_servers(context: RolloutContext) -> tuple[McpServer, ...]:
     return resolve_servers(context.task.mcp, os.environ, where=f"task {context.task.id}")
 
 
-def _gate_servers(opened: Opened) -> tuple[McpServer, ...]:
+def _gate_servers(opened: OpenedSandbox) -> tuple[McpServer, ...]:
     """The gate's tool endpoint, for a rollout that was given tools on the trainer's side."""
     if opened.session is None or opened.session.tools is None:
         return ()

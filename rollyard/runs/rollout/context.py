@@ -34,7 +34,7 @@ class RolloutContext(NamedTuple):
     record: Record
 
 
-class Opened(NamedTuple):
+class OpenedSandbox(NamedTuple):
     """After provision: a sandbox, and the way from it to the model. An agent that calls no model has no session, and neither
     has one that is given the model's own address."""
 
@@ -54,14 +54,14 @@ class Opened(NamedTuple):
 class Prepared(NamedTuple):
     """After prepare: the agent can start. `before` is the working directory as the agent finds it."""
 
-    opened: Opened
+    opened: OpenedSandbox
     facts: SandboxFacts
     prefix: str
     before: DirectoryCopy
     startup: StartUp | None
 
 
-class Turn(NamedTuple):
+class AgentTurn(NamedTuple):
     """What the agent is asked to do once: the task, or one step of it."""
 
     instruction: str
@@ -74,7 +74,7 @@ class Acted(NamedTuple):
     """After wait: the agent was started and has ended, one way or the other."""
 
     prepared: Prepared
-    turn: Turn
+    turn: AgentTurn
     launch: Launch
 
 

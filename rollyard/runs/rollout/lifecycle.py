@@ -22,7 +22,7 @@ from rollyard.gate import Gate, Session
 from rollyard.runs.rollout import collect, prepare
 from rollyard.runs.rollout.act import act
 from rollyard.runs.rollout.conclude import conclude
-from rollyard.runs.rollout.context import Opened, Prepared, RolloutContext, Turn, WaitFailed, run_hook
+from rollyard.runs.rollout.context import AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed, run_hook
 from rollyard.runs.rollout.judge import Judge
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check
 from rollyard.runs.rollout.provision import Provision
@@ -76,7 +76,7 @@ async def _judge_what_is_left(context: RolloutContext, failed: StageFailed) -> N
 # provision
 
 
-async def _provision(context: RolloutContext, stack: AsyncExitStack) -> Opened:
+async def _provision(context: RolloutContext, stack: AsyncExitStack) -> OpenedSandbox:
     """What is opened here is closed with the stack: first the teardown hooks, then the session, then the sandbox."""
     task, plan, backend, limits = context.task, context.plan, context.backend, context.limits
     specs = context.judge.specs(task)
@@ -100,12 +100,12 @@ async def _provision(context: RolloutContext, stack: AsyncExitStack) -> Opened:
         )
         if plan.direct is not None:
             url, key = plan.direct
-            return Opened(sandbox, spec, image, None, url.removesuffix("/").removesuffix("/v1"), key)
+            return OpenedSandbox(sandbox, spec, image, None, url.removesuffix("/").removesuffix("/v1"), key)
         if plan.agent.dialect is None:
-            return Opened(sandbox, spec, image, None, "")
+            return OpenedSandbox(sandbox, spec, image, None, "")
         session = await _open_session(context, sessions)
         url = await _prove_route(context, sandbox, session)
-        return Opened(sandbox, spec, image, session, url)
+        return OpenedSandbox(sandbox, spec, image, session, url)
 
 
 async def _open_sandbox(context: RolloutContext, spec: SandboxSpec, limit_s: float) -> Sandbox:
@@ -173,7 +173,7 @@ async def _close_sandbox(context: RolloutContext, sandbox: Sandbox) -> None:
 # prepare
 
 
-async def _prepare(context: RolloutContext, opened: Opened) -> Prepared:
+async def _prepare(context: RolloutContext, opened: OpenedSandbox) -> Prepared:
     task, sandbox = context.task, opened.sandbox
     async with context.stages.stage("prepare") as deadline:
         facts = await prepare.look_around(sandbox, opened.spec, deadline)
@@ -198,13 +198,13 @@ async def _prepare(context: RolloutContext, opened: Opened) -> Prepared:
 async def _attempt(context: RolloutContext, prepared: Prepared) -> None:
     task, record = context.task, context.record
     if not task.steps:
-        await conclude(context, await act(context, prepared, Turn(task.instruction, context.limits.agent)))
+        await conclude(context, await act(context, prepared, AgentTurn(task.instruction, context.limits.agent)))
         return
     verdicts: list[Verdict] = []
     for number, step in enumerate(task.steps):
         await _begin_step(context, prepared, step, number)
         limit_s = step.agent_timeout_s or context.limits.agent
-        turn = Turn(step.instruction, limit_s, step, last=number == len(task.steps) - 1)
+        turn = AgentTurn(step.instruction, limit_s, step, last=number == len(task.steps) - 1)
         verdict = await conclude(context, await act(context, prepared, turn))
         verdicts.append(verdict or Verdict(status="none"))
         if not steps.may_go_on(step, verdicts[-1]):
