@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from rollyard.inside.plain_env import serve_tools as serve_tools
     from rollyard.policy.renderers.load import renderer as renderer
     from rollyard.runs.envs import TaskEnv as TaskEnv
-    from rollyard.runs.fleet_job import FleetJob as FleetJob
     from rollyard.runs.report.report import report as report
     from rollyard.runs.rollout.run_rollout import run_rollout as run_rollout
     from rollyard.runs.run.config import RunConfig as RunConfig
     from rollyard.runs.run.evaluate import evaluate as evaluate
     from rollyard.runs.run.evaluate import evaluate_task as evaluate_task
+    from rollyard.runs.run.fleet_job import FleetJob as FleetJob
     from rollyard.runs.run.run import Run as Run
     from rollyard.store.exports.export import export as export
     from rollyard.store.store import Store as Store
@@ -81,7 +81,7 @@ _NAMES: dict[str, str] = {
     "export": "rollyard.store.exports.export",
     "evaluate": "rollyard.runs.run.evaluate",
     "evaluate_task": "rollyard.runs.run.evaluate",
-    "FleetJob": "rollyard.runs.fleet_job",
+    "FleetJob": "rollyard.runs.run.fleet_job",
     "samples": "rollyard.trajectory.samples",
     "ImageStore": "rollyard.images.store",
     "layer": "rollyard.images.store",

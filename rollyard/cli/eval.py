@@ -11,7 +11,7 @@ import typer
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
 from rollyard.cli.options import with_rollout_options
 from rollyard.cli.printing import print_json
-from rollyard.runs.rollout.options import RolloutFields
+from rollyard.runs.rollout.options import RolloutFields, write_options
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -56,7 +56,8 @@ def evaluate(
                 await write_report(kept, report, out)
             return report
 
-    again = f"rollyard eval {shlex.quote(config)} --resume {{run}}{store_option(store)}"
+    words = shlex.join(["rollyard", "eval", config, *write_options(options)])
+    again = f"{words} --resume {{run}}{store_option(store)}"
     report = run_interruptibly(work, display=shown, store=store, resume=again)
     if as_json:
         print_json(report)

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+STARTED = "rollout.started"
+COMMITTED = "rollout.committed"  # kept in the same transaction as its rollout
 POLICY_STOPPED = "policy.stopped"  # a run asks this policy no more; its attempts are owed
 AgentEventKind = Literal["assistant", "reasoning", "tool_call", "tool_result", "usage", "error", "done", "raw"]
 

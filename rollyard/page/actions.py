@@ -26,9 +26,9 @@ from rollyard.core.rollout import MODES, Rollout
 from rollyard.core.task import Task
 from rollyard.runs.rescore import rescore
 from rollyard.runs.rollout.modes import choose
+from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.rollout.options import OPTIONS, Option, RolloutFields, merge_options, read_options, write_options
 from rollyard.runs.rollout.run_rollout import run_rollout
-from rollyard.runs.run.policies import open_policy
 from rollyard.store import Store
 from rollyard.tasks.taskset import Taskset
 
@@ -119,7 +119,7 @@ class LocalActions:
             options=options,
             setup=_lines(form.get("setup", "")),
             verify=_lines(form.get("verify", "")),
-            sink=self._store.event,
+            sink=self._keep,
             rollout_id=rollout_id,
         )
         begun = {
@@ -140,6 +140,9 @@ class LocalActions:
                 del self._scopes[rollout_id]
                 with anyio.move_on_after(5, shield=True):
                     await policy.aclose()
+
+    async def _keep(self, event: Event) -> None:
+        await self._store.event(event)
 
     async def cancel(self, rollout_id: str) -> bool:
         scope = self._scopes.get(rollout_id)

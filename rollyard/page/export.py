@@ -17,7 +17,7 @@ from rollyard.page.drawing import timeline
 from rollyard.page.rendering import environment
 from rollyard.runs.report.plots import pictures
 from rollyard.runs.report.report import report, run_prices
-from rollyard.runs.run.spending import cost
+from rollyard.runs.report.spending import cost
 from rollyard.store import Store
 from rollyard.store.values import row_of
 

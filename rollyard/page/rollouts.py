@@ -13,13 +13,12 @@ from typing import Any
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.core.events import Event
+from rollyard.core.events import STARTED, Event
 from rollyard.core.rollout import Rollout
 from rollyard.page import steps as step_texts
 from rollyard.page.drawing import branch_graph, timeline
 from rollyard.runs.report.report import run_prices
-from rollyard.runs.run.spending import cost
-from rollyard.runs.run.worker import STARTED
+from rollyard.runs.report.spending import cost
 from rollyard.store import Store
 from rollyard.store.values import StoredEvent, row_of
 from rollyard.trajectory.branch import Branch

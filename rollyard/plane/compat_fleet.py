@@ -21,7 +21,7 @@ from rollyard.plane.fleet.jobs import Runner
 from rollyard.plane.fleet_rollouts import RolloutRunner
 from rollyard.plane.instance_backend import InstanceBackend
 from rollyard.plane.instances import Instances
-from rollyard.runs.run.policies import open_policy
+from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.store import Store
 
 _NOBODY = "fleet"  # who owns the sandboxes that verifiers run in

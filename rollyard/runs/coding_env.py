@@ -43,7 +43,7 @@ class CodingAction(msgspec.Struct, forbid_unknown_fields=True):
     agent: str | None = None
 
 
-class Episode(NamedTuple):
+class CodingEpisode(NamedTuple):
     """What an episode is about: the task, and the other arguments of `run_rollout`."""
 
     task: str | Task
@@ -63,7 +63,7 @@ class TaskedEnv(Env):
         self._asked: dict[str, Any] = {}
         self._seed: int | None = None
         self._task_id: str | None = None
-        self._episode: Episode | None = None
+        self._episode: CodingEpisode | None = None
 
     @property
     def state(self) -> Mapping[str, Any]:
@@ -80,7 +80,7 @@ class TaskedEnv(Env):
             self._task_id = instruction.id
         if seed is not None:
             arguments["seed"] = seed
-        self._asked, self._seed, self._episode = dict(asked), seed, Episode(instruction, arguments)
+        self._asked, self._seed, self._episode = dict(asked), seed, CodingEpisode(instruction, arguments)
 
     def _find_task(self, seed: int | None, asked: Mapping[str, Any]) -> Task:
         if unknown := sorted(set(asked) - {"task", "split", "index"}):
@@ -101,7 +101,7 @@ class TaskedEnv(Env):
             raise EnvError(f"index must be an integer from 0 to {len(self._tasks) - 1}")
         return self._tasks[index]
 
-    def _current(self) -> Episode:
+    def _current(self) -> CodingEpisode:
         if self._episode is None:
             raise EnvError("there is no task yet: reset")
         return self._episode

@@ -17,9 +17,9 @@ from rollyard.core.limits import Deadline, Limits
 from rollyard.core.protocols import Backend, Policy, Verifier
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.scratch import scratch
-from rollyard.core.task import Task
+from rollyard.core.task import Task, VerifierSpec
 from rollyard.runs.rollout.collect import unpack
-from rollyard.runs.rollout.judge import Judge
+from rollyard.runs.rollout.judge import Evidence, Judge
 from rollyard.runs.rollout.prepare import look_around, put_files
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.sandbox_spec import task_spec
@@ -80,17 +80,18 @@ async def _one(
     if kept.task.steps:
         return row(after=kept.reward, error="a multi-step task is judged step by step and not again")
     judge = Judge(backend, provision, verifier, policy)
-    if judge.spec(kept.task, None) is None:
+    spec = judge.spec(kept.task, None)
+    if spec is None:
         raise ConfigError(f"task {kept.task.id!r} has no verifier", hint="give one, or rescore other rollouts")
-    verdict = await _judge(kept, kept.workdir, backend, provision, judge)
+    verdict = await _judge(kept, kept.workdir, spec, backend, provision, judge)
     await store.add_verdict(kept.id, verdict)
     return row(after=verdict.reward, error=verdict.error)
 
 
-async def _judge(kept: Rollout, tar: bytes, backend: Backend, provision: Provision, judge: Judge) -> Verdict:
+async def _judge(
+    kept: Rollout, tar: bytes, spec: VerifierSpec, backend: Backend, provision: Provision, judge: Judge
+) -> Verdict:
     task = kept.task
-    spec = judge.spec(task, None)
-    assert spec is not None
     limits = task.limits or Limits()
     deadline = Deadline.after(limits.setup + limits.verify, "verify")
     built = await provision.image(task, backend, deadline)
@@ -104,14 +105,5 @@ async def _judge(kept: Rollout, tar: bytes, backend: Backend, provision: Provisi
             await anyio.to_thread.run_sync(unpack, tar, folder)
             await box.upload_dir(str(folder), where.workdir, user=task.user)
         judged = msgspec.structs.replace(kept, failure=None)
-        return await judge(
-            spec,
-            judged,
-            box,
-            place=place,
-            workdir=where.workdir,
-            collected=(),
-            step=None,
-            deadline=deadline,
-            before=before,
-        )
+        evidence = Evidence(rollout=judged, sandbox=box, place=place, workdir=where.workdir, before=before)
+        return await judge(spec, evidence, deadline)

@@ -25,7 +25,7 @@ from rollyard.gate import Gate, Tls
 from rollyard.net.key_files import read_or_make_key, state_file, write_key
 from rollyard.net.ready import ServerReady
 from rollyard.policy import PolicyText
-from rollyard.runs.run.policies import open_policy
+from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.store import Store
 
 # calls leave no cycles behind, and what they leave in the graph stays: looking at it every 700 objects costs a sixth of a call

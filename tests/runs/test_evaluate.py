@@ -8,8 +8,8 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError
+from rollyard.runs.report.spending import Price
 from rollyard.runs.run.config import load
-from rollyard.runs.run.spending import Price
 from tests.runs.conftest import CHECK, HELLO
 
 pytestmark = pytest.mark.anyio

@@ -131,6 +131,8 @@ async def test_a_run_refuses_strings_among_its_fields(tmp_path):
                 ry.Run(["x"], store=store, **{name: "bug-*"})
         with pytest.raises(ConfigError, match="verifier: a function"):
             ry.Run(["x"], store=store, verifier="true")
+        with pytest.raises(ConfigError, match="gate and base_url"):
+            ry.Run(["x"], store=store, gate=ry.Gate(ry.policy.scripted(HELLO)), base_url="http://127.0.0.1:9/v1")
         with pytest.raises(ConfigError, match="models"):
             await ry.evaluate_task("x", "upstream:http://127.0.0.1:9/v1")
 

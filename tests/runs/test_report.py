@@ -5,7 +5,7 @@ import msgspec
 from rollyard.core.rollout import Failure, Rollout, StageRecord, Verdict
 from rollyard.core.task import Task
 from rollyard.runs.report.report import Report, summarise, text
-from rollyard.runs.run.spending import Price
+from rollyard.runs.report.spending import Price
 
 
 def rollout(task, attempt, reward, agent="pi", failure=None):

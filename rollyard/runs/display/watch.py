@@ -10,8 +10,8 @@ import anyio
 import msgspec
 
 from rollyard.core.errors import ConfigError
+from rollyard.core.events import COMMITTED, STARTED
 from rollyard.runs.display.progress import Display, display, moves_cursor
-from rollyard.runs.run.worker import COMMITTED, STARTED
 from rollyard.store import Store
 from rollyard.store.values import RunInfo
 

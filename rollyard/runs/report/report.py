@@ -18,8 +18,8 @@ from anyio import to_thread
 from rollyard.core.failure_groups import FailureGroup, group_failures
 from rollyard.core.rollout import Rollout
 from rollyard.runs.report import statistics
+from rollyard.runs.report.spending import Price, Prices, cost
 from rollyard.runs.report.statistics import Groups, Interval
-from rollyard.runs.run.spending import Price, Prices, cost
 from rollyard.store import Store
 from rollyard.store.listing import printable
 from rollyard.store.values import RolloutRow, RunInfo, row_of

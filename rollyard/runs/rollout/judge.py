@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +19,19 @@ from rollyard.tasks import grade
 from rollyard.tasks.host_variables import resolve_env
 from rollyard.tasks.python_startup import StartUp, look
 from rollyard.tasks.verifiers import verifier_for
+
+
+class Evidence(NamedTuple):
+    """What is judged: the rollout so far and its sandbox, which `place` describes. `collected` is what the task's own hooks
+    said when the agent ended; `before` is what Python loaded unasked before it started."""
+
+    rollout: Rollout
+    sandbox: Sandbox
+    place: SandboxSpec
+    workdir: str
+    collected: tuple[CommandRecord, ...] = ()
+    step: Step | None = None
+    before: StartUp | None = None
 
 
 class Judge:
@@ -53,20 +67,8 @@ class Judge:
         """The task's hooks that save run-time state, while the processes they look at still live."""
         return await grade.collect(spec, sandbox, workdir)
 
-    async def __call__(
-        self,
-        spec: VerifierSpec,
-        rollout: Rollout,
-        sandbox: Sandbox,
-        *,
-        place: SandboxSpec,
-        workdir: str,
-        collected: tuple[CommandRecord, ...],
-        step: Step | None,
-        deadline: Deadline,
-        before: StartUp | None,
-    ) -> Verdict:
-        task = rollout.task
+    async def __call__(self, spec: VerifierSpec, evidence: Evidence, deadline: Deadline) -> Verdict:
+        task, place, workdir, step = evidence.rollout.task, evidence.place, evidence.workdir, evidence.step
 
         async def prepare(fresh: Sandbox) -> None:
             """The task's files and setup, in a sandbox from its image."""
@@ -77,7 +79,7 @@ class Judge:
         layers = await self._provision.layers(spec.layers)
         case = grade.Judging(
             spec=spec,
-            rollout=rollout,
+            rollout=evidence.rollout,
             place=place,
             workdir=workdir,
             artifacts=(*task.artifacts, *(step.artifacts if step is not None else ())),
@@ -87,11 +89,12 @@ class Judge:
             tools=tuple(f"{layer_prefix(layer)}/bin" for layer in layers),
             env=resolve_env(spec.env, os.environ, where=f"task {task.id}: verifier.env"),
             timeout_s=max(1.0, deadline.left),
-            collected=collected,
-            before=before,
+            collected=evidence.collected,
+            before=evidence.before,
         )
         verifier = self._verifier or verifier_for(spec, self._policy)
-        return await grade.judge(case, sandbox, self._backend, verifier, forget=self._provision.forget, prepare=prepare)
+        forget = self._provision.forget
+        return await grade.judge(case, evidence.sandbox, self._backend, verifier, forget=forget, prepare=prepare)
 
     async def _site(self, site: Site, place: SandboxSpec, deadline: Deadline) -> SandboxSpec:
         """A place of the verifier's own, with its image built."""

@@ -18,9 +18,9 @@ from rollyard.core.agent import Agent
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.protocols import Passthrough, Policy
 from rollyard.core.rollout import Mode
+from rollyard.runs.rollout.open_policy import silent_policy
 from rollyard.runs.rollout.options import RolloutOptions
 from rollyard.runs.rollout.plan import AgentSwitches, check_mode
-from rollyard.runs.run.policies import silent_policy
 
 # what each mode can do to a model call; anything else asked for is refused by name
 HONOURED: dict[Mode, frozenset[str]] = {

@@ -19,6 +19,7 @@ from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import CommandRecord
 from rollyard.core.sandbox import Exit, SandboxSpec
 from rollyard.core.task import File, Healthcheck
+from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.stages import Stages
 
 DEFAULT_WORKDIR = "/workspace"
@@ -85,7 +86,7 @@ async def put_skills(sandbox: Sandbox, skills: str, user: str | None, deadline: 
         raise ConfigError(f"environment.skills_dir: {skills!r} cannot be copied: {done.text.strip()[-200:]}")
 
 
-def record(command: str, done: Exit) -> CommandRecord:
+def describe_command(command: str, done: Exit) -> CommandRecord:
     return CommandRecord(
         command=command,
         exit_code=done.exit_code,
@@ -97,20 +98,19 @@ def record(command: str, done: Exit) -> CommandRecord:
 
 
 async def run_setup(
-    sandbox: Sandbox, commands: Sequence[str], *, cwd: str, user: str | None, stages: Stages, deadline: Deadline
-) -> tuple[tuple[CommandRecord, ...], CommandRecord | None]:
-    """Every command's record, and the one that failed (the last), if any."""
-    records: list[CommandRecord] = []
+    sandbox: Sandbox, commands: Sequence[str], workdir: str, record: Record, stages: Stages, deadline: Deadline
+) -> None:
+    """Each command is recorded when it ends, also one that is cut off; the first that fails ends it."""
     for number, command in enumerate(commands):
-        done = await sandbox.exec(command, cwd=cwd, user=user, timeout=max(1.0, deadline.left))
-        records.append(record(command, done))
-        await stages.tell("setup.command", number=number, **msgspec.to_builtins(records[-1]))
+        done = await sandbox.exec(command, cwd=workdir, timeout=max(1.0, deadline.left))
+        noted = describe_command(command, done)
+        record.note_command(noted)
+        await stages.tell("setup.command", number=number, **msgspec.to_builtins(noted))
         if not done.ok:
-            return tuple(records), records[-1]
-    return tuple(records), None
+            raise _setup_failed(noted)
 
 
-def setup_failed(failed: CommandRecord) -> CommandFailed:
+def _setup_failed(failed: CommandRecord) -> CommandFailed:
     how = "timed out" if failed.timed_out else f"exited with {failed.exit_code}"
     return CommandFailed(
         f"setup command {failed.command!r} {how}: {(failed.stderr or failed.stdout)[-400:].strip()}",

@@ -23,11 +23,11 @@ from rollyard.core.task import File, McpServer, Task, VerifierSpec
 from rollyard.gate import Budget, Gate
 from rollyard.runs.rollout.lifecycle import rollout
 from rollyard.runs.rollout.modes import choose, find_direct
+from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.rollout.options import OPTIONS, RolloutFields, RolloutOptions, merge_options
 from rollyard.runs.rollout.plan import Hooks, RolloutPlan, SessionOptions
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
-from rollyard.runs.run.policies import open_policy
 from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 from rollyard.tasks.rows import as_task

@@ -16,12 +16,12 @@ from rollyard.runs.display.progress import Display, one_line, summary
 from rollyard.runs.report.report import Report
 from rollyard.runs.report.report import text as report_text
 from rollyard.runs.rollout.modes import choose
+from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.rollout.options import RolloutFields, merge_options
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.runs.run.config import POLICY, RunConfig, anchor, load
 from rollyard.runs.run.drive import drive
 from rollyard.runs.run.executor import Executor, executor
-from rollyard.runs.run.policies import open_policy
 from rollyard.runs.run.policy_health import check_servers
 from rollyard.store import Store
 

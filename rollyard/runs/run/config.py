@@ -11,8 +11,8 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.sequences import check_sequences
+from rollyard.runs.report.spending import Price
 from rollyard.runs.rollout.options import RolloutFields, RolloutOptions
-from rollyard.runs.run.spending import Price
 
 POLICY = "policy"  # the name of a run's only policy
 

@@ -19,12 +19,12 @@ from rollyard.core.scratch import scratch
 from rollyard.core.task import Task
 from rollyard.gate import Gate
 from rollyard.runs.display.progress import Display
-from rollyard.runs.fleet_job import FleetJob, evaluate_remotely
 from rollyard.runs.report.quality import ModelScores, TaskQuality, judge_task
 from rollyard.runs.report.report import Report
+from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.run.config import RunConfig, load
 from rollyard.runs.run.drive import carry_out
-from rollyard.runs.run.policies import open_policy
+from rollyard.runs.run.fleet_job import FleetJob, evaluate_remotely
 from rollyard.runs.run.run import Run
 from rollyard.store import Store
 from rollyard.tasks.rows import as_task

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Any
 
 from rollyard import agents
-from rollyard import policy as policies
 from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Policy
-from rollyard.core.rollout import Rollout
 from rollyard.policy import PolicyText
+from rollyard.runs.rollout.open_policy import open_policy, refuse_queue, silent_policy
 from rollyard.runs.run.config import POLICY, RunConfig
 from rollyard.store import Store
 
@@ -19,20 +17,12 @@ from rollyard.store import Store
 def check_policies(config: RunConfig) -> None:
     """Refuse what cannot answer, before anything opens."""
     for text in config.answers.values():
-        _refuse_queue(PolicyText.read(text))
+        refuse_queue(PolicyText.read(text))
     callers = [name for name in config.agents if agents.get(name).calls_model]
     if callers and not config.answers:
         raise ConfigError(
             f"no policy answers the model calls of {', '.join(callers)}",
             hint="--policy scripted:FILE, or --base-url URL --model M",
-        )
-
-
-def _refuse_queue(found: PolicyText) -> None:
-    if found.name == "queue":
-        raise ConfigError(
-            "a queue is answered by a trainer, and none can reach the one of this command",
-            hint="serve one with `rollyard serve gate --policy queue`, or pass policy=ry.policy.Queue() in Python",
         )
 
 
@@ -44,36 +34,3 @@ async def open_policies(stack: AsyncExitStack, config: RunConfig, store: Store) 
         policy = made[name] = await open_policy(text, store=store, model=config.model, key_env=config.key_env)
         stack.push_async_callback(policy.aclose)
     return made or {POLICY: silent_policy()}
-
-
-async def open_policy(text: str, *, store: Store | None = None, served: bool = False, **settings: Any) -> Policy:
-    """A policy from its text; of `settings` (the model, the key) it is given those that it takes. `replay:ID` is read from the
-    store that its text names, or else from `store`. A queue is for a gate that is `served`: a trainer can reach that."""
-    found = PolicyText.read(text)
-    if not served:
-        _refuse_queue(found)
-    given = {name: value for name, value in settings.items() if name in found.takes}
-    if found.name == "replay" and found.argument is not None:
-        given["recorded"] = (await read_recording(found, store)).trajectory
-    return policies.parse(text, **given)
-
-
-async def read_recording(found: PolicyText, store: Store | None) -> Rollout:
-    if (where := found.options.get("store")) is not None:
-        async with Store.open(where, create=False) as other:
-            return await _rollout(other, found.argument or "")
-    if store is None:
-        raise ConfigError(f"replay:{found.argument} needs the store of the recording", hint="add #store=FILE")
-    return await _rollout(store, found.argument or "")
-
-
-async def _rollout(store: Store, text: str) -> Rollout:
-    kind, rollout_id = await store.resolve(text)
-    if kind != "rollout":
-        raise ConfigError(f"{text!r} is a run; replay takes one rollout", hint=f"rollyard list {text} shows them")
-    return await store.get_rollout(rollout_id)
-
-
-def silent_policy() -> Policy:
-    """For agents that call no model; it has no answer."""
-    return policies.scripted({"steps": []})

@@ -22,13 +22,13 @@ import anyio
 import structlog
 
 from rollyard.core.errors import ConfigError, Error, MissingExtra, StoreError, Unsupported
+from rollyard.core.events import COMMITTED
 from rollyard.core.rollout import Rollout
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.executor import Record, RunResources, Workers
 from rollyard.runs.run.ray_worker import NodeAssignment, NodeWorker, WorkerEnd
 from rollyard.runs.run.shipping import pack_work
 from rollyard.runs.run.store_retry import insist
-from rollyard.runs.run.worker import COMMITTED
 
 T = TypeVar("T")
 

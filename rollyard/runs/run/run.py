@@ -63,6 +63,8 @@ class Run:
         executor: Executor | None = None,
         **fields: Any,
     ) -> None:
+        if gate is not None and fields.get("base_url") is not None:
+            raise ConfigError("gate and base_url both say who answers", hint="give one of them")
         base = config or RunConfig()
         self.config = msgspec.structs.replace(base, **fields)
         self._work = Assignment(

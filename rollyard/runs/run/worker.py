@@ -18,13 +18,14 @@ import structlog
 from anyio.abc import TaskGroup
 
 from rollyard.core.errors import ConfigError, LeaseLost, SandboxError, SandboxUnavailable, StoreError
-from rollyard.core.events import POLICY_STOPPED, Event
+from rollyard.core.events import COMMITTED, POLICY_STOPPED, STARTED, Event
 from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt, Lease
 from rollyard.core.protocols import Backend, EventSink, Policy
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.core.task import Task
 from rollyard.gate import Budget, Gate
+from rollyard.runs.report.spending import Spending
 from rollyard.runs.rollout.lifecycle import rollout
 from rollyard.runs.rollout.modes import Answering, choose, find_direct
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, refusal
@@ -32,14 +33,11 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.assignment import Assignment, owner_name
 from rollyard.runs.run.policy_health import PolicyHealth
-from rollyard.runs.run.spending import Spending
 from rollyard.runs.run.store_retry import insist
 from rollyard.store import Store
 
 Finished = Callable[[Rollout], Awaitable[None]]
 
-STARTED = "rollout.started"
-COMMITTED = "rollout.committed"  # the event that is kept in the same transaction as its rollout
 FLUSH_S, SHARED_FLUSH_S = 0.1, 2.0  # events of this long become one write; on a shared store appends take turns
 LONGEST_FLUSH_S = 30.0  # and the longer one had to wait, the rarer they become: many workers do not block each other
 LOST_CLAIMS = 10  # how often an attempt may take its worker with it before it is given up

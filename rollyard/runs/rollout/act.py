@@ -1,0 +1,118 @@
+"""launch and wait: the agent is started with its files, its environment and the model's address, and watched until it ends."""
+
+from __future__ import annotations
+
+import os
+
+from rollyard import agents
+from rollyard.core.agent import Launch
+from rollyard.core.errors import AgentTimeout
+from rollyard.core.protocols import Job
+from rollyard.core.task import McpServer
+from rollyard.runs.rollout import model_outage, prepare
+from rollyard.runs.rollout.agent_monitor import AgentMonitor, Ending
+from rollyard.runs.rollout.context import Acted, AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed
+from rollyard.runs.rollout.stages import StageFailed
+from rollyard.tasks.host_variables import resolve_env, resolve_servers
+
+_NOTHING = ("/bin/sh", "-c", ":")  # what an agent without a program runs, so that nop takes the same path as any other
+
+
+async def act(context: RolloutContext, prepared: Prepared, turn: AgentTurn) -> Acted:
+    """An agent that did not end well raises `WaitFailed`, which holds what this would have returned."""
+    async with context.stages.stage("launch"):
+        launch = await _describe_launch(context, prepared, turn)
+        job = await _start(context, prepared, turn, launch)
+    acted = Acted(prepared, turn, launch)
+    await _wait(context, job, acted)
+    return acted
+
+
+async def _describe_launch(context: RolloutContext, prepared: Prepared, turn: AgentTurn) -> Launch:
+    plan, opened, facts = context.plan, prepared.opened, prepared.facts
+    options = plan.options
+    return Launch(
+        instruction=turn.instruction,
+        model=plan.model,
+        root_url=opened.root_url,
+        key=opened.key,
+        home=prepare.HOME,
+        workdir=facts.workdir,
+        prefix=prepared.prefix,
+        isolation=opened.sandbox.info.isolation,
+        as_root=facts.as_root,
+        system_prompt=options.system_prompt,
+        disabled_tools=options.disabled_tools,
+        disable_thinking=plan.switches.disable_thinking,
+        max_tokens=plan.switches.max_tokens,
+        dialect=options.dialect,
+        mcp=(*_task_servers(context), *options.mcp, *_gate_servers(opened)),
+        solution=await context.provision.solution(opened.sandbox, context.task, turn.step, plan.agent),
+        allow_unsafe=options.allow_unsafe,
+    )
+
+
+async def _start(context: RolloutContext, prepared: Prepared, turn: AgentTurn, launch: Launch) -> Job:
+    task, facts, sandbox = context.task, prepared.facts, prepared.opened.sandbox
+    user = (turn.step.agent_user if turn.step else None) or task.user
+    rendered = agents.render(context.plan.agent, launch)
+    for path, data in rendered.files.items():
+        await sandbox.write(path, data, mode=0o600, user=user)
+    env = {
+        "PATH": facts.path,
+        **resolve_env(task.env, os.environ, where=f"task {task.id}"),
+        **_solution_env(context),
+        **rendered.env,
+    }  # the agent's own interpreters stay off the task's PATH
+    return await sandbox.start(rendered.argv or _NOTHING, env=env, cwd=facts.workdir, user=user)
+
+
+async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
+    agent, record, limits = context.plan.agent, context.record, context.limits
+    session, limit_s = acted.prepared.opened.session, acted.turn.limit_s
+    monitor = AgentMonitor(job, agents.parse(agent), session, limits.idle, context.stages)
+    try:
+        async with context.stages.stage("wait", limit_s=limit_s):
+            try:
+                ending = await monitor.wait()
+            except BaseException:  # its time is up, or it is cancelled: what was seen of it is kept
+                seen = tuple(monitor.events)
+                record.note_ending(Ending(how="exited", exit_code=None, events=seen, log=monitor.log))
+                raise
+            record.note_ending(ending)
+            spent = model_outage.weigh(ending, session, agent=agent.name, idle_s=limits.idle)
+            if spent is not None:
+                record.note(status="budget", stop_reason=spent)
+    except StageFailed as failed:
+        if isinstance(failed.error, AgentTimeout):
+            if (away := model_outage.model_was_away(session, limit_s)) is not None:
+                raise StageFailed("wait", "policy", away) from failed
+            if model_outage.context_was_full(session):
+                record.note(stop_reason=model_outage.CONTEXT)
+        raise WaitFailed(failed, acted) from failed
+    finally:
+        record.note_log(monitor)
+        if session is not None:
+            record.note_session(session)
+
+
+def _task_servers(context: RolloutContext) -> tuple[McpServer, ...]:
+    """The task's servers, for an agent that has a model to use them."""
+    if not context.plan.agent.calls_model:
+        return ()
+    return resolve_servers(context.task.mcp, os.environ, where=f"task {context.task.id}")
+
+
+def _gate_servers(opened: OpenedSandbox) -> tuple[McpServer, ...]:
+    """The gate's tool endpoint, for a rollout that was given tools on the trainer's side."""
+    if opened.session is None or opened.session.tools is None:
+        return ()
+    headers = {"Authorization": f"Bearer {opened.key}"}
+    return (McpServer(name="rollyard", url=f"{opened.root_url}/mcp", headers=headers),)
+
+
+def _solution_env(context: RolloutContext) -> dict[str, str]:
+    """What the task's solution needs, for the oracle alone."""
+    if context.plan.agent.name != "oracle":
+        return {}
+    return resolve_env(context.task.solution_env, os.environ, where=f"task {context.task.id}: solution.env")

@@ -1,0 +1,65 @@
+"""stop, collect and verify: the agent is dead and its key revoked, what it left is taken out, and then it is judged."""
+
+from __future__ import annotations
+
+from rollyard import agents
+from rollyard.core.rollout import CommandRecord, Verdict
+from rollyard.runs.rollout import collect
+from rollyard.runs.rollout.context import Acted, RolloutContext
+from rollyard.runs.rollout.judge import Evidence
+
+
+async def conclude(context: RolloutContext, acted: Acted) -> Verdict | None:
+    """One turn of the agent, from its end to its verdict. Only the last turn's files are collected."""
+    hooks = await _stop(context, acted)
+    if acted.turn.last:
+        await _collect(context, acted)
+    return await _verify(context, acted, hooks)
+
+
+async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, ...]:
+    """Every process of the agent is dead and its key is worth nothing before anybody judges. Gives what the task's own hooks
+    said, which run while the processes they look at still live."""
+    opened, workdir = acted.prepared.opened, acted.prepared.facts.workdir
+    async with context.stages.stage("stop"):
+        if opened.session is not None:
+            await (opened.session.close() if acted.turn.last else opened.session.lock())
+            context.record.note_session(opened.session)
+        spec = context.judge.spec(context.task, acted.turn.step)
+        collected = await context.judge.collect(spec, opened.sandbox, workdir) if spec else ()
+        if spec is None or spec.grade != "live":
+            await opened.sandbox.kill_processes()
+    return collected
+
+
+async def _collect(context: RolloutContext, acted: Acted) -> None:
+    sandbox, workdir = acted.prepared.opened.sandbox, acted.prepared.facts.workdir
+    async with context.stages.stage("collect"):
+        after = await collect.copy_out(sandbox, workdir)
+        context.record.note(diff=collect.patch(acted.prepared.before, after), workdir=after.tar)
+        patterns = agents.artifacts(context.plan.agent, acted.launch)
+        asked = (*context.plan.options.collect, *(artifact.source for artifact in context.task.artifacts))
+        wanted = [path if path.startswith("/") else f"{workdir}/{path}" for path in asked]
+        context.record.note(files=await collect.artifacts(sandbox, [*patterns, *wanted]))
+
+
+async def _verify(context: RolloutContext, acted: Acted, collected: tuple[CommandRecord, ...]) -> Verdict | None:
+    spec = context.judge.spec(context.task, acted.turn.step)
+    if spec is None:
+        return None
+    opened, prepared = acted.prepared.opened, acted.prepared
+    limit_s = spec.timeout_s if spec.timeout_s is not None else context.limits.verify
+    async with context.stages.stage("verify", limit_s=limit_s) as deadline:
+        evidence = Evidence(
+            rollout=context.record.rollout,
+            sandbox=opened.sandbox,
+            place=opened.spec,
+            workdir=prepared.facts.workdir,
+            collected=collected,
+            step=acted.turn.step,
+            before=prepared.startup,
+        )
+        verdict = await context.judge(spec, evidence, deadline)
+        context.record.note(verdict=verdict)
+        await context.stages.tell("verdict", reward=verdict.reward, status=verdict.status, grade=verdict.grade)
+    return verdict

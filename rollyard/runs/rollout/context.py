@@ -1,0 +1,94 @@
+"""What the stages of one rollout share, and the values that each hands to the next."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rollyard.core.agent import Launch
+from rollyard.core.errors import Error
+from rollyard.core.limits import Limits
+from rollyard.core.protocols import Backend, Sandbox
+from rollyard.core.sandbox import SandboxSpec
+from rollyard.core.task import Step, Task
+from rollyard.gate import Gate, Session
+from rollyard.runs.rollout.collect import DirectoryCopy
+from rollyard.runs.rollout.judge import Judge
+from rollyard.runs.rollout.plan import Hook, RolloutPlan, SessionOptions
+from rollyard.runs.rollout.prepare import SandboxFacts
+from rollyard.runs.rollout.provision import Provision, ProvisionedImage
+from rollyard.runs.rollout.record import Record
+from rollyard.runs.rollout.stages import StageFailed, Stages
+from rollyard.tasks.python_startup import StartUp
+
+
+class RolloutContext(NamedTuple):
+    task: Task
+    plan: RolloutPlan
+    session: SessionOptions
+    backend: Backend
+    gate: Gate
+    provision: Provision
+    judge: Judge
+    limits: Limits
+    stages: Stages
+    record: Record
+
+
+class OpenedSandbox(NamedTuple):
+    """After provision: a sandbox, and the way from it to the model. An agent that calls no model has no session, and neither
+    has one that is given the model's own address."""
+
+    sandbox: Sandbox
+    spec: SandboxSpec
+    image: ProvisionedImage
+    session: Session | None
+    root_url: str
+    own_key: str = ""  # of an agent that is given the model's own address
+
+    @property
+    def key(self) -> str:
+        """The agent's key now: a session gives each step a fresh one."""
+        return self.own_key if self.session is None else self.session.key or ""
+
+
+class Prepared(NamedTuple):
+    """After prepare: the agent can start. `before` is the working directory as the agent finds it."""
+
+    opened: OpenedSandbox
+    facts: SandboxFacts
+    prefix: str
+    before: DirectoryCopy
+    startup: StartUp | None
+
+
+class AgentTurn(NamedTuple):
+    """What the agent is asked to do once: the task, or one step of it."""
+
+    instruction: str
+    limit_s: float
+    step: Step | None = None
+    last: bool = True
+
+
+class Acted(NamedTuple):
+    """After wait: the agent was started and has ended, one way or the other."""
+
+    prepared: Prepared
+    turn: AgentTurn
+    launch: Launch
+
+
+class WaitFailed(StageFailed):
+    """The agent ended badly; what it did may still be judged."""
+
+    def __init__(self, failed: StageFailed, acted: Acted) -> None:
+        super().__init__(failed.stage, failed.boundary, failed.error)
+        self.acted = acted
+
+
+async def run_hook(context: RolloutContext, hook: Hook, sandbox: Sandbox, when: str) -> None:
+    name = getattr(hook, "__name__", type(hook).__name__)
+    try:
+        await hook(sandbox, context.record.rollout)
+    except Exception as error:  # user code: any error becomes one that names the hook
+        raise Error(f"hook {name!r} ({when}) failed: {error}") from error
