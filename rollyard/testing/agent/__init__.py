@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from rollyard.testing.agent import hygiene, model, options, tools, work
+from rollyard.testing.agent import basics, hygiene, model, options, tools
 from rollyard.testing.agent.fixture import AgentFixture as AgentFixture
 from rollyard.testing.suite import Case, CaseOutcome, run_case
 
 
 def cases() -> list[Case[AgentFixture]]:
     """All of them, in the order of the files."""
-    modules = (work, options, tools, model, hygiene)
+    modules = (basics, options, tools, model, hygiene)
     return [value for module in modules for value in vars(module).values() if isinstance(value, Case)]
 
 
