@@ -64,7 +64,7 @@ format: setup  ## rewrite files the way `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-train: torch  ## GRPO on real rollouts; SEEDS=3 for three curves
+train: torch  ## GRPO on real rollouts; SEEDS=5 for five curves
 	$(BIN)/python examples/grpo/train.py --seeds $(or $(SEEDS),1) --out out/grpo
 
 drills: setup  ## a Ray cluster and two control planes, broken on purpose; SIZE=500 attempts a run, SEED=1

@@ -42,12 +42,12 @@ def evaluate(
     from rollyard.runs.run.policies import check_policies
     from rollyard.store import Store
 
-    loaded = load(config, options)
-    check_policies(loaded)
     shown = make_display("none" if as_json and display == "auto" else display)
 
     async def work() -> Report:
         async with Store.open(store, create=resume is None) as kept:
+            loaded = load(config, options)
+            check_policies(loaded)
             with shown:
                 report = await evaluation.evaluate(loaded, store=kept, display=shown, resume=resume)
             if out is not None:
