@@ -15,6 +15,13 @@ SHAPES = [("d", 1500), ("n" * 255, 60)]  # deeper than Python recurses; a path l
 pytestmark = pytest.mark.adversarial
 
 
+@pytest.fixture(autouse=True)
+def deep_trees_are_removed(tmp_path):
+    """pytest clears old folders by recursion, which trees of this depth end."""
+    yield
+    folders.remove(tmp_path)
+
+
 def nest(place, name, depth):
     """`depth` directories inside each other, each with a file and a link that leads out."""
     at = os.open(place, os.O_RDONLY)

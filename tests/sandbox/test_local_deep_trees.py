@@ -22,6 +22,15 @@ from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.tasks import transfer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]
+
+
+@pytest.fixture(autouse=True)
+def deep_trees_are_removed(tmp_path):
+    """pytest clears old folders by recursion, which trees of this depth end."""
+    yield
+    folders.remove(tmp_path)
+
+
 NEST = """
 import os, sys
 for place in sys.argv[3:]:
