@@ -165,7 +165,7 @@ def test_replay_answers_from_the_store_of_the_run_or_the_one_that_is_named(kept,
     for shown in (own, other):
         assert "completed  reward 1  4 calls" in shown.screen
     nowhere = on_terminal(*RUN, "--policy", f"replay:{rollout_id}#store=nowhere.db", cwd=tmp_path)
-    assert nowhere.code == 2 and "no store at nowhere.db" in nowhere.screen
+    assert nowhere.code == 3 and "no store at nowhere.db" in nowhere.screen
     assert not (tmp_path / "nowhere.db").exists()
     missing = on_terminal(*RUN, "--policy", "replay:ro_nonsuch", "--store", "a.db", cwd=folder)
     assert missing.code == 3 and "ro_nonsuch" in missing.screen and "Traceback" not in missing.written

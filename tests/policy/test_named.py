@@ -28,7 +28,7 @@ def test_an_unknown_policy_lists_those_that_exist():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "upstream", "replay:rollout_1", "scripted:nowhere.yaml", "queue#size", "queue#size=3", "tokens:http://h"],
+    ["", "upstream", "replay:rollout_1", "scripted:nowhere.yaml", "queue#size", "queue#size=3"],
 )
 def test_a_policy_that_cannot_be_made_says_why(text):
     with pytest.raises(ConfigError):
@@ -41,7 +41,6 @@ REFUSED = {
     "upstream:http://h/v1#dialect=latin": "'dialect' of the policy 'upstream' cannot be 'latin'",
     "upstream:http://h/v1#key=sesame": "key_env=NAME",
     "upstream": "needs its url",
-    "tokens:http://h": "needs its renderer",
     "replay:ro_1#recorded=x": "cannot be written as text",
     "scripted:SCRIPT#renderer=nonsuch": "nonsuch",
     "passthrough:http://h/v1#model=m": "takes no option 'model'; it takes: key_env, timeouts",

@@ -19,7 +19,7 @@ from examples.grpo.train import train
 from examples.grpo.world import NAMES, SYSTEM, answered, renderer, task
 from rollyard.core.call import floats
 from rollyard.policy.renderers.bytelevel import END
-from rollyard.train.sampler import Request, Sampler
+from rollyard.train.sampler import SampleRequest, Sampler
 from rollyard.train.tiny import TinyConfig, TinyModel
 from rollyard.trajectory.samples import Sample
 
@@ -130,7 +130,7 @@ async def test_sampling_without_a_seed_leaves_torchs_own_generator_alone():
         torch.manual_seed(5)
         expected = torch.rand(4)
         torch.manual_seed(5)
-        await sampler.sample(Request(prompt=array("i", [257, 113]), max_tokens=2))
+        await sampler.sample(SampleRequest(prompt=array("i", [257, 113]), max_tokens=2))
         assert torch.equal(torch.rand(4), expected)
 
 
