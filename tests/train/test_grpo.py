@@ -19,7 +19,7 @@ from examples.grpo.train import train
 from examples.grpo.world import NAMES, SYSTEM, answered, renderer, task
 from rollyard.core.call import floats
 from rollyard.policy.renderers.bytelevel import END
-from rollyard.train.sampler import SampleRequest, Sampler
+from rollyard.train.sampler import Sampler, SampleRequest
 from rollyard.train.tiny import TinyConfig, TinyModel
 from rollyard.trajectory.samples import Sample
 
