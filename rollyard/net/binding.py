@@ -21,7 +21,9 @@ def listen(host: str, port: int) -> socket.socket:
         sock.listen(1024)
     except socket.gaierror as error:
         sock.close()
-        raise ConfigError(f"{host!r} is no address", hint="name an address of this machine, such as 127.0.0.1") from error
+        raise ConfigError(
+            f"{host!r} is no address", hint="name an address of this machine, such as 127.0.0.1"
+        ) from error
     except OSError as error:
         sock.close()
         raise CannotListen(host, port, error) from error
