@@ -158,9 +158,13 @@ async def test_the_token_policy_finds_the_server_and_gets_exact_tokens(url, fold
     policy = ry.policy.tokens(url, renderer="bytes", check="always")
     assert await policy.probe() == "tokens" and policy.engine.name == "torch"
     model = load_model(folder)
+    trajectory = Trajectory("r1")
     messages, before = [user("go")], ids()
     for _ in range(3):
-        reply = await policy(call_of(*messages))
+        call = call_of(*messages)
+        found = trajectory.match(call)
+        reply = await policy(msgspec.structs.replace(call, continues=found.continues))
+        trajectory.add(call, reply)
         assert reply.prompt_ids[: len(before)] == before
         ours = trainer_logprobs(model, reply.prompt_ids, reply.completion_ids)
         assert max(abs(a - b) for a, b in zip(ours, reply.logprobs, strict=True)) < 1e-4
