@@ -203,7 +203,7 @@ async def branches_by_upstream_and_by_tokens(url):
         messages = [user("go")]
         for turn in range(3):
             call = call_of(*messages, max_tokens=5)
-            reply = await policy(call)
+            reply = await policy(msgspec.structs.replace(call, continues=trajectory.match(call).continues))
             assert reply.capture == "tokens" and reply.trainable, reply.flaws
             trajectory.add(call, reply)
             messages += [reply.message, user(f"more {turn}")]
