@@ -117,19 +117,13 @@ class SQLite:
 
     def _read(self, work: Work[T]) -> T:
         try:
-            if not self._path.exists():
-                return self._read_nothing(work)
+            set_up = self._set_up
+            if set_up is not None or not self._path.exists():
+                return _read_nothing(set_up, work)
             with self._reading.connect() as connection:
                 return work(connection)
         except (SQLAlchemyError, sqlite3.Error) as error:
             raise sqlite_file.explain(error, self.where) from error
-
-    def _read_nothing(self, work: Work[T]) -> T:
-        """What a store without a row answers, before its file is made."""
-        with create_engine("sqlite://", poolclass=NullPool).connect() as connection:
-            if self._set_up is not None:
-                self._set_up(connection)
-            return work(connection)
 
     async def backup(self, target: Path) -> None:
         """A copy taken from one snapshot, complete and compact; it is itself a store."""
@@ -191,6 +185,14 @@ class SQLite:
                 raise
             self._set_up = None
         return connection
+
+
+def _read_nothing(set_up: Work[Any] | None, work: Work[T]) -> T:
+    """What a store without a row answers, before its file is made: the file is there a moment before its tables are."""
+    with create_engine("sqlite://", poolclass=NullPool).connect() as connection:
+        if set_up is not None:
+            set_up(connection)
+        return work(connection)
 
 
 def _together(connection: Connection, works: list[Work[Any]], where: str) -> list[Any]:

@@ -3,13 +3,14 @@
 import asyncio
 import os
 import sqlite3
+import threading
 
 import pytest
 from sqlalchemy import text
 
 from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.events import Event
-from rollyard.store import Store
+from rollyard.store import Store, sqlite_file
 from rollyard.store.sqlite import SQLite
 
 pytestmark = pytest.mark.anyio
@@ -35,6 +36,32 @@ async def test_a_new_file_appears_with_the_first_write_and_answers_before(tmp_pa
         assert where.exists()
         assert [run.id for run in await store.list_runs()] == ["run_a"]
     async with Store.open(where, create=False) as store:
+        assert [run.id for run in await store.list_runs()] == ["run_a"]
+
+
+async def test_a_read_between_the_file_and_its_tables_answers_as_an_empty_store_does(tmp_path, monkeypatch):
+    """The reader looked before the file was there and opens it a moment later, when the writer has made it but no table."""
+    made, go_on = threading.Event(), threading.Event()
+    make_file, to_thread = sqlite_file.make_file, asyncio.to_thread
+
+    def make_and_wait(path):
+        make_file(path)
+        made.set()
+        go_on.wait(10)
+
+    async def once_the_file_is_there(function, *args):
+        await to_thread(made.wait, 10)
+        return await to_thread(function, *args)
+
+    async with Store.open(tmp_path / "runs.db") as store:
+        monkeypatch.setattr(sqlite_file, "make_file", make_and_wait)
+        monkeypatch.setattr(asyncio, "to_thread", once_the_file_is_there)
+        reading = asyncio.create_task(store.list_runs())
+        await asyncio.sleep(0)
+        writing = asyncio.create_task(store.create_run({}, id="run_a"))
+        assert await reading == []
+        go_on.set()
+        await writing
         assert [run.id for run in await store.list_runs()] == ["run_a"]
 
 
