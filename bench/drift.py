@@ -58,7 +58,7 @@ class Pieces:
 
 
 async def one(agent: str, turns: int) -> dict:
-    canonical = ry.renderer(weights(), template=TEMPLATE.read_text(), parser="hermes")
+    canonical = ry.policy.renderer(weights(), template=TEMPLATE.read_text(), parser="hermes")
     row = {"agent": agent}
     for name, renderer in (("canonical", canonical), ("pieces", Pieces(canonical))):
         policy = ry.policy.scripted(steps(turns), renderer=renderer, check="always")

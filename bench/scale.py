@@ -24,6 +24,7 @@ import rollyard as ry
 from bench.scale_model import Constants, Site, simulate
 from rollyard.core.events import Event
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.runs import RunConfig
 from rollyard.runs.run.executor import executor
 from rollyard.testing.postgres import PostgresServer
 from rollyard.testing.ray_cluster import RayCluster
@@ -101,7 +102,7 @@ async def measure(
     """The middle of a run: what its rollouts cost between the tenth part of them and the last."""
     check = VerifierSpec(kind="commands", options={"commands": ["test -f out.txt"]})
     tasks = [Task(id=f"t{n}", instruction="x", verifier=check) for n in range(count)]
-    config = ry.RunConfig(
+    config = RunConfig(
         policies={"policy": script(folder, turns)}, agents=("shell-agent",), parallel=parallel, retries=5
     )
     meter = Meter(cluster, postgres, str(folder / "home"))

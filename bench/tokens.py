@@ -58,7 +58,7 @@ def cpu_ms(function, *args):
 
 def measure(turns: int, chars: int) -> dict:
     rng = random.Random(0)
-    renderer = ry.renderer(weights())
+    renderer = ry.policy.renderer(weights())
     prompts = Prompts(renderer)
     trajectory = Trajectory("r")
 

@@ -30,7 +30,7 @@ class EchoEnv(ry.Env):
         return {"said": len(self.said)}
 
     def tools(self):
-        @ry.tool
+        @ry.tools.tool
         async def echo(message: str) -> str:
             """Say it back."""
             return message

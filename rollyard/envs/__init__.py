@@ -3,8 +3,9 @@ neither is imported before it is used: a rollout worker that only drives an envi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rollyard.lazy import attach
 
 if TYPE_CHECKING:
     from rollyard.envs.client import connect as connect
@@ -15,22 +16,4 @@ if TYPE_CHECKING:
     from rollyard.envs.fleet.task_env import TaskLimits as TaskLimits
     from rollyard.envs.server import EnvServer as EnvServer
 
-_NAMES = {
-    "connect": "rollyard.envs.client",
-    "ContextTools": "rollyard.envs.fleet.context_tools",
-    "Env": "rollyard.envs.env",
-    "StepResult": "rollyard.envs.env",
-    "EnvServer": "rollyard.envs.server",
-    "TaskConfig": "rollyard.envs.fleet.task_config",
-    "TaskLimits": "rollyard.envs.fleet.task_env",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        raise AttributeError(f"module 'rollyard.envs' has no attribute {name!r}")
-    return getattr(import_module(_NAMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_NAMES)
+__getattr__, __dir__ = attach(__name__)

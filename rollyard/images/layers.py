@@ -71,7 +71,7 @@ class Layers:
         tree = self.dir / layer_id / "root"
         if not layer_id.startswith("ly_") or "/" in layer_id or not tree.is_dir():
             raise UnknownName(
-                "layer", layer_id, self.ids(), hint="build it with `await ry.layer(pip=[...], npm=[...])`"
+                "layer", layer_id, self.ids(), hint="build it with `await rollyard.images.layer(pip=[...], npm=[...])`"
             )
         return tree
 
@@ -85,9 +85,7 @@ class Layers:
     async def build(self, spec: LayerSpec, *, timeout: float = BUILD_TIMEOUT_S) -> str:
         """The id of the layer that `spec` asks for; built when this store has not built it before."""
         if not (spec.npm or spec.pip or spec.node or spec.python):
-            raise ConfigError(
-                "a layer needs packages or an interpreter", hint="ry.layer(npm=[...]) or ry.layer(pip=[...])"
-            )
+            raise ConfigError("a layer needs packages or an interpreter", hint="layer(npm=[...]) or layer(pip=[...])")
         for name in (*spec.npm, *spec.pip):
             if not name.strip() or name.startswith("-"):
                 raise ConfigError(f"{name!r} is not a package name")

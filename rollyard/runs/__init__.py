@@ -1,3 +1,15 @@
-"""Where the rooms are wired together: one rollout (`rollout.py`), one with no set-up (`once.py`), many (`run.py`).
+"""Where the packages are wired together: one rollout (`rollout/`), many (`run/`), what they amount to (`report/`), what is
+shown meanwhile (`display/`)."""
 
-Many are done by workers (`worker.py`) that an executor starts in this process or on a cluster (`executor.py`)."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rollyard.lazy import attach
+
+if TYPE_CHECKING:
+    from rollyard.runs.run.config import RunConfig as RunConfig
+    from rollyard.runs.run.evaluate import evaluate_task as evaluate_task
+    from rollyard.runs.run.fleet_job import FleetJob as FleetJob
+
+__getattr__, __dir__ = attach(__name__)

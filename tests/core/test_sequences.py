@@ -8,6 +8,8 @@ from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp
 from rollyard.core.errors import ConfigError
 from rollyard.core.sequences import as_commands, as_tuple
 from rollyard.core.task import Artifact, McpServer, Site, Step, Task, VerifierSpec
+from rollyard.images import ImageStore
+from rollyard.runs import RunConfig
 from rollyard.tools import Toolset
 
 TASK = {"id": "t", "instruction": "x"}
@@ -25,9 +27,9 @@ REFUSED = [
     (ry.SandboxSpec, "layers", {}),
     (ry.SandboxSpec, "mounts", {}),
     (ry.Resources, "gpu_types", {}),
-    (ry.RunConfig, "agents", {}),
-    (ry.RunConfig, "filter", {}),
-    (ry.RunConfig, "disabled_tools", {}),
+    (RunConfig, "agents", {}),
+    (RunConfig, "filter", {}),
+    (RunConfig, "disabled_tools", {}),
     (LayerSpec, "npm", {}),
     (LayerSpec, "pip", {}),
     (Addition, "argv", {}),
@@ -67,7 +69,7 @@ def test_what_is_iterable_becomes_a_tuple():
 async def test_python_functions_refuse_strings_by_name(tmp_path):
     for name in ("npm", "pip"):
         with pytest.raises(ConfigError, match=f"{name}: a list"):
-            await ry.ImageStore(tmp_path).layer(**{name: "left-pad"})
+            await ImageStore(tmp_path).layer(**{name: "left-pad"})
     with pytest.raises(ConfigError, match="tools: a list"):
         Toolset("tool")
     for backend, options in (("local", {}), ("docker", {"host": "unix:///nowhere"})):

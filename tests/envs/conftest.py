@@ -45,12 +45,12 @@ class Counter(ry.Env):
         return {"total": self.total}
 
     def tools(self):
-        @ry.tool
+        @ry.tools.tool
         async def double(x: int) -> int:
             """Twice x."""
             return 2 * x
 
-        @ry.tool
+        @ry.tools.tool
         async def count(to: int, context: ToolContext) -> int:
             """Counts, saying how far it is; a negative number never ends."""
             for n in range(to):

@@ -9,6 +9,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import EnvError
+from rollyard.core.message import Message, Text
 from rollyard.envs import connect
 from rollyard.runs.coding_env import coding_env, splits_of
 from rollyard.runs.coding_request import CodingOptions
@@ -157,7 +158,7 @@ async def test_tokens_that_the_trainer_sampled_are_the_ones_recorded():
     async with served(coding("call", renderer="bytes")) as url, connect(url) as env:
         first = await env.reset(options={"instruction": "say hi"})
         assert first.observation["prompt_ids"]
-        sampled = ry.renderer("bytes").completion_of(ry.Message("assistant", (ry.core.message.Text("hi"),)))
+        sampled = ry.policy.renderer("bytes").completion_of(Message("assistant", (Text("hi"),)))
         last = await env.step({"tokens": list(sampled), "logprobs": [-0.5] * len(sampled), "version": 3})
         [turn] = last.observation["turns"]
         assert (turn["completion_ids"], turn["logprobs"]) == (list(sampled), [-0.5] * len(sampled))

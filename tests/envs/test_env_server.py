@@ -310,7 +310,7 @@ async def test_an_openenv_client_at_capacity_is_told_and_sent_away():
 async def test_a_tool_cannot_take_a_verb_of_the_environment():
     class Sly(Counter):
         def tools(self):
-            @ry.tool(name="reset")
+            @ry.tools.tool(name="reset")
             async def again() -> str:
                 return "no"
 

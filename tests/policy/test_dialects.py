@@ -122,7 +122,7 @@ async def train(queue, renderer):
 
 @pytest.mark.parametrize("agent", [chat_agent, responses_agent, messages_agent, gemini_agent])
 async def test_every_prompt_of_every_dialect_begins_with_the_ids_that_were_sampled(agent, tool_model):
-    renderer = ry.renderer(tool_model)
+    renderer = ry.policy.renderer(tool_model)
     queue = ry.policy.Queue(renderer=renderer)
     async with ry.Gate(queue, host="127.0.0.1") as gate:
         session = await gate.open_session("r1", held=True)
@@ -148,7 +148,10 @@ async def test_every_prompt_of_every_dialect_begins_with_the_ids_that_were_sampl
 async def test_a_real_model_answers_agents_of_every_dialect_with_recorded_tokens(agent, smollm_url):
     """SmolLM2 behind the token policy, asked by real SDKs: every call is captured at the level of tokens."""
     policy = ry.policy.tokens(
-        smollm_url, renderer=ry.renderer(weights(), tools="omit"), max_tokens_cap=8, sampling={"temperature": 0.0}
+        smollm_url,
+        renderer=ry.policy.renderer(weights(), tools="omit"),
+        max_tokens_cap=8,
+        sampling={"temperature": 0.0},
     )
     async with ry.Gate(policy, host="127.0.0.1") as gate:
         session = await gate.open_session("r1")

@@ -31,12 +31,12 @@ def answers(message, text=OK):
 
 @pytest.fixture(scope="module")
 def tool_renderer(tool_model):
-    return ry.renderer(tool_model)
+    return ry.policy.renderer(tool_model)
 
 
 @pytest.fixture(scope="module")
 def smollm():
-    return ry.renderer(weights())
+    return ry.policy.renderer(weights())
 
 
 def test_a_models_folder_says_everything(tool_renderer):
@@ -106,8 +106,8 @@ def test_a_turn_cut_inside_its_reasoning_is_closed_twice_and_only_by_inserted_to
 
 def test_a_template_that_strips_reasoning_is_bridged_when_it_is_to_be_kept_and_refused_when_not(tmp_path):
     folder = make_model(tmp_path / "m", "stripping")
-    keep = ry.renderer(folder, parser="hermes")
-    strip = ry.renderer(folder, parser="hermes", history="template")
+    keep = ry.policy.renderer(folder, parser="hermes")
+    strip = ry.policy.renderer(folder, parser="hermes", history="template")
     answer = said("yes", thinking="let me think")
     completion = keep.completion_of(answer)
     turn = SampledTurn(ids(), 0, completion, answer)
@@ -120,13 +120,13 @@ def test_a_template_that_strips_reasoning_is_bridged_when_it_is_to_be_kept_and_r
 
 def test_a_template_that_cannot_be_appended_to_is_refused_at_once(tmp_path):
     with pytest.raises(Unsupported, match="does not keep its prefix"):
-        ry.renderer(make_model(tmp_path / "m", "counting"))
+        ry.policy.renderer(make_model(tmp_path / "m", "counting"))
 
 
 def test_tools_for_a_template_without_tools_are_refused_or_left_out_never_dropped_silently(smollm):
     with pytest.raises(Unsupported, match="omit"):
         smollm.render((user("go"),), (BASH,))
-    omitting = ry.renderer(weights(), tools="omit")
+    omitting = ry.policy.renderer(weights(), tools="omit")
     assert omitting.render((user("go"),), (BASH,)) == smollm.render((user("go"),))
 
 
@@ -139,18 +139,18 @@ def test_a_template_runs_in_a_sandbox(tmp_path):
     folder = make_model(tmp_path / "m", "tools")
     (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}<|im_end|>")
     with pytest.raises((TemplateRefused, Unsupported)):
-        ry.renderer(folder)
+        ry.policy.renderer(folder)
 
 
 @pytest.mark.parametrize("source", ["/nowhere/at/all", "no-such-thing", __file__])
 def test_a_source_that_is_nothing_is_refused(source):
     with pytest.raises(ConfigError):
-        ry.renderer(source)
+        ry.policy.renderer(source)
 
 
 def test_a_stop_token_that_the_vocabulary_lacks_is_refused(tool_model):
     with pytest.raises(ConfigError, match="<eot>"):
-        ry.renderer(tool_model, stop=["<eot>"])
+        ry.policy.renderer(tool_model, stop=["<eot>"])
 
 
 QWEN = (
@@ -168,7 +168,7 @@ QWEN = (
 
 def test_a_family_of_the_renderers_package_bridges_and_parses(tmp_path):
     pytest.importorskip("renderers", reason="the renderers package is not installed")
-    renderer = ry.renderer(make_model(tmp_path / "m", "tools", QWEN), family="qwen3")
+    renderer = ry.policy.renderer(make_model(tmp_path / "m", "tools", QWEN), family="qwen3")
     rollout = Rollout(renderer)
     encode = renderer._tokenizer.encode
     sampled = ids(
@@ -184,7 +184,7 @@ def test_a_family_of_the_renderers_package_bridges_and_parses(tmp_path):
 
 def test_a_family_closes_a_cut_turn_with_inserted_tokens(tmp_path):
     pytest.importorskip("renderers", reason="the renderers package is not installed")
-    renderer = ry.renderer(make_model(tmp_path / "m", "tools", QWEN), family="qwen3")
+    renderer = ry.policy.renderer(make_model(tmp_path / "m", "tools", QWEN), family="qwen3")
     cut = ids(renderer._tokenizer.encode("half a").ids)
     answer = renderer.parse(cut)
     prompt = renderer.render((user("go"),))

@@ -205,7 +205,7 @@ async def test_without_a_renderer_the_files_that_the_server_names_are_used_and_n
     handler, _ = vllm_shape([SMOL | {"root": str(tool_model), "max_model_len": 4000}])
     policy = ry.policy.tokens(await serving(handler))
     reply = await policy(plain_call(user("yo")))
-    assert reply.prompt_ids == ry.renderer(tool_model).render((user("yo"),))
+    assert reply.prompt_ids == ry.policy.renderer(tool_model).render((user("yo"),))
     await policy.aclose()
     for root in ("/nowhere/smol", "os:getcwd", None):
         handler, _ = vllm_shape([SMOL | {"root": root}])
@@ -252,7 +252,7 @@ async def test_an_unknown_engine_is_refused(serving):
 
 async def test_turn_by_turn_on_a_real_server_every_prompt_begins_with_what_was_sampled(smollm_url):
     """SmolLM2 on llama.cpp: token in, token out, bridged; and the graph holds one branch of exactly these ids."""
-    policy = ry.policy.tokens(smollm_url, renderer=ry.renderer(weights()), sampling={"seed": 7}, check="always")
+    policy = ry.policy.tokens(smollm_url, renderer=ry.policy.renderer(weights()), sampling={"seed": 7}, check="always")
     trajectory = Trajectory("r1")
     messages, before = [user("Name a colour.")], ids()
     for turn in range(3):
@@ -276,7 +276,7 @@ async def test_turn_by_turn_on_a_real_server_every_prompt_begins_with_what_was_s
 
 async def test_the_logprobs_of_a_real_server_are_the_models_own(smollm_url):
     """Greedy sampling of one prompt twice gives the same ids, and logprobs that differ by no more than rounding."""
-    policy = ry.policy.tokens(smollm_url, renderer=ry.renderer(weights()), sampling={"temperature": 0.0})
+    policy = ry.policy.tokens(smollm_url, renderer=ry.policy.renderer(weights()), sampling={"temperature": 0.0})
     assert await policy.probe() == "tokens"
     one = await policy(plain_call(user("What is 2+2?"), sampling=Sampling(max_tokens=8)))
     two = await policy(plain_call(user("What is 2+2?"), sampling=Sampling(max_tokens=8), rollout_id="r2"))

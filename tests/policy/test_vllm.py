@@ -50,7 +50,7 @@ async def test_tokens_needs_the_address_alone(vllm_url, caplog):
 
 def renderer():
     """This model's template has no place for tools; agents send some all the same."""
-    return ry.renderer(model_folder(), tools="omit")
+    return ry.policy.renderer(model_folder(), tools="omit")
 
 
 async def test_an_agent_works_with_tokens_and_the_ids_are_the_engines(vllm_url):

@@ -8,6 +8,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError
+from rollyard.runs import evaluate_task
 from rollyard.runs.report.spending import Price
 from rollyard.runs.run.config import load
 from tests.runs.conftest import CHECK, HELLO
@@ -83,7 +84,7 @@ def test_a_price_for_a_model_that_is_not_there_is_refused(tmp_path):
 
 
 async def test_a_task_that_models_solve_differently_is_learnable_and_separates_them(backend):
-    quality = await ry.evaluate_task(
+    quality = await evaluate_task(
         {"id": "t", "instruction": "x", "verify": [CHECK]},
         {"local/good": ry.policy.scripted(GOOD), "bad": ry.policy.scripted(BAD)},
         attempts=2,
@@ -101,7 +102,7 @@ async def test_a_verifier_that_never_scores_is_called_broken(backend):
     async def broken(sandbox, rollout):
         raise ValueError("boom")
 
-    quality = await ry.evaluate_task(
+    quality = await evaluate_task(
         "x", {"m": ry.policy.scripted(GOOD)}, attempts=2, verifier=broken, sandbox=backend, retries=0
     )
     assert quality.judgement == "broken verifier"
@@ -111,7 +112,7 @@ async def test_a_verifier_that_never_scores_is_called_broken(backend):
 async def test_cancelling_ends_every_rollout_at_once(backend):
     slow = ry.policy.scripted({"steps": [{"sleep": 60}]})
     with anyio.move_on_after(1.5):
-        await ry.evaluate_task({"id": "slow", "instruction": "x"}, {"m": slow}, attempts=2, sandbox=backend)
+        await evaluate_task({"id": "slow", "instruction": "x"}, {"m": slow}, attempts=2, sandbox=backend)
     assert await backend.list({"rollyard.task": "slow"}) == []
 
 

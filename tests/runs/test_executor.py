@@ -11,6 +11,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError, UnknownName, Unsupported
 from rollyard.core.lease import Attempt
+from rollyard.runs import RunConfig
 from rollyard.runs.run.executor import executor
 from tests.runs import executor_law as law
 
@@ -60,7 +61,7 @@ async def test_a_policys_bound_holds_however_many_slots_there_are(tmp_path, back
         return "done"
 
     policy = ry.policy.scripted(answering)
-    config = ry.RunConfig(policies={"small": "x:y"}, concurrency={"small": 2}, agents=("shell-agent",))
+    config = RunConfig(policies={"small": "x:y"}, concurrency={"small": 2}, agents=("shell-agent",))
     async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(policy, log=store) as gate:
         options = {"policies": {"small": policy}, "parallel": 6, "sandbox": backend, "gate": gate}
         async with ry.Run(law.tasks(6), config=config, store=store, **options) as run:

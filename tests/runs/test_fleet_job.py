@@ -11,8 +11,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-import rollyard as ry
 from rollyard.core.errors import ConfigError, EnvUnavailable
+from rollyard.runs import FleetJob, evaluate_task
 from rollyard.testing.serve import serve_app
 
 pytest.importorskip("fleet", reason="fleet-python is not installed")
@@ -90,7 +90,7 @@ BROKEN = {"success": False, "score": None, "stdout": "Traceback: boom", "executi
 
 
 def job(url, **more):
-    return ry.FleetJob(env="shop", env_version="1.2", verifier_code=CODE, base_url=url, **{"poll_s": 0.05, **more})
+    return FleetJob(env="shop", env_version="1.2", verifier_code=CODE, base_url=url, **{"poll_s": 0.05, **more})
 
 
 async def test_scores_come_back_by_model_however_the_server_names_it_and_errors_stay_apart():
@@ -100,7 +100,7 @@ async def test_scores_come_back_by_model_however_the_server_names_it_and_errors_
     ]  # fmt: skip
     jobs = Jobs(outcomes, ready=3)
     async with serve_app(jobs.app()) as url:
-        quality = await ry.evaluate_task(
+        quality = await evaluate_task(
             {"id": "Order #7", "instruction": "buy it"}, ["anthropic/strong", "acme/weak"], attempts=2, remote=job(url)
         )
     assert quality.scores("strong").rewards == (1.0, 1.0)
@@ -118,7 +118,7 @@ async def test_scores_come_back_by_model_however_the_server_names_it_and_errors_
 async def test_a_verifier_that_fails_is_broken_and_an_unscored_session_is_no_zero():
     jobs = Jobs([("p/m", "completed", BROKEN), ("p/m", "completed", BROKEN), ("p/m", "completed", None)])
     async with serve_app(jobs.app()) as url:
-        quality = await ry.evaluate_task("x", ["p/m"], attempts=3, remote=job(url))
+        quality = await evaluate_task("x", ["p/m"], attempts=3, remote=job(url))
     assert quality.judgement == "broken verifier"
     (model,) = quality.models
     assert model.rewards == ()
@@ -128,7 +128,7 @@ async def test_a_verifier_that_fails_is_broken_and_an_unscored_session_is_no_zer
 async def test_after_the_limit_what_has_not_ended_is_an_error_and_the_rest_counts():
     jobs = Jobs([("p/m", "completed", scored(1.0))], ready=10_000)
     async with serve_app(jobs.app()) as url:
-        quality = await ry.evaluate_task("x", ["p/m"], attempts=2, remote=job(url, limit_s=0.3))
+        quality = await evaluate_task("x", ["p/m"], attempts=2, remote=job(url, limit_s=0.3))
     assert quality.models[0].rewards == ()
     assert quality.models[0].errors == ("the session is running", "no session of it was seen")
     assert quality.judgement == "not enough scores"
@@ -140,7 +140,7 @@ async def test_cancelling_stops_asking_at_once_even_between_two_distant_polls():
         async with asyncio.timeout(30):
             async with anyio.create_task_group() as group:
                 far = job(url, poll_s=10.0)
-                group.start_soon(partial(ry.evaluate_task, "x", ["p/m"], attempts=1, remote=far))
+                group.start_soon(partial(evaluate_task, "x", ["p/m"], attempts=1, remote=far))
                 await jobs.polled.wait()
                 group.cancel_scope.cancel()
         seen = jobs.polls
@@ -149,35 +149,35 @@ async def test_cancelling_stops_asking_at_once_even_between_two_distant_polls():
 
 
 def test_it_asks_every_ten_seconds_for_half_an_hour_unless_told_otherwise():
-    plain = ry.FleetJob(env="shop", verifier_code=CODE)
+    plain = FleetJob(env="shop", verifier_code=CODE)
     assert (plain.poll_s, plain.limit_s) == (10.0, 1800.0)
 
 
 async def test_a_poll_that_fails_is_tried_again_and_a_server_that_stays_away_is_an_error():
     jobs = Jobs([("p/m", "completed", scored(1.0))], broken_polls=2, ready=3)
     async with serve_app(jobs.app()) as url:
-        quality = await ry.evaluate_task("x", ["p/m"], attempts=1, remote=job(url))
+        quality = await evaluate_task("x", ["p/m"], attempts=1, remote=job(url))
         assert quality.models[0].rewards == (1.0,)
     jobs = Jobs([], broken_polls=1000)
     async with serve_app(jobs.app()) as url:
         with pytest.raises(EnvUnavailable, match="busy"):
-            await ry.evaluate_task("x", ["p/m"], attempts=1, remote=job(url))
+            await evaluate_task("x", ["p/m"], attempts=1, remote=job(url))
 
 
 async def test_what_cannot_work_is_refused_by_name(monkeypatch):
     with pytest.raises(ConfigError, match="provider/model"):
-        await ry.evaluate_task("x", ["bare"], remote=job("http://127.0.0.1:9"))
+        await evaluate_task("x", ["bare"], remote=job("http://127.0.0.1:9"))
     with pytest.raises(ConfigError, match="policies by name"):
-        await ry.evaluate_task("x", ["p/m"])
+        await evaluate_task("x", ["p/m"])
     jobs = Jobs([], refuse_tasks=True)
     async with serve_app(jobs.app()) as url:
         with pytest.raises(EnvUnavailable, match="did not take the task"):
-            await ry.evaluate_task("x", ["p/m"], remote=job(url))
+            await evaluate_task("x", ["p/m"], remote=job(url))
     monkeypatch.setenv("FLEET_API_KEY", "other")
     jobs = Jobs([])
     async with serve_app(jobs.app()) as url:
         with pytest.raises(ConfigError, match="refused the key"):
-            await ry.evaluate_task("x", ["p/m"], remote=job(url))
+            await evaluate_task("x", ["p/m"], remote=job(url))
     monkeypatch.delenv("FLEET_API_KEY")
     with pytest.raises(ConfigError, match="FLEET_API_KEY"):
-        await ry.evaluate_task("x", ["p/m"], remote=job(url))
+        await evaluate_task("x", ["p/m"], remote=job(url))

@@ -8,6 +8,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.runs import evaluate_task
 from rollyard.runs.rescore import rescore
 from rollyard.tasks.verifiers import verifier_for
 from tests.runs.conftest import CHECK, HELLO
@@ -134,7 +135,7 @@ async def test_a_run_refuses_strings_among_its_fields(tmp_path):
         with pytest.raises(ConfigError, match="gate and base_url"):
             ry.Run(["x"], store=store, gate=ry.Gate(ry.policy.scripted(HELLO)), base_url="http://127.0.0.1:9/v1")
         with pytest.raises(ConfigError, match="models"):
-            await ry.evaluate_task("x", "upstream:http://127.0.0.1:9/v1")
+            await evaluate_task("x", "upstream:http://127.0.0.1:9/v1")
 
 
 async def test_files_say_one_command_as_a_string_too(tmp_path):

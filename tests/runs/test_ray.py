@@ -12,6 +12,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, Unsupported
+from rollyard.runs import RunConfig
 from rollyard.runs.run.executor import executor
 from tests.runs import executor_law as law
 
@@ -37,9 +38,9 @@ def scripted(tmp_path, text):
 async def test_a_run_on_ray_keeps_the_law_and_is_finished_by_either_executor(tmp_path, cluster, backend):
     on_ray = executor("ray", address=cluster.address)
     async with ry.Store.open(tmp_path / "runs.db") as store:
-        hello = ry.RunConfig(**scripted(tmp_path, law.HELLO))
+        hello = RunConfig(**scripted(tmp_path, law.HELLO))
         await law.every_attempt_is_kept_once(store, {"config": hello, "executor": on_ray})
-        slow = ry.RunConfig(**scripted(tmp_path, law.SLOW))
+        slow = RunConfig(**scripted(tmp_path, law.SLOW))
         await law.leaving_early_gives_the_attempts_back(store, {"config": slow, "executor": on_ray}, backend)
         (newest, *_) = await store.list_runs()
         async with ry.Gate(ry.policy.scripted({"steps": [{"shell": "echo hello > out.txt"}]}), log=store) as gate:
@@ -55,7 +56,7 @@ async def test_a_run_on_ray_keeps_the_law_and_is_finished_by_either_executor(tmp
 
 
 async def test_a_policy_that_cannot_be_opened_on_a_worker_ends_the_run_with_its_reason(tmp_path, cluster):
-    nowhere = ry.RunConfig(policies={"policy": "scripted:/nonexistent/script.yaml"})
+    nowhere = RunConfig(policies={"policy": "scripted:/nonexistent/script.yaml"})
     async with ry.Store.open(tmp_path / "runs.db") as store:
         options = {"config": nowhere, "executor": executor("ray", address=cluster.address)}
         with pytest.raises(ConfigError, match="script"):
@@ -102,7 +103,7 @@ async def test_a_sqlite_store_is_refused_when_there_is_more_than_one_node(tmp_pa
     try:
         cluster.wait(2)
         async with ry.Store.open(tmp_path / "runs.db") as store:
-            config = ry.RunConfig(**scripted(tmp_path, law.HELLO))
+            config = RunConfig(**scripted(tmp_path, law.HELLO))
             options = {"config": config, "executor": executor("ray", address=cluster.address)}
             with pytest.raises(Unsupported, match="this Ray cluster has 2 nodes"):
                 async with ry.Run(law.tasks(1), agent="shell-agent", store=store, **options):

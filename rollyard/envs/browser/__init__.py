@@ -6,8 +6,9 @@ environment borrows one. Client and server never import each other.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rollyard.lazy import attach
 
 if TYPE_CHECKING:
     from rollyard.envs.browser.client import BrowserLeases as BrowserLeases
@@ -15,19 +16,4 @@ if TYPE_CHECKING:
     from rollyard.envs.browser.leases import Browsers as Browsers
     from rollyard.envs.browser.server import BrowserServer as BrowserServer
 
-_NAMES = {
-    "BrowserLeases": "rollyard.envs.browser.client",
-    "Lease": "rollyard.envs.browser.client",
-    "Browsers": "rollyard.envs.browser.leases",
-    "BrowserServer": "rollyard.envs.browser.server",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
-        raise AttributeError(f"module 'rollyard.envs.browser' has no attribute {name!r}")
-    return getattr(import_module(_NAMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_NAMES)
+__getattr__, __dir__ = attach(__name__)
