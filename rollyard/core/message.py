@@ -69,7 +69,7 @@ def canonical_json(text: str) -> str:
         return text.strip() or "{}"
 
 
-def _normalised(role: str, parts: tuple[Part, ...]) -> list[Any]:
+def _normalise(role: str, parts: tuple[Part, ...]) -> list[Any]:
     words: list[Any] = [role]
     text: list[str] = []
     for part in parts:
@@ -97,7 +97,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if not self.digest:
-            packed = msgspec.msgpack.encode(_normalised(self.role, self.parts))
+            packed = msgspec.msgpack.encode(_normalise(self.role, self.parts))
             msgspec.structs.force_setattr(self, "digest", hashlib.blake2b(packed, digest_size=16).digest())
 
     @property

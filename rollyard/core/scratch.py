@@ -23,7 +23,7 @@ def scratch(purpose: str) -> Generator[Path]:
     home = _home()
     _sweep(home)
     pid = os.getpid()
-    name = f"{pid}-{_started(pid)}-{purpose}-"
+    name = f"{pid}-{_start_tick(pid)}-{purpose}-"
     made = Path(tempfile.mkdtemp(prefix=name, dir=home))
     try:
         yield made
@@ -47,12 +47,12 @@ def _sweep(home: Path) -> None:
     for left in os.listdir(home):
         pid, _, rest = left.partition("-")
         started = rest.partition("-")[0]
-        if pid.isdigit() and started.isdigit() and _started(int(pid)) != int(started):
+        if pid.isdigit() and started.isdigit() and _start_tick(int(pid)) != int(started):
             with suppress(OSError):  # nobody's work depends on it
                 folders.remove(home / left)
 
 
-def _started(pid: int) -> int:
+def _start_tick(pid: int) -> int:
     """When a process began, in clock ticks since boot; 0 when there is none. A number is not enough: numbers come again."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

@@ -161,7 +161,7 @@ class OwnWire:
         options = self._options
         given = {"lease_s": options.lease_s, "deadline_s": options.timeout_s, "queue_s": options.queue_s}
         try:
-            self._session = await self._sent("open", given, options.queue_s + options.connect_s)
+            self._session = await self._send("open", given, options.queue_s + options.connect_s)
         except BaseException:  # cancelled too: nobody else holds the socket
             await self._end()
             raise
@@ -172,12 +172,12 @@ class OwnWire:
         return self._lost is not None
 
     async def ask(self, move: str, given: Mapping[str, Any], progress: Progress | None = None) -> Any:
-        return await self._sent(move, given, self._options.timeout_s + self._options.connect_s, progress)
+        return await self._send(move, given, self._options.timeout_s + self._options.connect_s, progress)
 
     async def aclose(self) -> None:
         try:
             if self._reattaching is None:
-                await self._sent("close", {}, self._options.connect_s)
+                await self._send("close", {}, self._options.connect_s)
         except EnvError:
             pass  # gone already: its lease ends it
         await self._end()
@@ -188,7 +188,7 @@ class OwnWire:
             self._reattaching.cancel()
         await self._socket.close()
 
-    async def _sent(
+    async def _send(
         self, move: str, given: Mapping[str, Any], within_s: float, progress: Progress | None = None
     ) -> Any:
         if self._lost is not None:
@@ -235,7 +235,7 @@ class OwnWire:
             async with asyncio.timeout(self._session["lease_s"]):
                 for attempt in itertools.count():
                     try:
-                        self._socket = await self._opened_again()
+                        self._socket = await self._reopen()
                         break
                     except (EnvUnavailable, Lost):
                         await asyncio.sleep(backoff(attempt))
@@ -249,7 +249,7 @@ class OwnWire:
         except Exception as error:  # noqa: BLE001 - whatever ended the session is what every waiting request gets
             self._give_up(EpisodeLost(f"the session is lost: {error}"))
 
-    async def _opened_again(self) -> Socket:
+    async def _reopen(self) -> Socket:
         given = {"session": self._session["session"], "lease": self._session["lease"]}
         socket = await dial(self._url, self._options)
         socket.send(msgspec.json.encode({"id": "open", "do": "open", "with": given}))

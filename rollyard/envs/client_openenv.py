@@ -44,7 +44,9 @@ class OpenEnvWire:
             listed = (await self._rpc("tools/list", {}))["tools"]
             return [_spec(tool) for tool in listed]
         if move == "call":
-            return _called(await self._rpc("tools/call", {"name": given["name"], "arguments": given["arguments"]}))
+            return _unwrap_result(
+                await self._rpc("tools/call", {"name": given["name"], "arguments": given["arguments"]})
+            )
         raise Unsupported(f"OpenEnv's wire has no {move}")
 
     async def aclose(self) -> None:
@@ -90,7 +92,7 @@ class OpenEnvWire:
             async with asyncio.timeout(self._options.timeout_s):
                 self._drain(socket)
                 socket.send(text)
-                frame = await _awaited(socket, expects)
+                frame = await _await_answer(socket, expects)
             answered = True
         except TimeoutError as error:
             raise EpisodeLost(f"no answer in {self._options.timeout_s:g} s") from error
@@ -113,7 +115,7 @@ class OpenEnvWire:
                 raise refusal(frame.get("data") or {})
 
 
-async def _awaited(socket: Socket, expects: str) -> dict[str, Any]:
+async def _await_answer(socket: Socket, expects: str) -> dict[str, Any]:
     while True:
         frame = msgspec.json.decode(await socket.recv())
         if isinstance(frame, dict) and frame.get("type") in (expects, "error"):
@@ -141,7 +143,7 @@ def _spec(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": tool["name"], "description": tool.get("description") or "", "input_schema": schema}
 
 
-def _called(result: Any) -> dict[str, Any]:
+def _unwrap_result(result: Any) -> dict[str, Any]:
     """The value inside FastMCP's result: `data`, else the structured result, else the text."""
     if not isinstance(result, dict):
         return {"value": result, "failed": False}

@@ -57,7 +57,7 @@ class SessionJournal:
     def drop(self, session_id: str) -> None:
         self._path(session_id).unlink(missing_ok=True)
 
-    def left(self) -> list[JournalRecord]:
+    def list_left(self) -> list[JournalRecord]:
         """Sessions of a server that is no more. Each has its whole lease again, from when this one came up."""
         found: list[JournalRecord] = []
         for path in sorted(self._folder.glob("es_*.json")):
@@ -67,7 +67,7 @@ class SessionJournal:
                 path.unlink(missing_ok=True)  # not ours to read: it is a lost episode
         return found
 
-    def expired(self, record: JournalRecord) -> bool:
+    def is_expired(self, record: JournalRecord) -> bool:
         return time.time() > self._since + record.lease_s
 
     def _path(self, session_id: str) -> Path:

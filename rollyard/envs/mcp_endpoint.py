@@ -22,7 +22,7 @@ from rollyard.envs.sessions import Sessions
 _HEADER = b"mcp-session-id"
 
 
-class McpDoor:
+class McpEndpoint:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._by_mcp: dict[str, EnvSession] = {}
@@ -37,9 +37,9 @@ class McpDoor:
         elif scope["method"] != "POST":
             await json_response({"detail": "there is no MCP session"}, 400)(scope, receive, send)
         else:
-            await self._posted(scope, receive, send)
+            await self._post(scope, receive, send)
 
-    async def _posted(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = RequestBody(receive)
         request: Mapping[str, Any] = {}
         try:
@@ -115,7 +115,7 @@ class McpDoor:
 async def to_tools(sessions: Sessions, session: EnvSession, scope: Scope, receive: Receive, send: Send) -> None:
     """A request for the tools of a session. While one is under way the session is in use; a stream that merely listens
     (GET) does not keep it."""
-    session.used()
+    session.touch()
     scope.setdefault("state", {})["rollout_id"] = session.id
     if scope["method"] == "GET":
         await session.toolset(scope, receive, send)

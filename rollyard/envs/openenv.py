@@ -98,26 +98,26 @@ async def _answer(session: EnvSession, text: str | bytes) -> bytes | None:
 async def reset(session: EnvSession, given: Mapping[str, Any]) -> dict[str, Any]:
     known = {k: given[k] for k in ("seed", "episode_id") if k in given}
     options = {k: v for k, v in given.items() if k not in known}
-    return observed(await session.do("reset", known | {"options": options}))
+    return to_observation(await session.do("reset", known | {"options": options}))
 
 
 async def step(session: EnvSession, action: Mapping[str, Any]) -> dict[str, Any]:
     """A tool call is a step there."""
     if action.get("type") not in ("list_tools", "call_tool") or not session.toolset.tools:
-        return observed(await session.do("step", {"action": dict(action)}))
+        return to_observation(await session.do("step", {"action": dict(action)}))
     await session.do("state", {})  # production has no steps of any kind
     if action["type"] == "list_tools":
-        return observed({"observation": {"tools": await session.do("tools", {})}})
+        return to_observation({"observation": {"tools": await session.do("tools", {})}})
     name = action.get("tool_name")
     answer = await session.do("call", {"name": name, "arguments": action.get("arguments")})
     if answer["failed"]:
         kind = "execution_error" if answer["known"] else "tool_not_found"
         error = {"error_type": kind, "message": str(answer["value"])}
-        return observed({"observation": {"tool_name": name, "result": None, "error": error}})
-    return observed({"observation": {"tool_name": name, "result": tool_result(answer), "error": None}})
+        return to_observation({"observation": {"tool_name": name, "result": None, "error": error}})
+    return to_observation({"observation": {"tool_name": name, "result": tool_result(answer), "error": None}})
 
 
-def observed(result: Mapping[str, Any]) -> dict[str, Any]:
+def to_observation(result: Mapping[str, Any]) -> dict[str, Any]:
     """Our step result as theirs: metadata inside the observation and beside it, reward and done beside it only."""
     seen = result["observation"]
     observation = dict(seen) if isinstance(seen, dict) else {"value": seen}

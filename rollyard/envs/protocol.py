@@ -65,7 +65,7 @@ class EnvConnection:
         await self._peer.accept(SUBPROTOCOL)
         beat = asyncio.get_running_loop().create_task(self._beat())
         try:
-            await self._peer.each(self._heard)
+            await self._peer.each(self._hear)
         finally:
             beat.cancel()
             for task in self._tasks:
@@ -73,7 +73,7 @@ class EnvConnection:
             if self._session is not None:
                 self._let_go(self._session)
 
-    def _heard(self, text: str | bytes) -> None:
+    def _hear(self, text: str | bytes) -> None:
         try:
             frame = self._decoder.decode(text)
             if len(frame.id) > _ID:
@@ -104,19 +104,19 @@ class EnvConnection:
             if frame.seen:
                 session.forget(frame.seen)
             name = frame.id
-            session.start_move(frame.do, frame.given, name, lambda answer: self._done(name, answer))
+            session.start_move(frame.do, frame.given, name, lambda answer: self._finish(name, answer))
             self._in_flight += 1
 
-    def _done(self, name: str, answer: EnvResult) -> None:
+    def _finish(self, name: str, answer: EnvResult) -> None:
         self._in_flight -= 1
         self._answer(name, answer)
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.get_running_loop().create_task(self._answered(name, work))
+        task = asyncio.get_running_loop().create_task(self._run_and_answer(name, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answered(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+    async def _run_and_answer(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         try:
             self._answer(name, EnvResult.of(await work))
         except EnvRefused as error:
@@ -132,7 +132,7 @@ class EnvConnection:
         self._opening = True
         try:
             if asked.session is not None:
-                return await self._reopened(asked.session, asked.lease or "")
+                return await self._reopen(asked.session, asked.lease or "")
             session = await self._sessions.open(
                 lease_s=asked.lease_s, deadline_s=asked.deadline_s, queue_s=asked.queue_s
             )
@@ -141,7 +141,7 @@ class EnvConnection:
         told = self._hold(session) | {"lease": session.lease}
         return told | ({"agent_key": session.agent_key} if self._agent_keys else {})
 
-    async def _reopened(self, session_id: str, lease: str) -> dict[str, Any]:
+    async def _reopen(self, session_id: str, lease: str) -> dict[str, Any]:
         session = await self._sessions.find(session_id)
         if not session.holds(lease):
             raise EnvRefused("SESSION_ERROR", "there is no such session")

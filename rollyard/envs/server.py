@@ -27,7 +27,7 @@ from rollyard.envs import openenv
 from rollyard.envs.bodies import RequestBody, json_response, number, object_of, refusal
 from rollyard.envs.env import Env
 from rollyard.envs.journal import SessionJournal
-from rollyard.envs.mcp_endpoint import McpDoor, to_tools
+from rollyard.envs.mcp_endpoint import McpEndpoint, to_tools
 from rollyard.envs.metrics import env_metrics
 from rollyard.envs.openapi import STATE, document
 from rollyard.envs.protocol import SUBPROTOCOL, EnvConnection
@@ -71,7 +71,7 @@ class EnvServer:
             journal=SessionJournal(keep) if keep is not None else None,
         )
         self._tasks = TaskApi(self.name, splits if splits is not None else getattr(make, "splits", {}))
-        self._mcp = McpDoor(self._sessions)
+        self._mcp = McpEndpoint(self._sessions)
         self._app = Starlette(routes=self._routes(), lifespan=self._lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +80,7 @@ class EnvServer:
             return
         bearer = _bearer(scope)
         if self._key is None or compare_digest(bearer.encode(), self._key.encode()):
-            await self._admitted(scope, receive, send)
+            await self._admit(scope, receive, send)
         elif (session := await self._agent_of(bearer)) is not None:
             await self._to_agent(session, scope, receive, send)
         elif scope["type"] == "http" and _path(scope) == "/health":
@@ -88,7 +88,7 @@ class EnvServer:
         else:
             await _refuse(401, "a key is needed", scope, receive, send)
 
-    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
         elif _path(scope) == "/mcp":
@@ -121,10 +121,10 @@ class EnvServer:
             Route("/schema", _plainly(self._schema), methods=["GET"]),
             Route("/openapi.json", _plainly(self._openapi), methods=["GET"]),
             Route("/list_environments", _plainly(self._names), methods=["GET"]),
-            Route("/sessions", _plainly(self._listed), methods=["GET"]),
-            Route("/sessions", _plainly(self._opened), methods=["POST"]),
-            Route("/sessions/{id}", _plainly(self._ended), methods=["DELETE"]),
-            Route("/sessions/{id}/cancel", _plainly(self._cancelled), methods=["POST"]),
+            Route("/sessions", _plainly(self._list), methods=["GET"]),
+            Route("/sessions", _plainly(self._open), methods=["POST"]),
+            Route("/sessions/{id}", _plainly(self._end), methods=["DELETE"]),
+            Route("/sessions/{id}/cancel", _plainly(self._cancel), methods=["POST"]),
             *([] if self._production else gym),
             Route("/{env}/splits", _plainly(self._splits), methods=["GET"]),
             *(Route(f"/{{env}}/{verb}", _plainly(self._task_verb), methods=["POST"]) for verb in _TASK_VERBS),
@@ -180,27 +180,27 @@ class EnvServer:
         return [self.name]
 
     async def _splits(self, request: Request) -> Any:
-        return self._tasks.listed(request.path_params["env"])
+        return self._tasks.list_tasks(request.path_params["env"])
 
     async def _task_verb(self, request: Request) -> Any:
         verb = request.url.path.rpartition("/")[2]
         return self._tasks.answer(request.path_params["env"], verb, await _body(request))
 
-    async def _listed(self, request: Request) -> Any:
+    async def _list(self, request: Request) -> Any:
         return [{"session": s.id, "live": s.live, "lease_s": s.lease_s} for s in self._sessions.active]
 
-    async def _opened(self, request: Request) -> Any:
+    async def _open(self, request: Request) -> Any:
         asked = await _body(request)
         numbers = {k: number(asked, k) for k in ("lease_s", "deadline_s")}
         session = await self._sessions.open(**numbers, queue_s=number(asked, "queue_s") or 0.0)
         told = {"session": session.id, "lease_s": session.lease_s, "deadline_s": session.deadline_s}
         return told | ({"agent_key": session.agent_key} if self._key is not None else {})
 
-    async def _ended(self, request: Request) -> Any:
+    async def _end(self, request: Request) -> Any:
         await self._sessions.close(await self._sessions.find(request.path_params["id"]))
         return {}
 
-    async def _cancelled(self, request: Request) -> Any:
+    async def _cancel(self, request: Request) -> Any:
         return {"cancelled": (await self._sessions.find(request.path_params["id"])).cancel()}
 
     async def _reset(self, request: Request) -> Any:

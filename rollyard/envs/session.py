@@ -95,7 +95,7 @@ class EnvSession:
     def expired(self) -> bool:
         return not self.live and time.monotonic() > self.used_at + self.lease_s
 
-    def used(self) -> None:
+    def touch(self) -> None:
         self.used_at = time.monotonic()
 
     def holds(self, lease: str) -> bool:
@@ -191,7 +191,7 @@ class EnvSession:
                 began = time.perf_counter()
                 with watch.telemetry.span(f"env.{move}", session=self.id, episode=self._episode_id) as span:
                     answer = await self._run_until_deadline(move, given)
-                    span.found(code=answer.code, step=self._steps)
+                    span.mark_found(code=answer.code, step=self._steps)
                 watch.counters.count_move(move, answer.code, time.perf_counter() - began)
         except asyncio.CancelledError:
             # the session's own cancel(): nobody else holds this task, so the cancellation ends here as an answer

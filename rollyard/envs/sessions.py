@@ -65,7 +65,7 @@ class Sessions:
 
     async def __aenter__(self) -> Self:
         if self._journal is not None:
-            self._left = {record.session: record for record in self._journal.left()}
+            self._left = {record.session: record for record in self._journal.list_left()}
         self._reaper = asyncio.get_running_loop().create_task(self._reap())
         return self
 
@@ -97,7 +97,7 @@ class Sessions:
         if session_id in self._left:
             async with self._restoring:
                 if (record := self._left.get(session_id)) is not None:
-                    return await self._restored(record)
+                    return await self._restore(record)
         session = self._by_id.get(session_id)
         if session is None:
             raise EnvRefused("SESSION_ERROR", "there is no such session")
@@ -122,16 +122,16 @@ class Sessions:
             await session.aclose(leave=leave)
         finally:
             self._slots.release()
-            self._changed(change, session)
+            self._change(change, session)
 
     def attach(self, session: EnvSession) -> None:
         session.attached += 1
-        self._changed("attached", session)
+        self._change("attached", session)
 
     def detach(self, session: EnvSession) -> None:
         session.attached -= 1
-        session.used()
-        self._changed("detached", session)
+        session.touch()
+        self._change("detached", session)
 
     async def _begin(self, terms: SessionTerms, queue_s: float, left: JournalRecord | None = None) -> EnvSession:
         await self._slot(queue_s)
@@ -148,10 +148,10 @@ class Sessions:
             raise EnvRefused("FACTORY_ERROR", f"the environment could not be made ({incident})") from error
         self._by_id[session.id] = session
         self._by_agent[session.agent_hash] = session
-        self._changed("opened" if left is None else "restored", session)
+        self._change("opened" if left is None else "restored", session)
         return session
 
-    async def _restored(self, record: JournalRecord) -> EnvSession:
+    async def _restore(self, record: JournalRecord) -> EnvSession:
         terms = SessionTerms(lease_s=record.lease_s, deadline_s=record.deadline_s, gym=self.gym)
         try:
             session = await self._begin(terms, 0.0, left=record)
@@ -168,7 +168,7 @@ class Sessions:
         if self._journal is not None:
             self._journal.drop(record.session)
 
-    def _changed(self, change: str, session: EnvSession) -> None:
+    def _change(self, change: str, session: EnvSession) -> None:
         self.counters.sessions[change] += 1
         self.telemetry.say(f"env.session.{change}", session=session.id, sessions=len(self._by_id))
 
@@ -196,5 +196,5 @@ class Sessions:
                 if session.expired:
                     await self.close(session, change="expired")
             for record in list(self._left.values()):
-                if self._journal is not None and self._journal.expired(record) and not self._restoring.locked():
+                if self._journal is not None and self._journal.is_expired(record) and not self._restoring.locked():
                     self._forget(record)

@@ -33,7 +33,7 @@ class TaskApi:
         self._name = name
         self._splits = splits
 
-    def listed(self, env: str) -> list[dict[str, str]]:
+    def list_tasks(self, env: str) -> list[dict[str, str]]:
         self._check(env)
         return [{"name": name, "type": name if name in _TYPES else "validation"} for name in self._splits]
 

@@ -50,20 +50,20 @@ class Telemetry:
             raise ValueError(f"{event!r} is not in the vocabulary")
         if self._plain.isEnabledFor(logging.INFO):
             self._log.info(event, **fields)
-        _told(event, self.fields | fields)
+        _add_event(event, self.fields | fields)
 
     def warn(self, event: str, **fields: Any) -> None:
         if event not in WARNINGS:
             raise ValueError(f"{event!r} is not in the vocabulary")
         self._log.warning(event, **fields)
-        _told(event, self.fields | fields)
+        _add_event(event, self.fields | fields)
 
     def fail(self, event: str, error: BaseException, **fields: Any) -> None:
         """With the whole of the error, which the other side gets only as the id `incident`."""
         self._log.error(event, exc_info=error, **fields)
 
     def span(self, event: str, **fields: Any) -> TelemetrySpan:
-        """What is known only at the end, such as a code, is added by `found`."""
+        """What is known only at the end, such as a code, is added by `mark_found`."""
         if event not in SPANS:
             raise ValueError(f"{event!r} is not in the vocabulary")
         tracer = _tracer()
@@ -87,7 +87,7 @@ class TelemetrySpan:
             self._span = self._traced.__enter__()
         return self
 
-    def found(self, **fields: Any) -> None:
+    def mark_found(self, **fields: Any) -> None:
         if self._span is not None:
             self._span.set_attributes(_attributes(fields))
         if self._log is not None:
@@ -113,7 +113,7 @@ def _tracer() -> Any:
     return trace.get_tracer(_NAME)
 
 
-def _told(event: str, fields: dict[str, Any]) -> None:
+def _add_event(event: str, fields: dict[str, Any]) -> None:
     """A line inside a span is an event of that span."""
     if _tracer() is not None:
         sys.modules["opentelemetry.trace"].get_current_span().add_event(event, _attributes(fields))

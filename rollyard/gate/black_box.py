@@ -79,7 +79,7 @@ async def _copy(response: RawResponse, exchange: Exchange) -> None:
     try:
         async for chunk in response.body:
             exchange.send(chunk)
-            await exchange.drained()
+            await exchange.drain()
     finally:
         close = getattr(response.body, "aclose", None)
         if close is not None:

@@ -28,7 +28,7 @@ async def carry_libraries(programs: list[Path], library_dir: Path, pip: list[str
     todo, seen = list(programs), set[str]()
     while todo:
         program = todo.pop()
-        needed = await _needed(program)
+        needed = await _list_needed(program)
         for name, found in needed.items():
             carried = library_dir / name
             if name not in seen:
@@ -54,7 +54,7 @@ async def links_to(program: Path) -> dict[str, Path]:
     return {match[1]: Path(match[2]) for match in matches if match}
 
 
-async def _needed(program: Path) -> dict[str, Path]:
+async def _list_needed(program: Path) -> dict[str, Path]:
     return {name: found for name, found in (await links_to(program)).items() if not GLIBC.match(name)}
 
 

@@ -81,16 +81,16 @@ class Tools:
         elif method == "ping":
             result = {}
         elif method == "tools/list":
-            result = {"tools": [_described(name, function) for name, function in self._tools.items()]}
+            result = {"tools": [_describe(name, function) for name, function in self._tools.items()]}
         elif method == "tools/call":
             if given.get("name") not in self._tools:
                 return {"error": {"code": -32602, "message": f"there is no tool named {given.get('name')!r}"}}
-            result = self._called(given["name"], given.get("arguments") or {})
+            result = self._call(given["name"], given.get("arguments") or {})
         else:
             return {"error": {"code": -32601, "message": f"no method {method}"}}
         return {"result": result}
 
-    def _called(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             inspect.signature(self._tools[name]).bind(**arguments)
             with self._lock:
@@ -118,32 +118,32 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(min(int(self.headers.get("content-length") or 0), _MAX_BODY))
         if self.path != "/mcp":
-            return self._paged(body)
+            return self._page(body)
         try:
             asked = json.loads(body)
             assert isinstance(asked, dict)
         except (ValueError, AssertionError):
-            return self._sent(
+            return self._send(
                 400, "application/json", b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"not JSON"}}'
             )
         if "id" not in asked:
-            return self._sent(202, "application/json", b"")
+            return self._send(202, "application/json", b"")
         answered = {"jsonrpc": "2.0", "id": asked["id"], **self.tools.answer(asked)}
-        return self._sent(200, "application/json", json.dumps(answered).encode())
+        return self._send(200, "application/json", json.dumps(answered).encode())
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            return self._sent(200, "application/json", json.dumps(self.health(), default=str).encode())
+            return self._send(200, "application/json", json.dumps(self.health(), default=str).encode())
         if self.path == "/mcp":
-            return self._sent(405, "text/plain", b"")
-        return self._paged(b"")
+            return self._send(405, "text/plain", b"")
+        return self._page(b"")
 
-    def _paged(self, body: bytes) -> None:
+    def _page(self, body: bytes) -> None:
         if self.page is None:
-            return self._sent(404, "text/plain", b"not found")
-        return self._sent(*self.page(self.command, self.path, body))
+            return self._send(404, "text/plain", b"not found")
+        return self._send(*self.page(self.command, self.path, body))
 
-    def _sent(self, status: int, kind: str, body: bytes) -> None:
+    def _send(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Its output is the program's own."""
 
 
-def _described(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+def _describe(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     hints = get_type_hints(function)
     parameters = inspect.signature(function).parameters
     return {

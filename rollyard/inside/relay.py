@@ -152,10 +152,10 @@ class InsideFilePair:
         self.target = os.open(os.path.join(place, "out"), os.O_WRONLY | os.O_APPEND)
         self.call = os.open(os.path.join(place, "call"), os.O_RDWR | os.O_NONBLOCK)
         self.rung = False
-        self.loop.add_reader(self.call, self.called)
+        self.loop.add_reader(self.call, self.await_call)
         self.beat()
 
-    def called(self):
+    def await_call(self):
         try:
             os.read(self.call, CHUNK)
         except BlockingIOError:

@@ -100,7 +100,7 @@ class _Bridge:
         if self._head is not None:
             self._begin()
         exchange.send(body)
-        await exchange.drained()
+        await exchange.drain()
 
     def _begin(self) -> None:
         assert self._head is not None

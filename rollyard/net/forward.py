@@ -64,7 +64,7 @@ async def forward_http(
         await asyncio.gather(asking, answering, return_exceptions=True)
 
 
-def passed_headers(headers: Iterable[tuple[bytes, bytes]], target: Target) -> Headers:
+def pass_headers(headers: Iterable[tuple[bytes, bytes]], target: Target) -> Headers:
     """The caller's headers without those of the connection, of the plane, or of anything that was on the way."""
     found = list(headers)
     named = {word.strip().lower() for name, value in found if name == b"connection" for word in value.split(b",")}
@@ -96,7 +96,7 @@ class _Exchange:
         framing = [(b"transfer-encoding", b"chunked")] if chunked else []
         if length is not None:
             framing = [(b"content-length", b"%d" % length)]
-        headers = [*passed_headers(self._scope["headers"], self._target), *framing, (b"connection", b"close")]
+        headers = [*pass_headers(self._scope["headers"], self._target), *framing, (b"connection", b"close")]
         line = b"%s %s HTTP/1.1\r\n" % (self._scope["method"].encode(), self._target.path)
         await self._stream.send(line + b"".join(b"%s: %s\r\n" % header for header in headers) + b"\r\n")
         async for part in self._parts():
@@ -132,7 +132,7 @@ class _Exchange:
                 reading.feed(await self._stream.receive())
         status, headers = reading.status, reading.headers
         beats = b"text/event-stream" in _value(headers, b"content-type") and not _has(headers, b"content-encoding")
-        await self._send({"type": "http.response.start", "status": status, "headers": self._shown(headers)})
+        await self._send({"type": "http.response.start", "status": status, "headers": self._show(headers)})
         await self._body(reading, beats)
 
     async def _body(self, reading: _Reading, beats: bool) -> None:
@@ -158,7 +158,7 @@ class _Exchange:
                 more.cancel()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _shown(self, headers: Headers) -> Headers:
+    def _show(self, headers: Headers) -> Headers:
         prefix = self._target.prefix
         shown: Headers = [_CONFINED] if prefix else []
         for name, value in headers:

@@ -19,7 +19,8 @@ from websockets.uri import parse_uri
 
 from rollyard.core.errors import PlaneUnavailable
 from rollyard.core.protocols import ByteStream
-from rollyard.net.forward import ForwardLimits, Target, passed_headers
+from rollyard.net.forward import ForwardLimits, Target, pass_headers
+from rollyard.net.websocket import WebSocketMessages
 
 _LIBRARY = ("host", "content-type")
 _NO_CODE = 1005
@@ -62,7 +63,7 @@ class _Inside:
         asked = [Subprotocol(name) for name in scope.get("subprotocols", [])]
         uri = parse_uri(f"ws://127.0.0.1:{target.port}{target.path.decode('ascii')}")
         self._protocol = ClientProtocol(uri, subprotocols=asked or None, max_size=limits.max_message)
-        self._parts: list[bytes] = []
+        self._messages = WebSocketMessages()
         self._text = False
         self._sending = asyncio.Lock()  # both directions write: messages one way, pongs the other
 
@@ -73,7 +74,7 @@ class _Inside:
     async def handshake(self) -> Response | None:
         """None once it is up; the instance's answer where that is a refusal."""
         request = self._protocol.connect()
-        for name, value in passed_headers(self._scope["headers"], self._target):
+        for name, value in pass_headers(self._scope["headers"], self._target):
             shown = name.decode("latin-1")
             if shown not in _LIBRARY and not shown.startswith("sec-websocket-"):
                 request.headers[shown] = value.decode("latin-1")
@@ -81,7 +82,7 @@ class _Inside:
         await self._flush()
         async with asyncio.timeout(self._limits.head_s):
             while True:
-                for event in await self._received():
+                for event in await self._receive():
                     if isinstance(event, Response):
                         failed = self._protocol.handshake_exc is not None
                         if failed and event.status_code == 101:
@@ -93,7 +94,7 @@ class _Inside:
     async def outward(self, send: Send) -> None:
         """From the instance to the caller, until the instance ends it."""
         while True:
-            for event in await self._received():
+            for event in await self._receive():
                 if not isinstance(event, Frame):
                     continue
                 if event.opcode is Opcode.CLOSE:
@@ -123,20 +124,17 @@ class _Inside:
 
     def _whole(self, frame: Frame) -> dict[str, Any] | None:
         if frame.opcode in (Opcode.TEXT, Opcode.BINARY):
-            self._parts, self._text = [], frame.opcode is Opcode.TEXT
-        elif frame.opcode is not Opcode.CONT:
+            self._text = frame.opcode is Opcode.TEXT
+        data = self._messages.add(frame)
+        if data is None:
             return None
-        self._parts.append(bytes(frame.data))
-        if not frame.fin:
-            return None
-        data = b"".join(self._parts)
         return (
             {"type": "websocket.send", "text": data.decode()}
             if self._text
             else {"type": "websocket.send", "bytes": data}
         )
 
-    async def _received(self) -> list[Any]:
+    async def _receive(self) -> list[Any]:
         async with asyncio.timeout(self._limits.idle_s):
             data = await self._stream.receive()
         try:

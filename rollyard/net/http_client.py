@@ -57,7 +57,7 @@ class HttpPool:
         place = self._place(url)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + total_s
-        line = self._kept(place, loop.time()) or await self._opened(place)
+        line = self._reuse(place, loop.time()) or await self._open(place)
         try:
             answer = await line.ask(_request(method, place, body or b"", headers), deadline)
         except BaseException:  # cancelled too: an unread answer would be the next one's
@@ -91,7 +91,7 @@ class HttpPool:
             self._places[url] = place
         return place
 
-    async def _opened(self, place: HttpOrigin) -> HttpClientConnection:
+    async def _open(self, place: HttpOrigin) -> HttpClientConnection:
         if self._closed:
             raise BadAnswer("this pool is closed")
         secure = None
@@ -99,7 +99,7 @@ class HttpPool:
             self._secure = secure = self._secure or ssl.create_default_context()
         async with asyncio.timeout(self._connect_s):
             _, line = await asyncio.get_running_loop().create_connection(
-                lambda: HttpClientConnection(self._lost, self._max_body),
+                lambda: HttpClientConnection(self._forget, self._max_body),
                 place.host,
                 place.port,
                 ssl=secure,
@@ -107,7 +107,7 @@ class HttpPool:
             )
         return line
 
-    def _kept(self, place: HttpOrigin, now: float) -> HttpClientConnection | None:
+    def _reuse(self, place: HttpOrigin, now: float) -> HttpClientConnection | None:
         lines = self._idle.get(place[:3])
         while lines:
             line = lines.pop()
@@ -126,7 +126,7 @@ class HttpPool:
         if self._sweeper is None:
             self._sweeper = loop.call_later(self._idle_s, self._sweep, loop)
 
-    def _lost(self, line: HttpClientConnection) -> None:
+    def _forget(self, line: HttpClientConnection) -> None:
         lines = self._idle.get(line.place) if line.place is not None else None
         if lines and line in lines:
             lines.remove(line)

@@ -133,7 +133,7 @@ class Exchange:
             b"" if self.keep_alive else b"connection: close\r\n",
         )
         self.connection.write(head if self.method == "HEAD" else head + body)
-        self.connection.finished(self)
+        self.connection.finish(self)
 
     def start(self, status: int, *, kind: bytes | None = JSON, extra: bytes = b"") -> None:
         """Send the head now and the body in pieces."""
@@ -166,15 +166,15 @@ class Exchange:
         self.answered = True
         if self._chunked:
             self.connection.write(b"0\r\n\r\n")
-        self.connection.finished(self)
+        self.connection.finish(self)
 
     def abort(self) -> None:
         """Cut the connection: the only honest end of a started answer that cannot be completed."""
         self.keep_alive = False
         self.connection.abort()
 
-    async def drained(self) -> None:
-        await self.connection.drained()
+    async def drain(self) -> None:
+        await self.connection.drain()
 
 
 class HttpConnection(asyncio.Protocol):
@@ -358,7 +358,7 @@ class HttpConnection(asyncio.Protocol):
         if transport is not None and not transport.is_closing():
             transport.write(data)
 
-    def finished(self, exchange: Exchange) -> None:
+    def finish(self, exchange: Exchange) -> None:
         """An answer is complete: close, or go on with the next request on this connection."""
         exchange.left = None
         if exchange is not self.current:
@@ -381,7 +381,7 @@ class HttpConnection(asyncio.Protocol):
             self._deadline = 0.0
             self.face.complete(following)
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Wait while the reader is slower than we are; a reader that never reads is cut off by `tick`."""
         if self.paused and not self._transport.is_closing():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -8,99 +8,70 @@ ASGI (`AsgiPeer`). Nothing here knows what frames mean.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from rollyard.net.websocket import BINARY, CLOSE, PING, PONG, TEXT, Broken, WebSocketReader, accept_key, closing, frame
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from rollyard.net.websocket import WebSocketConnection
 
 EXTENSION = "rollyard.peer"
 _BACKLOG = 256 * 2**20  # a peer that reads nothing is dropped beyond this
 _CLOSE_S = 10.0
 
 
-class SocketProtocol(asyncio.Protocol):
+class SocketProtocol(WebSocketConnection):
     """One connection, and the `Peer` at its other end."""
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any]) -> None:
+        self._server = ServerProtocol(max_size=config.ws_max_size)
+        super().__init__(self._server)
         self.subprotocols: Sequence[str] = ()
         self._config = config
         self._state = server_state
         self._app_state = app_state
-        self._reader = WebSocketReader(masked=True, limit=config.ws_max_size)
-        self._transport: asyncio.Transport | None = None
+        self._asked: Request | None = None
         self._query: dict[str, list[str]] = {}
-        self._key = b""
-        self._accepted = False
-        self._gone = False
-        self._heard: Callable[[bytes], None] | None = None
-        self._messages: deque[bytes] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._last = 0.0
-        self._pinging: asyncio.TimerHandle | None = None
 
-    # -- asyncio's side
+    # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+        super().connection_made(transport)
         self._state.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
-        self._end()
-
-    def eof_received(self) -> None:
-        self._end()
-
-    def data_received(self, data: bytes) -> None:
-        if not self._key:
-            self._request(data)
-            return
-        try:
-            for opcode, payload in self._reader.feed(data):
-                if opcode in (TEXT, BINARY):
-                    self._take(payload)
-                elif opcode == PING:
-                    self._write(frame(PONG, payload))
-                elif opcode == CLOSE:
-                    self._hang_up(payload)
-                    return
-        except Broken as error:
-            self._hang_up(closing(error.code, str(error)))
-        self._last = time.monotonic()
+        super().connection_lost(exc)
 
     def shutdown(self) -> None:
         """uvicorn's word for going away."""
-        if self._accepted:
-            self._hang_up(closing(1012))
-        elif self._transport is not None:
-            self._transport.close()
+        self._hang_up(1012)
 
-    # -- the application's side
+    # the application's side
 
     def query(self, name: str) -> str | None:
         return self._query.get(name, [None])[0]
 
     async def accept(self, subprotocol: str | None = None) -> None:
-        chosen = b"" if subprotocol is None else b"Sec-WebSocket-Protocol: %b\r\n" % subprotocol.encode()
-        self._write(
-            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Accept: %b\r\n%b\r\n" % (accept_key(self._key), chosen)
-        )
-        self._accepted = True
-        self._last = time.monotonic()
-        if self._config.ws_ping_interval:
-            self._ping()
-
-    def send(self, text: bytes) -> None:
-        self._write(frame(TEXT, text))
+        assert self._asked is not None
+        response = self._server.accept(self._asked)
+        if subprotocol is not None and response.status_code == 101:
+            response.headers["Sec-WebSocket-Protocol"] = subprotocol
+        self._server.send_response(response)
+        self._flush()
+        if response.status_code != 101:
+            self._end()
+            return
+        every: float = self._config.ws_ping_interval or 0.0
+        if every:
+            self._ping(every, self._config.ws_ping_timeout or float("inf"))
 
     async def receive(self) -> bytes | None:
         while not self._messages and not self._gone:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._wait()
         return self._messages.popleft() if self._messages else None
 
     async def each(self, heard: Callable[[bytes], None]) -> None:
@@ -108,45 +79,37 @@ class SocketProtocol(asyncio.Protocol):
         while self._messages:
             heard(self._messages.popleft())
         while not self._gone:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._wait()
 
     async def close(self, code: int = 1000) -> None:
         if self._gone:
             return
-        self._write(frame(CLOSE, closing(code)))
+        self._server.send_close(code)
+        self._flush()
         try:
             async with asyncio.timeout(_CLOSE_S):  # for the peer's own close frame
                 while not self._gone:
                     await self.receive()
         except TimeoutError:
-            self._hang_up(None)
+            self._end()
 
-    # -- inside
+    # inside
 
-    def _request(self, data: bytes) -> None:
-        """uvicorn's HTTP parser has read the request; it comes here whole and well-formed."""
-        head, _, rest = data.partition(b"\r\n\r\n")
-        lines = head.split(b"\r\n")
-        target = lines[0].split(b" ")[1]
-        headers = [(n.lower(), v) for n, _, v in (line.partition(b": ") for line in lines[1:])]
-        named = dict(headers)
-        path, _, query = target.partition(b"?")
-        self._key = named.get(b"sec-websocket-key", b"")
-        if not self._key or named.get(b"sec-websocket-version") != b"13":
-            self._refuse(b"400 Bad Request", b"not a WebSocket of version 13")
-            return
-        offered = b",".join(v for n, v in headers if n == b"sec-websocket-protocol").decode("latin-1")
+    def _opening(self, event: Any) -> None:
+        self._asked = event
+        path, _, query = event.path.partition("?")
+        headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in event.headers.raw_items()]
+        offered = ",".join(event.headers.get_all("Sec-WebSocket-Protocol"))
         self.subprotocols = [word.strip() for word in offered.split(",") if word.strip()]
-        self._query = parse_qs(query.decode("latin-1"))
+        self._query = parse_qs(query)
         scope = {
             "type": "websocket",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.1",
             "scheme": "ws",
-            "path": unquote(path.decode("ascii", "replace")),
-            "raw_path": path,
-            "query_string": query,
+            "path": unquote(path),
+            "raw_path": path.encode("latin-1"),
+            "query_string": query.encode("latin-1"),
             "root_path": self._config.root_path,
             "headers": headers,
             "subprotocols": self.subprotocols,
@@ -156,67 +119,25 @@ class SocketProtocol(asyncio.Protocol):
         task = asyncio.get_running_loop().create_task(self._run(scope))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
-        if rest:
-            self.data_received(rest)
 
     async def _run(self, scope: dict[str, Any]) -> None:
         try:
             await self._config.loaded_app(scope, self._asgi_receive, self._asgi_send)
         finally:
             if not self._gone:
-                self._hang_up(closing(1011) if self._accepted else None)
+                self._hang_up(1011)
 
     async def _asgi_receive(self) -> dict[str, Any]:
         return {"type": "websocket.connect"}
 
     async def _asgi_send(self, message: Any) -> None:
         """Only a refusal comes this way: what is accepted is spoken to as a `Peer`."""
-        if message["type"] == "websocket.close" and not self._accepted:
-            self._refuse(b"403 Forbidden", b"")
-
-    def _take(self, payload: bytes) -> None:
-        if self._heard is not None:
-            self._heard(payload)
-            return
-        self._messages.append(payload)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _write(self, data: bytes) -> None:
-        if self._gone or self._transport is None:
-            return
-        self._transport.write(data)
-        if self._transport.get_write_buffer_size() > _BACKLOG:
-            self._transport.abort()
-
-    def _refuse(self, status: bytes, why: bytes) -> None:
-        self._write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (status, len(why), why))
-        self._end()
-
-    def _hang_up(self, payload: bytes | None) -> None:
-        if payload is not None:
-            self._write(frame(CLOSE, payload))
-        self._end()
-
-    def _end(self) -> None:
-        if not self._gone:
-            self._gone = True
-            if self._pinging is not None:
-                self._pinging.cancel()
-            if self._transport is not None:
-                self._transport.close()
-        self._wake()
-
-    def _ping(self) -> None:
-        """A peer that said nothing since the last ping, for longer than the time it has to answer, is gone."""
-        idle = time.monotonic() - self._last
-        every: float = self._config.ws_ping_interval
-        if idle > every + (self._config.ws_ping_timeout or float("inf")):
+        if message["type"] == "websocket.close" and self._server.state is State.CONNECTING:
+            self._server.send_response(self._server.reject(403, ""))
+            self._flush()
             self._end()
-            return
-        if idle >= every / 2:
-            self._write(frame(PING, b""))
-        self._pinging = asyncio.get_running_loop().call_later(every, self._ping)
+
+    def _flush(self) -> None:
+        super()._flush()
+        if self._transport is not None and self._transport.get_write_buffer_size() > _BACKLOG:
+            self.abort()

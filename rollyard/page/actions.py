@@ -66,7 +66,7 @@ class LocalActions:
 
     def command(self, form: Mapping[str, str]) -> str:
         """The same from a terminal."""
-        task = self._wanted(form)
+        task = self._read_task(form)
         words = ["rollyard", "run"]
         if isinstance(task, Task):
             words += [self._taskset, "--filter", task.id]
@@ -80,7 +80,7 @@ class LocalActions:
                 words += [f"--{name}", line]
         return shlex.join([*words, *write_options(_options(form)), "--store", self._where])
 
-    def _wanted(self, form: Mapping[str, str]) -> Task | str:
+    def _read_task(self, form: Mapping[str, str]) -> Task | str:
         if form.get("task"):
             if form.get("instruction", "").strip() or form.get("setup", "").strip() or form.get("verify", "").strip():
                 raise ConfigError("a stored task brings its own instruction, setup and verify commands")
@@ -95,7 +95,7 @@ class LocalActions:
     async def start(self, form: Mapping[str, str]) -> str:
         """Everything that can be refused is refused here; the rollout itself runs on in the background."""
         assert self._group is not None
-        task = self._wanted(form)
+        task = self._read_task(form)
         agent = agents.get(form.get("agent", ""))
         options = merge_options(_options(form))
         policy = form.get("policy", "")

@@ -24,7 +24,7 @@ from rollyard.page import rollouts, tables
 from rollyard.page.export import run_page
 from rollyard.page.planes import PlaneTables
 from rollyard.page.query import PageQuery
-from rollyard.page.rendering import HEADERS, http_error, page, refused
+from rollyard.page.rendering import HEADERS, http_error, page, refuse
 from rollyard.store import Store
 
 _STATIC = Path(__file__).parent / "static"
@@ -73,7 +73,7 @@ def page_app(
     ]
     if plane is not None:
         routes += _plane_routes(shown, plane)
-    return Starlette(routes=routes, exception_handlers={Error: refused, HTTPException: http_error})
+    return Starlette(routes=routes, exception_handlers={Error: refuse, HTTPException: http_error})
 
 
 def _plane_routes(shown: _Page, plane: PlaneTables) -> list[BaseRoute]:
@@ -81,16 +81,16 @@ def _plane_routes(shown: _Page, plane: PlaneTables) -> list[BaseRoute]:
         return shown.show(request, "plane.html", **await plane.overview())
 
     async def instances(request: Request) -> Response:
-        return shown.show(request, "instances.html", **await plane.instances(_asked(request)))
+        return shown.show(request, "instances.html", **await plane.instances(_read_query(request)))
 
     async def instance(request: Request) -> Response:
         return shown.show(request, "instance.html", **await plane.instance(request.path_params["id"]))
 
     async def hub(request: Request) -> Response:
-        return shown.show(request, "hub.html", **await plane.hub(_asked(request)))
+        return shown.show(request, "hub.html", **await plane.hub(_read_query(request)))
 
     async def quotas(request: Request) -> Response:
-        return shown.show(request, "quotas.html", **await plane.quotas(_asked(request)))
+        return shown.show(request, "quotas.html", **await plane.quotas(_read_query(request)))
 
     return [
         Route("/plane", overview),
@@ -101,7 +101,7 @@ def _plane_routes(shown: _Page, plane: PlaneTables) -> list[BaseRoute]:
     ]
 
 
-def _asked(request: Request) -> PageQuery:
+def _read_query(request: Request) -> PageQuery:
     return PageQuery(request.query_params)
 
 
@@ -114,15 +114,15 @@ class _Page:
         return page(request, name, status=status, writable=self._actions is not None, planed=self._planed, **fields)
 
     async def runs(self, request: Request) -> Response:
-        return self.show(request, "runs.html", **await tables.runs(self._store, _asked(request)))
+        return self.show(request, "runs.html", **await tables.runs(self._store, _read_query(request)))
 
     async def run(self, request: Request) -> Response:
         run_id, task = request.path_params["run_id"], request.path_params.get("task_id")
-        shown = await tables.run(self._store, self._summaries, run_id, task, _asked(request))
+        shown = await tables.run(self._store, self._summaries, run_id, task, _read_query(request))
         return self.show(request, "run.html", **shown)
 
     async def tasks(self, request: Request) -> Response:
-        shown = await tables.tasks(self._store, self._summaries, request.path_params["run_id"], _asked(request))
+        shown = await tables.tasks(self._store, self._summaries, request.path_params["run_id"], _read_query(request))
         return self.show(request, "tasks.html", **shown)
 
     async def whole(self, request: Request) -> Response:
@@ -133,7 +133,7 @@ class _Page:
     async def rollout(self, request: Request) -> Response:
         rollout_id = request.path_params["rollout_id"]
         try:
-            shown = await rollouts.rollout(self._store, rollout_id, branch=_asked(request).number("branch"))
+            shown = await rollouts.rollout(self._store, rollout_id, branch=_read_query(request).number("branch"))
         except Error:
             running = await rollouts.under_way(self._store, rollout_id)
             if running is None:
@@ -143,14 +143,14 @@ class _Page:
         return self.show(request, "rollout.html", **shown)
 
     async def steps(self, request: Request) -> Response:
-        asked = _asked(request)
+        asked = _read_query(request)
         shown = await rollouts.steps(
             self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=asked.number("from")
         )
         return self.show(request, "steps.html", **shown)
 
     async def tokens(self, request: Request) -> Response:
-        asked = _asked(request)
+        asked = _read_query(request)
         start = asked.number("from") if asked.text("from") else None
         shown = await rollouts.tokens(
             self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=start
@@ -176,7 +176,7 @@ class _Page:
 
     async def live(self, request: Request) -> Response:
         """What changed past event number `after`, as JSON; the page's script asks and redraws."""
-        asked = _asked(request)
+        asked = _read_query(request)
         found = await rollouts.live(self._store, asked.text("run"), asked.text("rollout"), asked.number("after"))
         return Response(msgspec.json.encode(found), media_type="application/json", headers=HEADERS)
 

@@ -49,7 +49,7 @@ async def run_page(store: Store, run_id: str) -> tuple[str, str]:
                 "rollout": rollout,
                 "cost": cost(prices, row_of(rollout)),
                 "timeline": timeline(rollout, rollout.trajectory.records),
-                "steps": steps.shown(nodes[:STEPS], 0),
+                "steps": steps.show(nodes[:STEPS], 0),
                 "total": len(nodes),
                 "branches": len(branches),
                 "diff": steps.diff_lines(rollout.diff or ""),

@@ -78,7 +78,7 @@ class PlaneTables:
         look = _look(asked, get_args(InstanceSortKey), "created_at", same, down=True)
         found, total = await self._records.instances_page(look)
         engines = sorted({*self._engines, *(engine for engine, _ in await self._records.ever())})
-        return {"instances": found, "engines": engines, "states": STATES, "now": time.time(), **_paged(look, total)}
+        return {"instances": found, "engines": engines, "states": STATES, "now": time.time(), **_page(look, total)}
 
     async def instance(self, instance_id: str) -> dict[str, Any]:
         found = await self._records.get_instance(instance_id)
@@ -88,12 +88,12 @@ class PlaneTables:
         same: dict[str, Any] = {"status": asked.text("status")} if asked.text("status") else {}
         look = _look(asked, get_args(EnvSortKey), "name", same)
         found, total = await self._records.envs_page(look)
-        return {"envs": found, **_paged(look, total)}
+        return {"envs": found, **_page(look, total)}
 
     async def quotas(self, asked: PageQuery) -> dict[str, Any]:
         look = _look(asked, get_args(OwnerSortKey), "owner", {})
         found, total = await self._records.owners_page(look)
-        return {"owners": found, "default_quota": self._default_quota, **_paged(look, total)}
+        return {"owners": found, "default_quota": self._default_quota, **_page(look, total)}
 
 
 def _abilities(engine: ServedEngine | None) -> list[str]:
@@ -115,7 +115,7 @@ def _look(
     )
 
 
-def _paged(look: TableQuery, total: int) -> dict[str, Any]:
+def _page(look: TableQuery, total: int) -> dict[str, Any]:
     end = look.offset + look.limit
     return {
         "total": total,

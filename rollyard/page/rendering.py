@@ -51,7 +51,7 @@ def page(request: Request, name: str, *, status: int = 200, **fields: Any) -> HT
     return HTMLResponse(text, status_code=status, headers=HEADERS)
 
 
-async def refused(request: Request, error: Exception) -> Response:
+async def refuse(request: Request, error: Exception) -> Response:
     status = 404 if isinstance(error, ConfigError | StoreError | PlaneNotFound) else 500
     return page(request, "error.html", status=status, message=str(error), writable=False, planed=False)
 

@@ -55,7 +55,7 @@ async def under_way(store: Store, rollout_id: str) -> dict[str, Any] | None:
         "stage": stages[-1] if stages else None,
         "begun": next((s.event.fields for s in events if s.event.name == STARTED), {}),
         "run_id": events[0].event.run_id,
-        "command": _asked(events),
+        "command": _find_command(events),
         **_window(branches, 0, newest),
     }
 
@@ -82,7 +82,7 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
         "events": [_line(stored) for stored in events],
         "artifacts": await store.artifacts(found.id),
         "verdicts": await store.verdicts(found.id),
-        "command": _asked(events) or _command(found, config),
+        "command": _find_command(events) or _command(found, config),
         "diff": step_texts.diff_lines(found.diff or ""),
         "cut": step_texts.cut,
         **_window(branches, chosen, 0),
@@ -99,7 +99,7 @@ def _window(branches: Sequence[Branch], branch: int, start: int) -> dict[str, An
         return {"steps": [], "start": 0, "total": 0, "window": STEPS}
     nodes = branches[min(branch, len(branches) - 1)].nodes
     return {
-        "steps": step_texts.shown(nodes[start : start + STEPS], start),
+        "steps": step_texts.show(nodes[start : start + STEPS], start),
         "start": start,
         "total": len(nodes),
         "window": STEPS,
@@ -240,7 +240,7 @@ async def _rollout(store: Store, rollout_id: str) -> Rollout:
     return await store.get_rollout(found)
 
 
-def _asked(events: Sequence[StoredEvent]) -> str | None:
+def _find_command(events: Sequence[StoredEvent]) -> str | None:
     """The command of a rollout that was started on a page, kept with its first event."""
     return next((s.event.fields.get("command") for s in events if s.event.name == "rollout.asked"), None)
 

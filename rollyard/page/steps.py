@@ -20,7 +20,7 @@ _FILES = ("--- ", "+++ ", "diff ", "index ")
 _KINDS = {"+": "add", "-": "del", "@": "hunk"}
 
 
-def shown(nodes: Sequence[Node], first: int) -> list[dict[str, Any]]:
+def show(nodes: Sequence[Node], first: int) -> list[dict[str, Any]]:
     return [_step(number, node) for number, node in enumerate(nodes, first)]
 
 

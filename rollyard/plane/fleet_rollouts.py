@@ -24,7 +24,7 @@ from rollyard.plane.fleet.tool_agent import tool_agent
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.store import Store
 from rollyard.tools import RemoteTools, Tool, tool
-from rollyard.tools.bridge import bridged
+from rollyard.tools.bridge import bridge
 
 _FIRST_ATTEMPTS = 5
 _CALL_S = 60.0
@@ -54,7 +54,7 @@ class RolloutRunner:
         judging = _Judging(attempt, self._checks)
         async with RemoteTools([f"{self._url}/i/{place.id}/"], self._token(place.id), timeout_s=_CALL_S) as remote:
             offered = [
-                bridged(spec, remote.ask, timeout_s=_CALL_S) for spec in await remote.list(attempts=_FIRST_ATTEMPTS)
+                bridge(spec, remote.ask, timeout_s=_CALL_S) for spec in await remote.list(attempts=_FIRST_ATTEMPTS)
             ]
             if SUBMIT in task.prompt:
                 offered = [*(one for one in offered if one.name != SUBMIT), judging.submit()]

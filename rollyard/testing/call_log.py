@@ -84,7 +84,7 @@ async def bodies(log: CallLog) -> None:
 
 
 @case("L3", "keeps a body once that two rollouts share")
-async def shared(log: CallLog) -> None:
+async def shares(log: CallLog) -> None:
     body = b"the same" * 5000
     digest = hashlib.sha256(body).digest()
     for name in ("r1", "r2"):
@@ -173,4 +173,4 @@ async def late(log: CallLog) -> None:
 
 
 def cases() -> list[Case[CallLog]]:
-    return [exact, bodies, shared, concurrent, closed, once, sessions, missing, snapshots, late]
+    return [exact, bodies, shares, concurrent, closed, once, sessions, missing, snapshots, late]

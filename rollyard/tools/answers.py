@@ -43,7 +43,7 @@ def read(blocks: Sequence[Any], structured: Any = None, *, is_error: bool = Fals
         return ToolAnswer(value=value, text=value["error"], images=images, is_error=True)
     if images:
         return ToolAnswer(value=parts, text=text, images=images)
-    return ToolAnswer(value=_meant(texts, structured), text=text)
+    return ToolAnswer(value=_merge(texts, structured), text=text)
 
 
 def invalid(problems: Iterable[str]) -> ToolAnswer:
@@ -52,15 +52,15 @@ def invalid(problems: Iterable[str]) -> ToolAnswer:
     return ToolAnswer(value={"error": words}, text=words, is_error=True)
 
 
-def _meant(texts: Sequence[str], structured: Any) -> Any:
+def _merge(texts: Sequence[str], structured: Any) -> Any:
     if structured is not None:
         # Some servers wrap what is not an object as {"result": value}; a tool's own such object has itself as its text, too.
         wrapped = isinstance(structured, Mapping) and set(cast("Mapping[str, Any]", structured)) == {"result"}
-        return structured["result"] if wrapped and [_parsed(text) for text in texts] != [structured] else structured
-    return _parsed(texts[0]) if len(texts) == 1 else "\n".join(texts)
+        return structured["result"] if wrapped and [_parse(text) for text in texts] != [structured] else structured
+    return _parse(texts[0]) if len(texts) == 1 else "\n".join(texts)
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -84,14 +84,14 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
         return _text(str(block.get("text") or ""))
     if kind == "resource":
         inner: dict[str, Any] = block.get("resource") or {}
-        return _text(inner["text"] if inner.get("text") is not None else _named("resource", inner))
-    return _text(_named(str(kind), block))
+        return _text(inner["text"] if inner.get("text") is not None else _name("resource", inner))
+    return _text(_name(str(kind), block))
 
 
 def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _named(kind: str, block: Mapping[str, Any]) -> str:
+def _name(kind: str, block: Mapping[str, Any]) -> str:
     known = [str(block[name]) for name in ("name", "uri", "mimeType") if block.get(name)]
     return f"[{' '.join([kind, *known])}]"

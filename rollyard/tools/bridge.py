@@ -18,7 +18,7 @@ from rollyard.tools.tool import Tool, ToolError
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[ToolAnswer]]
 
 
-def bridged(spec: ToolSpec, ask: Ask, *, timeout_s: float = 60.0) -> Tool:
+def bridge(spec: ToolSpec, ask: Ask, *, timeout_s: float = 60.0) -> Tool:
     schema: dict[str, Any] = msgspec.json.decode(spec.schema)
     fields = [(name, Any, msgspec.field(default=msgspec.UNSET)) for name in schema.get("properties", {})]
     accepts = msgspec.defstruct("arguments", fields, kw_only=True, forbid_unknown_fields=True)

@@ -38,7 +38,7 @@ class Endpoint:
 
     async def list(self) -> list[ToolSpec]:
         async def read(cursor: str | None) -> tuple[list[Any], str | None]:
-            page = await self._asked(lambda client: client.list_tools(cursor=cursor))
+            page = await self._ask(lambda client: client.list_tools(cursor=cursor))
             return page.tools, page.next_cursor
 
         return [
@@ -50,7 +50,7 @@ class Endpoint:
         from pydantic import ValidationError
 
         try:
-            result = await self._asked(lambda client: client.call_tool(name, dict(arguments)))
+            result = await self._ask(lambda client: client.call_tool(name, dict(arguments)))
         except ValidationError as error:
             return _not_valid(error)
         except RuntimeError as error:  # the result does not keep to the tool's own output schema
@@ -65,7 +65,7 @@ class Endpoint:
             for one in late:
                 one.cancel()
 
-    async def _asked(self, ask: Callable[[Any], Awaitable[T]]) -> T:
+    async def _ask(self, ask: Callable[[Any], Awaitable[T]]) -> T:
         require_mcp(f"calling the tools at {self.url}")
         from mcp.shared.exceptions import MCPError
         from pydantic import ValidationError
@@ -78,12 +78,12 @@ class Endpoint:
         except (ValidationError, RuntimeError):
             raise  # an answer came, and asking again would run the tool again
         except MCPError as error:
-            raise await self._broken(error) from error
+            raise await self._to_error(error) from error
         except Exception as error:  # what the SDK's transports raise has no common base
             await self.aclose()
             raise EnvUnavailable(f"{self.url}: {_cause(error)}") from error
 
-    async def _broken(self, error: Any) -> EnvError:
+    async def _to_error(self, error: Any) -> EnvError:
         """A JSON-RPC error is the server's word, except where the transport made it up for a response it could not use."""
         from mcp_types import CONNECTION_CLOSED
 
@@ -106,10 +106,10 @@ class Endpoint:
 
     async def _run(self, ready: asyncio.Future[Any], stop: asyncio.Event) -> None:
         try:
-            client_type, transport, http_type = await asyncio.to_thread(_imported)
+            client_type, transport, http_type = await asyncio.to_thread(_import)
             headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
             http = http_type(
-                headers=headers, timeout=self.timeout_s, trust_env=False, event_hooks={"response": [self._seen]}
+                headers=headers, timeout=self.timeout_s, trust_env=False, event_hooks={"response": [self._observe]}
             )
             wire = transport(self.url, http_client=http, max_sse_event_size=_EVENT_BYTES)
             async with http, client_type(wire) as client:
@@ -121,12 +121,12 @@ class Endpoint:
                 ready.set_exception(_leaf(error))
                 ready.exception()  # seen, even if the waiter has gone
 
-    async def _seen(self, response: Any) -> None:
+    async def _observe(self, response: Any) -> None:
         if response.status_code >= 400 and response.request.method == "POST":
             self._status = response.status_code
 
 
-def _imported() -> tuple[Any, Any, Any]:
+def _import() -> tuple[Any, Any, Any]:
     """They take a second: not on the event loop."""
     import httpx2
     from mcp.client.client import Client

@@ -56,7 +56,7 @@ class RemoteTools:
         attempts: int = ATTEMPTS,
         pauses_s: Sequence[float] = PAUSES_S,
     ) -> None:
-        named = _named(urls)
+        named = _name(urls)
         if not named:
             raise ConfigError("no URL to get tools from")
         if collisions not in ("first", "prefix", "error"):
@@ -102,7 +102,7 @@ class RemoteTools:
         for cause in causes:
             _log.warning("tools of a server that is down are missing: %s", cause)
         self.warnings = tuple(causes)
-        self._routes, self._specs = self._routed(offers)
+        self._routes, self._specs = self._route(offers)
         return list(self._specs)
 
     async def openai(self) -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ class RemoteTools:
         if name not in self._routes:
             raise UnknownTool(name, tuple(self._routes))
         endpoint, own_name = self._routes[name]
-        return await self._tried(lambda: endpoint.call(own_name, arguments))
+        return await self._try(lambda: endpoint.call(own_name, arguments))
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The result as text; a tool that reports an error raises `EnvError` with its words."""
@@ -129,9 +129,9 @@ class RemoteTools:
         return answer.text
 
     async def _of(self, place: _Place, attempts: int | None) -> list[tuple[Endpoint, list[ToolSpec]]]:
-        return await self._tried(lambda: _listed(place), attempts)
+        return await self._try(lambda: _list(place), attempts)
 
-    async def _tried(self, once: Callable[[], Awaitable[T]], attempts: int | None = None) -> T:
+    async def _try(self, once: Callable[[], Awaitable[T]], attempts: int | None = None) -> T:
         most = attempts or self._attempts
         for attempt in range(1, most + 1):
             try:
@@ -142,7 +142,7 @@ class RemoteTools:
                 await asyncio.sleep(self._pauses[min(attempt, len(self._pauses)) - 1] if self._pauses else 0.0)
         raise AssertionError("attempts is at least one")
 
-    def _routed(
+    def _route(
         self, offers: Sequence[tuple[_Place, Endpoint, ToolSpec]]
     ) -> tuple[dict[str, tuple[Endpoint, str]], list[ToolSpec]]:
         holders: dict[str, list[_Place]] = {}
@@ -184,14 +184,14 @@ def openai_tool(spec: ToolSpec) -> dict[str, Any]:
     }
 
 
-def _named(urls: str | Iterable[str] | Mapping[str, str]) -> dict[str, str]:
+def _name(urls: str | Iterable[str] | Mapping[str, str]) -> dict[str, str]:
     if isinstance(urls, Mapping):
         return dict(urls)
     given = [urls] if isinstance(urls, str) else list(urls)
     return {f"s{position}": url for position, url in enumerate(given, 1)}
 
 
-async def _listed(place: _Place) -> list[tuple[Endpoint, list[ToolSpec]]]:
+async def _list(place: _Place) -> list[tuple[Endpoint, list[ToolSpec]]]:
     """Those of a place's endpoints that answer. None at all is worth another try unless every one of them is final."""
     found = await asyncio.gather(*(endpoint.list() for endpoint in place.endpoints), return_exceptions=True)
     answered: list[tuple[Endpoint, list[ToolSpec]]] = []

@@ -17,7 +17,7 @@ from rollyard.core.message import Image, ToolSpec
 from rollyard.envs.fleet.sdk import FleetProvider
 from rollyard.envs.fleet.task_config import TaskConfig
 from rollyard.envs.fleet.task_env import RemoteTaskEnv
-from rollyard.envs.fleet.task_instance import offered
+from rollyard.envs.fleet.task_instance import offer_tools
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.fleet import World, load_world
 from rollyard.testing.serve import serve_app
@@ -108,7 +108,7 @@ async def test_computer_use_without_a_screenshot_or_without_the_tool_is_an_error
 def test_an_environment_with_nothing_but_a_computer_has_nothing_for_tool_use():
     """E11"""
     with pytest.raises(EnvError, match="no tools for tool_use"):
-        offered(TaskConfig.read({"env_key": "x"}), [ToolSpec("computer")])
+        offer_tools(TaskConfig.read({"env_key": "x"}), [ToolSpec("computer")])
 
 
 def test_browser_use_needs_the_lease_servers_credential_at_construction(monkeypatch):

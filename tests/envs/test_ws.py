@@ -1,4 +1,4 @@
-"""WebSocket frames of our own making, against the `websockets` package at the other end, and split at every place."""
+"""Our two ends of a WebSocket against the `websockets` package at the other end, and against bytes that break the protocol."""
 
 from __future__ import annotations
 
@@ -7,61 +7,27 @@ import json
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from websockets.asyncio.client import connect as websocket
 from websockets.asyncio.server import serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
-from websockets.protocol import CLIENT, SERVER, Protocol
 
 from rollyard.core.errors import EnvError, EnvUnavailable
 from rollyard.envs import connect
 from rollyard.envs.server import EnvServer
-from rollyard.net.websocket import BINARY, PING, TEXT, Broken, Masks, WebSocketReader, frame
 from rollyard.net.websocket_client import Lost, dial
 from rollyard.net.websocket_proxied import dial_through
 from rollyard.net.websocket_server import SocketProtocol
 from rollyard.testing.serve import serve_app
 from tests.envs.conftest import Counter, served
 
-LIMIT = 10 * 2**20
-messages = st.lists(st.tuples(st.sampled_from([TEXT, BINARY, PING]), st.integers(0, 4)), min_size=1, max_size=6)
+HELLO = (
+    b"GET /ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
 
 
-@given(messages, st.booleans(), st.data())
-@settings(max_examples=60, deadline=None)
-def test_frames_come_out_whole_wherever_they_are_cut(wanted, masked, data):
-    """The bytes are made by the `websockets` package, in fragments too, and read by ours."""
-    made = b""
-    expected = []
-    for opcode, size in wanted:
-        payload = b"x" * (5, 125, 126, 65535, 65536)[size]
-        if opcode == PING:
-            payload = payload[:125]
-        expected.append((opcode, payload))
-        cut = data.draw(st.integers(0, len(payload))) if opcode != PING and data.draw(st.booleans()) else None
-        parts = [(opcode, True, payload)] if cut is None else [(opcode, False, payload[:cut]), (0, True, payload[cut:])]
-        for kind, fin, part in parts:
-            made += Frame(Opcode(kind), part, fin).serialize(mask=masked, extensions=[])
-    reader, found, at = WebSocketReader(masked=masked, limit=LIMIT), [], 0
-    while at < len(made):
-        step = data.draw(st.integers(1, len(made)))
-        found += reader.feed(made[at : at + step])
-        at += step
-    assert found == expected
-
-
-@pytest.mark.parametrize("size", [0, 5, 125, 126, 65535, 65536, 3 * 2**20])
-@pytest.mark.parametrize("masked", [True, False])
-def test_what_we_send_the_websockets_package_reads(size, masked):
-    payload = b"y" * size
-    protocol = Protocol(SERVER if masked else CLIENT, max_size=LIMIT)
-    protocol.receive_data(frame(TEXT, payload, Masks().next() if masked else None))
-    [read] = protocol.events_received()
-    assert (read.opcode, read.fin, bytes(read.data)) == (Opcode.TEXT, True, payload)
-
-
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("data", "code"),
     [
@@ -73,10 +39,31 @@ def test_what_we_send_the_websockets_package_reads(size, masked):
         (bytes((0x81, 0xFF)) + (2**62).to_bytes(8, "big") + bytes(4), 1009),
     ],
 )
-def test_what_breaks_the_protocol_is_named(data, code):
-    with pytest.raises(Broken) as caught:
-        WebSocketReader(masked=True, limit=LIMIT).feed(data)
-    assert caught.value.code == code
+async def test_what_breaks_the_protocol_is_closed_with_its_code(data, code):
+    async with served() as url:
+        reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
+        writer.write(HELLO)
+        assert b"101" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        writer.write(data)
+        said = await asyncio.wait_for(reader.read(), 30)
+        assert said[0] == 0x88 and int.from_bytes(said[2:4], "big") == code
+        writer.close()
+
+
+@pytest.mark.anyio
+async def test_a_message_comes_out_whole_when_it_arrives_byte_by_byte_and_in_fragments():
+    text = b'{"type":"state"}'
+    parts = [Frame(Opcode.TEXT, text[:5], fin=False), Frame(Opcode.PING, b"x"), Frame(Opcode.CONT, text[5:])]
+    async with served() as url:
+        reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
+        for byte in HELLO + b"".join(part.serialize(mask=True, extensions=[]) for part in parts):
+            writer.write(bytes((byte,)))
+            await writer.drain()
+            await asyncio.sleep(0)
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        assert await asyncio.wait_for(reader.readexactly(3), 30) == b"\x8a\x01x"
+        assert (await asyncio.wait_for(reader.readexactly(2), 30))[0] == 0x81
+        writer.close()
 
 
 @pytest.mark.anyio
@@ -160,10 +147,7 @@ async def test_a_peer_that_vanished_without_a_word_is_let_go():
     async with serve_app(app, lifespan="on", **pings) as url:
         address = urlsplit(url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        writer.write(
-            b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
+        writer.write(HELLO)
         assert b"101" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
         assert await asyncio.wait_for(reader.read(), 30)  # pings, then the end
         writer.close()

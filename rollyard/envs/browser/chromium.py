@@ -107,7 +107,7 @@ class Chromium:
         answer = await self._cdp.call("Page.navigate", _CALL_S, url=url)
         if answer.get("errorText"):
             raise EnvError(f"{url} cannot be opened: {answer['errorText']}")
-        await self._loaded("complete")
+        await self._wait_for_load("complete")
         status = await self._evaluate("performance.getEntriesByType('navigation')[0]?.responseStatus ?? 0")
         if isinstance(status, int) and status >= 400:
             raise EnvError(f"{url} answered {status}")
@@ -150,9 +150,9 @@ class Chromium:
     async def _settle(self) -> None:
         """Give the page a moment, then wait for a navigation that the action began."""
         await asyncio.sleep(_SETTLE_S)
-        await self._loaded("interactive", "complete")
+        await self._wait_for_load("interactive", "complete")
 
-    async def _loaded(self, *states: str) -> None:
+    async def _wait_for_load(self, *states: str) -> None:
         """A page that never gets there is shown as it is: pictures tell an agent more than an error."""
         for _ in range(round(_LOAD_S / _POLL_S)):
             if await self._evaluate("document.readyState") in states:

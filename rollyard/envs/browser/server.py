@@ -82,15 +82,15 @@ class BrowserServer:
         }
 
     async def _list(self, request: Request) -> Any:
-        return {"leases": [_told(held, request) for held in self._browsers.held.values()]}
+        return {"leases": [_describe_lease(held, request) for held in self._browsers.held.values()]}
 
     async def _create(self, request: Request) -> Any:
         wanted = await _body(request, _Wanted)
         held = await self._browsers.create(wanted.ttl_s, wanted.labels)
-        return {**_told(held, request), "key": held.key}
+        return {**_describe_lease(held, request), "key": held.key}
 
     async def _get(self, request: Request) -> Any:
-        return _told(self._browsers.get(request.path_params["id"]), request)
+        return _describe_lease(self._browsers.get(request.path_params["id"]), request)
 
     async def _end(self, request: Request) -> Any:
         return {"ended": await self._browsers.end(request.path_params["id"])}
@@ -105,7 +105,7 @@ class BrowserServer:
         return {"status": "healthy"}
 
 
-def _told(held: BrowserLease, request: Request) -> dict[str, Any]:
+def _describe_lease(held: BrowserLease, request: Request) -> dict[str, Any]:
     base = str(request.base_url).rstrip("/")
     return {
         "id": held.id,

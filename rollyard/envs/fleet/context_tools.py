@@ -128,9 +128,9 @@ class ContextTools:
         kept = list(history)
         try:
             if name == "check_context":
-                return self._checked(kept), kept
+                return self._check(kept), kept
             if name == "manage_context":
-                return self._managed(kept, _number(arguments, "keep_recent_turns", 1, least=1))
+                return self._manage(kept, _number(arguments, "keep_recent_turns", 1, least=1))
             if name == "search_history":
                 return await self._history(kept, _pattern(arguments)), kept
             if name == "search_tool_output":
@@ -171,7 +171,7 @@ class ContextTools:
         made = (check_context, manage_context, search_history, search_tool_output, view_tool_output)
         return [tool(description=words[one.__name__])(one) for one in made]
 
-    def _checked(self, history: Sequence[Message]) -> str:
+    def _check(self, history: Sequence[Message]) -> str:
         size = sum(len(text_of(message)) for message in history)
         tokens = size // _CHARS_PER_TOKEN
         share = f" of {self._window}" if self._window else ""
@@ -180,7 +180,7 @@ class ContextTools:
             f"{len(self._removed)} messages taken out; {len(self._outputs)} long outputs kept"
         )
 
-    def _managed(self, history: list[Message], keep: int) -> tuple[str, list[Message]]:
+    def _manage(self, history: list[Message], keep: int) -> tuple[str, list[Message]]:
         first, turns = _turns(history)
         gone = [message for turn in turns[:-keep] for message in turn]
         self._removed += gone
@@ -190,14 +190,14 @@ class ContextTools:
     async def _history(self, history: Sequence[Message], pattern: str) -> str:
         messages = [*self._removed, *history]
         texts = [text_of(message) for message in messages]
-        hits = await _searched(pattern, texts, HISTORY_HITS, once=True)
+        hits = await _search(pattern, texts, HISTORY_HITS, once=True)
         shown = [f"[{place}] {messages[place].get('role')}: {_around(texts[place], at)}" for place, at in hits]
-        return _listed(shown, HISTORY_HITS, pattern)
+        return _list_matches(shown, HISTORY_HITS, pattern)
 
     async def _output_lines(self, pattern: str, number: Any) -> str:
         lines = self._output(number).splitlines()
-        hits = await _searched(pattern, lines, OUTPUT_HITS, once=True)
-        return _listed([f"{place + 1}: {_around(lines[place], at)}" for place, at in hits], OUTPUT_HITS, pattern)
+        hits = await _search(pattern, lines, OUTPUT_HITS, once=True)
+        return _list_matches([f"{place + 1}: {_around(lines[place], at)}" for place, at in hits], OUTPUT_HITS, pattern)
 
     def _page(self, page: int, size: int, number: Any) -> str:
         lines = self._output(number).splitlines()
@@ -245,7 +245,7 @@ def _turns(history: Sequence[Message]) -> tuple[list[Message], list[list[Message
     return first, turns
 
 
-async def _searched(pattern: str, texts: Sequence[str], most: int, *, once: bool) -> list[tuple[int, int]]:
+async def _search(pattern: str, texts: Sequence[str], most: int, *, once: bool) -> list[tuple[int, int]]:
     request = json.dumps({"pattern": pattern, "texts": list(texts), "most": most, "once": once}).encode()
     searching = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -276,7 +276,7 @@ def _around(text: str, at: int) -> str:
     return f"{'...' if start else ''}{snippet}{'...' if start + SNIPPET < len(text) else ''}"
 
 
-def _listed(found: Sequence[str], most: int, pattern: str) -> str:
+def _list_matches(found: Sequence[str], most: int, pattern: str) -> str:
     if not found:
         return f"nothing matches {pattern!r}"
     more = [f"(the first {most})"] if len(found) > most else []

@@ -61,32 +61,32 @@ class SandboxDatabases:
         return tuple(self.paths)
 
     async def describe(self, name: str) -> list[Table]:
-        return msgspec.convert((await self._asked("describe", name))["tables"], list[Table])
+        return msgspec.convert((await self._ask("describe", name))["tables"], list[Table])
 
     async def query(
         self, name: str, sql: str, args: Sequence[Any] = (), *, read_only: bool = True, max_rows: int = MAX_ROWS
     ) -> QueryRows:
-        answer = await self._asked("query", name, sql=sql, args=list(args), read_only=read_only, max_rows=max_rows)
+        answer = await self._ask("query", name, sql=sql, args=list(args), read_only=read_only, max_rows=max_rows)
         return msgspec.convert({key: value for key, value in answer.items() if key != "ok"}, QueryRows)
 
     async def snapshot(self, name: str, path: str) -> None:
         """A consistent copy of one at `path`, which is replaced."""
-        await self._asked("copy", name, target=path)
+        await self._ask("copy", name, target=path)
 
     async def restore(self, name: str, source: str) -> None:
         """Make `name` what `source` is."""
-        await self._asked("copy", source, target=self._path(name))
+        await self._ask("copy", source, target=self._path(name))
 
     async def diff(self, before: str, after: str) -> dict[str, Any]:
         """{table: {primary_key, added_rows, removed_rows, modified_rows, unchanged_count, total_changes}}"""
-        return (await self._asked("diff", before, other=self._path(after)))["diff"]
+        return (await self._ask("diff", before, other=self._path(after)))["diff"]
 
     def _path(self, name: str) -> str:
         if name not in self.paths:
             raise EnvError(f"there is no database {name!r}; known: {', '.join(sorted(self.paths)) or 'none'}")
         return self.paths[name]
 
-    async def _asked(self, op: str, name: str, **more: Any) -> dict[str, Any]:
+    async def _ask(self, op: str, name: str, **more: Any) -> dict[str, Any]:
         request = {"op": op, "path": self._path(name), "seconds": self._seconds, **more}
         try:
             answer: dict[str, Any] = msgspec.json.decode(await self._program.ask(msgspec.json.encode(request)))
@@ -112,18 +112,18 @@ class _Program:
         async with self._lock:
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    answer = await self._asked(request)
+                    answer = await self._ask(request)
             except BaseException as error:  # cancelled too: its next answer would be this one's
-                await self._ended()
+                await self._end()
                 if isinstance(error, TimeoutError):
                     raise EnvError(f"no answer from the database within {self._timeout_s:g} s") from error
                 raise
             self._said += len(answer)
             if self._said > _SAID_BYTES:
-                await self._ended()
+                await self._end()
             return answer
 
-    async def _asked(self, request: bytes) -> bytes:
+    async def _ask(self, request: bytes) -> bytes:
         if self._job is None or self._lines is None:
             path = program_path()
             await self._sandbox.write(path, archive(), mode=0o444)
@@ -137,7 +137,7 @@ class _Program:
             words = (await self._job.tail(stderr=True)).decode("utf-8", "backslashreplace").strip()
             raise EnvError(f"the database's program ended: {words[-500:] or 'no output'}") from None
 
-    async def _ended(self) -> None:
+    async def _end(self) -> None:
         job, self._job, self._lines = self._job, None, None
         if job is not None:
             try:

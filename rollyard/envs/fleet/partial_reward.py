@@ -37,7 +37,7 @@ def partial(score: float | None, stdout: str) -> float | None:
 
 
 def _items(block: str) -> int:
-    listed = _listed(block)
+    listed = _parse_list(block)
     if listed is not None:
         return len(listed)
     if counted := _COUNT.findall(block):
@@ -45,7 +45,7 @@ def _items(block: str) -> int:
     return sum(bool(line.strip()) for line in block.splitlines())
 
 
-def _listed(block: str) -> list[Any] | tuple[Any, ...] | None:
+def _parse_list(block: str) -> list[Any] | tuple[Any, ...] | None:
     if not block.startswith(("[", "(")):
         return None
     try:

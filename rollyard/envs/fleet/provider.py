@@ -80,10 +80,10 @@ async def provision(
     with telemetry.span("env.provision"):
         for attempt in range(1, attempts + 1):
             try:
-                made = await _made(provider, request)
+                made = await _make(provider, request)
             except EnvUnavailable as error:
                 if attempt == attempts:
-                    _failed(telemetry, attempt, error)
+                    _record_failure(telemetry, attempt, error)
                     raise
                 delay = pauses_s[min(attempt, len(pauses_s)) - 1]
                 telemetry.warn(
@@ -96,7 +96,7 @@ async def provision(
                 )
                 await asyncio.sleep(delay)
             except Error as error:
-                _failed(telemetry, attempt, error)
+                _record_failure(telemetry, attempt, error)
                 raise
             else:
                 seconds = round(time.monotonic() - started, 3)
@@ -105,7 +105,7 @@ async def provision(
     raise AssertionError("attempts is at least one")
 
 
-async def _made(provider: EnvProvider, request: InstanceRequest) -> RemoteInstance:
+async def _make(provider: EnvProvider, request: InstanceRequest) -> RemoteInstance:
     """Who gives up waiting does not leave an instance behind: what is still being made is awaited, within bounds, and closed."""
     making = asyncio.ensure_future(provider.make(request))
     try:
@@ -119,5 +119,5 @@ async def _made(provider: EnvProvider, request: InstanceRequest) -> RemoteInstan
         raise
 
 
-def _failed(telemetry: Telemetry, attempt: int, error: Error) -> None:
+def _record_failure(telemetry: Telemetry, attempt: int, error: Error) -> None:
     telemetry.warn("env.provisioning_failed", attempt=attempt, error_type=type(error).__name__, message=error.message)

@@ -44,11 +44,11 @@ class FleetProvider:
 
     async def make(self, request: InstanceRequest) -> FleetInstance:
         if self._fleet is None:
-            self._fleet = await asyncio.to_thread(self._made)
-        made = await _asked(
+            self._fleet = await asyncio.to_thread(self._make)
+        made = await _ask(
             self._fleet.make(
-                env_key=_versioned(request.env_key, request.env_version),
-                data_key=_versioned(request.data_key, request.data_version) if request.data_key else None,
+                env_key=_with_version(request.env_key, request.env_version),
+                data_key=_with_version(request.data_key, request.data_version) if request.data_key else None,
                 region=request.region,
                 env_variables=dict(request.env_variables) or None,
                 image_type=request.image_type,
@@ -68,7 +68,7 @@ class FleetProvider:
             async with asyncio.timeout(_CALL_S):
                 await used.client.httpx_client.aclose()
 
-    def _made(self) -> Any:
+    def _make(self) -> Any:
         try:
             from fleet import AsyncFleet
         except ImportError as error:
@@ -93,7 +93,7 @@ class FleetInstance:
 
     async def reset(self, *, seed: int | None, timeout_s: float) -> None:
         asked = {"timestamp": None, "seed": seed}
-        answer = await _asked(
+        answer = await _ask(
             self._made.instance.client.request("POST", "/reset", json=asked), "reset failed", timeout_s=timeout_s
         )
         if answer.status_code == 501 and seed is not None:
@@ -108,7 +108,7 @@ class FleetInstance:
 
     async def close(self) -> None:
         try:
-            await _asked(self._made.close(), f"instance {self.id} could not be released")
+            await _ask(self._made.close(), f"instance {self.id} could not be released")
         except EpisodeLost:
             return
 
@@ -120,12 +120,12 @@ class FleetDatabases:
 
     async def names(self) -> Sequence[str]:
         if self._names is None:
-            found = await _asked(self._made.instance.resources(), "resources could not be listed")
+            found = await _ask(self._made.instance.resources(), "resources could not be listed")
             self._names = tuple(one.resource.name for one in found if one.resource.type.value == "sqlite")
         return self._names
 
     async def describe(self, name: str) -> list[Table]:
-        told = await _asked((await self._named(name)).describe(), f"database {name} could not be described")
+        told = await _ask((await self._find(name)).describe(), f"database {name} could not be described")
         if not told.success:
             raise EnvError(told.error or told.message)
         return [Table(name=one.name, sql=one.sql, columns=one.columns) for one in told.tables or ()]
@@ -133,9 +133,9 @@ class FleetDatabases:
     async def query(
         self, name: str, sql: str, args: Sequence[Any] = (), *, read_only: bool = True, max_rows: int = MAX_ROWS
     ) -> QueryRows:
-        database = await self._named(name)
+        database = await self._find(name)
         asking = database.query if read_only else database.exec
-        told = await _asked(asking(sql, list(args)), f"database {name} could not be asked")
+        told = await _ask(asking(sql, list(args)), f"database {name} could not be asked")
         if not told.success:
             raise EnvError(told.error or told.message)
         rows = told.rows or []
@@ -147,18 +147,18 @@ class FleetDatabases:
             last_insert_id=told.last_insert_id,
         )
 
-    async def _named(self, name: str) -> Any:
+    async def _find(self, name: str) -> Any:
         known = await self.names()
         if name not in known:
             raise EnvError(f"there is no database {name!r}; known: {', '.join(sorted(known)) or 'none'}")
         return self._made.db(name)
 
 
-def _versioned(key: str, version: str | None) -> str:
+def _with_version(key: str, version: str | None) -> str:
     return f"{key}:{version}" if version and ":" not in key else key
 
 
-async def _asked(asking: Awaitable[T], what: str, *, timeout_s: float = _CALL_S) -> T:
+async def _ask(asking: Awaitable[T], what: str, *, timeout_s: float = _CALL_S) -> T:
     """One call of the SDK, its errors turned into ours once."""
     try:
         async with asyncio.timeout(timeout_s):

@@ -20,7 +20,7 @@ from rollyard.envs.fleet.databases import MAX_ROWS, Databases, QueryRows, Table
 from rollyard.envs.fleet.partial_reward import partial
 from rollyard.envs.fleet.provider import EnvProvider
 from rollyard.envs.fleet.task_config import SUBMIT, TaskConfig
-from rollyard.envs.fleet.task_instance import Leases, TaskInstance, opened
+from rollyard.envs.fleet.task_instance import Leases, TaskInstance, open_instance
 from rollyard.envs.fleet.verifier_code import Checked, VerifierCode
 from rollyard.envs.telemetry import Telemetry
 from rollyard.tools.remote import openai_tool
@@ -147,7 +147,7 @@ class RemoteTaskEnv(Env):
             raise EnvError("this environment is closed")
         self._episode, self.conversation = None, None
         try:
-            observation = await self._begun(seed)
+            observation = await self._begin(seed)
         except BaseException:  # cancelled too: half an episode holds an instance
             await self._release()
             raise
@@ -160,7 +160,7 @@ class RemoteTaskEnv(Env):
         if episode is None or ground is None or episode.over:
             raise EnvError("there is no episode: reset")
         episode.step += 1
-        shown, info = await self._used(move, episode, ground)
+        shown, info = await self._use_tool(move, episode, ground)
         if episode.answer is not None:
             reason = "submitted"
         elif move.done:
@@ -169,7 +169,7 @@ class RemoteTaskEnv(Env):
             reason = "max_steps" if episode.step >= self.limits.max_steps else None
         if reason is not None:
             episode.over = True
-            await self._judged(episode)
+            await self._judge_episode(episode)
         return StepResult(
             observation={"observation": shown, "step": episode.step},
             reward=episode.reward,
@@ -191,7 +191,7 @@ class RemoteTaskEnv(Env):
         self._closed = True
         try:
             if self._episode is not None and not self._episode.reward_computed:
-                await self._judged(self._episode)
+                await self._judge_episode(self._episode)
         finally:
             await self._release()
             self._telemetry.say("env.closed", reward=self.final_reward)
@@ -222,9 +222,9 @@ class RemoteTaskEnv(Env):
 
     # how it is done
 
-    async def _begun(self, seed: int | None) -> dict[str, Any]:
+    async def _begin(self, seed: int | None) -> dict[str, Any]:
         with self._telemetry.span("env.reset"):
-            ground = await self._prepared(seed)
+            ground = await self._prepare_instance(seed)
             await ground.show_page()
             tools = [openai_tool(spec) for spec in ground.specs]
             if self.config.wants_answer:
@@ -240,11 +240,11 @@ class RemoteTaskEnv(Env):
                 observation["initial_screenshot"] = await ground.screenshot()
             return observation
 
-    async def _prepared(self, seed: int | None) -> TaskInstance:
+    async def _prepare_instance(self, seed: int | None) -> TaskInstance:
         """The ground, put back to its beginning. A manager that fails at that costs a warning; an instance that is gone is
         replaced, once."""
         for fresh in (self._ground is None, True):
-            ground = self._ground = self._ground or await self._opened()
+            ground = self._ground = self._ground or await self._open_instance()
             try:
                 await ground.instance.reset(seed=seed, timeout_s=self.limits.reset_s)
             except EpisodeLost as error:
@@ -257,12 +257,12 @@ class RemoteTaskEnv(Env):
             return ground
         raise AssertionError("the second ground is fresh")
 
-    async def _opened(self) -> TaskInstance:
-        return await opened(
+    async def _open_instance(self) -> TaskInstance:
+        return await open_instance(
             self.config, self._provider, self._telemetry, request_s=self.limits.request_s, leases=self._leases
         )
 
-    async def _used(self, move: ToolAction, episode: Episode, ground: TaskInstance) -> tuple[Any, dict[str, Any]]:
+    async def _use_tool(self, move: ToolAction, episode: Episode, ground: TaskInstance) -> tuple[Any, dict[str, Any]]:
         """What the agent sees, and what `info` says of it."""
         if move.tool is None:
             return "", {"tool_result": None, "tool_error": None}
@@ -272,22 +272,22 @@ class RemoteTaskEnv(Env):
             return "The answer was handed in.", {"tool_result": None, "tool_error": None}
         known = [spec.name for spec in ground.specs]
         if move.tool not in known:
-            return self._erred(episode, f"there is no tool named {move.tool!r}; known: {', '.join(known)}")
+            return self._observe_error(episode, f"there is no tool named {move.tool!r}; known: {', '.join(known)}")
         assert ground.tools is not None
         try:
             with self._telemetry.span("env.call", tool=move.tool):
                 answer = await ground.tools.ask(move.tool, move.params)
         except EnvError as error:
-            return self._erred(episode, error.message)
+            return self._observe_error(episode, error.message)
         if answer.is_error:
-            return self._erred(episode, answer.text)
+            return self._observe_error(episode, answer.text)
         return answer.content, {"tool_result": answer.value, "tool_error": None}
 
-    def _erred(self, episode: Episode, words: str) -> tuple[Any, dict[str, Any]]:
+    def _observe_error(self, episode: Episode, words: str) -> tuple[Any, dict[str, Any]]:
         episode.tool_errors.append(words)
         return f"error: {words}", {"tool_result": None, "tool_error": words}
 
-    async def _judged(self, episode: Episode) -> None:
+    async def _judge_episode(self, episode: Episode) -> None:
         """Sets the reward, or why there is none. Whatever the verifier does, the episode ends."""
         code, ground = self.config.verifier_code, self._ground
         if not code:
@@ -312,7 +312,7 @@ class RemoteTaskEnv(Env):
                 return
             episode.judged = done
             episode.reward = partial(done.score, done.stdout) if self.partial_reward else done.score
-            span.found(reward=episode.reward)
+            span.mark_found(reward=episode.reward)
 
     async def _release(self) -> None:
         ground, self._ground = self._ground, None

@@ -60,7 +60,7 @@ class TaskInstance:
             lease = self._lease = await self._leases.create(ttl_s=self.config.lifetime_s)
             urls, key = [lease.mcp_url], lease.key
         self.tools = RemoteTools(urls, key, timeout_s=request_s)
-        self.specs = offered(self.config, await self.tools.list(attempts=_FIRST_ATTEMPTS))
+        self.specs = offer_tools(self.config, await self.tools.list(attempts=_FIRST_ATTEMPTS))
 
     async def show_page(self) -> None:
         """The browser at the application's first page, loaded."""
@@ -83,12 +83,12 @@ class TaskInstance:
     async def release(self) -> None:
         """Everything, in turn: what cannot be released does not keep the rest, and is told in the log."""
         if self._lease is not None and self._leases is not None:
-            await self._tried(self._leases.delete(self._lease.id), "the browser's lease")
+            await self._try(self._leases.delete(self._lease.id), "the browser's lease")
         if self.tools is not None:
-            await self._tried(self.tools.aclose(), "the connections to its tools")
-        await self._tried(self.instance.close(), "the instance")
+            await self._try(self.tools.aclose(), "the connections to its tools")
+        await self._try(self.instance.close(), "the instance")
 
-    async def _tried(self, releasing: Awaitable[None], what: str) -> None:
+    async def _try(self, releasing: Awaitable[None], what: str) -> None:
         try:
             async with asyncio.timeout(_RELEASE_S):
                 await releasing
@@ -96,7 +96,7 @@ class TaskInstance:
             _log.error("something was not released", what=what, instance_id=self.instance.id, cause=str(error))
 
 
-async def opened(
+async def open_instance(
     config: TaskConfig, provider: EnvProvider, telemetry: Telemetry, *, request_s: float, leases: Leases | None = None
 ) -> TaskInstance:
     request = InstanceRequest(
@@ -118,7 +118,7 @@ async def opened(
     return ground
 
 
-def offered(config: TaskConfig, specs: Sequence[ToolSpec]) -> list[ToolSpec]:
+def offer_tools(config: TaskConfig, specs: Sequence[ToolSpec]) -> list[ToolSpec]:
     """`tool_use` works without the screen, the other two with nothing else."""
     with_screen = config.task_modality != "tool_use"
     found = [spec for spec in specs if (spec.name == COMPUTER) is with_screen]

@@ -67,18 +67,18 @@ async def run_check(
     async with backend.open(spec) as sandbox:
         started = time.monotonic()
         names = await databases.names() if databases is not None else ()
-        job = await _started(sandbox, check, names)
+        job = await _start(sandbox, check, names)
         try:
             async with asyncio.timeout(timeout_s):
-                ended = await _conversed(job, databases)
+                ended = await _converse(job, databases)
         except TimeoutError:
-            ended = _broken("Timeout", f"the verifier took longer than {timeout_s:g} s")
+            ended = _error("Timeout", f"the verifier took longer than {timeout_s:g} s")
         finally:
             await job.kill()
-        return _concluded(check, ended, time.monotonic() - started)
+        return _conclude(check, ended, time.monotonic() - started)
 
 
-async def _started(sandbox: Sandbox, check: VerifierCode, names: Any) -> Job:
+async def _start(sandbox: Sandbox, check: VerifierCode, names: Any) -> Job:
     path = program_path()
     await sandbox.write(path, archive(), mode=0o444)
     job = await sandbox.start(["python3", "-I", path, "check"], stdin=True)
@@ -94,27 +94,27 @@ async def _started(sandbox: Sandbox, check: VerifierCode, names: Any) -> Job:
     return job
 
 
-async def _conversed(job: Job, databases: Databases | None) -> dict[str, Any]:
+async def _converse(job: Job, databases: Databases | None) -> dict[str, Any]:
     """Answer its questions until it says how it ended."""
     held = b""
     async for _, chunk in job.stream():
         held += chunk
         if len(held) > _MAX_LINE:
-            return _broken("TooMuch", "the verifier's program wrote more than can be read")
+            return _error("TooMuch", "the verifier's program wrote more than can be read")
         *lines, held = held.split(b"\n")
         for line in lines:
             try:
                 said: dict[str, Any] = msgspec.json.decode(line)
             except msgspec.DecodeError:
-                return _broken("Garbled", "the verifier's program wrote something that is not its own")
+                return _error("Garbled", "the verifier's program wrote something that is not its own")
             if "ended" in said:
                 return said["ended"]
-            await job.write(msgspec.json.encode(await _answered(said, databases)) + b"\n")
+            await job.write(msgspec.json.encode(await _answer(said, databases)) + b"\n")
     errors = (await job.tail(stderr=True)).decode("utf-8", "backslashreplace")
-    return _broken("Died", f"the verifier's program ended without a result: {errors.strip()[-500:] or 'no output'}")
+    return _error("Died", f"the verifier's program ended without a result: {errors.strip()[-500:] or 'no output'}")
 
 
-async def _answered(said: Mapping[str, Any], databases: Databases | None) -> dict[str, Any]:
+async def _answer(said: Mapping[str, Any], databases: Databases | None) -> dict[str, Any]:
     if databases is None:
         return {"ok": False, "error": "there is no instance whose databases could be read"}
     try:
@@ -128,11 +128,11 @@ async def _answered(said: Mapping[str, Any], databases: Databases | None) -> dic
         return {"ok": False, "error": f"the instance could not be asked: {error.message}"}
 
 
-def _broken(kind: str, message: str) -> dict[str, Any]:
+def _error(kind: str, message: str) -> dict[str, Any]:
     return {"score": None, "error": {"type": kind, "message": message}, "functions": [], "stdout": "", "result": None}
 
 
-def _concluded(check: VerifierCode, ended: Mapping[str, Any], seconds: float) -> Checked:
+def _conclude(check: VerifierCode, ended: Mapping[str, Any], seconds: float) -> Checked:
     score, cause, stdout = ended["score"], ended["error"], ended["stdout"]
     if score is not None and JUDGE_ERROR in stdout:
         score, cause = None, {"type": "JudgeError", "message": "a model judge failed while the verifier ran"}
@@ -143,13 +143,13 @@ def _concluded(check: VerifierCode, ended: Mapping[str, Any], seconds: float) ->
         seconds=seconds,
         result=ended["result"],
         stdout=stdout,
-        error=None if score is not None else explained(check, cause or {}, functions),
+        error=None if score is not None else explain(check, cause or {}, functions),
         cause=cause or {},
         functions=functions,
     )
 
 
-def explained(check: VerifierCode, cause: Mapping[str, Any], functions: tuple[str, ...]) -> str:
+def explain(check: VerifierCode, cause: Mapping[str, Any], functions: tuple[str, ...]) -> str:
     """A failure in words: which task, what went wrong and where, which functions there are, how the code begins."""
     line = f" at line {cause['line']}: {cause.get('text') or ''}" if cause.get("line") else ""
     preview = "\n".join(f"  {text}" for text in check.code.strip().splitlines()[:_PREVIEW_LINES])

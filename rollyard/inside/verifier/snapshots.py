@@ -173,7 +173,7 @@ class SnapshotDiff:
 
     def expect_only(self, allowed_changes: Sequence[Spec]) -> SnapshotDiff:
         """Nothing but these changes; they need not all have happened."""
-        unexpected, _ = self._matched(allowed_changes)
+        unexpected, _ = self._match(allowed_changes)
         return self._must(not unexpected, "Unexpected database changes", unexpected, allowed_changes)
 
     def expect_only_v1(self, allowed_changes: Sequence[Spec]) -> SnapshotDiff:
@@ -184,7 +184,7 @@ class SnapshotDiff:
 
     def expect_exactly(self, expected_changes: Sequence[Spec]) -> SnapshotDiff:
         """These changes, all of them, and no other."""
-        unexpected, used = self._matched(expected_changes)
+        unexpected, used = self._match(expected_changes)
         self._must(not unexpected, "Unexpected database changes", unexpected, expected_changes)
         missing = [str(dict(spec)) for place, spec in enumerate(expected_changes) if place not in used]
         return self._must(not missing, "Expected database changes did not happen", missing, expected_changes)
@@ -210,7 +210,7 @@ class SnapshotDiff:
             raise AssertionError("\n".join([f"{words}:", *shown, f"Allowed: {[dict(spec) for spec in specs[:5]]}"]))
         return self
 
-    def _matched(self, specs: Sequence[Spec]) -> tuple[list[str], set[int]]:
+    def _match(self, specs: Sequence[Spec]) -> tuple[list[str], set[int]]:
         """What no spec covers, and the places of the specs that were used."""
         unexpected: list[str] = []
         used: set[int] = set()
@@ -218,7 +218,7 @@ class SnapshotDiff:
             near = [(place, spec) for place, spec in enumerate(specs) if spec["table"] == table]
             for kind, rows in (("insert", "added_rows"), ("delete", "removed_rows")):
                 for row in report[rows]:
-                    found = [place for place, spec in near if _covers_row(spec, kind, row, self._ignored(table))]
+                    found = [place for place, spec in near if _covers_row(spec, kind, row, self._list_ignored(table))]
                     used.update(found)
                     if not found:
                         unexpected.append(f"{kind} in {table}, row {row['row_id']!r}: {row['data']}")
@@ -232,7 +232,7 @@ class SnapshotDiff:
                         )
         return unexpected, used
 
-    def _ignored(self, table: str) -> set[str]:
+    def _list_ignored(self, table: str) -> set[str]:
         return self.ignore_config.fields | self.ignore_config.table_fields.get(table, set())
 
 

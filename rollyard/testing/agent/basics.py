@@ -46,7 +46,7 @@ async def failing_model(ground: AgentFixture) -> None:
 
 
 @case("W5", "is found parked when it waits for nothing", needs=("model", "shell"), timeout=300)
-async def parked(ground: AgentFixture) -> None:
+async def parks(ground: AgentFixture) -> None:
     limits = Limits(install=LIMITS.install, agent=90, idle=5)
     seen = await ground.run(ground.script({"shell": "tail -f /dev/null"}, DONE), limits=limits)
     failure = seen.rollout.failure

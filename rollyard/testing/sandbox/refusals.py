@@ -24,7 +24,7 @@ async def too_weak(ground: SandboxFixture) -> None:
 
 
 @case("X3", "refuses what it said it cannot do")
-async def unsupported(ground: SandboxFixture) -> None:
+async def refuses_unsupported(ground: SandboxFixture) -> None:
     async with ground.open() as box:
         calls = {"snapshot": box.snapshot, "pause": box.pause, "listen": box.listen}
         for name, call in calls.items():
