@@ -1,4 +1,4 @@
-"""What environments say about themselves: one vocabulary, in logs (structlog over the standard `logging`) and as OpenTelemetry
+"""What environments say about themselves: one vocabulary, in logs (the standard `logging`) and as OpenTelemetry
 spans, with the same names and the same fields.
 
     env.session.opened | attached | detached | restored | expired | closed | refused      a line
@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
-import structlog
+from rollyard.core.log import Log
 
 LINES = frozenset(
     f"env.session.{name}" for name in ("opened", "attached", "detached", "restored", "expired", "closed", "refused")
@@ -33,22 +33,12 @@ class Telemetry:
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
-        self._plain = logging.getLogger(_NAME)
-        self._log: Any = structlog.wrap_logger(
-            self._plain,
-            wrapper_class=structlog.stdlib.BoundLogger,
-            processors=[
-                structlog.stdlib.filter_by_level,
-                structlog.processors.format_exc_info,
-                structlog.processors.LogfmtRenderer(key_order=["event"], sort_keys=False, bool_as_flag=False),
-            ],
-            **fields,
-        )
+        self._log = Log(_NAME, **fields)
 
     def say(self, event: str, **fields: Any) -> None:
         if event not in LINES:
             raise ValueError(f"{event!r} is not in the vocabulary")
-        if self._plain.isEnabledFor(logging.INFO):
+        if self._log.wants(logging.INFO):
             self._log.info(event, **fields)
         _add_event(event, self.fields | fields)
 
@@ -67,7 +57,7 @@ class Telemetry:
         if event not in SPANS:
             raise ValueError(f"{event!r} is not in the vocabulary")
         tracer = _tracer()
-        log = self._log if self._plain.isEnabledFor(logging.DEBUG) else None
+        log = self._log if self._log.wants(logging.DEBUG) else None
         if tracer is None and log is None:
             return _SILENT
         attributes = _attributes(self.fields | fields)
@@ -76,7 +66,7 @@ class Telemetry:
 
 
 class TelemetrySpan:
-    def __init__(self, event: str, traced: AbstractContextManager[Any] | None, log: Any) -> None:
+    def __init__(self, event: str, traced: AbstractContextManager[Any] | None, log: Log | None) -> None:
         self._event = event
         self._traced = traced
         self._span: Any = None

@@ -9,7 +9,6 @@ there is no mode here.
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import time
 from collections.abc import Coroutine, Mapping
@@ -22,6 +21,7 @@ import msgspec
 from rollyard.core.errors import CannotListen, ConfigError, GateUnreachable
 from rollyard.core.ids import secret
 from rollyard.core.lease import Lease
+from rollyard.core.log import Log
 from rollyard.core.protocols import CallLog, Listener, Policy, SessionRecord
 from rollyard.gate.calls import Calls
 from rollyard.gate.keys import KeyRing, checked_key, key_hash
@@ -33,7 +33,7 @@ from rollyard.net.asgi import App, Mounted
 from rollyard.net.binding import LOOPBACK, http_url
 from rollyard.trajectory.trajectory import Trajectory
 
-_log = logging.getLogger("rollyard.gate")
+_log = Log("rollyard.gate")
 
 
 class Gate:

@@ -7,16 +7,16 @@ purpose: that the context is full, because agents compact their history when the
 
 from __future__ import annotations
 
-import logging
 import re
 
 from rollyard.core.call import Dialect
 from rollyard.core.errors import ContextFull, Error, GateError, PolicyClosed, StoreError, UpstreamError
 from rollyard.core.ids import new_id
+from rollyard.core.log import Log
 from rollyard.gate.fairness import Busy
 from rollyard.gate.pending import GateRefusal
 
-_log = logging.getLogger("rollyard.gate")
+_log = Log("rollyard.gate")
 _OVERFLOW = re.compile(
     rb"context_length_exceeded|maximum context length|model's context length|maximum model length|context window|"
     rb"prompt is too long|exceeds the available context|exceed_context_size|exceed context limit|"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
+from rollyard.core.log import Log
 from rollyard.net.http_server import Exchange
 
 Scope = MutableMapping[str, Any]
@@ -14,7 +14,7 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 
-_log = logging.getLogger("rollyard.gate")
+_log = Log("rollyard.gate")
 _OURS = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
 

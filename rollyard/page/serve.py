@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import msgspec
-import structlog
 from starlette.types import ASGIApp
 
 from rollyard.core.ids import secret
+from rollyard.core.log import Log
 from rollyard.net.app_server import serve_app
 from rollyard.net.binding import LOOPBACK, http_url, listen
 from rollyard.page.actions import LocalActions
@@ -20,7 +20,7 @@ from rollyard.page.planes import PlaneTables
 from rollyard.store import Store
 from rollyard.store.plane import SqlPlane
 
-_log = structlog.get_logger("rollyard.page")
+_log = Log("rollyard.page")
 
 
 def serve_page(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 
-import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp
 
 from rollyard.core.errors import Error, PlaneForbidden
 from rollyard.core.ids import new_id
+from rollyard.core.log import Log
 from rollyard.core.plane import ApiKey
 from rollyard.plane.drain import readiness
 from rollyard.plane.handlers.bundles import BundleHandlers
@@ -31,7 +31,7 @@ from rollyard.plane.parts import PlaneParts
 from rollyard.plane.routes import ROUTES, ApiRoute
 from rollyard.plane.wire import answer, refusal
 
-_log = structlog.get_logger("rollyard.plane")
+_log = Log("rollyard.plane")
 _Handler = Callable[[Request, ApiKey], Awaitable[Response]]
 
 

@@ -20,12 +20,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-import structlog
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 from starlette.types import Message, Receive, Scope, Send
 
 from rollyard.core.errors import Error, PlaneGone, PlaneInvalid, PlaneNotFound, PlaneUnauthorized, PlaneUnavailable
+from rollyard.core.log import Log
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream
 from rollyard.net.forward import ForwardLimits, Target, forward_http
@@ -37,7 +37,7 @@ from rollyard.plane.metrics import PlaneCounters
 from rollyard.plane.signing import Signer
 from rollyard.plane.wire import refusal
 
-_log = structlog.get_logger("rollyard.plane")
+_log = Log("rollyard.plane")
 MARK = "ryi-"  # what instance tokens begin with
 MAX_MINUTES = 7 * 24 * 60.0
 _SEEN_S = 5.0  # how exact the last sign of life is

@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
-import structlog
 from msgspec.structs import replace
 
 from rollyard.core.errors import (
@@ -28,6 +27,7 @@ from rollyard.core.errors import (
     PlaneUnsupported,
     SandboxGone,
 )
+from rollyard.core.log import Log
 from rollyard.core.plane import EnvSpec, Happening, Instance, InstanceState, Taking, WarmPool
 from rollyard.core.protocols import Sandbox
 from rollyard.net.paging import each_page
@@ -37,7 +37,7 @@ from rollyard.plane.engines import Engine, refuse
 from rollyard.plane.hub import MAX_PAGE, Hub
 from rollyard.plane.storage import PlaneStore
 
-_log = structlog.get_logger("rollyard.plane")
+_log = Log("rollyard.plane")
 _AT_ONCE = 16
 
 

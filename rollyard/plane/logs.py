@@ -5,13 +5,12 @@ What looks like a key, a token or a signed URL is taken out of every value, whoe
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
+from datetime import UTC, datetime
 from typing import Any
-
-import structlog
 
 _SECRET = re.compile(
     r"(ryk|ryi|sign|face|page)-[A-Za-z0-9_.-]{16,}"
@@ -22,40 +21,34 @@ _SECRET = re.compile(
 )
 
 
-def redacted(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    return {name: _clean(value) for name, value in event.items()}
-
-
-def _clean(value: Any) -> Any:
+def redact(value: Any) -> Any:
     if isinstance(value, str):
         return _SECRET.sub("***", value)
     if isinstance(value, dict):
-        return {name: _clean(one) for name, one in value.items()}
+        return {name: redact(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_clean(one) for one in value]
+        return [redact(one) for one in value]
     return value
+
+
+class JsonLogFormatter(logging.Formatter):
+    """Lines of our own with their fields, and everybody else's as they are."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, Any] = {
+            **getattr(record, "fields", {}),
+            "event": getattr(record, "event", None) or record.getMessage(),
+            "level": record.levelname.lower(),
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
+        }
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(redact(said), default=lambda value: redact(str(value)))
 
 
 def configure(level: str = "info") -> None:
     """For a server's own process: nothing in the package calls this for a user's."""
-    steps: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-        redacted,
-        structlog.processors.JSONRenderer(default=str),
-    ]
-    structlog.configure(
-        processors=steps,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=False,
-    )
     lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=steps[:3], processors=_for_foreign(steps)))
+    lines.setFormatter(JsonLogFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[lines], force=True)
-
-
-def _for_foreign(steps: list[Any]) -> list[Any]:
-    return [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *steps[3:]]
+    logging.getLogger("rollyard").setLevel(level.upper())

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable
 
 import msgspec
-import structlog
 
 from rollyard.core.errors import Error, PlaneInvalid, PlaneNotFound, PlaneQuota
+from rollyard.core.log import Log
 from rollyard.core.plane import WarmPool
 from rollyard.plane.create_request import CreateInstance, checked
 from rollyard.plane.instances import Instances
 from rollyard.plane.storage import PlaneStore
 
-_log = structlog.get_logger("rollyard.plane")
+_log = Log("rollyard.plane")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _AT_ONCE = 8
 MAX_SIZE = 10_000

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable, Mapping
 
 import msgspec
-import structlog
 
 from rollyard.core.errors import Error, LeaseLost, PlaneNotFound
 from rollyard.core.ids import new_id
+from rollyard.core.log import Log
 from rollyard.core.plane import Instance, InstanceState
 from rollyard.plane.engines import Engine
 from rollyard.plane.metrics import PlaneCounters
 from rollyard.plane.storage import PlaneStore
 
-_log = structlog.get_logger("rollyard.plane")
+_log = Log("rollyard.plane")
 BATCH = 500
 _LEASE_S = 120.0
 _AT_ONCE = 16

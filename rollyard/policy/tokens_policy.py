@@ -7,7 +7,6 @@ speaks. The answer's ids are parsed here, by the renderer: no tool parser of a s
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import msgspec
 
 from rollyard.core.call import Call, CaptureLevel, Reply
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, UpstreamError
+from rollyard.core.log import Log
 from rollyard.policy.connection import ModelConnection, Timeouts, check_url, json_object, resolve_key
 from rollyard.policy.model_server import (
     ServedModel,
@@ -33,7 +33,7 @@ from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, T
 from rollyard.policy.trainer_reply import sampled_reply
 from rollyard.policy.upstream_policy import CHECK_S, checked_sampling, hello
 
-_log = logging.getLogger("rollyard.policy")
+_log = Log("rollyard.policy")
 MAX_RESUMES, RESUME_S = 64, 0.05
 DEFAULT_MAX_TOKENS = 4096  # for an agent that names none; servers would stop at 16, or only at their context
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

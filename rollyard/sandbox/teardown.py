@@ -16,11 +16,10 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
-
-import structlog
+from typing import TypeVar
 
 from rollyard.core.errors import SandboxError
+from rollyard.core.log import Log
 from rollyard.core.sandbox import SandboxInfo
 
 T = TypeVar("T")
@@ -98,7 +97,7 @@ class Owned:
         self._backend, self._delete = backend, delete
         self._ids: dict[str, None] = {}
         self._process = os.getpid()
-        self._log: Any = structlog.get_logger("rollyard.sandbox")
+        self._log = Log("rollyard.sandbox")
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._ids))

@@ -10,7 +10,6 @@ the server hands out numbers again that it never wrote down.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -24,6 +23,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from rollyard.core.errors import ConfigError, MissingExtra, StoreError, Unsupported
+from rollyard.core.log import Log
 from rollyard.store.database import Put, Work
 from rollyard.store.schema import seats
 
@@ -36,7 +36,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
 REPEATABLE = ("40001", "40P01")  # serialization failure, deadlock
 AWAY = ("08", "53", "57P")  # connection lost; no disk, memory or connections left; shut down, crashed or starting up
 _CLOSE_S = 5.0
-_log = logging.getLogger("rollyard.store")  # the standard library's: a line on stderr without any configuration
+_log = Log("rollyard.store")
 _put_seats = Put(seats, ("id", "token"), there="keep")
 
 

@@ -6,7 +6,6 @@ SQLite gives the files beside it (`-wal`, `-shm`) the same mode.
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import stat
@@ -17,10 +16,11 @@ from pathlib import Path
 from sqlalchemy.exc import DBAPIError
 
 from rollyard.core.errors import ConfigError, StoreError
+from rollyard.core.log import Log
 
 BUSY_MS = 30_000  # how long another process may hold the write lock
 _SIDES = ("", "-wal", "-shm")
-_log = logging.getLogger("rollyard.store")  # the standard library's: a line on stderr without any configuration
+_log = Log("rollyard.store")
 _ADVICE = {  # by the first word that fits the name of SQLite's error
     "SQLITE_NOTADB": "name a file that rollyard made, or restore a backup with `rollyard store restore`",
     "SQLITE_CORRUPT": "the file is damaged: restore a backup with `rollyard store restore`",

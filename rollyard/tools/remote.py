@@ -8,7 +8,6 @@ an empty list. Only what may succeed when asked again is asked again: an unknown
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, Literal, Self, TypeVar
 import msgspec
 
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, UnknownTool
+from rollyard.core.log import Log
 from rollyard.core.message import ToolSpec
 from rollyard.tools.answers import ToolAnswer
 from rollyard.tools.endpoint import Endpoint
@@ -26,7 +26,7 @@ DISCOVERED = ("mcp", "api/v1/mcp")
 ATTEMPTS = 3
 PAUSES_S = (1.0, 2.0, 4.0)
 
-_log = logging.getLogger("rollyard.tools")
+_log = Log("rollyard.tools")
 
 
 class _Place(msgspec.Struct, frozen=True):

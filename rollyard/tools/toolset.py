@@ -9,12 +9,12 @@ second.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
+from rollyard.core.log import Log
 from rollyard.core.sequences import as_tuple
 from rollyard.tools.mcp_extra import require_mcp
 from rollyard.tools.tool import Tool, ToolContext, ToolError
@@ -23,7 +23,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_log = logging.getLogger("rollyard.tools")
+_log = Log("rollyard.tools")
 _CLOSE_S = 5.0
 
 

@@ -325,8 +325,6 @@ async def test_a_tool_cannot_take_a_verb_of_the_environment():
 def test_the_client_imports_no_server():
     heavy = (
         "starlette",
-        "websockets",
-        "structlog",
         "mcp",
         "pydantic",
         "aiohttp",

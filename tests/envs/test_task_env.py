@@ -596,7 +596,7 @@ print(json.dumps([first, told()]))
 
 
 async def test_spans_tell_the_same_story_async_and_blocking(server, tmp_path):
-    """E14: one event vocabulary, structlog and OpenTelemetry, same on both paths"""
+    """E14: one event vocabulary, logs and OpenTelemetry, same on both paths"""
     from tests.plane.venvs import told
 
     pytest.importorskip("opentelemetry.sdk", reason="the extra `otel` is not installed")

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import yaml
 
-from rollyard.plane.logs import redacted
+from rollyard.plane.logs import redact
 
 pytestmark = pytest.mark.anyio
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -84,7 +84,7 @@ def test_what_looks_like_a_secret_is_taken_out_of_every_value():
         "a": "key ryk-abcdefghijklmnopqrstuvwx!",
         "b": {"url": "http://h/at/inst_1.80.5.sig/x", "c": ["Bearer abc", "http://h/bundles/a.b.c"]},
     }
-    assert redacted(None, "info", event) == {
+    assert redact(event) == {
         "event": "x",
         "a": "key ***!",
         "b": {"url": "http://h/at/***/x", "c": ["Bearer ***", "http://h/bundles/***"]},

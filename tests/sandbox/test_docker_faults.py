@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import logging
 import os
 import sys
 import traceback
@@ -9,7 +10,6 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-import structlog
 
 import rollyard as ry
 from rollyard.core.errors import Error, SandboxError, SandboxInterrupted, SandboxUnavailable
@@ -201,8 +201,8 @@ async def test_an_address_and_an_environment_stay_out_of_every_error_log_and_com
     """Two canaries: the password in the engine's address and a value of the spec's environment."""
     kind, host = engine
     texts, said = [], io.StringIO()
-    before = structlog.get_config()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(said))
+    lines = logging.StreamHandler(said)
+    logging.getLogger("rollyard").addHandler(lines)
 
     async def failing(call):
         with pytest.raises(Error) as caught:
@@ -241,7 +241,7 @@ async def test_an_address_and_an_environment_stay_out_of_every_error_log_and_com
             await failing(box.exec("true", timeout=60))
             texts.append(os.popen("ps axww").read())
     finally:
-        structlog.configure(**before)
+        logging.getLogger("rollyard").removeHandler(lines)
     assert len(texts) > 10 and said.getvalue()
     assert not [text for text in [*texts, said.getvalue()] if "canary-" in text]
 

@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-import structlog
 
 from rollyard.core.errors import ConfigError, EnvUnavailable, EpisodeLost, Error
 from rollyard.core.ids import new_id, secret
+from rollyard.core.log import Log
 from rollyard.core.protocols import Backend
 from rollyard.core.sandbox import Resources, SandboxSpec
 from rollyard.envs.browser.chromium import Chromium
@@ -29,7 +29,7 @@ from rollyard.tools.toolset import Toolset
 
 LABEL = "rollyard.browser"
 _SWEEP_S = 1.0
-_log = structlog.get_logger("rollyard.browser")
+_log = Log("rollyard.browser")
 
 
 class BrowserLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-import structlog
-
 from rollyard.core.errors import EnvError, Error
+from rollyard.core.log import Log
 from rollyard.core.message import ToolSpec
 from rollyard.envs.fleet.provider import EnvProvider, InstanceRequest, RemoteInstance, provision
 from rollyard.envs.fleet.task_config import TaskConfig
@@ -22,7 +21,7 @@ from rollyard.tools.remote import RemoteTools
 COMPUTER = "computer"
 _FIRST_ATTEMPTS = 5  # a server that has just been made gets 11 s to come up, once
 _RELEASE_S = 60.0
-_log = structlog.get_logger("rollyard.envs")
+_log = Log("rollyard.envs")
 
 
 class InstanceLease(Protocol):

@@ -12,12 +12,12 @@ import time
 from collections.abc import AsyncIterator
 
 import msgspec
-import structlog
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from rollyard.core.errors import Error, PlaneInvalid, PlaneUnavailable
+from rollyard.core.log import Log
 from rollyard.plane.aenv.callers import INSTANCE_HEADER, URL_HEADER, AenvCallers
 from rollyard.plane.aenv.envelope import failed
 from rollyard.plane.engines import START_JOB
@@ -25,7 +25,7 @@ from rollyard.plane.gateway import Gateway
 from rollyard.plane.instance_http import ask
 from rollyard.plane.instances import Instances
 
-_log = structlog.get_logger("rollyard.plane")
+_log = Log("rollyard.plane")
 _QUIET_S = 1.5  # after this a space is sent now and then
 _YOUNG_S = 60.0  # how long after its creation an instance may still be coming up
 _PROBE_S = 10.0

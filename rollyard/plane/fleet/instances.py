@@ -14,17 +14,17 @@ from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
-import structlog
 
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.ids import new_id
+from rollyard.core.log import Log
 from rollyard.core.protocols import Backend, Sandbox
 from rollyard.envs.fleet.databases import SandboxDatabases
 from rollyard.plane.fleet.boot import booted
 from rollyard.plane.fleet.errors import FleetRefusal
 from rollyard.plane.fleet.world import World, WorldCatalog
 
-_log = structlog.get_logger("rollyard.fleet")
+_log = Log("rollyard.fleet")
 MARK = "rollyard.fleet"
 RECORD = "rollyard.fleet.record"
 SERVER = "rollyard.fleet.server"

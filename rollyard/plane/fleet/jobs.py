@@ -13,16 +13,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
-import structlog
 
 from rollyard.core.errors import Error
 from rollyard.core.ids import new_id
+from rollyard.core.log import Log
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.fleet.errors import FleetRefusal
 from rollyard.plane.fleet.instances import Make, Places, WorldInstance
 from rollyard.plane.fleet.tasks import FleetTask, Tasks
 
-_log = structlog.get_logger("rollyard.fleet")
+_log = Log("rollyard.fleet")
 _KEPT = 200
 _MOST_SESSIONS = 10_000
 Status = Literal["pending", "running", "completed", "failed", "cancelled"]

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
-import structlog
 
 from rollyard.core.errors import ConfigError, Error, PlaneInvalid, PlaneNotFound, PlaneUnavailable
+from rollyard.core.log import Log
 from rollyard.net.http_session import HttpFailure, HttpSession
 
-_log = structlog.get_logger("rollyard.plane")
+_log = Log("rollyard.plane")
 _CLEANUP_S = 30.0
 _SAID = 200  # characters of a service's words that go into an error
 

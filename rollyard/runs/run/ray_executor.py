@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
-import structlog
 
 from rollyard.core.errors import ConfigError, Error, MissingExtra, StoreError, Unsupported
 from rollyard.core.events import COMMITTED
+from rollyard.core.log import Log
 from rollyard.core.rollout import Rollout
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.executor import Record, RunResources, Workers
@@ -112,7 +112,7 @@ class _RayWorkers:
         self._broken: Error | None = None
         self._cancelled = False
         self._after = 0  # the last event that is not news
-        self._log: Any = structlog.get_logger("rollyard.runs.ray")
+        self._log = Log("rollyard.runs.ray")
 
     # what the caller sees
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
-import structlog
 
 from rollyard.core.errors import LeaseLost, StoreError
+from rollyard.core.log import Log
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ _FIRST_S, _LONGEST_S = 0.25, 5.0
 async def insist(operation: Callable[[], Awaitable[T]]) -> T:
     """Repeat an operation of the store until it happened. It must be one that may happen twice."""
     until, pause = time.monotonic() + PATIENCE_S, _FIRST_S
-    log: Any = structlog.get_logger("rollyard.runs")
+    log = Log("rollyard.runs")
     while True:
         try:
             return await operation()

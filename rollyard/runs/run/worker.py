@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import anyio
 import msgspec
-import structlog
 from anyio.abc import TaskGroup
 
 from rollyard.core.errors import ConfigError, LeaseLost, SandboxError, SandboxUnavailable, StoreError
 from rollyard.core.events import COMMITTED, POLICY_STOPPED, STARTED, Event
 from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt, Lease
+from rollyard.core.log import Log
 from rollyard.core.protocols import Backend, EventSink, Policy
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.core.task import Task
@@ -66,7 +66,7 @@ class Worker:
         self._told: list[tuple[Lease, Event]] = []
         self._telling = anyio.Lock()
         self._health = PolicyHealth(0 if work.stays else work.config.policy_failures)
-        self._log: Any = structlog.get_logger("rollyard.runs.run.worker")
+        self._log = Log("rollyard.runs.run.worker")
 
     @property
     def in_flight(self) -> int:

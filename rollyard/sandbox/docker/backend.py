@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import anyio
-import structlog
 
 from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxGone, SandboxUnavailable, UnknownName
 from rollyard.core.ids import new_id
+from rollyard.core.log import Log
 from rollyard.core.sandbox import Capabilities, Isolation, Resources, SandboxInfo, SandboxSpec
 from rollyard.core.sequences import as_tuple
 from rollyard.images.layers import layer_prefix
@@ -75,7 +75,7 @@ class DockerBackend:
         self._watch = ContainerDiskWatch(self._engine)
         self._dirs = routes.SocketDirs(self._engine.host)
         self._defaults: dict[str, container.ContainerDefaults] = {}
-        self._log: Any = structlog.get_logger("rollyard.sandbox.docker")
+        self._log = Log("rollyard.sandbox.docker")
 
     async def __aenter__(self) -> Self:
         await self._engine.__aenter__()

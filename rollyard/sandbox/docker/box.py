@@ -6,13 +6,12 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
-import structlog
 
 from rollyard.core.errors import SandboxError, SandboxGone
 from rollyard.core.ids import new_id
+from rollyard.core.log import Log
 from rollyard.core.program import Program, check_job_id
 from rollyard.core.protocols import ByteStream, Listener
 from rollyard.core.sandbox import Capabilities, SandboxInfo
@@ -54,7 +53,7 @@ class DockerSandbox(DockerFiles):
         self._way, self._lifeline, self._forget = way(self), lifeline, forget
         self._jobs: list[DockerJob] = []
         self._killed = False
-        self._log: Any = structlog.get_logger("rollyard.sandbox.docker")
+        self._log = Log("rollyard.sandbox.docker")
 
     async def _start(self, program: Program) -> DockerJob:
         name = program.job_id or new_id("job")

@@ -7,11 +7,9 @@ its limit has its programs ended; its files stay, so that it can still be judged
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
-import structlog
 
 from rollyard.core.errors import SandboxError, SandboxGone
+from rollyard.core.log import Log
 from rollyard.sandbox.docker import container
 from rollyard.sandbox.docker.box import DockerSandbox
 from rollyard.sandbox.docker.engine import DockerEngine
@@ -25,7 +23,7 @@ class ContainerDiskWatch:
         self._engine, self._every = engine, every_s
         self._limits: dict[str, tuple[DockerSandbox, int]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._log: Any = structlog.get_logger("rollyard.sandbox.docker")
+        self._log = Log("rollyard.sandbox.docker")
 
     def add(self, box: DockerSandbox, limit_mb: int) -> None:
         self._limits[box.id] = (box, limit_mb * 2**20)

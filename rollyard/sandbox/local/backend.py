@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-import structlog
 
 from rollyard.core.errors import (
     ConfigError,
@@ -25,6 +24,7 @@ from rollyard.core.errors import (
 )
 from rollyard.core.home import data_home, private_dir
 from rollyard.core.ids import new_id
+from rollyard.core.log import Log
 from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, SandboxSpec
 from rollyard.core.sequences import as_tuple
 from rollyard.images.rootfs import Rootfs
@@ -86,7 +86,7 @@ class LocalBackend:
         self._watch = LocalDiskWatch(self.root)
         self._rootfs: dict[tuple[str, tuple[str, ...]], tuple[float, Rootfs]] = {}
         self._swept: list[str] = []  # found dead at the start, told to whoever reaps first
-        self._log: Any = structlog.get_logger("rollyard.sandbox.local")
+        self._log = Log("rollyard.sandbox.local")
 
     @property
     def capabilities(self) -> Capabilities:

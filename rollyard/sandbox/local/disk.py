@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
-
-import structlog
 
 from rollyard.core.errors import SandboxError
+from rollyard.core.log import Log
 from rollyard.images import tree_pipe
 from rollyard.sandbox.local.box import LocalSandbox
 
@@ -26,7 +24,7 @@ class LocalDiskWatch:
         self._every = every_s
         self._limits: dict[str, tuple[LocalSandbox, int]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._log: Any = structlog.get_logger("rollyard.sandbox.local")
+        self._log = Log("rollyard.sandbox.local")
 
     def add(self, box: LocalSandbox, limit_mb: int) -> None:
         self._limits[box.id] = (box, limit_mb * 2**20)

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 
 from rollyard.core import folders
 from rollyard.core.errors import SandboxGone
 from rollyard.core.home import private_dir
+from rollyard.core.log import Log
 from rollyard.core.sandbox import Capabilities, SandboxInfo
 from rollyard.sandbox.local import ids
 from rollyard.sandbox.local.inner import remains
@@ -44,7 +44,7 @@ def _stepping_over(path: Path) -> Generator[None]:
     except (OSError, subprocess.TimeoutExpired) as error:
         if path not in _told:
             _told.add(path)
-            structlog.get_logger("rollyard.sandbox.local").warning(
+            Log("rollyard.sandbox.local").warning(
                 "sandbox.left_on_disk", path=str(path), error=str(error), hint="remove it by hand; nothing uses it"
             )
 

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Self
 
 import anyio
 import msgspec
-import structlog
 
 from rollyard.core.errors import ConfigError, Error, IsolationTooWeak, SandboxError, SandboxUnavailable, Unsupported
+from rollyard.core.log import Log
 from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
 from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.pending import PendingSandbox
@@ -83,7 +83,7 @@ class RemoteBackend:
         self._leases: dict[str, asyncio.Task[None]] = {}
         self._owned = Owned(self.name, provider.delete_now)
         self._stack = contextlib.AsyncExitStack()
-        self._log: Any = structlog.get_logger(f"rollyard.sandbox.{self.name}")
+        self._log = Log(f"rollyard.sandbox.{self.name}")
 
     async def __aenter__(self) -> Self:
         self._stack.enter_context(SecretFilter(self._provider, self.loggers))

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import anyio
 import msgspec
-import structlog
 
 from rollyard.core.errors import Error, PathError, SandboxError, Unsupported
 from rollyard.core.ids import new_id
+from rollyard.core.log import Log
 from rollyard.core.program import Program, check_job_id
 from rollyard.core.protocols import ByteStream, Listener
 from rollyard.core.sandbox import Capabilities, SandboxInfo
@@ -84,7 +84,7 @@ class RemoteSandbox(RemoteFiles):
         self._own, self._forget = own, forget
         self._killing = asyncio.Lock()
         self._way = RelayWay(self._start_relay, self.id)
-        self._log = structlog.get_logger(f"rollyard.sandbox.{info.backend}")
+        self._log = Log(f"rollyard.sandbox.{info.backend}")
 
     async def ask(self, call: Awaitable[T], *, timeout: float = _CALL_S) -> T:
         """One call of the SDK about this sandbox."""

@@ -19,14 +19,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-import structlog
 
 from rollyard.core.errors import StoreError
+from rollyard.core.log import Log
 
 T = TypeVar("T")
 Row = dict[str, str]
 Command = list[str]
-_log = structlog.get_logger("rollyard.store")
+_log = Log("rollyard.store")
 _REV = "_rev"
 DEADLINE_S = 60.0
 LOCK_S = 10.0

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
-import structlog
 from msgspec.structs import replace
 
 from rollyard.core.errors import MissingExtra, PlaneConflict, PlaneNotFound, StoreError
+from rollyard.core.log import Log
 from rollyard.core.plane import (
     AdmissionTerms,
     ApiKey,
@@ -41,7 +41,7 @@ from rollyard.store.plane.redis.rows import (
 )
 
 T = TypeVar("T")
-_log = structlog.get_logger("rollyard.store")
+_log = Log("rollyard.store")
 _TIMEOUT_S = 30.0
 _PAGE = 500
 _WAITING = 16  # of a pool, looked at in one go
