@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self
 
 import msgspec
 
@@ -17,6 +17,7 @@ from rollyard.core.errors import PlaneGone, PlaneNotFound, SandboxGone, Unsuppor
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Capabilities, SandboxInfo, SandboxSpec
+from rollyard.core.sandbox_wrapper import SandboxWrapper
 from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.engines import BackendEngine
 from rollyard.plane.instances import Instances
@@ -64,7 +65,7 @@ class InstanceBackend:
             sandbox = await self._instances.sandbox(instance.id)
         except (PlaneGone, PlaneNotFound) as error:
             raise SandboxGone(error.message) from error
-        return cast("Sandbox", _InstanceSandbox(self._instances, self._info(instance), sandbox))
+        return _InstanceSandbox(self._instances, self._info(instance), sandbox)
 
     async def attach(self, sandbox_id: str) -> Sandbox:
         try:
@@ -100,15 +101,13 @@ class InstanceBackend:
         return None
 
 
-class _InstanceSandbox:
+class _InstanceSandbox(SandboxWrapper):
     """The instance's sandbox in everything but its name and its end, which are the plane's."""
 
     def __init__(self, instances: Instances, info: SandboxInfo, sandbox: Sandbox) -> None:
-        self._instances, self._sandbox = instances, sandbox
+        super().__init__(sandbox)
+        self._instances = instances
         self.id, self.info = info.id, info
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sandbox, name)
 
     async def extend(self, ttl_s: float) -> None:
         await self._instances.extend(self.id, ttl_s)

@@ -245,7 +245,7 @@ async def _run(
     until = anyio.current_time() + case.timeout_s
     try:
         with anyio.fail_after(case.timeout_s):
-            return await verifier(box.as_sandbox(), case.rollout)
+            return await verifier(box, case.rollout)
     except TimeoutError:
         return Verdict(status="failed", error=f"the verifier took longer than {case.timeout_s:g} s (limits.verify)")
     except RunnerNotStarted as missing:
@@ -268,7 +268,7 @@ async def _fails_untouched(case: Judging, backend: Backend, verifier: Verifier, 
             await prepare(fresh)
         await _fresh_paths(case, box)
         try:
-            await verifier(box.as_sandbox(), case.rollout)
+            await verifier(box, case.rollout)
         except RunnerNotStarted as missing:
             return missing.cause
     return None

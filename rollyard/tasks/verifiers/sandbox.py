@@ -10,11 +10,11 @@ to.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
 
-from rollyard.core.program import Program, ProgramCalls
+from rollyard.core.program import Program
 from rollyard.core.protocols import Job, Sandbox
 from rollyard.core.sandbox import DEFAULT_PATH, Exit
+from rollyard.core.sandbox_wrapper import SandboxWrapper
 
 TESTS = "/tests"
 LOGS = "/logs/verifier"
@@ -39,14 +39,12 @@ def clean_env(image: Mapping[str, str], tools: tuple[str, ...], extra: Mapping[s
     return {**CLEAN, **path, **extra}
 
 
-class VerifierSandbox(ProgramCalls):
+class VerifierSandbox(SandboxWrapper):
     """Delegates to the sandbox; `exec` and `start` get the defaults that were not given."""
 
     def __init__(self, sandbox: Sandbox, *, env: Mapping[str, str], cwd: str, user: str | None) -> None:
-        self.sandbox, self.env, self.cwd, self.user = sandbox, env, cwd, user
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.sandbox, name)
+        super().__init__(sandbox)
+        self.env, self.cwd, self.user = env, cwd, user
 
     async def _exec(self, program: Program, timeout: float) -> Exit:
         return await self.sandbox.exec(self._with_defaults(program))
@@ -62,6 +60,3 @@ class VerifierSandbox(ProgramCalls):
 
     async def upload_dir(self, source: str, path: str, *, user: str | None = None) -> None:
         await self.sandbox.upload_dir(source, path, user=user or self.user)
-
-    def as_sandbox(self) -> Sandbox:
-        return cast("Sandbox", self)
