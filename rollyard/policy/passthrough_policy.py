@@ -57,7 +57,13 @@ class Through:
         except HttpFailure as error:
             raise UpstreamError(f"no answer from {shown_url(self.url)} ({error.kind})", status=502) from None
         headers = {name: value for name, value in response.headers.items() if name not in HOP}
-        return RawResponse(status=response.status, headers=MappingProxyType(headers), body=Chunks(response))
+
+        def explain(body: bytes) -> str:
+            return self._connection.refusal(joined(self.url, request.path), response.status, body).message
+
+        return RawResponse(
+            status=response.status, headers=MappingProxyType(headers), body=Chunks(response), explain=explain
+        )
 
     async def check(self, model: str) -> None:
         """Whether somebody listens. Nothing else: how a key is sent, and for which model, is the agent's."""

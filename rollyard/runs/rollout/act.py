@@ -80,15 +80,18 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 record.note_ending(Ending(how="exited", exit_code=None, events=seen, log=monitor.log))
                 raise
             record.note_ending(ending)
-            spent = model_outage.weigh(ending, session, agent=agent.name, idle_s=limits.idle)
+            spent = model_outage.weigh(
+                ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle
+            )
             if spent is not None:
                 record.note(status="budget", stop_reason=spent)
     except StageFailed as failed:
         if isinstance(failed.error, AgentTimeout):
-            if (away := model_outage.model_was_away(session, limit_s)) is not None:
-                raise StageFailed("wait", "policy", away) from failed
-            if model_outage.context_was_full(session):
-                record.note(stop_reason=model_outage.CONTEXT)
+            outage = model_outage.find_outage(session, context.plan.model, patience_s=limit_s / 2)
+            if outage is not None:
+                raise StageFailed("wait", "policy", outage) from failed
+            if (stopped := model_outage.find_stop_reason(session)) is not None:
+                record.note(stop_reason=stopped)
         raise WaitFailed(failed, acted) from failed
     finally:
         record.note_log(monitor)
