@@ -12,6 +12,7 @@ from rollyard.core.task import McpServer
 from rollyard.runs.rollout import model_outage, prepare
 from rollyard.runs.rollout.agent_monitor import AgentMonitor, Ending
 from rollyard.runs.rollout.context import Acted, AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed
+from rollyard.runs.rollout.route_check import check_route, find_direct_outage
 from rollyard.runs.rollout.stages import StageFailed
 from rollyard.tasks.host_variables import resolve_env, resolve_servers
 
@@ -21,10 +22,15 @@ _NOTHING = ("/bin/sh", "-c", ":")  # what an agent without a program runs, so th
 async def act(context: RolloutContext, prepared: Prepared, turn: AgentTurn) -> Acted:
     """An agent that did not end well raises `WaitFailed`, which holds what this would have returned."""
     async with context.stages.stage("launch"):
+        asks_again = await check_route(context, prepared.opened)
         launch = await _describe_launch(context, prepared, turn)
         job = await _start(context, prepared, turn, launch)
     acted = Acted(prepared, turn, launch)
-    await _wait(context, job, acted)
+    try:
+        await _wait(context, job, acted)
+    finally:
+        if asks_again and (outage := await find_direct_outage(context)) is not None:
+            raise StageFailed("wait", "policy", outage)
     return acted
 
 
