@@ -8,10 +8,8 @@ may run again; what healed is graded.
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,9 +18,13 @@ from aiohttp import web
 
 import rollyard as ry
 from rollyard.core.agent import Addition, Agent
+from rollyard.core.call import Reply
 from rollyard.core.errors import UpstreamError
+from rollyard.core.message import Message, Text
 from rollyard.core.task import Task, VerifierSpec
-from tests.runs.conftest import CHECK
+from rollyard.wire import CODECS, route
+from rollyard.wire.codec import WireRequest
+from tests.runs.conftest import CHECK, HELLO
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +32,7 @@ KEY = "sk-operator-secret-0123456789abcdef"
 MODEL = "smol"
 WORK = "echo hello > out.txt"
 # An agent that prints what went wrong and exits 0, as aider does; it asks twice, again for as long as it is told to.
-QUIET = """
+_ASKS = """
 import json, os, subprocess, time, urllib.request
 asked = [{"role": "user", "content": "go"}]
 def ask():
@@ -49,9 +51,9 @@ subprocess.run(["sh", "-c", ask()])
 asked.append({"role": "user", "content": "more"})
 print(ask())
 """
-PLAIN = Agent(
+QUIET = Agent(
     name="quiet",
-    argv=("python3", "-c", QUIET),
+    argv=("python3", "-c", _ASKS),
     env={"ROLLYARD_KEY": "{key}", "URL": "{base_url}", "MODEL": "{model}"},
     wires={"chat": Addition()},
 )
@@ -60,30 +62,38 @@ PLAIN = Agent(
 class Faults:
     """A model server. `fault` is what it does to the calls that `hits` names by number; the others it answers."""
 
-    def __init__(self) -> None:
-        self.fault, self.hits, self.calls = "", range(0), 0
+    def __init__(self, fault: str, hits: range) -> None:
+        self.fault, self.hits, self.calls = fault, hits, 0
         self.url = ""
+        self._script = ry.policy.scripted(HELLO)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET":
             return web.json_response({"data": [{"id": MODEL}]})
-        body = json.loads(await request.read())
-        if "Say hi." in json.dumps(body):  # the question that proves a direct route; it is no turn of the agent's
+        body = await request.read()
+        if b"Say hi." in body:  # the question that proves a direct route; it is no turn of the agent's
             number = self.calls + (1 if self.calls else 0)
         else:
             number = self.calls = self.calls + 1
         if number in self.hits:
             return await getattr(self, f"_{self.fault}")(request)
-        return self._answer(body, request.path)
+        return await self._answer(request, body)
 
-    def _answer(self, body: dict[str, Any], path: str) -> web.Response:
-        shell = self.calls <= 1
-        if path.endswith("/responses"):
-            return web.Response(body=_responses(shell), content_type="text/event-stream")
-        reply = _chat(shell, bool(body.get("tools")))
-        if body.get("stream"):
-            return web.Response(body=_chunks(reply), content_type="text/event-stream")
-        return web.json_response(reply)
+    async def _answer(self, request: web.Request, body: bytes) -> web.Response:
+        """In the dialect it was asked in, by script."""
+        found = route(request.method, request.path)
+        assert found is not None
+        codec = CODECS[found.dialect]
+        asked = WireRequest(call_id="c", rollout_id="r", body=body, headers={}, model=found.model, stream=found.stream)
+        call = codec.decode(asked)
+        if call.tools:
+            reply = await self._script(call)
+        else:
+            reply = Reply(message=Message("assistant", (Text(WORK if self.calls <= 1 else "done"),)), model=MODEL)
+        if call.stream:
+            text = b"".join(codec.stream(call, reply))
+            return web.Response(body=text, headers={"Content-Type": codec.stream_type(call)})
+        return web.Response(body=codec.encode(call, reply), content_type="application/json")
 
     async def _unauthorized(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"message": f"Incorrect API key provided: {KEY}"}}, status=401)
@@ -118,34 +128,9 @@ class Faults:
         return web.Response(body=b"<html>{not json", content_type="application/json")
 
 
-def _chat(shell: bool, tools: bool) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": WORK if shell and not tools else "done"}
-    if shell and tools:
-        call = {"name": "shell", "arguments": json.dumps({"command": WORK})}
-        message = {"role": "assistant", "content": None}
-        message["tool_calls"] = [{"index": 0, "id": "c1", "type": "function", "function": call}]
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if shell and tools else "stop"}
-    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-    return {"id": "r", "object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage}
-
-
-def _chunks(reply: dict[str, Any]) -> bytes:
-    choice = reply["choices"][0]
-    head = {"id": "r", "object": "chat.completion.chunk", "model": MODEL}
-    pieces = [
-        {**head, "choices": [{"index": 0, "delta": choice["message"], "finish_reason": None}]},
-        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
-    ]
-    return b"".join(f"data: {json.dumps(piece)}\n\n".encode() for piece in pieces) + b"data: [DONE]\n\n"
-
-
-def _responses(shell: bool) -> bytes:
-    raise NotImplementedError("codex is asked through the gate's own codec")
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Faults]:
-    made = Faults()
+@asynccontextmanager
+async def serve(fault: str, hits: range) -> AsyncIterator[Faults]:
+    made = Faults(fault, hits)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", made.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -158,7 +143,6 @@ async def server() -> AsyncIterator[Faults]:
 
 FAULTS = ("refused", "unauthorized", "no_model", "busy", "broken", "hang", "cut", "garbage")
 WAYS = ("black_box", "transparent_proxy", "interception_gate", "direct", "gate_url")
-AGENTS = {"shell-agent": "shell-agent", "quiet": PLAIN}
 STATUS = {"unauthorized": 401, "no_model": 404, "busy": 429, "broken": 500, "refused": 502, "cut": 502, "garbage": 502}
 WORDS = {
     "unauthorized": "Incorrect API key provided: [key]",
@@ -206,26 +190,60 @@ async def train(queue: ry.policy.Queue, server: Faults) -> None:
                 await held.fail(str(error), status=error.status)
 
 
+async def run_table(backend, agents: Iterable[Any], way: str, begins: int) -> Counter[tuple[Any, ...]]:
+    """Every agent with every fault, eight at a time; raises for the first that is not as it must be. Gives how each ended."""
+    ends: Counter[tuple[Any, ...]] = Counter()
+    places = asyncio.Semaphore(8)
+
+    async def one(agent: Any, fault: str) -> None:
+        async with places, serve(fault, range(begins, 1000)) as server:
+            done = await attempt(backend, server, agent, way, limit_s=10 if fault == "hang" else 120)
+        where = (way, done.agent, fault, begins)
+        assert done.failure is not None, (where, done.status, done.reward, done.log_tail, done.gate_log_tail)
+        end = (done.reward, done.failure.boundary, done.failure.retry, done.failure.trainable, done.status)
+        assert end == (None, "policy", True, False, "infra_error"), (where, end, done.failure, done.gate_log_tail)
+        assert done.failure.status == STATUS.get(fault, done.failure.status), (where, done.failure)
+        assert WORDS.get(fault, "") in done.failure.message, (where, done.failure)
+        assert KEY not in str(done.failure) and KEY not in done.log_tail, where
+        ends[end] += 1
+
+    async with asyncio.TaskGroup() as group:
+        for agent in agents:
+            for fault in FAULTS:
+                group.create_task(one(agent, fault))
+    return ends
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("agent", AGENTS)
-@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("begins", [1, 2])
-async def test_an_outage_has_no_reward_and_is_run_again(backend, server, agent, way, fault, begins):
-    server.fault, server.hits = fault, range(begins, 1000)
-    done = await attempt(backend, server, AGENTS[agent], way, limit_s=4 if fault == "hang" else 60)
-    assert done.failure is not None, (done.status, done.reward, done.log_tail, done.gate_log_tail)
-    found = (done.reward, done.failure.boundary, done.failure.retry, done.failure.trainable, done.status)
-    assert found == (None, "policy", True, False, "infra_error"), done.failure
-    if fault in STATUS:
-        assert done.failure.status == STATUS[fault], done.failure
-    assert WORDS.get(fault, "") in done.failure.message
-    assert KEY not in str(done.failure) and KEY not in done.log_tail
+async def test_an_outage_has_no_reward_and_is_run_again(backend, way, begins):
+    ends = await run_table(backend, ("shell-agent", QUIET), way, begins)
+    assert sum(ends.values()) == 2 * len(FAULTS)
+
+
+@pytest.mark.slow
+@pytest.mark.agent
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("begins", [1, 2])
+async def test_an_outage_under_a_real_agent_has_no_reward_and_is_run_again(backend, way, begins):
+    ends = await run_table(backend, ("pi", "codex"), way, begins)
+    assert sum(ends.values()) == 2 * len(FAULTS)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("agent", AGENTS)
-async def test_an_outage_that_heals_is_graded(backend, server, agent, way):
-    server.fault, server.hits = "broken", range(2, 4)
-    done = await attempt(backend, server, AGENTS[agent], way)
+@pytest.mark.parametrize("agent", ["shell-agent", QUIET], ids=["shell-agent", "quiet"])
+async def test_an_outage_that_heals_is_graded(backend, agent, way):
+    async with serve("broken", range(2, 4)) as server:
+        done = await attempt(backend, server, agent, way)
     assert (done.reward, done.failure, done.status) == (1.0, None, "completed"), (done.failure, done.log_tail)
     assert server.calls == 4
+
+
+@pytest.mark.slow
+@pytest.mark.agent
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("agent", ["pi", "codex"])
+async def test_an_outage_that_heals_under_a_real_agent_is_graded(backend, agent, way):
+    async with serve("broken", range(2, 3)) as server:
+        done = await attempt(backend, server, agent, way)
+    assert (done.reward, done.failure) == (1.0, None), (done.failure, done.log_tail)

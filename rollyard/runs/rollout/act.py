@@ -86,9 +86,7 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 record.note_ending(Ending(how="exited", exit_code=None, events=seen, log=monitor.log))
                 raise
             record.note_ending(ending)
-            spent = model_outage.weigh(
-                ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle
-            )
+            spent = model_outage.weigh(ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle)
             if spent is not None:
                 record.note(status="budget", stop_reason=spent)
     except StageFailed as failed:

@@ -11,7 +11,15 @@ could void its attempt with one bad call.
 
 from __future__ import annotations
 
-from rollyard.core.errors import REFUSED_FOR_GOOD, AgentError, AgentParked, Error, PolicyError, StoreError, UpstreamError
+from rollyard.core.errors import (
+    REFUSED_FOR_GOOD,
+    AgentError,
+    AgentParked,
+    Error,
+    PolicyError,
+    StoreError,
+    UpstreamError,
+)
 from rollyard.gate import Session
 from rollyard.gate.refusals import AGENTS_OWN, StopReason
 from rollyard.gate.session import GAVE_UP, PATIENCE_S, RefusedCall
