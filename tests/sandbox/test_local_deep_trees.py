@@ -14,7 +14,6 @@ import pytest
 
 import rollyard as ry
 from rollyard.core import folders
-from rollyard.core.errors import PathError
 from rollyard.core.task import Artifact
 from rollyard.images import tars, tree_pipe
 from rollyard.runs.rollout.collect import copy_out
