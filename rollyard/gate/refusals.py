@@ -12,7 +12,7 @@ import re
 from typing import Literal
 
 from rollyard.core.call import Dialect
-from rollyard.core.errors import ContextFull, Error, GateError, PolicyClosed, StoreError, UpstreamError
+from rollyard.core.errors import ConfigError, ContextFull, Error, GateError, PolicyClosed, StoreError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.gate.fairness import Busy
 from rollyard.gate.pending import GateRefusal
@@ -67,6 +67,9 @@ def refusal_of(error: BaseException, dialect: Dialect, *, rollout_id: str, call_
     )
     if isinstance(error, UpstreamError):
         return _upstream(error, dialect, incident)
+    if isinstance(error, ConfigError):  # asking again is answered alike: agents give up at a 400 and try for minutes at a 500
+        words = "the policy cannot answer such a request"
+        return GateRefusal(status=400, code="invalid_request_error", message=words, id=incident)
     if isinstance(error, TimeoutError):
         return GateRefusal(status=504, code="timeout_error", message="the model did not answer in time", id=incident)
     if isinstance(error, PolicyClosed):
