@@ -171,13 +171,6 @@ def test_replay_answers_from_the_store_of_the_run_or_the_one_that_is_named(kept,
     assert missing.code == 3 and "ro_nonsuch" in missing.screen and "Traceback" not in missing.written
 
 
-@pytest.mark.parametrize("agent", ["oracle", "nop"])
-def test_an_agent_that_calls_no_model_needs_no_policy(tmp_path, agent):
-    shown = on_terminal("run", RUN[1], "--filter", "bug-fix", "--agent", agent, cwd=tmp_path)
-    assert_readable(shown)
-    assert f"bug-fix  #0  {agent}  completed" in shown.screen and "0 calls" in shown.screen
-
-
 @pytest.mark.parametrize("verb", [["list", "--store"], ["show", "run_x", "--store"], ["view"]], ids=" ".join)
 def test_a_verb_that_reads_never_makes_a_store(tmp_path, verb):
     shown = on_terminal(*verb, "missing.db", cwd=tmp_path)
