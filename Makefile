@@ -13,7 +13,7 @@ TOOLS := $(VENV)/.tools
 TORCH := $(VENV)/.torch
 export ROLLYARD_CACHE ?= $(HOME)/.cache/rollyard
 
-.PHONY: help setup system torch demo test test-slow check format drills bench docker docker-stop train vllm
+.PHONY: mutants help setup system torch demo test test-slow check format drills bench docker docker-stop train vllm
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -63,6 +63,9 @@ check: torch  ## formatting, lint, types (torch's too), layers
 format: setup  ## rewrite files the way `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+mutants: setup  ## break the code of each law on purpose, in a copy, and see its tests fail; WORD=leases for some of them
+	$(BIN)/python tests/mutants.py $(WORD)
 
 train: torch  ## GRPO on real rollouts; SEEDS=5 for five curves
 	$(BIN)/python examples/grpo/train.py --seeds $(or $(SEEDS),1) --out out/grpo

@@ -191,6 +191,9 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     trainable: bool = True
     flaws: tuple[str, ...] = ()
     error: str | None = None
+    status: int | None = (
+        None  # the model server's HTTP status: of a refusal, and of every call that passed through unread
+    )
     raw_request: bytes = b""  # digest of the stored request body
     raw_response: bytes = b""
     received_at: float = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, Unpack, overload, runtime_checkable
 
@@ -160,9 +160,12 @@ class RawRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RawResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """`explain` says for the operator what a refusal's body means, without keys."""
+
     status: int
     headers: Mapping[str, str]
     body: AsyncIterator[bytes]
+    explain: Callable[[bytes], str] | None = None
 
 
 @runtime_checkable

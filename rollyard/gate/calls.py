@@ -24,9 +24,9 @@ from rollyard.gate.fairness import Turnstile
 from rollyard.gate.limits import GateLimits
 from rollyard.gate.metrics import GateCounters
 from rollyard.gate.pending import GateRefusal, PendingReader, PendingTurn
-from rollyard.gate.refusals import OVERFLOW, refusal_of
+from rollyard.gate.refusals import refusal_of, stop_reason
 from rollyard.gate.restore import restore
-from rollyard.gate.session import RefusedCall
+from rollyard.gate.session import GAVE_UP, PATIENCE_S, RefusedCall
 from rollyard.net.http_server import Exchange
 from rollyard.wire import CODECS, Route
 from rollyard.wire.codec import Codec, WireRequest
@@ -77,6 +77,7 @@ class Calls:
         except GateError as error:
             self._counters.count_refusal(error.status)
             session.note(f"{exchange.method} {route.dialect} -> {error.status} {error.message}")
+            session.refused = RefusedCall(cause=f"{type(error).__name__}: {error}", status=error.status)
             exchange.respond(error.status, codec.error(error.status, error.code, error.message))
 
     async def _receive_later(self, session: Session, route: Route, exchange: Exchange) -> None:
@@ -209,10 +210,16 @@ class Calls:
         )
 
     async def _commit(
-        self, session: Session, turn: PendingTurn | None, call: Call, reply: Reply | None, error: str | None = None
+        self,
+        session: Session,
+        turn: PendingTurn | None,
+        call: Call,
+        reply: Reply | None,
+        error: str | None = None,
+        status: int | None = None,
     ) -> None:
         match = None if turn is None else turn.match
-        added = session.trajectory.add(call, reply, match=match, error=error)
+        added = session.trajectory.add(call, reply, match=match, error=error, status=status)
         if self._log is None:
             return
         if turn is not None:  # `tick` is the deadline: a timer for each commit would cost as much as the hashing
@@ -230,7 +237,7 @@ class Calls:
     ) -> None:
         now = session.last_activity = time.monotonic()
         if reply.finish != "budget":
-            session.answered, session.refused = session.answered + 1, None
+            session.note_answer()
         self._counters.count_answer(call.dialect, call.kind, now - first.since)
         session.turns.done(turn)
         turn.answered(_replayable(reply), body, first)
@@ -252,13 +259,16 @@ class Calls:
         else:
             cause = refusal.message
         self._counters.count_refusal(refusal.status)
-        status = failure.status if isinstance(failure, UpstreamError) else None
-        session.refused = RefusedCall(cause=cause, status=status, context_full=refusal.code == OVERFLOW)
+        status = failure.status if isinstance(failure, UpstreamError | GateError) else None
+        if failure is None and time.time() - call.received_at < PATIENCE_S:
+            status = GAVE_UP
+        reason = stop_reason(failure) if failure is not None else None
+        session.refused = RefusedCall(cause=cause, status=status, model=call.model, reason=reason)
         session.note(f"{call.dialect} {call.kind} {call.id} -> {refusal.status} {refusal.code} {refusal.id or ''}")
         if session.broken is None:
             try:
                 async with asyncio.timeout(self._limits.commit_s):
-                    await self._commit(session, turn, call, None, error=cause)
+                    await self._commit(session, turn, call, None, error=cause, status=status)
             except Exception as error:  # noqa: BLE001 - the agent must still get its answer; the session is marked broken
                 refusal_of(error, call.dialect, rollout_id=session.rollout_id, call_id=call.id)
         turn.refused(refusal)
@@ -296,15 +306,22 @@ class Calls:
             return True
         reply = self._stop(session, call)
         assert reply is not None
-        await self.happened(session, route, call.received_at, finish="budget")
+        await self.record_relay(session, route, call.received_at, finish="budget")
         PendingReader(exchange, codec, call, time.monotonic()).answer(reply)
         return True
 
-    async def happened(self, session: Session, route: Route | None, at: float, *, finish: Finish | None = None) -> None:
-        """That a call happened, and nothing of what was in it (`black_box`)."""
+    async def record_relay(
+        self,
+        session: Session,
+        route: Route | None,
+        at: float,
+        *,
+        status: int | None = None,
+        error: str | None = None,
+        finish: Finish | None = None,
+    ) -> None:
+        """That a call happened, when, and with which status; nothing of what was in it (`black_box`)."""
         session.relayed += 1
-        if finish is None:
-            session.calls += 1
         if self._log is None:
             return
         record = CallRecord(
@@ -316,8 +333,11 @@ class Calls:
             edge="root",
             capture="none",
             finish=finish,
+            status=status,
+            error=error,
             trainable=False,
             received_at=at,
+            finished_at=time.time(),
         )
         async with asyncio.timeout(self._limits.commit_s):
             await self._log.commit(record, (), {})

@@ -8,9 +8,10 @@ purpose: that the context is full, because agents compact their history when the
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from rollyard.core.call import Dialect
-from rollyard.core.errors import ContextFull, Error, GateError, PolicyClosed, StoreError, UpstreamError
+from rollyard.core.errors import ConfigError, ContextFull, Error, GateError, PolicyClosed, StoreError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.log import Log
 from rollyard.gate.fairness import Busy
@@ -21,6 +22,10 @@ _OVERFLOW = re.compile(
     rb"context_length_exceeded|maximum context length|model's context length|maximum model length|context window|"
     rb"prompt is too long|exceeds the available context|exceed_context_size|exceed context limit|"
     rb"input token count .* exceeds",
+    re.I,
+)
+_FILTERED = re.compile(
+    rb"content_filter|content_policy_violation|content management policy|content filtering policy|ResponsibleAIPolicy",
     re.I,
 )
 _WORDS: dict[int, tuple[str, str]] = {
@@ -40,6 +45,7 @@ _WORDS: dict[int, tuple[str, str]] = {
 }
 AGENTS_OWN = (400, 413, 422)  # statuses that speak of the request itself, which is the agent's
 OVERFLOW = "context_length_exceeded"
+StopReason = Literal["context", "content_filter"]  # what a request of the agent's own can run into
 BUSY_CODE = "overloaded_error"
 
 
@@ -61,6 +67,9 @@ def refusal_of(error: BaseException, dialect: Dialect, *, rollout_id: str, call_
     )
     if isinstance(error, UpstreamError):
         return _upstream(error, dialect, incident)
+    if isinstance(error, ConfigError):  # asking again is answered alike: agents give up at a 400 and try for minutes at a 500
+        words = "the policy cannot answer such a request"
+        return GateRefusal(status=400, code="invalid_request_error", message=words, id=incident)
     if isinstance(error, TimeoutError):
         return GateRefusal(status=504, code="timeout_error", message="the model did not answer in time", id=incident)
     if isinstance(error, PolicyClosed):
@@ -70,12 +79,22 @@ def refusal_of(error: BaseException, dialect: Dialect, *, rollout_id: str, call_
     return GateRefusal(status=500, code="api_error", message="the gate failed", id=incident)
 
 
+def stop_reason(error: BaseException) -> StopReason | None:
+    """What the agent's own request ran into, where the model server names it."""
+    if isinstance(error, ContextFull):
+        return "context"
+    if not isinstance(error, UpstreamError) or error.status not in AGENTS_OWN:
+        return None
+    words = error.body[:20_000] + error.message.encode()
+    if _OVERFLOW.search(words):
+        return "context"
+    return "content_filter" if _FILTERED.search(words) else None
+
+
 def _upstream(error: UpstreamError, dialect: Dialect, incident: str) -> GateRefusal:
     status = error.status if error.status in _WORDS else (500 if error.status >= 500 else 400)
     code, message = _WORDS[status]
-    if isinstance(error, ContextFull) or (
-        status in AGENTS_OWN and (_OVERFLOW.search(error.body[:20_000]) or _OVERFLOW.search(error.message.encode()))
-    ):
+    if stop_reason(error) == "context":
         return GateRefusal(status=400, code=OVERFLOW, message="prompt is too long: maximum context length exceeded")
     if status == 429 and dialect == "responses":
         status, code = 503, BUSY_CODE  # Codex gives up at once on 429

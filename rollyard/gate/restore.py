@@ -42,6 +42,7 @@ def _count(session: Session, record: CallRecord) -> None:
         session.budget_stops += 1
         return
     session.calls += 1
+    session.answered += record.leaf is not None or (session.through is not None and record.error is None)
     session.prompt_tokens += record.usage.prompt_tokens or 0
     session.completion_tokens += record.usage.completion_tokens or 0
 

@@ -18,6 +18,7 @@ from rollyard.gate.fairness import Lane
 from rollyard.gate.keys import key_hash
 from rollyard.gate.limits import Budget
 from rollyard.gate.pending import Turns
+from rollyard.gate.refusals import StopReason
 from rollyard.trajectory.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -26,14 +27,18 @@ if TYPE_CHECKING:
     from rollyard.net.asgi import Mounted
 
 LOG_LINES = 100
+GAVE_UP = 499  # the agent left before its answer; nginx gave this number its meaning
+PATIENCE_S = 30.0  # an agent that waited so long for one answer had reason to leave
 
 
 class RefusedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the last call of a rollout got no answer, for the operator: `cause` may hold the model server's own words."""
+    """Why the last call of a rollout got no answer, for the operator: `cause` may hold the model server's own words. Whose
+    failure it is, the rollout says."""
 
     cause: str
-    status: int | None = None  # the model server's, where it was one that refused
-    context_full: bool = False
+    status: int | None = None  # the model server's, where it was one that refused; GAVE_UP where the agent did
+    model: str = ""  # as the agent named it
+    reason: StopReason | None = None  # what the agent's request ran into
 
 
 _UNSAVED = ("api_key",)  # settings that are secrets: used, never written down
@@ -80,6 +85,7 @@ class Session:
         self.doorways: set[Doorway] = set()
         self.calls = 0
         self.relayed = 0  # calls that passed through unread, those past the budget too
+        self.relays: dict[str, float] = {}  # those that pass through now, with the time of their last byte
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.budget_stops = 0
@@ -98,12 +104,13 @@ class Session:
 
     @property
     def in_flight(self) -> int:
-        return len(self.turns.live)
+        return len(self.turns.live) + len(self.relays)
 
     @property
     def unanswered_s(self) -> float:
         """How long the oldest call that nobody has answered yet has waited."""
         waiting = [turn.call.received_at for turn in self.turns.live if turn.call is not None and turn.reply is None]
+        waiting += self.relays.values()
         return max(0.0, time.time() - min(waiting)) if waiting else 0.0
 
     @property
@@ -112,6 +119,9 @@ class Session:
 
     def note(self, line: str) -> None:
         self._log.append((time.time(), line))
+
+    def note_answer(self) -> None:
+        self.answered, self.refused = self.answered + 1, None
 
     def log_tail(self) -> str:
         """The last lines about this rollout, oldest first; no bodies, no keys."""

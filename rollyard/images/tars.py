@@ -113,7 +113,7 @@ class _Entries(io.RawIOBase):
     def _stream(self, archive: tarfile.TarFile) -> Iterator[bytes]:
         for member in archive:
             name = _below(member.name)
-            if not name:
+            if not name or len(os.fsencode(name)) > tree_pipe.LONGEST:
                 continue
             entry: dict[str, Any] = {"path": name, "mode": modes.S_IMODE(member.mode)}
             if member.isreg():

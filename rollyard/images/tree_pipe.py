@@ -2,7 +2,8 @@
 
 Both ends walk by directory descriptors and never follow a symlink, so neither a hostile tree nor one that changes under
 the walk leads outside. The stream is a header per entry (length, JSON), then a file's bytes; a file that shrinks while it
-is read is padded, so the stream never loses step. Sockets, pipes and devices are left out.
+is read is padded, so the stream never loses step. Sockets, pipes and devices are left out, and so is what lies so deep that
+no path can name it where the stream is unpacked.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rollyard.core import folders
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 2**18
 LONGEST = 3500  # bytes of a path in a stream; the kernel takes 4096, with the place it is unpacked to
+NAME = 255  # bytes of one name
 
 
 def usage(path: str) -> int:
@@ -36,13 +38,12 @@ def usage(path: str) -> int:
 
 
 def pack(path: str, out: BinaryIO, *, max_bytes: int | None = None) -> None:
-    """Write the directory at `path` to `out`. More than `max_bytes` of file content is EFBIG; a path too long for whoever
-    works with the copy is ENAMETOOLONG."""
+    """Write the directory at `path` to `out`. More than `max_bytes` of file content is EFBIG."""
     left = [max_bytes if max_bytes is not None else 2**62]
     for folder in folders.walk(path):
         prefix = f"{folder.path}/" if folder.names else ""
-        if len(os.fsencode(prefix)) > LONGEST:
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), f"{prefix[:60]}...")
+        if len(os.fsencode(prefix)) > LONGEST - NAME:
+            folder.folders.clear()
         if prefix:
             _header(out, path=folder.path, kind="dir", mode=stat.S_IMODE(os.fstat(folder.fd).st_mode))
         for name in folder.others:

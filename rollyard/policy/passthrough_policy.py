@@ -6,7 +6,7 @@ host side, in the form in which the agent sent it. Nothing is decoded, nothing r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
 from urllib.parse import parse_qsl, urlencode
 
@@ -57,7 +57,16 @@ class Through:
         except HttpFailure as error:
             raise UpstreamError(f"no answer from {shown_url(self.url)} ({error.kind})", status=502) from None
         headers = {name: value for name, value in response.headers.items() if name not in HOP}
-        return RawResponse(status=response.status, headers=MappingProxyType(headers), body=Chunks(response))
+
+        def explain(body: bytes) -> str:
+            return self._connection.refusal(joined(self.url, request.path), response.status, body).message
+
+        return RawResponse(
+            status=response.status,
+            headers=MappingProxyType(headers),
+            body=Chunks(response, self._connection.scrub if response.status >= 400 else None),
+            explain=explain,
+        )
 
     async def check(self, model: str) -> None:
         """Whether somebody listens. Nothing else: how a key is sent, and for which model, is the agent's."""
@@ -74,14 +83,16 @@ class Through:
 
 
 class Chunks(AsyncIterator[bytes]):
-    """The answer as it comes; a break in it is an `UpstreamError`."""
+    """The answer as it comes; a break in it is an `UpstreamError`. A refusal goes through `scrub`: servers quote the key that
+    they refuse, and ours is not for the agent."""
 
-    def __init__(self, stream: HttpStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: HttpStream, scrub: Callable[[bytes], bytes] | None = None) -> None:
+        self._stream, self._scrub = stream, scrub
 
     async def __anext__(self) -> bytes:
         try:
-            return await anext(self._stream)
+            chunk = await anext(self._stream)
+            return chunk if self._scrub is None else self._scrub(chunk)
         except HttpFailure as error:
             raise UpstreamError(f"the upstream's stream broke ({error.kind})", status=502) from None
 

@@ -20,8 +20,8 @@ from rollyard.core.errors import ConfigError, Error, PolicyClosed, ReplyRefused,
 from rollyard.policy.held_call import HeldCall
 from rollyard.policy.held_calls import Board
 from rollyard.policy.prompts import Prompts
-from rollyard.policy.renderers.load import renderer as load_renderer
-from rollyard.policy.renderers.protocol import Renderer
+from rollyard.policy.renderers.load import load_shown
+from rollyard.policy.renderers.protocol import Renderer, ShowTools, takes_tools
 from rollyard.wire import CODECS
 
 
@@ -30,14 +30,23 @@ class Queue:
     agent sees as 503, never a silent drop. `hold_s` is how long one call may wait."""
 
     def __init__(
-        self, renderer: Renderer | str | None = None, *, max_held: int = 10_000, hold_s: float = 3600.0
+        self,
+        renderer: Renderer | str | None = None,
+        *,
+        tools: ShowTools = "template",
+        max_held: int = 10_000,
+        hold_s: float = 3600.0,
     ) -> None:
         if max_held < 1 or hold_s <= 0:
             raise ConfigError(f"max_held and hold_s must be positive, got {max_held} and {hold_s}")
-        self.renderer = load_renderer(renderer) if isinstance(renderer, str) else renderer
+        self.renderer = load_shown(renderer, tools)
         self.prompts = None if self.renderer is None else Prompts(self.renderer)
         self.hold_s = hold_s
         self._board = Board(max_held)
+
+    @property
+    def takes_tools(self) -> bool:
+        return self.renderer is None or takes_tools(self.renderer)
 
     # the gate's side
 

@@ -29,7 +29,7 @@ from rollyard.policy.evidence import examine
 from rollyard.policy.prompts import Check, Prompts
 from rollyard.policy.renderers.bytelevel import ByteRenderer
 from rollyard.policy.renderers.load import renderer as load_renderer
-from rollyard.policy.renderers.protocol import Renderer
+from rollyard.policy.renderers.protocol import Renderer, takes_tools
 from rollyard.policy.script import DONE, Action, Script, ScriptTurn, load_script, turns_of
 from rollyard.policy.toolbox import named, shell_call, write_call
 
@@ -77,6 +77,7 @@ class Scripted:
         self._answering = answering
         self._renderer: Speaker = renderer or ByteRenderer()
         self.prompts = Prompts(self._renderer, check=check)
+        self.takes_tools = takes_tools(self._renderer)
         self._failed: dict[str, Counter[tuple[str | None, int]]] = {}
 
     async def __call__(self, call: Call) -> Reply:

@@ -27,8 +27,9 @@ from rollyard.policy.model_server import (
     read_models,
 )
 from rollyard.policy.prompts import Check, Prompts
+from rollyard.policy.renderers.load import load_shown
 from rollyard.policy.renderers.load import renderer as load_renderer
-from rollyard.policy.renderers.protocol import Renderer
+from rollyard.policy.renderers.protocol import Renderer, ShowTools, takes_tools
 from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, join_answers
 from rollyard.policy.trainer_reply import sampled_reply
 from rollyard.policy.upstream_policy import CHECK_S, checked_sampling, hello
@@ -53,18 +54,20 @@ def tokens(
     max_tokens_cap: int | None = None,
     max_context: int | None = None,
     sampling: Mapping[str, Any] | None = None,
+    tools: ShowTools = "template",
     check: Check = "never",
     timeouts: Timeouts | None = None,
 ) -> TokensPolicy:
     """A policy on the server at `url` (with or without `/v1`). `kind="auto"` asks the server what it is; without `model` the
     only one that it lists is meant, and without `renderer` the files of that model, where the server's list says which they
     are and they are on this machine or the Hub. An answer has at most what is left of the server's context (`max_context`),
-    and 4096 tokens where the agent names no number. `sampling` overrides what agents ask for; `check="always"` compares
-    every bridge with a full render and counts."""
+    and 4096 tokens where the agent names no number. `sampling` overrides what agents ask for; `tools="omit"` leaves out the
+    tools that a chat template has no place for; `check="always"` compares every bridge with a full render and counts."""
     return TokensPolicy(
         check_url(url).removesuffix("/v1"),
         model,
-        load_renderer(renderer) if isinstance(renderer, str) else renderer,
+        load_shown(renderer, tools),
+        tools=tools,
         engine=None if kind == "auto" else find_engine(kind),
         key=resolve_key(key, key_env),
         max_tokens_cap=max_tokens_cap,
@@ -90,6 +93,7 @@ class TokensPolicy:
         model: str | None,
         renderer: Renderer | None,
         *,
+        tools: ShowTools,
         engine: TokenServer | None,
         key: str | None,
         max_tokens_cap: int | None,
@@ -102,6 +106,7 @@ class TokensPolicy:
         self.model = model
         self.engine = engine
         self._check: Check = check
+        self._tools: ShowTools = tools
         self._prompts = Prompts(renderer, check=check) if renderer is not None else None
         self.max_context = max_context
         self.level: CaptureLevel | None = None
@@ -122,6 +127,11 @@ class TokensPolicy:
     @property
     def renderer(self) -> Renderer:
         return self.prompts.renderer
+
+    @property
+    def takes_tools(self) -> bool | None:
+        """None: not known before the server was asked for its model."""
+        return None if self._prompts is None else takes_tools(self._prompts.renderer)
 
     async def __call__(self, call: Call) -> Reply:
         engine = self.engine if self.engine is not None and self._known else await self.discover()
@@ -193,7 +203,8 @@ class TokensPolicy:
         if root is None or not (HUB_NAME.fullmatch(root) or Path(root).is_dir()):  # a server's word is not run as code
             known = "names no files of its model" if root is None else f"has its model in {root!r}, which is not here"
             raise ConfigError(f"{self.root} {known}", hint="pass renderer=: a folder with the model's tokenizer.json")
-        return Prompts(await asyncio.to_thread(load_renderer, root), check=self._check)
+        made = await asyncio.to_thread(load_renderer, root, tools=self._tools)
+        return Prompts(made, check=self._check)
 
     async def _list_models(self) -> tuple[ServedModel, ...]:
         url = f"{self.root}/v1/models"

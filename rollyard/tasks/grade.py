@@ -98,6 +98,9 @@ async def judge(
             where = await _reopen(case, sandbox, backend, stack, forget) if reopen else sandbox
             box, notes, before = _wrap(case, where, case.place), [], case.before
         await _fresh_paths(case, box)
+        if not await is_directory(box.sandbox, box.cwd):
+            notes.append(f"{box.cwd} is no directory any more: the verifier runs in /")
+            box.cwd = "/"
         if before is not None:
             notes += await put_back(box.sandbox, before, case.workdir)
         verdict = await _run(case, box, backend, verifier, prepare)
@@ -114,8 +117,9 @@ async def judge(
 async def collect(spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[CommandRecord, ...]:
     """Hooks that save run-time state into files, before anything is killed. One that fails is recorded, not fatal."""
     records: list[CommandRecord] = []
+    cwd = workdir if not spec.collect or await is_directory(sandbox, workdir) else "/"
     for hook in spec.collect:
-        done = await sandbox.exec(hook.command, cwd=workdir, user=hook.user, timeout=hook.timeout_s)
+        done = await sandbox.exec(hook.command, cwd=cwd, user=hook.user, timeout=hook.timeout_s)
         records.append(
             CommandRecord(
                 command=hook.command,
@@ -230,6 +234,18 @@ async def _clear_away(case: Judging, sandbox: Sandbox) -> None:
     for path in (TESTS, LOGS, HOME):
         if await _kind(sandbox, path) is not None:
             await sandbox.remove(path)
+
+
+async def is_directory(sandbox: Sandbox, path: str) -> bool:
+    """Whether programs can run in `path`; an agent may have put anything in its place."""
+    kind = await _kind(sandbox, path)
+    if kind != "symlink":
+        return kind == "dir"
+    try:
+        await sandbox.list_dir(path)
+    except PathError:
+        return False
+    return True
 
 
 async def _kind(sandbox: Sandbox, path: str) -> str | None:

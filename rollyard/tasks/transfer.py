@@ -1,14 +1,14 @@
 """Taking an agent's files from its sandbox to a judge's, through the host, without taking its tricks along.
 
 Only regular files, directories and links travel. Device nodes, sockets and pipes are left behind; set-user-id bits are cleared.
-Links are recreated inside the judge's sandbox and are never followed on the host, so no link can make the host hand over a
-file of its own.
+Links travel as links and are never followed on the host, so no link can make the host hand over a file of its own. What cannot
+be taken along is the agent's own doing: a note, never an error.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import shlex
+import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,21 +17,19 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core import folders
-from rollyard.core.errors import CommandFailed, PathError
+from rollyard.core.errors import PathError
 from rollyard.core.protocols import Sandbox
 from rollyard.core.task import Artifact
 
 MAX_BYTES = 2**30
-_LINKS_S = 60.0
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
-    """One path on its way: `host` is its copy, `links` the links that were in it (path, target)."""
+    """One path on its way: `host` is its copy."""
 
     path: str
     host: Path
     folder: bool
-    links: tuple[tuple[str, str], ...] = ()
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +59,8 @@ async def take(sandbox: Sandbox, artifacts: Sequence[Artifact], scratch: Path, *
             kind = (await sandbox.stat(path)).kind
             if kind == "dir":
                 await sandbox.download_dir(path, str(host), max_bytes=max_bytes)
-                links = await anyio.to_thread.run_sync(_wash, host, artifact.exclude, path)
-                items.append(Carried(path=path, host=host, folder=True, links=links))
+                await anyio.to_thread.run_sync(_wash, host, artifact.exclude)
+                items.append(Carried(path=path, host=host, folder=True))
             elif kind == "file":
                 data = await sandbox.read(path, max_bytes=max_bytes)
                 host.write_bytes(data)
@@ -75,22 +73,27 @@ async def take(sandbox: Sandbox, artifacts: Sequence[Artifact], scratch: Path, *
     return Load(items=tuple(items), notes=tuple(notes))
 
 
-def _wash(root: Path, exclude: Sequence[str], path: str) -> tuple[tuple[str, str], ...]:
-    """Remove from a downloaded tree what must not travel; links are taken out and returned."""
-    links: list[tuple[str, str]] = []
-    for relative in reversed(list(folders.entries(root))):
-        item = root / relative
-        status = item.lstat()
-        if any(fnmatch.fnmatchcase(relative, p) or fnmatch.fnmatchcase(item.name, p) for p in exclude):
-            folders.remove(item)
-        elif stat.S_ISLNK(status.st_mode):
-            links.append((f"{path.rstrip('/')}/{relative}", str(item.readlink())))
-            item.unlink()
-        elif stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
-            item.chmod(status.st_mode & 0o777)
-        else:
-            item.unlink()
-    return tuple(sorted(links))
+def _wash(root: Path, exclude: Sequence[str]) -> None:
+    """Remove from a downloaded tree what must not travel, going by directory descriptors: it may be of any shape."""
+    for folder in folders.walk(root):
+        prefix = f"{folder.path}/" if folder.names else ""
+        for name in folder.folders[:]:
+            if _excluded(prefix, name, exclude):
+                folder.folders.remove(name)
+                folders.remove(root / f"{prefix}{name}")
+            else:
+                mode = os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_mode
+                os.chmod(name, mode & 0o777, dir_fd=folder.fd)
+        for name in folder.others:
+            mode = os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_mode
+            if _excluded(prefix, name, exclude) or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                os.unlink(name, dir_fd=folder.fd)
+            elif stat.S_ISREG(mode) and mode & 0o7000:
+                os.chmod(name, mode & 0o777, dir_fd=folder.fd)
+
+
+def _excluded(prefix: str, name: str, exclude: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(prefix + name, p) or fnmatch.fnmatchcase(name, p) for p in exclude)
 
 
 async def put(load: Load, sandbox: Sandbox, *, user: str | None) -> None:
@@ -103,9 +106,6 @@ async def put(load: Load, sandbox: Sandbox, *, user: str | None) -> None:
             await sandbox.upload_dir(str(item.host), item.path, user=user)
         else:
             await sandbox.write(item.path, item.host.read_bytes(), mode=item.host.stat().st_mode & 0o777, user=user)
-    links = [link for item in load.items for link in item.links]
-    if links:
-        await _link(sandbox, links, user)
 
 
 async def _there(sandbox: Sandbox, path: str) -> bool:
@@ -114,12 +114,3 @@ async def _there(sandbox: Sandbox, path: str) -> bool:
     except PathError:
         return False
     return True
-
-
-async def _link(sandbox: Sandbox, links: Sequence[tuple[str, str]], user: str | None) -> None:
-    script = "".join(f"ln -s -- {shlex.quote(target)} {shlex.quote(path)}\n" for path, target in links)
-    done = await sandbox.exec(["/bin/sh", "-es"], stdin=script.encode(), user=user, cwd="/", timeout=_LINKS_S)
-    if not done.ok:
-        raise CommandFailed(
-            f"links could not be recreated for the judge: {done.text.strip()[-400:]}", exit_code=done.exit_code
-        )

@@ -89,9 +89,17 @@ class Trajectory:
         """Which answered call a request goes on from, before anything has answered it."""
         return match(self._graph, self._ledger, call)
 
-    def add(self, call: Call, reply: Reply | None, *, match: Match | None = None, error: str | None = None) -> Added:
-        """Place a call and its answer. `reply` is None when it failed: then only its record and body remain. `match` is what
-        `match` gave for the call, so that the walk is not made twice."""
+    def add(
+        self,
+        call: Call,
+        reply: Reply | None,
+        *,
+        match: Match | None = None,
+        error: str | None = None,
+        status: int | None = None,
+    ) -> Added:
+        """Place a call and its answer. `reply` is None when it failed: then only its record and body remain, with why and the
+        model server's status. `match` is what `match` gave for the call, so that the walk is not made twice."""
         if call.id in self._ledger.records:
             raise ValueError(f"call {call.id} was already added")
         prompt = call.prompt_ids if reply is None or reply.prompt_ids is None else reply.prompt_ids
@@ -115,6 +123,8 @@ class Trajectory:
             tips.put(nodes[-1].id, Tip(request, response or tip.response), instead_of=replaced)
         bodies = digest, response.digest if response is not None else b""
         record = _record(call, reply, error, found, nodes, bodies, len(self._ledger.records))
+        if status is not None:
+            record = replace(record, status=status)
         self._ledger.note(record, reply.message if reply is not None else None, found.orphan)
         moved = self._adopt(record, nodes[-1]) if nodes else []
         if moved:

@@ -171,6 +171,13 @@ def test_replay_answers_from_the_store_of_the_run_or_the_one_that_is_named(kept,
     assert missing.code == 3 and "ro_nonsuch" in missing.screen and "Traceback" not in missing.written
 
 
+@pytest.mark.parametrize("verb", [["list", "--store"], ["show", "run_x", "--store"], ["view"]], ids=" ".join)
+def test_a_verb_that_reads_never_makes_a_store(tmp_path, verb):
+    shown = on_terminal(*verb, "missing.db", cwd=tmp_path)
+    assert shown.code == 3 and "no store at missing.db" in shown.screen
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_script_speaks_in_the_tokens_of_a_renderer_by_name(tmp_path):
     assert_readable(on_terminal(*RUN, "--policy", f"{SCRIPTED}#renderer=bytes", cwd=tmp_path))
 

@@ -136,3 +136,98 @@ async def test_the_providers_key_stays_on_the_host():
         assert seen["head"].startswith("POST /v1/chat/completions ")
     await policy.aclose()
     server.close()
+
+
+SSE = {"content-type": "text/event-stream"}
+JSON = {"content-type": "application/json"}
+ENDED = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+OVERLOADED = b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"busy"}}\n\n'
+TOO_LONG = b'data: {"error":{"message":"This model\'s maximum context length is 8192 tokens."}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("chunks", "headers", "answered", "reason"),
+    [
+        ((b'data: {"choices"', b":[]}\n\n", ENDED, b"data: [DONE]\n\n"), SSE, True, None),
+        ((b'data: {"choices":[]}\n\n', b"data: [DO", b"NE]\n\n"), SSE, True, None),
+        ((b'event: message_stop\ndata: {"type":"message_stop"}\n\n',), SSE, True, None),
+        ((b'data: {"choices":[]}\n\n',), SSE, False, None),  # it ends before its end
+        ((b'data: {"choices":[]}\n\n', OVERLOADED), SSE, False, None),
+        ((TOO_LONG,), SSE, False, "context"),
+        ((b'{"choices": [', b"]}"), JSON, True, None),
+        ((b"<html>busy</html>",), JSON, False, None),
+        ((b"\x1f\x8b", b"packed"), {**JSON, "content-encoding": "gzip"}, True, None),  # nobody can tell
+    ],
+)
+async def test_whether_a_call_was_answered_is_seen_as_it_passes(log, chunks, headers, answered, reason):
+    async with open_gate(Through(chunks, headers=headers), log=log) as gate:
+        session = await gate.open_session("r1")
+        answer = await ask(gate, "POST", "/v1/chat/completions", key=session.key, body=chat())
+        assert (answer.status, answer.body) == (200, b"".join(chunks))
+        assert session.answered == answered and (session.refused is None) == answered
+        assert (session.refused.reason if session.refused else None) == reason
+        assert [(record.status, record.error) for record in log.records] == [(200, None)]
+        assert log.records[0].finished_at >= log.records[0].received_at > 0
+
+
+async def test_the_status_of_every_call_is_kept_and_nothing_of_its_content(log):
+    policy = Through((b'{"error":{"message":"the words of the server"}}',), status=503, headers=JSON)
+    async with open_gate(policy, log=log) as gate:
+        session = await gate.open_session("r1")
+        await ask(gate, "POST", "/v1/chat/completions", key=session.key, body=chat())
+        policy.error = UpstreamError("no answer from http://x (refused)", status=502)
+        await ask(gate, "POST", "/v1/chat/completions", key=session.key, body=chat())
+        policy.error, policy.status, policy.chunks = None, 200, (b"{}",)
+        await ask(gate, "GET", "/v1/models", key=session.key)
+        assert [record.status for record in log.records] == [503, 502, 200]
+        assert log.records[0].error == "the model server answered 503"
+        assert (session.answered, session.refused.status) == (0, 502)  # a list of models is no answer
+        assert session.in_flight == 0 and session.unanswered_s == 0
+
+
+async def test_an_agent_that_leaves_after_the_last_event_was_answered():
+    stays = asyncio.Event()
+    async with open_gate(Through((ENDED, stays.wait), headers=SSE)) as gate:
+        session = await gate.open_session("r1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gate))
+        writer.write(request("POST", "/v1/chat/completions", key=session.key, body=chat()))
+        await asyncio.wait_for(reader.readuntil(b"finish_reason"), 5)
+        assert session.in_flight == 1
+        writer.close()
+        await until(lambda: session.in_flight == 0)
+        assert (session.answered, session.refused) == (1, None)
+
+
+async def test_an_agent_that_leaves_before_its_answer_has_left_by_itself():
+    stays = asyncio.Event()
+    async with open_gate(Through((b"data: {}\n\n", stays.wait), headers=SSE)) as gate:
+        session = await gate.open_session("r1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gate))
+        writer.write(request("POST", "/v1/chat/completions", key=session.key, body=chat()))
+        await asyncio.wait_for(reader.readuntil(b"data:"), 5)
+        writer.close()
+        await until(lambda: session.in_flight == 0)
+        assert (session.answered, session.refused.status) == (0, 499)
+
+
+async def test_a_key_that_a_server_quotes_when_it_refuses_it_does_not_reach_the_agent():
+    secret = "sk-operator-secret-0123456789"
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = f'{{"error":{{"message":"Incorrect API key provided: {secret}"}}}}'.encode()
+        writer.write(
+            b"HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        writer.write(body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    policy = passthrough(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", key=secret)
+    async with server, open_gate(policy) as gate:
+        session = await gate.open_session("r1")
+        answer = await ask(gate, "POST", "/v1/chat/completions", key=session.key, body=chat())
+        assert answer.status == 401 and secret.encode() not in answer.body and b"[key]" in answer.body
+        assert "Incorrect API key provided: [key]" in session.refused.cause and session.refused.status == 401
+    await policy.aclose()

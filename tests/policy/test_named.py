@@ -1,7 +1,10 @@
 import pytest
 
 import rollyard as ry
-from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.core.errors import ConfigError, UnknownName, Unsupported
+from rollyard.runs.rollout.modes import choose
+from rollyard.runs.rollout.options import RolloutOptions
+from tests.policy.conftest import make_model
 
 
 def test_policies_are_named_as_on_the_command_line(tmp_path):
@@ -36,7 +39,7 @@ def test_a_policy_that_cannot_be_made_says_why(text):
 
 
 REFUSED = {
-    "queue#size=3": "takes no option 'size'; it takes: renderer, max_held, hold_s",
+    "queue#size=3": "takes no option 'size'; it takes: renderer, tools, max_held, hold_s",
     "queue#max_held=many": "'max_held' of the policy 'queue' cannot be 'many'",
     "upstream:http://h/v1#dialect=latin": "'dialect' of the policy 'upstream' cannot be 'latin'",
     "upstream:http://h/v1#key=sesame": "key_env=NAME",
@@ -60,6 +63,18 @@ def test_an_option_is_read_as_the_policy_wants_it(tmp_path):
     relayed = ry.policy.parse("upstream:http://127.0.0.1:1/v1#model=123&top_logprobs=3")
     assert (relayed.settings.model, relayed.settings.top_logprobs) == ("123", 3)
     assert ry.policy.parse(f"scripted:{tmp_path / 's.json'}#renderer=bytes").prompts is not None
+
+
+def test_a_template_without_a_place_for_tools_is_refused_once_for_an_agent_that_works_by_them(tmp_path):
+    model = make_model(tmp_path / "m", "stripping")
+    for text in (f"tokens:http://127.0.0.1:1/v1#renderer={model}", f"queue#renderer={model}"):
+        with pytest.raises(Unsupported, match="has no place for tools") as refused:
+            choose(RolloutOptions(), policy=ry.policy.parse(text), agent=ry.agents.get("shell-agent"))
+        assert "#tools=omit" in str(refused.value)
+        choose(RolloutOptions(), policy=ry.policy.parse(f"{text}&tools=omit"), agent=ry.agents.get("shell-agent"))
+        choose(RolloutOptions(), policy=ry.policy.parse(text), agent=ry.agents.get("aider"))  # it edits by text
+    with pytest.raises(ConfigError, match="tools"):
+        ry.policy.Queue(ry.renderer("bytes"), tools="omit")
 
 
 def test_no_module_hides_a_public_name():

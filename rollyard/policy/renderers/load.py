@@ -21,7 +21,7 @@ from rollyard.core.registry import load as load_named
 from rollyard.policy.parsers.families import parser_for, parser_named
 from rollyard.policy.renderers.bytelevel import ByteRenderer
 from rollyard.policy.renderers.chat_template import ChatTemplate
-from rollyard.policy.renderers.protocol import Renderer, SampledTurn, Unbridgeable
+from rollyard.policy.renderers.protocol import Renderer, SampledTurn, ShowTools, Unbridgeable
 from rollyard.policy.renderers.template import TemplateRenderer, Vocabulary
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -76,6 +76,15 @@ def renderer(
     )
     prove(made)
     return made
+
+
+def load_shown(source: Renderer | str | None, tools: ShowTools) -> Renderer | None:
+    """A policy's renderer: by its name with `tools`, or one that was made already and says that itself."""
+    if isinstance(source, str):
+        return renderer(source, tools=tools)
+    if source is not None and tools != "template":
+        raise ConfigError("tools= is for a renderer that is named", hint='this one was made: renderer(..., tools="omit")')
+    return source
 
 
 def prove(made: TemplateRenderer) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from rollyard.core.errors import PolicyError
 from rollyard.core.message import Message, ToolSpec
+
+ShowTools = Literal["template", "omit"]  # the tools of a call: where the template shows them, or not at all
 
 
 class Unbridgeable(PolicyError):
@@ -55,3 +57,8 @@ class Renderer(Protocol):
 
     def parse(self, completion: array[int], tools: Sequence[ToolSpec] = ()) -> Message: ...
     def decode(self, ids: array[int]) -> str: ...
+
+
+def takes_tools(renderer: Renderer) -> bool:
+    """Whether calls that offer tools can be rendered. A renderer that says nothing about it can."""
+    return bool(getattr(renderer, "takes_tools", True))

@@ -98,9 +98,14 @@ class TemplateRenderer:
         if not self._template.takes_tools:
             raise Unsupported(
                 f"the chat template of {self.name} has no place for tools",
-                hint='renderer(..., tools="omit") drops them',
+                hint='tools="omit" leaves them out (on the command line #tools=omit behind the policy)',
             )
         return tools
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether a call may offer tools: the template shows them, or they are left out on purpose."""
+        return self._tools == "omit" or self._template.takes_tools
 
     def _closing(self) -> str:
         """The text of the token with which the template ends an answer."""

@@ -12,6 +12,7 @@ from rollyard.core.task import McpServer
 from rollyard.runs.rollout import model_outage, prepare
 from rollyard.runs.rollout.agent_monitor import AgentMonitor, Ending
 from rollyard.runs.rollout.context import Acted, AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed
+from rollyard.runs.rollout.route_check import check_route, find_direct_outage
 from rollyard.runs.rollout.stages import StageFailed
 from rollyard.tasks.host_variables import resolve_env, resolve_servers
 
@@ -21,10 +22,15 @@ _NOTHING = ("/bin/sh", "-c", ":")  # what an agent without a program runs, so th
 async def act(context: RolloutContext, prepared: Prepared, turn: AgentTurn) -> Acted:
     """An agent that did not end well raises `WaitFailed`, which holds what this would have returned."""
     async with context.stages.stage("launch"):
+        asks_again = await check_route(context, prepared.opened)
         launch = await _describe_launch(context, prepared, turn)
         job = await _start(context, prepared, turn, launch)
     acted = Acted(prepared, turn, launch)
-    await _wait(context, job, acted)
+    try:
+        await _wait(context, job, acted)
+    finally:
+        if asks_again and (outage := await find_direct_outage(context)) is not None:
+            raise StageFailed("wait", "policy", outage)
     return acted
 
 
@@ -80,15 +86,16 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 record.note_ending(Ending(how="exited", exit_code=None, events=seen, log=monitor.log))
                 raise
             record.note_ending(ending)
-            spent = model_outage.weigh(ending, session, agent=agent.name, idle_s=limits.idle)
+            spent = model_outage.weigh(ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle)
             if spent is not None:
                 record.note(status="budget", stop_reason=spent)
     except StageFailed as failed:
         if isinstance(failed.error, AgentTimeout):
-            if (away := model_outage.model_was_away(session, limit_s)) is not None:
-                raise StageFailed("wait", "policy", away) from failed
-            if model_outage.context_was_full(session):
-                record.note(stop_reason=model_outage.CONTEXT)
+            outage = model_outage.find_outage(session, context.plan.model, patience_s=limit_s / 2)
+            if outage is not None:
+                raise StageFailed("wait", "policy", outage) from failed
+            if (stopped := model_outage.find_stop_reason(session)) is not None:
+                record.note(stop_reason=stopped)
         raise WaitFailed(failed, acted) from failed
     finally:
         record.note_log(monitor)

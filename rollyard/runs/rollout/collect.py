@@ -9,8 +9,11 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import io
+import os
+import stat
 import tarfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import anyio.to_thread
@@ -47,19 +50,43 @@ async def copy_out(sandbox: Sandbox, path: str) -> DirectoryCopy:
 
 
 def _read(root: Path) -> DirectoryCopy:
+    """By directory descriptors: the tree is an agent's, of any depth and size."""
     files: dict[str, bytes] = {}
-    for folder in folders.walk(root):
-        folder.folders[:] = [name for name in folder.folders if name not in _SKIP_DIRS]
-        for name in folder.others:
-            file = root.joinpath(*folder.names, name)
-            if file.is_file() and not file.is_symlink():
-                files[str(file.relative_to(root))] = file.read_bytes()
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
-        archive.add(root, arcname=".", recursive=False)
-        for name in folders.entries(root):
-            archive.add(root / name, arcname=f"./{name}", recursive=False)
+        for folder in folders.walk(root):
+            prefix = f"{folder.path}/" if folder.names else ""
+            shown = _SKIP_DIRS.isdisjoint(folder.names)
+            archive.addfile(_member(f"./{folder.path}" if folder.names else ".", os.fstat(folder.fd)))
+            for name in folder.others:
+                status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+                member = _member(f"./{prefix}{name}", status)
+                if stat.S_ISLNK(status.st_mode):
+                    member.linkname = os.readlink(name, dir_fd=folder.fd)
+                    archive.addfile(member)
+                elif stat.S_ISREG(status.st_mode):
+                    data = _content(name, folder.fd)
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+                    if shown:
+                        files[prefix + name] = data
     return DirectoryCopy(files=files, tar=packed.getvalue())
+
+
+def _member(name: str, status: os.stat_result) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.mode, member.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
+    member.uid, member.gid = status.st_uid, status.st_gid
+    if stat.S_ISDIR(status.st_mode):
+        member.type = tarfile.DIRTYPE
+    elif stat.S_ISLNK(status.st_mode):
+        member.type = tarfile.SYMTYPE
+    return member
+
+
+def _content(name: str, at: int) -> bytes:
+    with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at), "rb") as file:
+        return file.read()
 
 
 def unpack(tar: bytes, target: Path) -> None:
@@ -82,9 +109,14 @@ def patch(before: DirectoryCopy, after: DirectoryCopy) -> str:
     for name in sorted(set(before.files) | set(after.files)):
         old, new = before.files.get(name), after.files.get(name)
         if old != new:
-            out.extend(_file_patch(name, old, new))
+            out.extend(_file_patch(_shown(name), old, new))
     text = "".join(out)
     return text if len(text) <= MAX_DIFF else text[:MAX_DIFF] + "\n[cut here: the patch is larger]\n"
+
+
+def _shown(name: str) -> str:
+    """A file's name as text that can be kept: bytes that are no UTF-8 are written out."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _file_patch(name: str, old: bytes | None, new: bytes | None) -> list[str]:
@@ -107,7 +139,7 @@ async def artifacts(sandbox: Sandbox, patterns: Sequence[str], *, limit: int = 2
     for pattern in patterns:
         try:
             if "*" not in pattern and (await sandbox.stat(pattern)).kind == "file":
-                found[pattern] = await sandbox.read(pattern, max_bytes=MAX_FILE)
+                found[_shown(pattern)] = await sandbox.read(pattern, max_bytes=MAX_FILE)
                 continue
             wanted = pattern if "*" in pattern else pattern.rstrip("/") + "/*"
             names = await _walk(sandbox, wanted.split("*", 1)[0].rsplit("/", 1)[0] or "/", limit=limit)
@@ -115,7 +147,8 @@ async def artifacts(sandbox: Sandbox, patterns: Sequence[str], *, limit: int = 2
             continue
         for path, size in names.items():
             if fnmatch.fnmatchcase(path, wanted) and size <= MAX_FILE and len(found) < limit:
-                found[path] = await sandbox.read(path, max_bytes=MAX_FILE)
+                with suppress(PathError):  # it cannot be read, or is gone
+                    found[_shown(path)] = await sandbox.read(path, max_bytes=MAX_FILE)
     return found
 
 

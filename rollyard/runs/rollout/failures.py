@@ -1,7 +1,8 @@
 """One table: how a rollout that did not end well is named, and what may be done with it.
 
 An infrastructure failure never becomes a reward. `grade` False means that the verifier does not run and the reward stays
-None; `trainable` False keeps its tokens out of every export; `retry` says whether the same attempt may be run again.
+None; `trainable` False keeps its tokens out of every export; `retry` says whether the same attempt may be run again: what was
+graded never is. Whose failure an unanswered model call is, `model_outage` says.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ EXCEPTIONS: dict[type[Error], Rule] = {
         "infra_error", retry=False, grade=False, trainable=False
     ),  # package managers retry themselves
     AgentTimeout: Rule("timeout", retry=False, grade=True, trainable=True),
-    AgentParked: Rule("agent_error", retry=True, grade=True, trainable=False),
+    AgentParked: Rule("agent_error", retry=False, grade=True, trainable=False),
 }
 
 

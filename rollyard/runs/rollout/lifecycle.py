@@ -30,6 +30,7 @@ from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.sandbox_spec import rollout_spec
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
 from rollyard.tasks import steps
+from rollyard.tasks.grade import is_directory
 
 _CLEANUP_S = 30.0
 
@@ -150,8 +151,7 @@ async def _run_teardown(context: RolloutContext, sandbox: Sandbox) -> None:
             for hook in context.plan.hooks.teardown:
                 await run_hook(context, hook, sandbox, "teardown")
         except Error as error:
-            if context.record.rollout.failure is None:
-                context.record.fail(StageFailed("collect", "sandbox", error))
+            context.record.fail_teardown(StageFailed("collect", "sandbox", error))
 
 
 async def _close_session(context: RolloutContext, session: Session) -> None:
@@ -217,6 +217,10 @@ async def _begin_step(context: RolloutContext, prepared: Prepared, step: Step, n
     sandbox, session, workdir = prepared.opened.sandbox, prepared.opened.session, prepared.facts.workdir
     async with context.stages.stage("prepare") as deadline:
         await context.stages.tell("step.started", step=step.name, number=number)
+        if number and not await is_directory(sandbox, workdir):  # the step before left something else in its place
+            if await sandbox.exists(workdir):
+                await sandbox.remove(workdir)
+            await sandbox.mkdir(workdir, user=context.task.user)
         if step.workdir_files is not None:
             await sandbox.upload_dir(step.workdir_files, workdir, user=context.task.user)
             if await sandbox.exists(f"{workdir}/setup.sh"):

@@ -62,6 +62,8 @@ def choose(
         if options.base_url is not None:
             raise ConfigError("policy and base_url both say who answers", hint="give one of them")
         _fits(mode, policy)
+        if agent is not None:
+            _refuse_toolless(policy, agent)
         return Answering(mode=mode, policy=policy, settings=asked, switches=AgentSwitches(**left))
     opened = _open(mode, options, key, agent)
     return Answering(mode=mode, policy=opened, settings=asked, switches=AgentSwitches(**left), owned=True)
@@ -106,6 +108,15 @@ def _mode_of(policy: Policy | None) -> Mode:
     if isinstance(policy, policies.Queue):
         return "interception_gate"
     return "black_box" if isinstance(policy, Passthrough) else "transparent_proxy"
+
+
+def _refuse_toolless(policy: Policy, agent: Agent) -> None:
+    """An agent that works by tools, under a chat template with no place for them: said once, before anything opens."""
+    if agent.calls_model and agent.acts_by == "tools" and getattr(policy, "takes_tools", None) is False:
+        raise Unsupported(
+            f"the chat template of the policy's model has no place for tools, and agent {agent.name!r} works by them",
+            hint='choose another agent or model, or leave the tools out: tools="omit" (#tools=omit behind the policy)',
+        )
 
 
 def _fits(mode: Mode, policy: Policy) -> None:

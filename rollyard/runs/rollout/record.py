@@ -74,8 +74,20 @@ class Record:
         self.note(log_tail=(self._reached.log_tail + text)[-_TAIL:])
 
     def fail(self, failed: StageFailed) -> None:
-        """The first failure stands, unless the work was to be judged all the same and could not be."""
+        """The first failure stands, unless the work was to be judged all the same and could not be. A step's verdict goes with
+        the attempt that it was a part of."""
         known = self._reached.failure
-        if known is None or not known.grade or failed.stage == "verify":
+        if known is not None and known.grade and self._reached.reward is not None:
+            return
+        status, failure = classify(failed.error, stage=failed.stage, boundary=failed.boundary)
+        self.note(status=status, failure=failure)
+        if not failure.grade:
+            self.note(verdict=None)
+
+    def fail_teardown(self, failed: StageFailed) -> None:
+        """Something went wrong after all was done: a failure of an attempt that has none, and no reason to run again what was
+        graded."""
+        if self._reached.failure is None:
             status, failure = classify(failed.error, stage=failed.stage, boundary=failed.boundary)
-            self.note(status=status, failure=failure)
+            graded = self._reached.reward is not None
+            self.note(status=status, failure=msgspec.structs.replace(failure, retry=failure.retry and not graded))

@@ -1,0 +1,296 @@
+"""`make mutants`: each law's code is broken on purpose, one place at a time, and the tests named beside it must notice.
+
+A mutant is a change of one line in a copy of the tree, never in the tree itself. A mutant that survives is a law that no test
+guards: add the test. `python tests/mutants.py WORD` runs those whose file or line has the word in it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 600
+OUTAGES, FILES = "tests/runs/test_outages.py", "tests/runs/test_agents_files.py"
+JUDGED = f"{OUTAGES} -k test_a_refused_request"
+TABLE = f"{OUTAGES} -k 'test_an_outage_has_no_reward and"
+
+
+class Mutant(NamedTuple):
+    file: str
+    line: str
+    broken: str
+    tests: str
+
+
+MUTANTS = (
+    # whose failure it is
+    Mutant(
+        "runs/rollout/model_outage.py",
+        "if waited >= patience_s or (waited and not session.answered):",
+        "if False:",
+        f"{TABLE} transparent_proxy'",
+    ),
+    Mutant(
+        "runs/rollout/model_outage.py",
+        "if refused is None or (session.answered and is_agents_own(refused, model)):",
+        "if refused is None or is_agents_own(refused, model):",
+        "tests/runs/test_policy_health.py -k never_fitted",
+    ),
+    Mutant(
+        "runs/rollout/model_outage.py",
+        "if refused is None or (session.answered and is_agents_own(refused, model)):",
+        "if refused is None:",
+        JUDGED,
+    ),
+    Mutant(
+        "runs/rollout/model_outage.py",
+        "if (outage := find_outage(session, model)) is not None:",
+        "if False:",
+        f"{TABLE} black_box'",
+    ),
+    Mutant("runs/rollout/model_outage.py", 'refused.model not in ("", model)', "False", f"{OUTAGES} -k was_not_given"),
+    Mutant(
+        "runs/rollout/model_outage.py",
+        "in AGENTS_OWN or refused.status == GAVE_UP:",
+        "in AGENTS_OWN:",
+        f"{OUTAGES} -k leaves_its_own_call",
+    ),
+    Mutant(
+        "gate/black_box.py",
+        "        self._concluded = True\n",
+        "        self._concluded = True\n        return\n",
+        f"{TABLE} black_box'",
+    ),
+    Mutant(
+        "gate/black_box.py",
+        "if self._seen is not None and self._seen.problem() is None:",
+        "if False:",
+        "tests/gate/test_black_box.py",
+    ),
+    Mutant("gate/answer_check.py", "if self._stream and not self._ended:", "if False:", "tests/gate/test_black_box.py"),
+    Mutant(
+        "gate/answer_check.py",
+        "if self._error is not None:\n            return",
+        "if False:\n            return",
+        "tests/gate/test_black_box.py",
+    ),
+    Mutant(
+        "gate/calls.py",
+        "            status=status,\n            error=error,\n            trainable",
+        "            trainable",
+        "tests/gate/test_black_box.py",
+    ),
+    Mutant("gate/refusals.py", 'return "content_filter" if _FILTERED.search(words) else None', "return None", JUDGED),
+    Mutant(
+        "policy/passthrough_policy.py",
+        "self._connection.scrub if response.status >= 400 else None",
+        "None",
+        "tests/gate/test_black_box.py",
+    ),
+    Mutant(
+        "runs/rollout/route_check.py", "if not session.reached:", "if False:", f"{OUTAGES} -k 'nowhere or another_gate'"
+    ),
+    Mutant(
+        "runs/rollout/route_check.py", "        await _check_direct(context, opened)\n", "", f"{OUTAGES} -k nowhere"
+    ),
+    Mutant("runs/rollout/act.py", "if asks_again and (outage", "if False and (outage", f"{TABLE} direct and 2'"),
+    # what may be done with a failure
+    Mutant(
+        "runs/rollout/failures.py",
+        'AgentParked: Rule("agent_error", retry=False',
+        'AgentParked: Rule("agent_error", retry=True',
+        f"{OUTAGES} -k parked",
+    ),
+    Mutant(
+        "runs/rollout/failures.py",
+        '"policy": Rule("infra_error", retry=True, grade=False',
+        '"policy": Rule("infra_error", retry=True, grade=True',
+        f"{TABLE} transparent_proxy'",
+    ),
+    Mutant(
+        "runs/rollout/failures.py",
+        '"policy": Rule("infra_error", retry=True',
+        '"policy": Rule("infra_error", retry=False',
+        f"{TABLE} transparent_proxy'",
+    ),
+    Mutant(
+        "runs/rollout/failures.py",
+        'AgentTimeout: Rule("timeout", retry=False, grade=True',
+        'AgentTimeout: Rule("timeout", retry=False, grade=False',
+        "tests/runs/test_reached.py",
+    ),
+    # the lifecycle
+    Mutant(
+        "runs/rollout/record.py",
+        "        if not failure.grade:\n            self.note(verdict=None)\n",
+        "",
+        f"{OUTAGES} -k verdict_of_a_step",
+    ),
+    Mutant(
+        "runs/rollout/record.py", "retry=failure.retry and not graded", "retry=failure.retry", f"{OUTAGES} -k teardown"
+    ),
+    Mutant(
+        "runs/rollout/conclude.py",
+        "            await opened.sandbox.kill_processes()\n",
+        "            pass\n",
+        "tests/runs tests/tasks/test_forgery.py -k 'process or survive or dead' -m 'not slow and not agent'",
+    ),
+    Mutant(
+        "runs/rollout/lifecycle.py",
+        "    await context.provision.prove_route(sandbox, listener.port)\n",
+        "",
+        "tests/runs/test_rollout.py -k 'gate_that_is_not_running or route'",
+    ),
+    # judging
+    Mutant(
+        "tasks/grade.py", "if failure is not None and not failure.grade:", "if False:", "tests/tasks/test_judging.py"
+    ),
+    Mutant(
+        "tasks/grade.py",
+        "        if not await is_directory(box.sandbox, box.cwd):\n",
+        "        if False:\n",
+        f"{FILES} -k place",
+    ),
+    Mutant(
+        "tasks/transfer.py",
+        "            elif stat.S_ISREG(mode) and mode & 0o7000:\n",
+        "            elif False:\n",
+        "tests/tasks/test_judging.py",
+    ),
+    Mutant(
+        "images/tree_pipe.py",
+        "            folder.folders.clear()\n",
+        "            pass\n",
+        "tests/sandbox/test_local_deep_trees.py -k endless",
+    ),
+    Mutant(
+        "runs/rollout/collect.py",
+        'return os.fsencode(name).decode("utf-8", "backslashreplace")',
+        "return name",
+        f"{FILES} -k 'file_with_a_name or no and UTF'",
+    ),
+    # options: rendered or refused
+    Mutant(
+        "agents/render.py",
+        "            if name not in agent.options:\n",
+        "            if False:\n",
+        "tests/agents/test_render.py",
+    ),
+    Mutant("agents/render.py", "        more.extend(extra.argv)\n", "", "tests/agents/test_render.py"),
+    Mutant(
+        "runs/rollout/modes.py", 'getattr(policy, "takes_tools", None) is False', "False", "tests/policy/test_named.py"
+    ),
+    # keys
+    Mutant(
+        "gate/keys.py",
+        "if any(other != found[0] for other in found[1:]):",
+        "if False:",
+        "tests/gate/test_security.py tests/gate/test_sessions.py",
+    ),
+    Mutant(
+        "gate/keys.py",
+        "        self._open.pop(hashed, None)\n",
+        "",
+        "tests/gate/test_security.py tests/gate/test_sessions.py",
+    ),
+    Mutant(
+        "gate/listener.py",
+        "if self._session is not None and session is not self._session:",
+        "if False:",
+        "tests/gate/test_security.py tests/gate/test_serve.py",
+    ),
+    # leases and quotas
+    Mutant(
+        "store/leases.py",
+        '{"fence": row["fence"] + 1,',
+        '{"fence": row["fence"],',
+        "tests/store/test_runs.py -k 'lease'",
+    ),
+    Mutant("store/leases.py", '    if row["fence"]:  #', "    if False:  #", "tests/store/test_runs.py -k 'lease'"),
+    Mutant(
+        "store/leases.py",
+        "if in_flight.get(policy, 0) >= most",
+        "if in_flight.get(policy, 0) > most",
+        "tests/store/test_runs.py",
+    ),
+    Mutant(
+        "store/plane/instances.py",
+        "owners.c.used < limit",
+        "owners.c.used <= limit",
+        "tests/plane/test_instances.py -k quota",
+    ),
+    # trajectories
+    Mutant("trajectory/branch.py", "len(node.logprobs) == len(node.ids)", "True", "tests/trajectory"),
+    Mutant(
+        "trajectory/branch.py",
+        "node.sampled and node.trainable and node.ids",
+        "node.sampled and node.ids",
+        "tests/trajectory",
+    ),
+    Mutant(
+        "trajectory/branch.py", 'return "discarded" if replaced else own.kind', "return own.kind", "tests/trajectory"
+    ),
+)
+
+
+def main(words: list[str]) -> int:
+    chosen = [one for one in MUTANTS if all(word in f"{one.file} {one.line}" for word in words)]
+    survived: list[Mutant] = []
+    with tempfile.TemporaryDirectory(prefix="rollyard-mutants-") as folder:
+        tree = copy_tree(Path(folder))
+        for number, mutant in enumerate(chosen, 1):
+            began = time.monotonic()
+            killed = is_killed(mutant, tree)
+            if not killed:
+                survived.append(mutant)
+            state = "killed  " if killed else "SURVIVED"
+            shown = " ".join(mutant.line.split())[:70]
+            print(
+                f"{number:3}/{len(chosen)} {state} {time.monotonic() - began:5.0f} s  {mutant.file}: {shown}",
+                flush=True,
+            )
+    print(f"{len(chosen) - len(survived)} killed, {len(survived)} survived")
+    return 1 if survived else 0
+
+
+def copy_tree(folder: Path) -> Path:
+    """The package as files to change, everything else by links."""
+    for found in ROOT.iterdir():
+        if found.name not in ("rollyard", ".git", ".venv"):
+            (folder / found.name).symlink_to(found)
+    shutil.copytree(ROOT / "rollyard", folder / "rollyard", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def is_killed(mutant: Mutant, tree: Path) -> bool:
+    file = tree / "rollyard" / mutant.file
+    whole = file.read_text()
+    if whole.count(mutant.line) != 1:
+        raise SystemExit(
+            f"{mutant.file} has {whole.count(mutant.line)} times: {mutant.line!r}; bring the list up to date"
+        )
+    file.write_text(whole.replace(mutant.line, mutant.broken))
+    command = f"{sys.executable} -m pytest {mutant.tests} -x -q -n 0 --timeout 300 -p no:cacheprovider --basetemp={tree}/.pytest"
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(["sh", "-c", command], cwd=tree, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return True  # it hangs: noticed
+    finally:
+        file.write_text(whole)
+    if done.returncode not in (0, 1):
+        raise SystemExit(
+            f"{mutant.file}: pytest cannot run {mutant.tests!r}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
+    return done.returncode == 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
