@@ -138,6 +138,8 @@ class ShownRollout:
         ]
         if r.failure is not None:
             lines.append(f"failed at {r.failure.boundary} in {r.failure.stage}: {r.failure.cause}: {r.failure.message}")
+        for command in r.install:
+            lines.append(f"{command.command}: exit code {command.exit_code}\n{command.stdout}{command.stderr}".rstrip())
         lines += [f"  {s.name:10} {s.duration_s:8.2f} s{'  ' + s.error if s.error else ''}" for s in r.stages]
         return "\n".join(lines)
 

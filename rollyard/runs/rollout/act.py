@@ -69,10 +69,12 @@ async def _start(context: RolloutContext, prepared: Prepared, turn: AgentTurn, l
 
 async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
     agent, record, limits = context.plan.agent, context.record, context.limits
-    session, limit_s = acted.prepared.opened.session, acted.turn.limit_s
+    session, own_s = acted.prepared.opened.session, acted.turn.own_limit_s
+    limit_s = own_s if own_s is not None else limits.agent
+    limit_name = "the step's agent_timeout_s" if own_s is not None else None
     monitor = AgentMonitor(job, agents.parse(agent), session, limits.idle, context.stages)
     try:
-        async with context.stages.stage("wait", limit_s=limit_s):
+        async with context.stages.stage("wait", limit_s=limit_s, limit_name=limit_name):
             try:
                 ending = await monitor.wait()
             except BaseException:  # its time is up, or it is cancelled: what was seen of it is kept

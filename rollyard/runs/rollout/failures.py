@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rollyard.core.errors import (
-    AgentInstallFailed,
     AgentParked,
     AgentTimeout,
     Boundary,
@@ -40,9 +39,6 @@ TABLE: dict[Boundary, Rule] = {
 
 # Endings that differ from their boundary's rule.
 EXCEPTIONS: dict[type[Error], Rule] = {
-    AgentInstallFailed: Rule(
-        "infra_error", retry=False, grade=False, trainable=False
-    ),  # package managers retry themselves
     AgentTimeout: Rule("timeout", retry=False, grade=True, trainable=True),
     AgentParked: Rule("agent_error", retry=True, grade=True, trainable=False),
 }

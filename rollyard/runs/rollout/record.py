@@ -63,6 +63,9 @@ class Record:
         usage = msgspec.to_builtins(session.usage)
         self.note(calls=session.calls, usage=usage, trajectory=session.trajectory, gate_log_tail=said)
 
+    def note_install(self, command: CommandRecord) -> None:
+        self.note(install=(*self._reached.install, command))
+
     def note_command(self, command: CommandRecord) -> None:
         self.note(setup=(*self._reached.setup, command))
 
