@@ -117,6 +117,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stages: tuple[StageRecord, ...] = ()
     events: tuple[AgentEvent, ...] = ()
     exit_code: int | None = None
+    log: bytes = b""  # all that the agent printed; of more than 8 MiB the beginning and the end
     log_tail: str = ""
     gate_log_tail: str | None = None
     files: Mapping[str, bytes] = {}
