@@ -6,6 +6,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.agent import Agent, LayerSpec
+from rollyard.core.sandbox import Mount
 from rollyard.core.task import Step, Task, VerifierSpec
 from tests.runs.conftest import HELLO
 
@@ -107,3 +108,43 @@ async def test_commands_that_a_verifier_ran_are_kept_when_it_runs_out_of_time(ba
         ("cat out.txt", 0, "hello\n", False), ("echo judged; exit 3", 3, "judged\n", False), ("sleep 60", None, "", True),
     ]  # fmt: skip
     assert (done.verdict.status, done.verdict.reward, done.verdict.error) == ("failed", None, done.failure.message)
+
+
+async def test_the_agents_own_setup_is_tried_again_and_every_try_is_recorded(backend):
+    flaky = "test -f /tmp/second || { touch /tmp/second; echo away >&2; exit 7; }"
+    done = await ry.run_rollout(
+        "x",
+        agent="nop",
+        sandbox=backend,
+        agent_setup=["echo first", flaky],
+        setup=["test -f /tmp/second"],
+        verify="true",
+    )
+    assert (done.failure, done.reward) == (None, 1.0)
+    assert [(one.exit_code, one.stderr) for one in done.install] == [(0, ""), (7, "away\n"), (0, "")]
+    assert [record.exit_code for record in done.setup] == [0]
+
+
+async def test_an_agents_setup_that_never_succeeds_is_infrastructure(backend):
+    done = await ry.run_rollout("x", agent="nop", sandbox=backend, agent_setup=["echo why >&2; exit 9"], verify="true")
+    failure = done.failure
+    assert (failure.stage, failure.boundary, failure.cause, failure.retry) == (
+        "install", "sandbox", "AgentInstallFailed", True,
+    )  # fmt: skip
+    assert [one.exit_code for one in done.install] == [9, 9, 9] and done.reward is None and done.setup == ()
+
+
+async def test_a_directory_of_this_machine_is_shown_to_the_agent_and_not_to_a_sealed_verdict(tmp_path):
+    (tmp_path / "given").write_text("hello")
+    mount = Mount(local_dir="/data", remote_dir=str(tmp_path))
+    reads = Agent(name="reads", argv=("/bin/cp", "/data/given", "out.txt"))
+    done = await ry.run_rollout(
+        "x", agent=reads, mounts=[mount], verify=['test "$(cat out.txt)" = hello', "test ! -e /data/given"]
+    )
+    assert (done.failure, done.reward) == (None, 1.0)
+
+
+async def test_a_directory_that_a_backend_was_not_given_is_refused(backend, tmp_path):
+    mount = Mount(local_dir="/data", remote_dir=str(tmp_path))
+    done = await ry.run_rollout("x", agent="nop", sandbox=backend, mounts=[mount])
+    assert "not allowed" in done.failure.message and not done.failure.retry and done.sandbox_id is None

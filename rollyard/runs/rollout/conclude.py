@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from rollyard import agents
 from rollyard.core.rollout import CommandRecord, Verdict
 from rollyard.core.task import VerifierSpec
@@ -74,7 +76,7 @@ async def _judge(
         evidence = Evidence(
             rollout=context.record.rollout,
             sandbox=opened.sandbox,
-            place=opened.spec,
+            place=msgspec.structs.replace(opened.spec, mounts=()),  # what is shown to the agent is no evidence
             workdir=prepared.facts.workdir,
             collected=collected,
             step=acted.turn.step,

@@ -95,16 +95,21 @@ async def _install(context: RolloutContext) -> str | None:
 
 
 async def _install_inside(context: RolloutContext, opened: OpenedSandbox) -> str:
-    """Where the agent lies in the sandbox. A backend that mounts no layers gets it uploaded."""
-    agent, sandbox = context.plan.agent, opened.sandbox
-    if opened.image.agent_layer is None or sandbox.capabilities.layers:
-        return opened.image.prefix
+    """Where the agent lies in the sandbox. A backend that mounts no layers gets it uploaded; then its own setup runs."""
+    agent, sandbox, prefix = context.plan.agent, opened.sandbox, opened.image.prefix
+    commands = context.plan.options.agent_setup
+    uploads = opened.image.agent_layer is not None and not sandbox.capabilities.layers
+    if not uploads and not commands:
+        return prefix
     async with context.stages.stage("install") as deadline:
-        try:
-            return await context.provision.upload_agent(sandbox, agent, opened.image, deadline)
-        except AgentInstallFailed as failed:
-            _note_failed_install(context, failed)
-            raise
+        if uploads:
+            try:
+                prefix = await context.provision.upload_agent(sandbox, agent, opened.image, deadline)
+            except AgentInstallFailed as failed:
+                _note_failed_install(context, failed)
+                raise
+        await prepare.run_agent_setup(sandbox, commands, context.record, context.stages, deadline)
+    return prefix
 
 
 def _note_failed_install(context: RolloutContext, failed: AgentInstallFailed) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from rollyard.core.errors import CommandFailed, CommandTimeout, ConfigError
+from rollyard.core.errors import AgentInstallFailed, CommandFailed, CommandTimeout, ConfigError
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import CommandRecord
@@ -24,6 +24,7 @@ from rollyard.runs.rollout.stages import Stages
 
 DEFAULT_WORKDIR = "/workspace"
 HOME = "/home/rollout"  # made for the rollout and its user; images have none of this name
+_AGENT_SETUP_TRIES, _AGENT_SETUP_PAUSE_S = 3, 1.0
 _MARGIN_S = 0.5  # a command is ended this long before its stage is, so that what it printed is kept
 
 
@@ -97,6 +98,35 @@ async def run_setup(
         await stages.tell("setup.command", number=number, **msgspec.to_builtins(noted))
         if not done.ok:
             raise _setup_failed(noted, deadline)
+
+
+async def run_agent_setup(
+    sandbox: Sandbox, commands: Sequence[str], record: Record, stages: Stages, deadline: Deadline
+) -> None:
+    """What the agent needs in its sandbox. Unlike the task's setup it is tried again: it fetches and unpacks, and a registry
+    that was away for a moment is no reason to give up. Every try is recorded."""
+    for command in commands:
+        for tries in range(1, _AGENT_SETUP_TRIES + 1):
+            done = await sandbox.exec(command, timeout=max(0.1, deadline.left - _MARGIN_S))
+            noted = CommandRecord.of(command, done)
+            record.note_install(noted)
+            await stages.tell("agent_setup.command", tries=tries, **msgspec.to_builtins(noted))
+            if done.ok:
+                break
+            if done.timed_out or tries == _AGENT_SETUP_TRIES:
+                raise _agent_setup_failed(noted, deadline)
+            await anyio.sleep(_AGENT_SETUP_PAUSE_S * tries)
+
+
+def _agent_setup_failed(failed: CommandRecord, deadline: Deadline) -> AgentInstallFailed:
+    late = f"ran past {deadline.name} ({deadline.limit_s:g} s)"
+    how = late if failed.timed_out else f"exited with {failed.exit_code}, {_AGENT_SETUP_TRIES} times"
+    return AgentInstallFailed(
+        f"agent_setup command {failed.command!r} {how}: {(failed.stderr or failed.stdout)[-400:].strip()}",
+        exit_code=failed.exit_code,
+        stdout=failed.stdout,
+        stderr=failed.stderr,
+    )
 
 
 def _setup_failed(failed: CommandRecord, deadline: Deadline) -> CommandFailed | CommandTimeout:
