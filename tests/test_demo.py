@@ -24,7 +24,7 @@ def test_an_agent_that_cannot_be_installed_is_told_like_every_other_failure(tmp_
     assert done.returncode == 3, done.stderr
     assert done.stderr == ""
     assert "status infra_error, reward None" in done.stdout
-    assert "failed at agent (AgentInstallFailed, in provision): agent 'pi' could not be installed" in done.stdout
+    assert "failed at sandbox (AgentInstallFailed, in install): agent 'pi' could not be installed" in done.stdout
     assert f"ECONNREFUSED: FetchError: request to {registry}" in done.stdout
     assert "check the names and that npm reaches its registry" in done.stdout
     assert "make demo AGENT=shell-agent" in done.stdout

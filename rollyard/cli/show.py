@@ -27,14 +27,18 @@ def show(
     id: Annotated[str, typer.Argument(help="run or rollout id, or the start of it")],
     part: Annotated[Part, typer.Option(help="part of a rollout to show")] = Part.ALL,
     store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    log: Annotated[bool, typer.Option("--log", help="all that the agent printed; short for --part log")] = False,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show what the store has of a run or a rollout."""
     from rollyard.cli.printing import print_json
     from rollyard.store.listing import show
 
+    if log and part not in (Part.ALL, Part.LOG):
+        raise typer.BadParameter(f"--log and --part {part} name two parts")
     found = anyio.run(show, store, id)
+    shown = str(Part.LOG if log else part)
     if json:
-        print_json(found.document(str(part)))
+        print_json(found.document(shown))
     else:
-        typer.echo(found.text(str(part)))
+        typer.echo(found.text(shown))

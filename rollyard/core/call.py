@@ -22,6 +22,7 @@ CaptureLevel = Literal["tokens", "logprobs", "text", "none"]
 Edge = Literal["root", "extends", "retry_of", "compacted_from", "spawned_by"]
 PromptSource = Literal["bridge", "render", "engine"]
 
+NO_THINKING = '{"enabled":false}'  # as `Sampling.reasoning`
 Ids = array  # array("i"): token ids
 Floats = array  # array("d"): logprobs
 
@@ -105,8 +106,21 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     prompt_source: PromptSource | None = None
     inserted: tuple[tuple[int, int], ...] = ()  # half-open ranges of prompt_ids that no model sampled
     break_reason: str | None = None
-    # settings of this session for the policy: model, base_url, api_key, max_tokens_cap, disable_thinking, sampling
+    # settings of this session for the policy: model, base_url, api_key, max_tokens_cap, disable_thinking, top_logprobs, sampling
     options: Mapping[str, Any] = {}
+
+    @property
+    def wanted(self) -> Sampling:
+        """What to sample with: what the agent asked for, and the session's options over it."""
+        changes = dict(self.options.get("sampling") or {})
+        if (cap := self.options.get("max_tokens_cap")) is not None:
+            asked = changes.get("max_tokens", self.sampling.max_tokens)
+            changes["max_tokens"] = cap if asked is None else min(asked, cap)
+        if (top := self.options.get("top_logprobs")) is not None:
+            changes |= {"logprobs": True, "top_logprobs": max(top, self.sampling.top_logprobs or 0)}
+        if self.options.get("disable_thinking"):
+            changes["reasoning"] = NO_THINKING
+        return msgspec.structs.replace(self.sampling, **changes) if changes else self.sampling
 
 
 class VersionSpan(msgspec.Struct, frozen=True):

@@ -15,9 +15,9 @@
     │   ├── SandboxGone            the sandbox is dead: open another
     │   ├── CommandTimeout         a stage's command ran past its limit
     │   ├── CommandFailed          a command that had to succeed did not; carries code and output
+    │   │   └── AgentInstallFailed the agent could not be put into its sandbox
     │   └── PathError              a file operation failed inside the sandbox (missing, full, not permitted)
     ├── AgentError                 boundary: agent
-    │   ├── AgentInstallFailed
     │   ├── AgentTimeout
     │   └── AgentParked            no call in flight, no CPU, no output
     ├── GateError                  boundary: gate
@@ -153,6 +153,12 @@ class CommandFailed(SandboxError):
         self.stderr = stderr
 
 
+class AgentInstallFailed(CommandFailed):
+    """An agent that could not be put into its sandbox. The agent had no part in it: it never ran."""
+
+    retry: ClassVar[Retry] = "safe"
+
+
 class PathError(SandboxError):
     """Carries the errno name, so that callers tell a missing path (`ENOENT`) from a full disk (`ENOSPC`)."""
 
@@ -164,10 +170,6 @@ class PathError(SandboxError):
 
 class AgentError(Error):
     boundary: ClassVar[Boundary | None] = "agent"
-
-
-class AgentInstallFailed(AgentError):
-    retry: ClassVar[Retry] = "safe"
 
 
 class AgentTimeout(AgentError):

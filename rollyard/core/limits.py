@@ -55,11 +55,13 @@ class Deadline(msgspec.Struct, frozen=True):
     """A point on the monotonic clock. Stages take the smaller of their own limit and what the whole has left."""
 
     at: float
-    name: str
+    name: str  # of the setting that it comes from
+    limit_s: float  # what that setting says
 
     @classmethod
-    def after(cls, seconds: float, name: str) -> Self:
-        return cls(time.monotonic() + seconds, name)
+    def after(cls, seconds: float, name: str, limit_s: float | None = None) -> Self:
+        """`limit_s` is the setting's own number, where only a part of it is left for this."""
+        return cls(time.monotonic() + seconds, name, seconds if limit_s is None else limit_s)
 
     @property
     def left(self) -> float:

@@ -169,6 +169,15 @@ class RawResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
+class DeclaresOptions(Protocol):
+    """A policy that says which options of a rollout's calls it acts on; the others are refused before anything opens. One
+    that does not say is the caller's own code, which finds them in `Call.options`."""
+
+    @property
+    def honours(self) -> frozenset[str]: ...
+
+
+@runtime_checkable
 class Passthrough(Protocol):
     """A policy that answers with bytes in the agent's own dialect and leaves them untouched (`black_box`)."""
 

@@ -7,21 +7,23 @@ what may be done with it, all from one table in `runs`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
 from rollyard.core.errors import Boundary
 from rollyard.core.events import AgentEvent
+from rollyard.core.sandbox import Exit
 from rollyard.core.task import Grade, Task
 
 Status = Literal["completed", "agent_error", "infra_error", "timeout", "cancelled", "budget"]
 Mode = Literal["black_box", "transparent_proxy", "interception_gate"]
+OUTPUT_KEPT = 8192  # characters of each stream of a command that its record keeps
 MODES: tuple[Mode, ...] = ("black_box", "transparent_proxy", "interception_gate")
 
 
 class CommandRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One setup or verify command with its own exit code; None when it timed out or was lost."""
+    """One command of install, setup or verify with its own exit code; None when it timed out or was lost."""
 
     command: str
     exit_code: int | None
@@ -29,6 +31,18 @@ class CommandRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stderr: str = ""
     duration_s: float = 0.0
     timed_out: bool = False
+
+    @classmethod
+    def of(cls, command: str, done: Exit) -> Self:
+        """Of a program that ended like this, with the end of its output."""
+        return cls(
+            command=command,
+            exit_code=done.exit_code,
+            stdout=done.stdout.decode("utf-8", "backslashreplace")[-OUTPUT_KEPT:],
+            stderr=done.stderr.decode("utf-8", "backslashreplace")[-OUTPUT_KEPT:],
+            duration_s=done.duration_s,
+            timed_out=done.timed_out,
+        )
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,10 +112,12 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_reason: str | None = None
     verdict: Verdict | None = None
     failure: Failure | None = None
+    install: tuple[CommandRecord, ...] = ()  # of the agent: an install that failed, each try of its own setup
     setup: tuple[CommandRecord, ...] = ()
     stages: tuple[StageRecord, ...] = ()
     events: tuple[AgentEvent, ...] = ()
     exit_code: int | None = None
+    log: bytes = b""  # all that the agent printed; of more than 8 MiB the beginning and the end
     log_tail: str = ""
     gate_log_tail: str | None = None
     files: Mapping[str, bytes] = {}

@@ -398,7 +398,7 @@ def _held(call: Call) -> dict[str, Any]:
         "kind": call.kind,
         "thread": call.thread,
         **rollout_json.chat_request(call),
-        "sampling": {k: v for k, v in msgspec.to_builtins(call.sampling).items() if v is not None},
+        "sampling": {k: v for k, v in msgspec.to_builtins(call.wanted).items() if v is not None},
         "prompt_ids": None if call.prompt_ids is None else list(call.prompt_ids),
         "received_at": call.received_at,
     }

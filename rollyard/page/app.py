@@ -62,6 +62,7 @@ def page_app(
         Route("/rollouts/{rollout_id}/steps", shown.steps),
         Route("/rollouts/{rollout_id}/tokens", shown.tokens),
         Route("/rollouts/{rollout_id}/diff", shown.diff),
+        Route("/rollouts/{rollout_id}/log", shown.log),
         Route("/rollouts/{rollout_id}/raw/{call_id}", shown.raw),
         Route("/rollouts/{rollout_id}/files/{name:path}", shown.file),
         Route("/compare", shown.compare),
@@ -163,6 +164,10 @@ class _Page:
 
     async def diff(self, request: Request) -> Response:
         found = await rollouts.diff(self._store, request.path_params["rollout_id"])
+        return Response(found, media_type="text/plain; charset=utf-8", headers=HEADERS)
+
+    async def log(self, request: Request) -> Response:
+        found = await rollouts.log(self._store, request.path_params["rollout_id"])
         return Response(found, media_type="text/plain; charset=utf-8", headers=HEADERS)
 
     async def file(self, request: Request) -> Response:

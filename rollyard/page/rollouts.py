@@ -209,6 +209,10 @@ async def diff(store: Store, rollout_id: str) -> bytes:
     return ((await _rollout(store, rollout_id)).diff or "").encode()
 
 
+async def log(store: Store, rollout_id: str) -> bytes:
+    return (await _rollout(store, rollout_id)).log
+
+
 async def live(store: Store, run_id: str | None, rollout_id: str | None, after: int) -> dict[str, Any]:
     """The newest event number and whether there is more to come; the page redraws itself when the number moves."""
     found = await store.events(run_id=run_id, rollout_id=rollout_id, after=after, limit=500)

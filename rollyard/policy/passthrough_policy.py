@@ -33,6 +33,8 @@ def passthrough(
 class Through:
     """A `Passthrough`. `url` is the provider's root; the request's path (`/v1/messages?...`) is appended to it."""
 
+    honours = frozenset[str]()
+
     def __init__(self, url: str, key: str | None, timeouts: Timeouts) -> None:
         self.url = url
         self._key = key

@@ -27,7 +27,10 @@ from rollyard.wire import CODECS
 
 class Queue:
     """A `Policy`, and the `HeldCalls` of its trainer. `max_held` bounds the calls that wait: one more is an error that the
-    agent sees as 503, never a silent drop. `hold_s` is how long one call may wait."""
+    agent sees as 503, never a silent drop. `hold_s` is how long one call may wait. Trainers read in `Call.wanted` what a
+    session's options make of a call."""
+
+    honours = frozenset({"max_tokens_cap", "seed"})
 
     def __init__(
         self,

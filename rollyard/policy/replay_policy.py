@@ -66,7 +66,9 @@ def replay(recorded: Recorded, *, strict: bool = True) -> Replay:
 
 
 class Replay:
-    """A `Policy`. `mismatches` lists the calls that differed from the recording."""
+    """A `Policy`. `mismatches` lists the calls that differed from the recording. Whatever the seed, it says the same."""
+
+    honours = frozenset({"seed"})
 
     def __init__(self, takes: Sequence[Take], *, strict: bool) -> None:
         self.strict = strict

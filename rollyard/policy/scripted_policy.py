@@ -60,7 +60,7 @@ def scripted(
     if callable(source):
         return Scripted(source, speaker, check)
     script = load_script(source)
-    return Scripted(lambda call: turn_for(script, call), speaker, check)
+    return Scripted(lambda call: turn_for(script, call), speaker, check, honours=frozenset({"seed"}))
 
 
 def load_speaker(name: str) -> Speaker:
@@ -71,10 +71,17 @@ def load_speaker(name: str) -> Speaker:
 
 
 class Scripted:
-    """A `Policy`. `prompts.counts` says how its prompts were made."""
+    """A `Policy`. `prompts.counts` says how its prompts were made. A script says the same whatever the seed, and acts on no
+    other option of a call; a function finds them all in `Call.options`."""
 
-    def __init__(self, answering: Answering, renderer: Speaker | None = None, check: Check = "never") -> None:
-        self._answering = answering
+    def __init__(
+        self,
+        answering: Answering,
+        renderer: Speaker | None = None,
+        check: Check = "never",
+        honours: frozenset[str] = frozenset({"seed", "disable_thinking", "max_tokens_cap", "top_logprobs"}),
+    ) -> None:
+        self._answering, self.honours = answering, honours
         self._renderer: Speaker = renderer or ByteRenderer()
         self.prompts = Prompts(self._renderer, check=check)
         self.takes_tools = takes_tools(self._renderer)

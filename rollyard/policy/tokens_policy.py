@@ -18,6 +18,7 @@ import msgspec
 from rollyard.core.call import Call, CaptureLevel, Reply
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, UpstreamError
 from rollyard.core.log import Log
+from rollyard.core.numbers import check_least
 from rollyard.policy.connection import ModelConnection, Timeouts, check_url, json_object, resolve_key
 from rollyard.policy.model_server import (
     ServedModel,
@@ -63,6 +64,7 @@ def tokens(
     are and they are on this machine or the Hub. An answer has at most what is left of the server's context (`max_context`),
     and 4096 tokens where the agent names no number. `sampling` overrides what agents ask for; `tools="omit"` leaves out the
     tools that a chat template has no place for; `check="always"` compares every bridge with a full render and counts."""
+    check_least(1, max_tokens_cap=max_tokens_cap, max_context=max_context)
     return TokensPolicy(
         check_url(url).removesuffix("/v1"),
         model,
@@ -86,6 +88,8 @@ def find_engine(kind: str) -> TokenServer:
 
 class TokensPolicy:
     """A `Policy`. `prompts.counts` says how many prompts were bridged, and why the others were not."""
+
+    honours = frozenset({"max_tokens_cap", "seed"})
 
     def __init__(
         self,
@@ -245,7 +249,7 @@ class TokensPolicy:
         wanted = msgspec.structs.replace(call.sampling, **{**unset, **self._sampling, **own})
         limit = wanted.max_tokens or DEFAULT_MAX_TOKENS
         for cap in (self._cap, call.options.get("max_tokens_cap")):
-            limit = min(limit, cap) if cap else limit
+            limit = min(limit, cap) if cap is not None else limit
         if context is not None:
             left = context - len(call.prompt_ids)
             if left < 1:

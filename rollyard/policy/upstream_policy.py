@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rollyard.core.call import Call, CaptureLevel, Dialect, Reply, Sampling
+from rollyard.core.call import NO_THINKING, Call, CaptureLevel, Dialect, Reply, Sampling
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, PolicyError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
+from rollyard.core.numbers import check_least
 from rollyard.policy.connection import ModelConnection, Timeouts, check_url, origin, resolve_key
 from rollyard.policy.evidence import level_of
 from rollyard.policy.model_server import (
@@ -38,6 +39,11 @@ MODELS_S, CHECK_S = 10.0, 60.0  # for the model list, and for the one token of a
 MAX_KNOWN = 256  # (url, model) pairs whose abilities are remembered
 
 
+_CALL_OPTIONS = {"disable_thinking", "max_tokens_cap", "top_logprobs", "seed"}
+# what a dialect has no member for
+_ABSENT: dict[Dialect, set[str]] = {"messages": {"top_logprobs", "seed"}, "responses": {"seed"}}
+
+
 class Asks(msgspec.Struct, frozen=True):
     """What is asked for about tokens, beyond the text."""
 
@@ -54,6 +60,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_cap: int | None
     disable_thinking: bool
     sampling: Mapping[str, Any]
+    alternatives: int | None = None  # of a session, instead of `top_logprobs`
 
 
 def upstream(
@@ -77,6 +84,8 @@ def upstream(
     context that the server's list names (`max_model_len`), if it names one. `sampling` overrides what agents ask for, by the
     field names of `Sampling`; for training set `dict(temperature=1.0, top_p=1.0, top_k=-1)` or what the trainer assumes.
     """
+    check_least(1, max_tokens_cap=max_tokens_cap)
+    check_least(0, top_logprobs=top_logprobs)
     settings = UpstreamSettings(
         url=check_url(url),
         model=model,
@@ -103,6 +112,10 @@ class Upstream:
         self._learned = False  # whether the server was asked for its models
         self._learning = asyncio.Lock()
         self._memos: dict[str, Memo] = {}  # by rollout: the prompt ids of its turns before
+
+    @property
+    def honours(self) -> frozenset[str]:
+        return frozenset(_CALL_OPTIONS - _ABSENT.get(self.settings.dialect, set()))
 
     async def __call__(self, call: Call) -> Reply:
         settings = await self._fitted(session_settings(self.settings, call.options), call.model)
@@ -236,7 +249,7 @@ def hello(model: str) -> Call:
 
 def ladder(settings: UpstreamSettings) -> tuple[Asks, ...]:
     """From everything wanted down to plain text; the first rung a server takes is kept."""
-    logprobs = settings.top_logprobs > 0
+    logprobs = settings.top_logprobs > 0 or settings.alternatives is not None
     return tuple(dict.fromkeys((Asks(settings.token_ids, logprobs), Asks(False, logprobs), Asks(False, False))))
 
 
@@ -260,12 +273,20 @@ def checked_sampling(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return dict(overrides)
 
 
+_SESSION_FIELDS = {
+    "model": "model",
+    "max_tokens_cap": "max_tokens_cap",
+    "top_logprobs": "alternatives",
+    "base_url": "url",
+}
+
+
 def session_settings(settings: UpstreamSettings, options: Mapping[str, Any]) -> UpstreamSettings:
     """A session may override the policy's settings (`Call.options`)."""
     if not options:
         return settings
     changes: dict[str, Any] = {}
-    for option, field in (("model", "model"), ("max_tokens_cap", "max_tokens_cap"), ("base_url", "url")):
+    for option, field in _SESSION_FIELDS.items():
         if options.get(option) is not None:
             changes[field] = options[option]
     if options.get("disable_thinking") is not None:
@@ -286,9 +307,10 @@ def effective_sampling(asked: Sampling, settings: UpstreamSettings, asks: Asks) 
         changes["max_tokens"] = min(wanted or settings.max_tokens_cap, settings.max_tokens_cap)
     if asks.logprobs:
         changes["logprobs"] = True
-        changes["top_logprobs"] = max(settings.top_logprobs, asked.top_logprobs or 0)
+        own = settings.top_logprobs if settings.alternatives is None else settings.alternatives
+        changes["top_logprobs"] = max(own, asked.top_logprobs or 0)
     if settings.disable_thinking:
-        changes["reasoning"] = '{"enabled":false}'
+        changes["reasoning"] = NO_THINKING
     return msgspec.structs.replace(asked, **changes) if changes else asked
 
 

@@ -78,7 +78,8 @@ class TaskedEnv(Env):
         else:
             instruction, arguments = self._find_task(seed, asked), self._options.settings
             self._task_id = instruction.id
-        if seed is not None:
+        options = arguments.get("options")
+        if seed is not None and (options is None or options.mode != "black_box"):  # there it chooses the task alone
             arguments["seed"] = seed
         self._asked, self._seed, self._episode = dict(asked), seed, CodingEpisode(instruction, arguments)
 

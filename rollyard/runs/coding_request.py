@@ -138,6 +138,7 @@ def summary(done: Rollout) -> dict[str, Any]:
         "mode": done.mode,
         "status": done.status,
         "reward": done.reward,
+        "install": msgspec.to_builtins(done.install),
         "setup": msgspec.to_builtins(done.setup),
         "verify": msgspec.to_builtins(done.verdict.commands) if done.verdict is not None else [],
         "exit_code": done.exit_code,

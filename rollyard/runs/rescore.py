@@ -93,7 +93,7 @@ async def _judge(
 ) -> Verdict:
     task = kept.task
     limits = task.limits or Limits()
-    deadline = Deadline.after(limits.setup + limits.verify, "verify")
+    deadline = Deadline.after(limits.setup + limits.verify, "limits.setup + limits.verify")
     built = await provision.image(task, backend, deadline)
     labels = {"rollyard.rollout": kept.id, "rollyard.role": "rescore"}
     place = task_spec(task, built, await provision.layers(task.layers), labels=labels, limits=limits)

@@ -97,13 +97,13 @@ class ShownRollout:
             "messages": rollout.turns,
             "events": [{"seq": stored.seq, **msgspec.to_builtins(stored.event)} for stored in self._events],
             "verdict": rollout.verdict,
-            "log": rollout.log_tail,
+            "log": self._log(),
             "diff": rollout.diff,
             "files": {name: len(data) for name, data in rollout.files.items()},
         }
         if part != "all":
             return parts[part]
-        body = msgspec.to_builtins(msgspec.structs.replace(rollout, trajectory=None, files={}))
+        body = msgspec.to_builtins(msgspec.structs.replace(rollout, trajectory=None, files={}, log=b""))
         return {"rollout": body, **parts}
 
     def text(self, part: str) -> str:
@@ -116,7 +116,7 @@ class ShownRollout:
             "messages": self._messages,
             "events": self._event_lines,
             "verdict": self._verdict,
-            "log": lambda: self._rollout.log_tail,
+            "log": self._log,
             "diff": lambda: self._rollout.diff or "",
             "files": self._files,
         }
@@ -124,7 +124,7 @@ class ShownRollout:
             return makers[part]()
         shown = [self._head()]
         for name, make in makers.items():
-            text = make()
+            text = make() if name != "log" else self._rollout.log_tail
             if text and name != "messages":
                 shown.append(f"--- {name}\n{text}")
         return "\n".join(shown)
@@ -138,6 +138,8 @@ class ShownRollout:
         ]
         if r.failure is not None:
             lines.append(f"failed at {r.failure.boundary} in {r.failure.stage}: {r.failure.cause}: {r.failure.message}")
+        for command in r.install:
+            lines.append(f"{command.command}: exit code {command.exit_code}\n{command.stdout}{command.stderr}".rstrip())
         lines += [f"  {s.name:10} {s.duration_s:8.2f} s{'  ' + s.error if s.error else ''}" for s in r.stages]
         return "\n".join(lines)
 
@@ -172,6 +174,10 @@ class ShownRollout:
         lines = [f"reward {verdict.reward}  status {verdict.status}  grade {verdict.grade or '-'}"]
         lines += [f"  {name}: {value}" for name, value in {**verdict.parts, **verdict.checks}.items()]
         return "\n".join([*lines, verdict.log]) if verdict.log else "\n".join(lines)
+
+    def _log(self) -> str:
+        """All that the agent printed."""
+        return self._rollout.log.decode("utf-8", "backslashreplace")
 
     def _files(self) -> str:
         return "\n".join(f"{len(data):10} {name}" for name, data in self._rollout.files.items())

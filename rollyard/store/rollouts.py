@@ -35,6 +35,7 @@ _verdict = msgspec.json.Decoder(Verdict)
 _ROW = tuple(RolloutRow.__struct_fields__)
 LONGEST_PAGE = 1000
 WORKDIR = "workdir.tar.gz"  # the artifact that holds the working directory as the agent left it
+LOG = "agent.log"  # the artifact that holds all that the agent printed
 
 
 def commit(
@@ -50,7 +51,9 @@ def commit(
     task = msgspec.msgpack.encode(rollout.task)
     digest = hashlib.sha256(task).digest()
     blobs.put(connection, {digest: task})
-    body = replace(rollout, task=Task(id=rollout.task.id, instruction=""), files={}, workdir=None, trajectory=None)
+    body = replace(
+        rollout, task=Task(id=rollout.task.id, instruction=""), files={}, workdir=None, log=b"", trajectory=None
+    )
     values = {
         **msgspec.structs.asdict(row_of(rollout)),
         "fence": lease.fence if lease is not None else rollout.fence,
@@ -61,8 +64,8 @@ def commit(
     if rollout.verdict is not None:
         _add_verdict(connection, rollout.id, rollout.verdict, at)
     put_files(connection, rollout.id, rollout.files, collected=True)
-    if rollout.workdir is not None:
-        put_files(connection, rollout.id, {WORKDIR: rollout.workdir}, collected=False)
+    kept_apart = {WORKDIR: rollout.workdir, LOG: rollout.log or None}
+    put_files(connection, rollout.id, {name: data for name, data in kept_apart.items() if data}, collected=False)
     kept = {name: bytes.fromhex(digest) for name, digest in rollout.artifacts.items()}
     rows = [(rollout.id, name, digest, blobs.size(connection, digest), False) for name, digest in kept.items()]
     _put_artifacts.rows(connection, rows)
@@ -106,16 +109,16 @@ def _add_verdict(connection: Connection, rollout_id: str, verdict: Verdict, at: 
 
 
 def get(connection: Connection, rollout_id: str) -> Rollout:
-    """A rollout with task, verdict and files."""
+    """A rollout with task, verdict, files and the agent's log."""
     row = connection.execute(select(rollouts.c.body, rollouts.c.task).where(rollouts.c.id == rollout_id)).first()
     if row is None:
         raise _missing(rollout_id)
     found = replace(_body.decode(row.body), task=_task.decode(blobs.get(connection, row.task)))
     query = select(artifacts).where(artifacts.c.rollout_id == rollout_id, artifacts.c.collected)
     collected = {row.name: blobs.get(connection, row.digest) for row in connection.execute(query)}
-    query = select(artifacts.c.digest).where(artifacts.c.rollout_id == rollout_id, artifacts.c.name == WORKDIR)
-    kept = connection.execute(query).scalar()
-    return replace(found, files=collected, workdir=None if kept is None else blobs.get(connection, kept))
+    query = select(artifacts).where(artifacts.c.rollout_id == rollout_id, artifacts.c.name.in_((WORKDIR, LOG)))
+    kept = {row.name: blobs.get(connection, row.digest) for row in connection.execute(query)}
+    return replace(found, files=collected, workdir=kept.get(WORKDIR), log=kept.get(LOG, b""))
 
 
 def after(connection: Connection, run_id: str | None, last: str, limit: int, tasks: dict[bytes, Task]) -> list[Rollout]:

@@ -31,7 +31,6 @@ from rollyard.tasks.verifiers.runner import RunnerNotStarted
 from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS, VerifierSandbox, clean_env
 
 _TTL_MARGIN_S = 120.0
-_SHOWN = 8192
 _OWN_S = 30.0
 _PRELOAD = "/etc/ld.so.preload"
 _SPARE_S = 5.0
@@ -60,6 +59,7 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 600.0
     collected: tuple[CommandRecord, ...] | None = None
     before: StartUp | None = None
+    record: Callable[[CommandRecord], None] | None = None  # told each command of the verifier's when it has ended
 
     @property
     def network(self) -> tuple[Network, tuple[str, ...]]:
@@ -120,16 +120,7 @@ async def collect(spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[C
     cwd = workdir if not spec.collect or await is_directory(sandbox, workdir) else "/"
     for hook in spec.collect:
         done = await sandbox.exec(hook.command, cwd=cwd, user=hook.user, timeout=hook.timeout_s)
-        records.append(
-            CommandRecord(
-                command=hook.command,
-                exit_code=done.exit_code,
-                stdout=done.stdout.decode("utf-8", "backslashreplace")[-_SHOWN:],
-                stderr=done.stderr.decode("utf-8", "backslashreplace")[-_SHOWN:],
-                duration_s=done.duration_s,
-                timed_out=done.timed_out,
-            )
-        )
+        records.append(CommandRecord.of(hook.command, done))
     return tuple(records)
 
 
@@ -137,7 +128,8 @@ def _wrap(case: Judging, sandbox: Sandbox, place: SandboxSpec) -> VerifierSandbo
     """Programs run as the user the task names, else as the image's own; never as the agent's, where it has one of its own."""
     env = clean_env({**case.image_env, **place.env}, case.tools, case.env)
     other = case.agent_user is not None and place is case.place and sandbox.capabilities.users
-    return VerifierSandbox(sandbox, env=env, cwd=case.workdir, user=case.spec.user or ("0" if other else place.user))
+    user = case.spec.user or ("0" if other else place.user)
+    return VerifierSandbox(sandbox, env=env, cwd=case.workdir, user=user, record=case.record)
 
 
 def _opening(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, ...]) -> SandboxSpec:

@@ -77,8 +77,8 @@ class OpenEnvSession:
         return rollout.exit_code
 
     def fetch_trace(self) -> str:
-        """The agent's own log, as far as it is kept."""
-        return self.rollout().log_tail
+        """All that the agent printed; of more than 8 MiB the beginning and the end."""
+        return self.rollout().log.decode("utf-8", "backslashreplace")
 
     def fetch_proxy_trace(self) -> list[dict[str, Any]]:
         """One `TraceEntry` per call; [] in `black_box`, where no call was seen."""

@@ -74,7 +74,7 @@ def test_a_template_without_a_place_for_tools_is_refused_once_for_an_agent_that_
         choose(RolloutOptions(), policy=ry.policy.parse(f"{text}&tools=omit"), agent=ry.agents.get("shell-agent"))
         choose(RolloutOptions(), policy=ry.policy.parse(text), agent=ry.agents.get("aider"))  # it edits by text
     with pytest.raises(ConfigError, match="tools"):
-        ry.policy.Queue(ry.renderer("bytes"), tools="omit")
+        ry.policy.Queue(ry.policy.renderer("bytes"), tools="omit")
 
 
 def test_no_module_hides_a_public_name():

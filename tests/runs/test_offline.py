@@ -69,6 +69,6 @@ async def test_a_tool_that_cannot_be_fetched_ends_the_rollout_before_the_agent(o
     toml.write_text(toml.read_text().replace("[agent]", 'verifier_layers = ["pip:pytest==9.2.0"]\n\n[agent]'))
     (done,), code = await offline(folder, "--agent", "oracle")
     assert (done.reward, done.failure.boundary, code) == (None, "verifier", 1)
-    assert [stage.name for stage in done.stages] == ["provision"]
+    assert [stage.name for stage in done.stages] == ["install"]
     assert "the verifier's tools could not be built: pip " in done.failure.message
     assert "that pip reaches its index" in done.failure.message

@@ -60,7 +60,9 @@ assert done.reward == 1.0
 def test_a_new_option_is_one_file(tmp_path):
     shutil.copytree(ROOT / "rollyard", tmp_path / "rollyard", ignore=shutil.ignore_patterns("__pycache__"))
     file = tmp_path / "rollyard/runs/rollout/options.py"
-    field = '    seed: Annotated[int | None, _help("seed of the first attempt")] = None\n'
+    field = (
+        '    seed: Annotated[int | None, _help("seed of the first attempt; the next one has the next number")] = None\n'
+    )
     assert field in file.read_text()
     probe = '    probe: Annotated[int | None, _help("a probe")] = None\n'
     file.write_text(file.read_text().replace(field, field + probe))

@@ -75,15 +75,17 @@ async def _start(context: RolloutContext, prepared: Prepared, turn: AgentTurn, l
 
 async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
     agent, record, limits = context.plan.agent, context.record, context.limits
-    session, limit_s = acted.prepared.opened.session, acted.turn.limit_s
-    monitor = AgentMonitor(job, agents.parse(agent), session, limits.idle, context.stages)
+    session, own_s = acted.prepared.opened.session, acted.turn.own_limit_s
+    limit_s = own_s if own_s is not None else limits.agent
+    limit_name = "the step's agent_timeout_s" if own_s is not None else None
+    monitor = AgentMonitor(job, agents.parse(agent), session, limits.idle, context.stages, record.log)
     try:
-        async with context.stages.stage("wait", limit_s=limit_s):
+        async with context.stages.stage("wait", limit_s=limit_s, limit_name=limit_name):
             try:
                 ending = await monitor.wait()
             except BaseException:  # its time is up, or it is cancelled: what was seen of it is kept
                 seen = tuple(monitor.events)
-                record.note_ending(Ending(how="exited", exit_code=None, events=seen, log=monitor.log))
+                record.note_ending(Ending(how="exited", exit_code=None, events=seen))
                 raise
             record.note_ending(ending)
             spent = model_outage.weigh(ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle)
@@ -98,7 +100,7 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 record.note(stop_reason=stopped)
         raise WaitFailed(failed, acted) from failed
     finally:
-        record.note_log(monitor)
+        record.note_log()
         if session is not None:
             record.note_session(session)
 

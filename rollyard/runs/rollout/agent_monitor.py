@@ -17,9 +17,9 @@ from rollyard.agents import ActivitySample, Watchdog
 from rollyard.core.events import AgentEvent
 from rollyard.core.protocols import Job
 from rollyard.core.sandbox import Exit
+from rollyard.runs.rollout.agent_log import AgentLog
 from rollyard.runs.rollout.stages import Stages
 
-LOG_KEPT = 8 * 2**20
 LINGER_S = 3.0
 TICK_S = 0.5
 
@@ -44,7 +44,6 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     how: Literal["exited", "lingered", "parked"]
     exit_code: int | None
     events: tuple[AgentEvent, ...]
-    log: bytes
 
     @property
     def done(self) -> AgentEvent | None:
@@ -53,20 +52,24 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentMonitor:
-    """One watch over one job. `partial` holds what was seen, also when the wait is cut short."""
+    """One watch over one job. `events` and `log` hold what was seen, also when the wait is cut short."""
 
-    def __init__(self, job: Job, lines: OutputLines, activity: Activity | None, idle_s: float, stages: Stages) -> None:
+    def __init__(
+        self,
+        job: Job,
+        lines: OutputLines,
+        activity: Activity | None,
+        idle_s: float,
+        stages: Stages,
+        log: AgentLog | None = None,
+    ) -> None:
         self._job, self._lines, self._activity = job, lines, activity
         self._idle_s, self._stages = idle_s, stages
-        self._log = bytearray()
+        self.log = log or AgentLog()
         self._last_output = time.monotonic()
         self._done_at: float | None = None
         self._how: Literal["exited", "lingered", "parked"] = "exited"
         self.events: list[AgentEvent] = []
-
-    @property
-    def log(self) -> bytes:
-        return bytes(self._log)
 
     async def wait(self) -> Ending:
         done: Exit | None = None
@@ -80,14 +83,12 @@ class AgentMonitor:
             group.cancel_scope.cancel()
         await self._take(self._lines.close())
         code = done.exit_code if done is not None and self._how != "parked" else None
-        return Ending(how=self._how, exit_code=code, events=tuple(self.events), log=self.log)
+        return Ending(how=self._how, exit_code=code, events=tuple(self.events))
 
     async def _read(self, chunks: AsyncIterator[tuple[int, bytes]], is_output: bool) -> None:
         async for _, data in chunks:
             self._last_output = time.monotonic()
-            self._log += data
-            if len(self._log) > LOG_KEPT:
-                del self._log[: len(self._log) - LOG_KEPT]
+            self.log.add(data)
             if is_output:
                 await self._take(self._lines.feed(data))
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from rollyard import agents
 from rollyard.core.rollout import CommandRecord, Verdict
+from rollyard.core.task import VerifierSpec
 from rollyard.runs.rollout import collect
 from rollyard.runs.rollout.context import Acted, RolloutContext
 from rollyard.runs.rollout.judge import Evidence
+from rollyard.runs.rollout.stages import StageFailed
 
 
 async def conclude(context: RolloutContext, acted: Acted) -> Verdict | None:
@@ -47,17 +51,37 @@ async def _verify(context: RolloutContext, acted: Acted, collected: tuple[Comman
     spec = context.judge.spec(context.task, acted.turn.step)
     if spec is None:
         return None
+    ran: list[CommandRecord] = []
+    try:
+        return await _judge(context, acted, spec, collected, ran)
+    except StageFailed as failed:  # there is no reward; what ran until then is kept
+        commands = (*collected, *ran)
+        context.record.note(
+            verdict=Verdict(status="failed", grade=spec.grade, error=str(failed.error), commands=commands)
+        )
+        raise
+
+
+async def _judge(
+    context: RolloutContext,
+    acted: Acted,
+    spec: VerifierSpec,
+    collected: tuple[CommandRecord, ...],
+    ran: list[CommandRecord],
+) -> Verdict:
+    """`ran` is given each command of the verifier's when it has ended."""
     opened, prepared = acted.prepared.opened, acted.prepared
-    limit_s = spec.timeout_s if spec.timeout_s is not None else context.limits.verify
-    async with context.stages.stage("verify", limit_s=limit_s) as deadline:
+    limit_name = "the verifier's timeout_s" if spec.timeout_s is not None else None
+    async with context.stages.stage("verify", limit_s=spec.timeout_s, limit_name=limit_name) as deadline:
         evidence = Evidence(
             rollout=context.record.rollout,
             sandbox=opened.sandbox,
-            place=opened.spec,
+            place=msgspec.structs.replace(opened.spec, mounts=()),  # what is shown to the agent is no evidence
             workdir=prepared.facts.workdir,
             collected=collected,
             step=acted.turn.step,
             before=prepared.startup,
+            record=ran.append,
         )
         verdict = await context.judge(spec, evidence, deadline)
         context.record.note(verdict=verdict)

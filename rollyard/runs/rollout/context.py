@@ -65,9 +65,13 @@ class AgentTurn(NamedTuple):
     """What the agent is asked to do once: the task, or one step of it."""
 
     instruction: str
-    limit_s: float
     step: Step | None = None
     last: bool = True
+
+    @property
+    def own_limit_s(self) -> float | None:
+        """What the step says about its time; None leaves it to `limits.agent`."""
+        return self.step.agent_timeout_s if self.step is not None else None
 
 
 class Acted(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rollyard.core.errors import (
-    AgentInstallFailed,
     AgentParked,
     AgentTimeout,
     Boundary,
@@ -41,9 +40,6 @@ TABLE: dict[Boundary, Rule] = {
 
 # Endings that differ from their boundary's rule.
 EXCEPTIONS: dict[type[Error], Rule] = {
-    AgentInstallFailed: Rule(
-        "infra_error", retry=False, grade=False, trainable=False
-    ),  # package managers retry themselves
     AgentTimeout: Rule("timeout", retry=False, grade=True, trainable=True),
     AgentParked: Rule("agent_error", retry=False, grade=True, trainable=False),
 }

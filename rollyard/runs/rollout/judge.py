@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +33,7 @@ class Evidence(NamedTuple):
     collected: tuple[CommandRecord, ...] = ()
     step: Step | None = None
     before: StartUp | None = None
+    record: Callable[[CommandRecord], None] | None = None  # told each command of the verifier's when it has ended
 
 
 class Judge:
@@ -91,6 +93,7 @@ class Judge:
             timeout_s=max(1.0, deadline.left),
             collected=evidence.collected,
             before=evidence.before,
+            record=evidence.record,
         )
         verifier = self._verifier or verifier_for(spec, self._policy)
         forget = self._provision.forget

@@ -1,6 +1,6 @@
 """The one lifecycle. Every way to run an agent (command line, Python, environments, control plane, executors) ends here.
 
-    provision -> prepare -> launch -> wait -> stop -> collect -> verify
+    install -> provision -> prepare -> launch -> wait -> stop -> collect -> verify
 
 Each stage takes what the one before it gave, has a deadline out of one `Limits`, a record and events. The agent is dead and its
 key revoked before it is judged. Whatever happens, cancellation included, the sandbox is closed and the session is shut; a
@@ -13,9 +13,10 @@ from contextlib import AsyncExitStack
 
 import anyio
 
-from rollyard.core.errors import Error, SandboxUnavailable
+from rollyard.core.agent import LayerSpec
+from rollyard.core.errors import AgentInstallFailed, Error, SandboxUnavailable
 from rollyard.core.protocols import Backend, EventSink, Sandbox
-from rollyard.core.rollout import Rollout, Verdict
+from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Step, Task
 from rollyard.gate import Gate, Session
@@ -54,7 +55,8 @@ async def rollout(
     context = RolloutContext(task, plan, session, backend, gate, provision, judge, limits, stages, record)
     async with AsyncExitStack() as stack:
         try:
-            prepared = await _prepare(context, await _provision(context, stack))
+            opened = await _provision(context, await _install(context), stack)
+            prepared = await _prepare(context, opened, await _install_inside(context, opened))
             await _attempt(context, prepared)
         except StageFailed as failed:
             record.fail(failed)
@@ -74,18 +76,63 @@ async def _judge_what_is_left(context: RolloutContext, failed: StageFailed) -> N
         context.record.fail(later)
 
 
+# install: layers before the sandbox opens, and an upload into one that mounts none
+
+
+async def _install(context: RolloutContext) -> str | None:
+    """The agent's layer, found or built, and those that the task and its verifier name. Where there are none, no stage."""
+    agent, specs, provision = context.plan.agent, context.judge.specs(context.task), context.provision
+    tools = [spec.layers or (spec.site is not None and spec.site.layers) for spec in specs]
+    if agent.layer == LayerSpec() and not context.task.layers and not any(tools):
+        return None
+    async with context.stages.stage("install"):
+        await provision.layers(context.task.layers)
+        await provision.verifier_layers(specs)
+        try:
+            return await provision.agent_layer(agent)
+        except AgentInstallFailed as failed:
+            _note_failed_install(context, failed)
+            raise
+
+
+async def _install_inside(context: RolloutContext, opened: OpenedSandbox) -> str:
+    """Where the agent lies in the sandbox. A backend that mounts no layers gets it uploaded; then its own setup runs."""
+    agent, sandbox, prefix = context.plan.agent, opened.sandbox, opened.image.prefix
+    commands = context.plan.options.agent_setup
+    uploads = opened.image.agent_layer is not None and not sandbox.capabilities.layers
+    if not uploads and not commands:
+        return prefix
+    async with context.stages.stage("install") as deadline:
+        if uploads:
+            try:
+                prefix = await context.provision.upload_agent(sandbox, agent, opened.image, deadline)
+            except AgentInstallFailed as failed:
+                _note_failed_install(context, failed)
+                raise
+        await prepare.run_agent_setup(sandbox, commands, context.record, context.stages, deadline)
+    return prefix
+
+
+def _note_failed_install(context: RolloutContext, failed: AgentInstallFailed) -> None:
+    what = f"install of agent {context.plan.agent.name!r}"
+    context.record.note_install(
+        CommandRecord(command=what, exit_code=failed.exit_code, stdout=failed.stdout, stderr=failed.stderr)
+    )
+
+
 # provision
 
 
-async def _provision(context: RolloutContext, stack: AsyncExitStack) -> OpenedSandbox:
+async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExitStack) -> OpenedSandbox:
     """What is opened here is closed with the stack: first the teardown hooks, then the session, then the sandbox."""
     task, plan, backend, limits = context.task, context.plan, context.backend, context.limits
     specs = context.judge.specs(task)
     sites = (task, *(spec.site for spec in specs if spec.site is not None))
     building = sum(site.build_timeout_s for site in sites if site.build is not None)
-    async with context.stages.stage("provision", limit_s=limits.boot + limits.install + building) as deadline:
-        image = await context.provision.ground(task, plan.agent, backend, deadline)
-        await context.provision.verifier_tools(specs, backend, deadline)
+    bound = "limits.boot" + (" + environment.build_timeout_sec" if building else "")
+    async with context.stages.stage("provision", limit_s=limits.boot + building, limit_name=bound) as deadline:
+        image = await context.provision.ground(task, layer, backend, deadline)
+        await context.provision.verifier_images(specs, backend, deadline)
         spec = rollout_spec(plan, task, image.built, image.layers, backend)
         sandbox = await _open_sandbox(context, spec, min(deadline.left, limits.boot))
         context.record.note_sandbox(sandbox)
@@ -173,7 +220,7 @@ async def _close_sandbox(context: RolloutContext, sandbox: Sandbox) -> None:
 # prepare
 
 
-async def _prepare(context: RolloutContext, opened: OpenedSandbox) -> Prepared:
+async def _prepare(context: RolloutContext, opened: OpenedSandbox, prefix: str) -> Prepared:
     task, sandbox = context.task, opened.sandbox
     async with context.stages.stage("prepare") as deadline:
         facts = await prepare.look_around(sandbox, opened.spec, deadline)
@@ -181,7 +228,6 @@ async def _prepare(context: RolloutContext, opened: OpenedSandbox) -> Prepared:
         await prepare.put_files(sandbox, task.files, facts.workdir, task.user)
         if task.skills is not None:
             await prepare.put_skills(sandbox, task.skills, task.user, deadline)
-        prefix = await context.provision.ready(sandbox, context.plan.agent, opened.image, deadline)
         await prepare.run_setup(sandbox, task.setup, facts.workdir, context.record, context.stages, deadline)
         if task.healthcheck is not None:
             await prepare.wait_healthy(sandbox, task.healthcheck, cwd=facts.workdir, deadline=deadline)
@@ -198,13 +244,12 @@ async def _prepare(context: RolloutContext, opened: OpenedSandbox) -> Prepared:
 async def _attempt(context: RolloutContext, prepared: Prepared) -> None:
     task, record = context.task, context.record
     if not task.steps:
-        await conclude(context, await act(context, prepared, AgentTurn(task.instruction, context.limits.agent)))
+        await conclude(context, await act(context, prepared, AgentTurn(task.instruction)))
         return
     verdicts: list[Verdict] = []
     for number, step in enumerate(task.steps):
         await _begin_step(context, prepared, step, number)
-        limit_s = step.agent_timeout_s or context.limits.agent
-        turn = AgentTurn(step.instruction, limit_s, step, last=number == len(task.steps) - 1)
+        turn = AgentTurn(step.instruction, step, last=number == len(task.steps) - 1)
         verdict = await conclude(context, await act(context, prepared, turn))
         verdicts.append(verdict or Verdict(status="none"))
         if not steps.may_go_on(step, verdicts[-1]):

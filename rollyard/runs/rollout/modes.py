@@ -16,22 +16,22 @@ import msgspec
 from rollyard import policy as policies
 from rollyard.core.agent import Agent
 from rollyard.core.errors import ConfigError, Unsupported
-from rollyard.core.protocols import Passthrough, Policy
+from rollyard.core.protocols import DeclaresOptions, Passthrough, Policy
 from rollyard.core.rollout import Mode
 from rollyard.runs.rollout.open_policy import silent_policy
 from rollyard.runs.rollout.options import RolloutOptions
 from rollyard.runs.rollout.plan import AgentSwitches, check_mode
 
-# what each mode can do to a model call; anything else asked for is refused by name
+# what each mode can do to a model call, where the policy does not say itself; anything else asked for is refused by name
 HONOURED: dict[Mode, frozenset[str]] = {
     "black_box": frozenset(),
-    "transparent_proxy": frozenset({"disable_thinking", "max_tokens_cap", "top_logprobs", "sampling"}),
-    "interception_gate": frozenset({"max_tokens_cap"}),
+    "transparent_proxy": frozenset({"disable_thinking", "max_tokens_cap", "top_logprobs", "seed"}),
+    "interception_gate": frozenset({"max_tokens_cap", "seed"}),
 }
 
 
 # options that reach into a model call, and what the agent calls those it may honour where the mode leaves its calls alone
-_OF_CALLS = ("disable_thinking", "max_tokens_cap", "top_logprobs")
+_OF_CALLS = ("disable_thinking", "max_tokens_cap", "top_logprobs", "seed")
 _AGENTS_OWN = {"disable_thinking": "disable_thinking", "max_tokens_cap": "max_tokens"}
 
 
@@ -50,23 +50,39 @@ def choose(
 ) -> Answering:
     """`policy` or the server at `base_url`; without a mode the policy says which it is. An agent that calls no model
     (`oracle`, `nop`) needs neither. An option that the mode cannot honour is left to the agent when it has that switch."""
-    asked: dict[str, Any] = {name: getattr(options, name) for name in _OF_CALLS}
-    asked = {name: value for name, value in asked.items() if value not in (None, False)}
     mode = check_mode(options.mode) if options.mode is not None else _mode_of(policy)
-    left: dict[str, Any] = {}
-    for name in [name for name in asked if name not in HONOURED[mode]]:
-        if agent is None or _AGENTS_OWN.get(name) not in agent.switches:
-            raise Unsupported(f"mode {mode!r} cannot honour {name}", hint=f"drop {name}, or choose another mode")
-        left[_AGENTS_OWN[name]] = asked.pop(name)
     if policy is not None:
         if options.base_url is not None:
             raise ConfigError("policy and base_url both say who answers", hint="give one of them")
         _fits(mode, policy)
         if agent is not None:
             _refuse_toolless(policy, agent)
-        return Answering(mode=mode, policy=policy, settings=asked, switches=AgentSwitches(**left))
-    opened = _open(mode, options, key, agent)
-    return Answering(mode=mode, policy=opened, settings=asked, switches=AgentSwitches(**left), owned=True)
+    answers = policy if policy is not None else _open(mode, options, key, agent)
+    settings, switches = _divide(options, mode, answers, agent)
+    return Answering(mode=mode, policy=answers, settings=settings, switches=switches, owned=policy is None)
+
+
+def _divide(
+    options: RolloutOptions, mode: Mode, policy: Policy, agent: Agent | None
+) -> tuple[dict[str, Any], AgentSwitches]:
+    """The options of calls: what the policy acts on, and what is left to the agent."""
+    asked: dict[str, Any] = {name: getattr(options, name) for name in _OF_CALLS}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if agent is not None and not agent.calls_model:
+        asked.pop("seed", None)  # an attempt's number alone, for one that asks nothing
+    honoured = policy.honours if isinstance(policy, DeclaresOptions) else HONOURED[mode]
+    left: dict[str, Any] = {}
+    for name in [name for name in asked if name not in honoured]:
+        value = asked.pop(name)
+        if name == "disable_thinking" and value is False:
+            continue  # nothing takes the thinking away
+        if agent is None or _AGENTS_OWN.get(name) not in agent.switches:
+            who = f"the policy of mode {mode!r} ({type(policy).__name__})"
+            raise Unsupported(f"{who} cannot honour {name}", hint=f"drop {name}, or choose another mode or policy")
+        left[_AGENTS_OWN[name]] = value
+    if "seed" in asked:
+        asked["sampling"] = {"seed": asked.pop("seed")}
+    return asked, AgentSwitches(**left)
 
 
 def _open(mode: Mode, options: RolloutOptions, key: str | None, agent: Agent | None) -> Policy:

@@ -15,7 +15,8 @@ import msgspec
 from rollyard.core.call import Dialect
 from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
-from rollyard.core.sandbox import Isolation
+from rollyard.core.numbers import check_least
+from rollyard.core.sandbox import Isolation, Mount
 from rollyard.core.sequences import as_tuple, check_sequences
 from rollyard.core.task import McpServer
 
@@ -42,19 +43,25 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     disabled_tools: Annotated[tuple[str, ...], _help("a tool of the agent's that it may not use")] = ()
     mcp: Annotated[tuple[McpServer, ...], _help("an MCP server that the agent may use, as JSON")] = ()
     dialect: Annotated[Dialect | None, _help("the wire format the agent speaks, where it knows several")] = None
-    disable_thinking: Annotated[bool, _help("ask the model to answer without thinking first")] = False
+    disable_thinking: Annotated[bool | None, _help("ask the model to answer without thinking first")] = None
     max_tokens_cap: Annotated[int | None, _help("completion tokens that one call may ask for")] = None
     top_logprobs: Annotated[int | None, _help("alternatives recorded beside each sampled token")] = None
     max_calls: Annotated[int | None, _help("most model calls of one rollout")] = None
     limits: Annotated[Limits | None, _help("seconds a stage may take, as STAGE=SECONDS")] = None
-    seed: Annotated[int | None, _help("seed of the first attempt")] = None
+    seed: Annotated[int | None, _help("seed of the first attempt; the next one has the next number")] = None
     labels: Annotated[Mapping[str, str], _help("a label of the rollout, as NAME=VALUE")] = {}
+    agent_setup: Annotated[
+        tuple[str, ...], _help("a shell command that the agent needs run in its sandbox before the task's setup")
+    ] = ()
     collect: Annotated[tuple[str, ...], _help("a glob of files to bring back from the sandbox")] = ()
     gate_url: Annotated[
         str | None, _help("your own route to the gate, instead of a listener in the sandbox", "operator")
     ] = None
     allow_network: Annotated[bool, _help("accept tasks that ask for a public network", "operator")] = False
     allow_unsafe: Annotated[bool, _help("accept a sandbox that isolates nothing", "operator")] = False
+    mounts: Annotated[
+        tuple[Mount, ...], _help("a directory of this machine to show in the sandbox, as JSON", "operator")
+    ] = ()
     min_isolation: Annotated[Isolation, _help("the weakest isolation level accepted", "operator")] = "landlock"
     sandbox_options: Annotated[
         Mapping[str, str], _help("an option of the sandbox backend, as NAME=VALUE", "operator")
@@ -62,6 +69,8 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         check_sequences(self)
+        check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls)
+        check_least(0, top_logprobs=self.top_logprobs, seed=self.seed)
 
 
 class RolloutFields(TypedDict, total=False):
@@ -83,10 +92,12 @@ class RolloutFields(TypedDict, total=False):
     limits: Limits | None
     seed: int | None
     labels: Mapping[str, str] | None
+    agent_setup: Sequence[str]
     collect: Sequence[str]
     gate_url: str | None
     allow_network: bool
     allow_unsafe: bool
+    mounts: Sequence[Mount]
     min_isolation: Isolation
     sandbox_options: Mapping[str, str]
 
@@ -106,7 +117,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> Kind:
-        if self.type is bool:
+        if bool in _members(self.type):
             return "flag"
         if any(_is_collection(member) for member in _members(self.type)):
             return "lines"

@@ -100,6 +100,8 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
             f"backend {backend.name!r} cannot open one host only, so direct=True would open the whole network",
             hint="pass allow_unsafe=True if you mean it, or drop direct",
         )
+    if options.mounts and not can.mounts:
+        raise Unsupported(f"backend {backend.name!r} shows no directories of this machine", hint="drop mounts")
     offered = options.mcp
     if plan.agent.dialect is not None:  # an agent without a model (oracle, nop) needs no tools and no past
         requirements.refuse_history(task, plan.agent.name)

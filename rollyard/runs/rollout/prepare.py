@@ -13,18 +13,19 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from rollyard.core.errors import CommandFailed, ConfigError
+from rollyard.core.errors import AgentInstallFailed, CommandFailed, CommandTimeout, ConfigError
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import CommandRecord
-from rollyard.core.sandbox import Exit, SandboxSpec
+from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import File, Healthcheck
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.stages import Stages
 
 DEFAULT_WORKDIR = "/workspace"
 HOME = "/home/rollout"  # made for the rollout and its user; images have none of this name
-_SHOWN = 8192  # characters of a command's output kept in its record
+_AGENT_SETUP_TRIES, _AGENT_SETUP_PAUSE_S = 3, 1.0
+_MARGIN_S = 0.5  # a command is ended this long before its stage is, so that what it printed is kept
 
 
 class SandboxFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,34 +87,55 @@ async def put_skills(sandbox: Sandbox, skills: str, user: str | None, deadline: 
         raise ConfigError(f"environment.skills_dir: {skills!r} cannot be copied: {done.text.strip()[-200:]}")
 
 
-def describe_command(command: str, done: Exit) -> CommandRecord:
-    return CommandRecord(
-        command=command,
-        exit_code=done.exit_code,
-        stdout=done.stdout.decode("utf-8", "backslashreplace")[-_SHOWN:],
-        stderr=done.stderr.decode("utf-8", "backslashreplace")[-_SHOWN:],
-        duration_s=done.duration_s,
-        timed_out=done.timed_out,
-    )
-
-
 async def run_setup(
     sandbox: Sandbox, commands: Sequence[str], workdir: str, record: Record, stages: Stages, deadline: Deadline
 ) -> None:
     """Each command is recorded when it ends, also one that is cut off; the first that fails ends it."""
     for number, command in enumerate(commands):
-        done = await sandbox.exec(command, cwd=workdir, timeout=max(1.0, deadline.left))
-        noted = describe_command(command, done)
+        done = await sandbox.exec(command, cwd=workdir, timeout=max(0.1, deadline.left - _MARGIN_S))
+        noted = CommandRecord.of(command, done)
         record.note_command(noted)
         await stages.tell("setup.command", number=number, **msgspec.to_builtins(noted))
         if not done.ok:
-            raise _setup_failed(noted)
+            raise _setup_failed(noted, deadline)
 
 
-def _setup_failed(failed: CommandRecord) -> CommandFailed:
-    how = "timed out" if failed.timed_out else f"exited with {failed.exit_code}"
+async def run_agent_setup(
+    sandbox: Sandbox, commands: Sequence[str], record: Record, stages: Stages, deadline: Deadline
+) -> None:
+    """What the agent needs in its sandbox. Unlike the task's setup it is tried again: it fetches and unpacks, and a registry
+    that was away for a moment is no reason to give up. Every try is recorded."""
+    for command in commands:
+        for tries in range(1, _AGENT_SETUP_TRIES + 1):
+            done = await sandbox.exec(command, timeout=max(0.1, deadline.left - _MARGIN_S))
+            noted = CommandRecord.of(command, done)
+            record.note_install(noted)
+            await stages.tell("agent_setup.command", tries=tries, **msgspec.to_builtins(noted))
+            if done.ok:
+                break
+            if done.timed_out or tries == _AGENT_SETUP_TRIES:
+                raise _agent_setup_failed(noted, deadline)
+            await anyio.sleep(_AGENT_SETUP_PAUSE_S * tries)
+
+
+def _agent_setup_failed(failed: CommandRecord, deadline: Deadline) -> AgentInstallFailed:
+    late = f"ran past {deadline.name} ({deadline.limit_s:g} s)"
+    how = late if failed.timed_out else f"exited with {failed.exit_code}, {_AGENT_SETUP_TRIES} times"
+    return AgentInstallFailed(
+        f"agent_setup command {failed.command!r} {how}: {(failed.stderr or failed.stdout)[-400:].strip()}",
+        exit_code=failed.exit_code,
+        stdout=failed.stdout,
+        stderr=failed.stderr,
+    )
+
+
+def _setup_failed(failed: CommandRecord, deadline: Deadline) -> CommandFailed | CommandTimeout:
+    said = (failed.stderr or failed.stdout)[-400:].strip()
+    if failed.timed_out:
+        late = f"ran past {deadline.name} ({deadline.limit_s:g} s)"
+        return CommandTimeout(f"setup command {failed.command!r} {late}: {said}", hint=f"raise {deadline.name}")
     return CommandFailed(
-        f"setup command {failed.command!r} {how}: {(failed.stderr or failed.stdout)[-400:].strip()}",
+        f"setup command {failed.command!r} exited with {failed.exit_code}: {said}",
         exit_code=failed.exit_code,
         stdout=failed.stdout,
         stderr=failed.stderr,

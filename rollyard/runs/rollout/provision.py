@@ -17,6 +17,7 @@ from rollyard import agents
 from rollyard.core.agent import Agent, LayerSpec
 from rollyard.core.errors import (
     AgentInstallFailed,
+    CommandFailed,
     GateUnreachable,
     SandboxError,
     UnknownName,
@@ -64,8 +65,8 @@ class Provision:
         own = backend if isinstance(backend, OwnImages) else None
         return cls(images if isinstance(images, ImageStore) else None, own)
 
-    async def ground(self, task: Task, agent: Agent, backend: Backend, deadline: Deadline) -> ProvisionedImage:
-        layer = await self.agent_layer(agent)
+    async def ground(self, task: Task, layer: str | None, backend: Backend, deadline: Deadline) -> ProvisionedImage:
+        """`layer` is the agent's, where it has one."""
         built = await self.image(task, backend, deadline)
         if task.layers and not backend.capabilities.layers:
             raise Unsupported(f"backend {backend.name!r} mounts no layers, and task {task.id!r} names some")
@@ -74,16 +75,22 @@ class Provision:
             layers = (*layers, layer)
         return ProvisionedImage(built=built, layers=layers, agent_layer=layer)
 
-    async def verifier_tools(self, specs: Sequence[VerifierSpec], backend: Backend, deadline: Deadline) -> None:
+    async def verifier_layers(self, specs: Sequence[VerifierSpec]) -> None:
         """Build what judging will need before the agent runs: a tool that cannot be had must not cost an agent's work."""
         try:
             for spec in specs:
-                await self.layers(spec.layers)
+                await self.layers((*spec.layers, *(spec.site.layers if spec.site is not None else ())))
+        except SandboxError as error:
+            raise _tools_missing(error) from error
+
+    async def verifier_images(self, specs: Sequence[VerifierSpec], backend: Backend, deadline: Deadline) -> None:
+        """The same for the verifier's own images."""
+        try:
+            for spec in specs:
                 if spec.site is not None:
-                    await self.layers(spec.site.layers)
                     await self.image(spec.site, backend, deadline)
         except SandboxError as error:
-            raise VerifierError(f"the verifier's tools could not be built: {error.message}", hint=error.hint) from error
+            raise _tools_missing(error) from error
 
     async def layers(self, names: Sequence[str]) -> tuple[str, ...]:
         """Ids for layers as a task writes them: an id, or pinned packages to build once."""
@@ -99,9 +106,7 @@ class Provision:
         try:
             return await self.images.build_layer(agent.layer)
         except SandboxError as error:
-            raise AgentInstallFailed(
-                f"agent {agent.name!r} could not be installed: {error.message}", hint=error.hint
-            ) from error
+            raise _install_failed(f"agent {agent.name!r} could not be installed: {error.message}", error) from error
 
     async def image(self, site: Site, backend: Backend, deadline: Deadline) -> Built:
         """A known image, or one built from the site's Dockerfile and found again by its content. A ready image that the site
@@ -131,10 +136,10 @@ class Provision:
         """Remove a snapshot that judging made."""
         await (self._own.remove_image(image) if self._own is not None else self.images.remove(image))
 
-    async def ready(self, sandbox: Sandbox, agent: Agent, ground: ProvisionedImage, deadline: Deadline) -> str:
-        """The prefix the agent lies under in this sandbox; "" when it was there already and is found on PATH."""
-        if ground.agent_layer is None or sandbox.capabilities.layers:
-            return ground.prefix
+    async def upload_agent(self, sandbox: Sandbox, agent: Agent, ground: ProvisionedImage, deadline: Deadline) -> str:
+        """The prefix the agent lies under in a sandbox that mounts no layers; "" when it was there already, found on PATH."""
+        if ground.agent_layer is None:
+            return ""
         if agent.check:
             found = await sandbox.exec(agents.presence_check(agent, ""), timeout=max(1.0, min(30.0, deadline.left)))
             if found.ok:
@@ -145,7 +150,7 @@ class Provision:
                 with attempt:
                     await sandbox.upload_dir(str(source), ground.prefix)
         except SandboxError as error:
-            raise AgentInstallFailed(f"agent {agent.name!r} could not be uploaded: {error}") from error
+            raise _install_failed(f"agent {agent.name!r} could not be uploaded: {error}", error) from error
         return ground.prefix
 
     async def solution(self, sandbox: Sandbox, task: Task, step: Step | None, agent: Agent) -> str | None:
@@ -181,6 +186,19 @@ class Provision:
             ) from error
         if b" 200 " not in head.split(b"\r\n", 1)[0]:
             raise GateUnreachable(f"the gate refused a probe from inside the sandbox: {head[:80]!r}")
+
+
+def _tools_missing(error: SandboxError) -> VerifierError:
+    return VerifierError(f"the verifier's tools could not be built: {error.message}", hint=error.hint)
+
+
+def _install_failed(message: str, cause: SandboxError) -> AgentInstallFailed:
+    """With the exit code and the output of the command that failed, where one did."""
+    if not isinstance(cause, CommandFailed):
+        return AgentInstallFailed(message, exit_code=None, hint=cause.hint)
+    return AgentInstallFailed(
+        message, exit_code=cause.exit_code, stdout=cause.stdout, stderr=cause.stderr, hint=cause.hint
+    )
 
 
 def _may_repeat(error: Exception) -> bool:

@@ -15,7 +15,8 @@ from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import CommandRecord, Rollout
 from rollyard.core.task import Task
 from rollyard.gate import Session
-from rollyard.runs.rollout.agent_monitor import AgentMonitor, Ending
+from rollyard.runs.rollout.agent_log import AgentLog
+from rollyard.runs.rollout.agent_monitor import Ending
 from rollyard.runs.rollout.failures import classify
 from rollyard.runs.rollout.plan import RolloutPlan
 from rollyard.runs.rollout.stages import StageFailed, Stages
@@ -24,10 +25,11 @@ _TAIL = 8192
 
 
 class Record:
-    """The rollout so far. `stages` is its clock."""
+    """The rollout so far. `stages` is its clock; `log` is given all that the agent prints, in every step."""
 
     def __init__(self, task: Task, plan: RolloutPlan, backend: str, stages: Stages) -> None:
         self._stages, self._clock = stages, time.monotonic()
+        self.log = AgentLog()
         self._reached = Rollout(
             id=plan.rollout_id,
             task=task,
@@ -63,15 +65,17 @@ class Record:
         usage = msgspec.to_builtins(session.usage)
         self.note(calls=session.calls, usage=usage, trajectory=session.trajectory, gate_log_tail=said)
 
+    def note_install(self, command: CommandRecord) -> None:
+        self.note(install=(*self._reached.install, command))
+
     def note_command(self, command: CommandRecord) -> None:
         self.note(setup=(*self._reached.setup, command))
 
     def note_ending(self, ending: Ending) -> None:
         self.note(events=ending.events, exit_code=ending.exit_code)
 
-    def note_log(self, monitor: AgentMonitor) -> None:
-        text = monitor.log[-_TAIL:].decode("utf-8", "backslashreplace")
-        self.note(log_tail=(self._reached.log_tail + text)[-_TAIL:])
+    def note_log(self) -> None:
+        self.note(log=self.log.read(), log_tail=self.log.end(_TAIL).decode("utf-8", "backslashreplace"))
 
     def fail(self, failed: StageFailed) -> None:
         """The first failure stands, unless the work was to be judged all the same and could not be. A step's verdict goes with

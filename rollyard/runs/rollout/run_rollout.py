@@ -23,12 +23,12 @@ from rollyard.core.task import File, McpServer, Task, VerifierSpec
 from rollyard.gate import Budget, Gate
 from rollyard.runs.rollout.lifecycle import rollout
 from rollyard.runs.rollout.modes import choose, find_direct
+from rollyard.runs.rollout.open_backend import open_named
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.rollout.options import OPTIONS, RolloutFields, RolloutOptions, merge_options
 from rollyard.runs.rollout.plan import Hooks, RolloutPlan, SessionOptions
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
-from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.verifiers.python import Check, as_verifier
@@ -106,7 +106,9 @@ async def run_rollout(
         if offered is not None:
             stack.push_async_callback(offered.aclose)
             await offered.ready()
-        backend = await stack.enter_async_context(open_backend(sandbox)) if isinstance(sandbox, str) else sandbox
+        backend = (
+            sandbox if not isinstance(sandbox, str) else await stack.enter_async_context(open_named(sandbox, options))
+        )
         if gate is None:
             gate = await stack.enter_async_context(Gate(answering.policy, log=store))
         session = SessionOptions(

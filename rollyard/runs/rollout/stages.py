@@ -17,9 +17,10 @@ from rollyard.core.rollout import StageRecord
 
 # stage -> the boundary an error without one of its own is charged to, and the field of `Limits` that bounds it
 STAGES: dict[str, tuple[Boundary, str]] = {
+    "install": ("sandbox", "install"),
     "provision": ("sandbox", "boot"),
     "prepare": ("sandbox", "setup"),
-    "launch": ("agent", "install"),
+    "launch": ("agent", "setup"),
     "wait": ("agent", "agent"),
     "stop": ("sandbox", "boot"),
     "verify": ("verifier", "verify"),
@@ -50,24 +51,30 @@ class Stages:
         self.current = "provision"
         self._rollout_id, self._run_id = rollout_id, run_id
         self._sink = sink
-        self._before_verify = Deadline.after(max(1.0, limits.total_s - limits.verify), "total")
+        self._before_verify = Deadline.after(
+            max(1.0, limits.total_s - limits.verify), "limits.total", limit_s=limits.total_s
+        )
 
     async def tell(self, name: str, **fields: Any) -> None:
         await self._sink(
             Event(at=time.time(), name=name, rollout_id=self._rollout_id, run_id=self._run_id, fields=fields)
         )
 
-    def deadline(self, stage: str, *, limit_s: float | None = None) -> Deadline:
+    def deadline(self, stage: str, *, limit_s: float | None = None, limit_name: str | None = None) -> Deadline:
+        """The stage's own limit, or `limit_s` out of the setting `limit_name`; the total where less is left of that."""
         field = STAGES[stage][1]
-        own = Deadline.after(limit_s if limit_s is not None else getattr(self.limits, field), field)
+        seconds = limit_s if limit_s is not None else getattr(self.limits, field)
+        own = Deadline.after(seconds, limit_name or f"limits.{field}")
         return own if stage in {"verify", "collect", "stop"} else own.sooner(self._before_verify)
 
     @asynccontextmanager
-    async def stage(self, name: str, *, limit_s: float | None = None) -> AsyncGenerator[Deadline]:
+    async def stage(
+        self, name: str, *, limit_s: float | None = None, limit_name: str | None = None
+    ) -> AsyncGenerator[Deadline]:
         """Runs its body under the stage's deadline. Errors of any kind leave as `StageFailed`; cancellation passes."""
         self.current = name
         boundary = STAGES[name][0]
-        deadline = self.deadline(name, limit_s=limit_s)
+        deadline = self.deadline(name, limit_s=limit_s, limit_name=limit_name)
         started, clock = time.time(), time.monotonic()
         problem: str | None = None
         await self.tell("stage.started", stage=name, limit_s=round(deadline.left, 3))
@@ -75,7 +82,7 @@ class Stages:
             with anyio.fail_after(deadline.left):
                 yield deadline
         except TimeoutError as error:
-            late = _late(name, deadline, limit_s if limit_s is not None else getattr(self.limits, STAGES[name][1]))
+            late = _late(name, deadline, self.limits)
             problem = str(late)
             raise StageFailed(name, boundary, late) from error
         except StageFailed as error:
@@ -91,9 +98,16 @@ class Stages:
                 await self.tell("stage.finished", stage=name, duration_s=round(took, 6), error=problem)
 
 
-def _late(stage: str, deadline: Deadline, limit_s: float) -> Error:
-    text = f"{stage} ran past limits.{deadline.name} ({limit_s:g} s)"
-    hint = f"raise limits.{deadline.name}"
+def _late(stage: str, deadline: Deadline, limits: Limits) -> Error:
+    text = f"{stage} ran past {deadline.name} ({deadline.limit_s:g} s{_kept_back(deadline, limits)})"
+    hint = f"raise {deadline.name}"
     if stage == "wait":
         return AgentTimeout(text, hint=hint)
     return VerifierError(text, hint=hint) if stage == "verify" else CommandTimeout(text, hint=hint)
+
+
+def _kept_back(deadline: Deadline, limits: Limits) -> str:
+    if deadline.name != "limits.total":
+        return ""
+    whole = "" if limits.total is not None else ", the sum of the stages' limits"
+    return f"{whole}, of which limits.verify keeps {limits.verify:g} s"

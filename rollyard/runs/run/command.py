@@ -208,7 +208,7 @@ def _file(text: str) -> File:
 
 def _rollout_text(done: Rollout) -> str:
     lines = [one_line(done)]
-    for record in (*done.setup, *(done.verdict.commands if done.verdict else ())):
+    for record in (*done.install, *done.setup, *(done.verdict.commands if done.verdict else ())):
         lines.append(f"  $ {record.command}  -> {record.exit_code}")
     if done.diff:
         lines.append(done.diff.rstrip())
@@ -225,6 +225,7 @@ def _json(done: Rollout) -> str:
         "sandbox_id": done.sandbox_id,
         "mode": done.mode,
         "exit_code": done.exit_code,
+        "install": msgspec.to_builtins(done.install),
         "setup": msgspec.to_builtins(done.setup),
         "verdict": msgspec.to_builtins(done.verdict),
         "diff": done.diff,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.core.sequences import check_sequences
+from rollyard.core.numbers import check_least
 from rollyard.runs.report.spending import Price
 from rollyard.runs.rollout.options import RolloutFields, RolloutOptions
 
@@ -47,17 +47,14 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
         return {POLICY: f"{'passthrough' if self.mode == 'black_box' else 'upstream'}:{self.base_url}"}
 
     def __post_init__(self) -> None:
-        check_sequences(self)
         if self.policies and self.base_url is not None:
             raise ConfigError("policies and base_url both say who answers", hint="give one of them")
-        for name in ("attempts", "parallel"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        RolloutOptions.__post_init__(self)
+        check_least(1, attempts=self.attempts, parallel=self.parallel, limit=self.limit, max_tokens=self.max_tokens)
+        check_least(1, **{f"concurrency.{name}": value for name, value in self.concurrency.items()})
         if not 1 <= self.lease_s < 86400:
             raise ConfigError(f"lease_s must be between a second and a day, got {self.lease_s}")
-        for name in ("retries", "policy_failures"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_least(0, retries=self.retries, policy_failures=self.policy_failures, max_cost=self.max_cost)
         for field in ("concurrency", "prices"):
             for name in getattr(self, field):
                 if self.answers and name not in self.answers:

@@ -17,12 +17,12 @@ from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.protocols import Backend, EventSink, Policy
 from rollyard.core.rollout import Rollout
 from rollyard.gate import Gate
+from rollyard.runs.rollout.open_backend import open_named
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.policy_health import check_servers
 from rollyard.runs.run.worker import Worker, WorkerResources
-from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 
 EXECUTORS = ("local", "ray")
@@ -92,7 +92,7 @@ class Local:
         async with AsyncExitStack() as stack:
             backend = given.sandbox
             if isinstance(backend, str):
-                backend = await stack.enter_async_context(open_backend(backend))
+                backend = await stack.enter_async_context(open_named(backend, work.config))
             provision = given.provision or Provision.of(backend)
             worker = Worker(
                 work, WorkerResources(given.store, given.gate, backend, given.policies, provision, given.sink)

@@ -17,12 +17,12 @@ import msgspec
 from rollyard.core.errors import Error
 from rollyard.core.rollout import Rollout
 from rollyard.gate import Gate
+from rollyard.runs.rollout.open_backend import open_named
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.policies import open_policies
 from rollyard.runs.run.shipping import Parcels, unpack_work
 from rollyard.runs.run.worker import Worker, WorkerResources
-from rollyard.sandbox import backend as open_backend
 from rollyard.store import Store
 
 LINGER_S = 15.0
@@ -89,7 +89,7 @@ async def work_here(posting: NodeAssignment, clock: Callable[[], float] | None =
     """Until the run owes nothing. `clock` is the store's."""
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(Store.open(posting.store, wait_s=STORE_S, clock=clock))
-        backend = await stack.enter_async_context(open_backend(posting.work.config.sandbox))
+        backend = await stack.enter_async_context(open_named(posting.work.config.sandbox, posting.work.config))
         provision = Provision.of(backend)
         work = await unpack_work(posting.work, posting.parcels, store, provision.images)
         answering = await open_policies(stack, work.config, store)

@@ -248,8 +248,9 @@ class Worker:
             raise first
 
     def _answering(self, attempt: Attempt) -> Answering:
+        seed = attempt.seed if attempt.seed is not None else self._config.seed
         return choose(
-            msgspec.structs.replace(self._config, base_url=None),  # the policy that it stands for is open
+            msgspec.structs.replace(self._config, base_url=None, seed=seed),  # the policy that it stands for is open
             policy=self._means.policies.get(attempt.policy, self._means.gate.policy),
             agent=self._work.agents[attempt.agent],
         )

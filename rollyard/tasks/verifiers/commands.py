@@ -18,8 +18,6 @@ from rollyard.core.task import VerifierSpec
 from rollyard.tasks.verifiers.options import read_options
 from rollyard.tasks.verifiers.tests import upload_tests
 
-_SHOWN = 8192
-
 
 class CommandCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run: str
@@ -52,14 +50,7 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
 
 async def _run(sandbox: Sandbox, check: CommandCheck, timeout_s: float) -> CommandRecord:
     done = await sandbox.exec(check.run, timeout=timeout_s)
-    return CommandRecord(
-        command=check.run,
-        exit_code=done.exit_code,
-        stdout=done.stdout.decode("utf-8", "backslashreplace")[-_SHOWN:],
-        stderr=done.stderr.decode("utf-8", "backslashreplace")[-_SHOWN:],
-        duration_s=done.duration_s,
-        timed_out=done.timed_out,
-    )
+    return CommandRecord.of(check.run, done)
 
 
 def _verdict(checks: list[CommandCheck], records: list[CommandRecord], score: str) -> Verdict:

@@ -9,10 +9,12 @@ to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
 
 from rollyard.core.program import Program
 from rollyard.core.protocols import Job, Sandbox
+from rollyard.core.rollout import CommandRecord
 from rollyard.core.sandbox import DEFAULT_PATH, Exit
 from rollyard.core.sandbox_wrapper import SandboxWrapper
 
@@ -40,14 +42,34 @@ def clean_env(image: Mapping[str, str], tools: tuple[str, ...], extra: Mapping[s
 
 
 class VerifierSandbox(SandboxWrapper):
-    """Delegates to the sandbox; `exec` and `start` get the defaults that were not given."""
+    """Delegates to the sandbox; `exec` and `start` get the defaults that were not given. `record` is told each command that
+    ended or was cut off, when it was."""
 
-    def __init__(self, sandbox: Sandbox, *, env: Mapping[str, str], cwd: str, user: str | None) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        user: str | None,
+        record: Callable[[CommandRecord], None] | None = None,
+    ) -> None:
         super().__init__(sandbox)
-        self.env, self.cwd, self.user = env, cwd, user
+        self.env, self.cwd, self.user, self._record = env, cwd, user, record
 
     async def _exec(self, program: Program, timeout: float) -> Exit:
-        return await self.sandbox.exec(self._with_defaults(program))
+        try:
+            done = await self.sandbox.exec(self._with_defaults(program))
+        except BaseException:  # cut off by a deadline or broken: that it ran is known all the same
+            self._note(program, Exit(exit_code=None, timed_out=True))
+            raise
+        self._note(program, done)
+        return done
+
+    def _note(self, program: Program, done: Exit) -> None:
+        if self._record is not None:
+            shell = program.argv[:2] == ("/bin/sh", "-c") and len(program.argv) == 3
+            self._record(CommandRecord.of(program.argv[2] if shell else shlex.join(program.argv), done))
 
     async def _start(self, program: Program) -> Job:
         return await self.sandbox.start(self._with_defaults(program))

@@ -1,0 +1,12 @@
+"""Numbers as callers give them: one below its least value is refused by the name of its field, and 0 is a value."""
+
+from __future__ import annotations
+
+from rollyard.core.errors import ConfigError
+
+
+def check_least(least: float, **values: float | None) -> None:
+    """None is unset. Each number is at least this large; a truth value is no number."""
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or value < least):
+            raise ConfigError(f"{name} must be at least {least:g}, got {value!r}")
