@@ -100,6 +100,7 @@ class VerifierSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tests: tuple[str, ...] = ()
     bundled: bool = False
     carry_workdir: bool = True  # sealed: take the working directory along, not only the declared artifacts
+    safe_path: bool = True  # Python's own modules stand before those of the working directory
     env: Mapping[str, str] = {}
     user: str | None = None
     timeout_s: float | None = None

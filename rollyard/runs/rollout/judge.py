@@ -17,13 +17,13 @@ from rollyard.runs.rollout.prepare import put_files
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks import grade
 from rollyard.tasks.host_variables import resolve_env
-from rollyard.tasks.python_startup import StartUp, look
+from rollyard.tasks.planted import Before, look
 from rollyard.tasks.verifiers import verifier_for
 
 
 class Evidence(NamedTuple):
     """What is judged: the rollout so far and its sandbox, which `place` describes. `collected` is what the task's own hooks
-    said when the agent ended; `before` is what Python loaded unasked before it started."""
+    said when the agent ended; `before` is what was seen before it started."""
 
     rollout: Rollout
     sandbox: Sandbox
@@ -31,7 +31,7 @@ class Evidence(NamedTuple):
     workdir: str
     collected: tuple[CommandRecord, ...] = ()
     step: Step | None = None
-    before: StartUp | None = None
+    before: Before | None = None
 
 
 class Judge:
@@ -57,11 +57,11 @@ class Judge:
         found = (self.spec(task, step) for step in task.steps or (None,))
         return tuple(spec for spec in found if spec is not None)
 
-    async def look(self, task: Task, sandbox: Sandbox, workdir: str) -> StartUp | None:
-        """What Python loads unasked, before the agent starts; only a verdict in the agent's own file system needs it."""
-        if all(spec.grade == "sealed" for spec in self.specs(task)):
-            return None
-        return await look(sandbox, workdir)
+    async def look(self, task: Task, sandbox: Sandbox, workdir: str) -> Before | None:
+        """How things are before the agent starts. What Python loads unasked matters to a verdict in the agent's own file
+        system only."""
+        specs = self.specs(task)
+        return await look(sandbox, workdir, start_up=any(s.grade != "sealed" for s in specs)) if specs else None
 
     async def collect(self, spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[CommandRecord, ...]:
         """The task's hooks that save run-time state, while the processes they look at still live."""

@@ -34,6 +34,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     layers: list[str] = []
     verifier_layers: list[str] = []
     carry_workdir: bool | None = None
+    safe_path: bool = True
     setup: str | list[str] = []  # a string is one command
     files: list[ExtraFile] = []
     limits: dict[str, float] = {}
