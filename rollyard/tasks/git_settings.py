@@ -121,7 +121,7 @@ async def restore_repositories(sandbox: Sandbox, workdir: str, before: Mapping[s
     notes: list[str] = []
     for directory, now in (await list_repositories(sandbox, workdir)).items():
         old = before.get(directory, Repository()).files
-        sparse = b"sparsecheckout" in old.get("config", b"").lower()
+        sparse = any(b"sparsecheckout" in old.get(name, b"").lower() for name in _CONFIGS)
         for name in (*_CONFIGS, *_FILES):
             data = now.files.get(name)
             if data == old.get(name) or (name == "info/sparse-checkout" and not sparse):

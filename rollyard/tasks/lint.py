@@ -13,6 +13,7 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Policy
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.tasks.agent_imports import find_agent_imports
 from rollyard.tasks.host_variables import references
 from rollyard.tasks.layers import layer_spec
 from rollyard.tasks.verifiers import verifier_for
@@ -82,6 +83,11 @@ def _verifiers(task: Task, policy: Policy | None) -> Iterator[TaskFinding]:
         for name in references(spec.env):
             if name not in os.environ:
                 yield _warn(where, f"needs {name}, which is not set here")
+        if not spec.safe_path:
+            yield _warn(where, "lets modules of the working directory stand before Python's own (safe_path = false)")
+        for file, what in find_agent_imports(task, spec):
+            message = f"loads the agent's code into the tests' own process ({what}), which can forge the result"
+            yield _warn(file, f"{message}; run it in a process of its own and compare what it prints")
         yield from _tests(task, spec)
 
 

@@ -24,7 +24,9 @@ _TIMEOUT_S = 60.0
 _RUNNERS = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging")
 _GUARDED = frozenset((*sys.stdlib_module_names, *_RUNNERS))
 _FILE_NAMES = re.compile(r"\b(\w+)(?:\.py\b|/)|\bmodule `?(\w+)")
-_FIND_MODULES = r"""find "$1" -maxdepth 4 \( -name node_modules -o -name .git \) -prune -o \( -type d -o -name '*.py' \) -print"""
+_FIND_MODULES = (
+    r"""find "$1" -maxdepth 4 \( -name node_modules -o -name .git \) -prune -o \( -type d -o -name '*.py' \) -print"""
+)
 
 
 class Before(msgspec.Struct, frozen=True, kw_only=True):

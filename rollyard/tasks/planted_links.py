@@ -70,7 +70,9 @@ async def remove_links(sandbox: Sandbox, places: Sequence[str], before: Links) -
     done = await _run(sandbox, "exec xargs -0 rm -f --", (), stdin=names)
     if not done.ok:
         raise VerifierError(f"links of the agent cannot be removed: {done.text.strip()[-400:]}")
-    notes = [f"link left behind, {why}: {ascii(path)[1:-1]} -> {ascii(targets[path])[1:-1]}" for path, why in bad.items()]
+    notes = [
+        f"link left behind, {why}: {ascii(path)[1:-1]} -> {ascii(targets[path])[1:-1]}" for path, why in bad.items()
+    ]
     return [*notes[:_NAMED], *([f"and {len(notes) - _NAMED} links more"] if len(notes) > _NAMED else [])]
 
 

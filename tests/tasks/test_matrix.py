@@ -15,7 +15,7 @@ from rollyard.images.layers import layer_prefix
 pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]
 
 GRADES = ("sealed", "shared", "live")
-KINDS = ("harbor", "commands", "pytest", "python")
+KINDS = ("harbor", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("commands", "pytest", "python")))
 
 REPOSITORY = """set -e
 git init -q -b main repo; cd repo
@@ -26,7 +26,9 @@ IN_REPO = "cd /app/repo; echo wrong > kept.txt; "
 UNCHANGED = "git -C /app/repo diff --quiet HEAD"
 NO_DIFF = 'test -z "$(git -C /app/repo diff HEAD)"'
 CLEAN = 'test -z "$(git -C /app/repo status --porcelain)"'
-FILTER = "git config filter.x.clean 'cat >/dev/null; echo right'; echo '* filter=x' > .git/info/attributes; touch kept.txt"
+FILTER = (
+    "git config filter.x.clean 'cat >/dev/null; echo right'; echo '* filter=x' > .git/info/attributes; touch kept.txt"
+)
 SAME = "cmp /app/out.txt /tests/expected.txt"
 EXIT = "import os; os._exit(0)"
 NOT_DONE = "assert json.load(open('/app/answer.json')) == 42"
@@ -90,9 +92,7 @@ ATTACKS = {
     ),
     "git other directory": (
         REPOSITORY,
-        "mv repo/.git elsewhere; echo 'gitdir: ../elsewhere' > repo/.git; "
-        + IN_REPO
-        + "git config diff.external true",
+        "mv repo/.git elsewhere; echo 'gitdir: ../elsewhere' > repo/.git; " + IN_REPO + "git config diff.external true",
         NO_DIFF,
     ),
     "git alias": (REPOSITORY, IN_REPO + "git config alias.is-right '!true'", "git -C /app/repo is-right"),
@@ -147,10 +147,13 @@ async def plant(attempt, backend, tmp_path):
             tests.mkdir()
             (tests / "expected.txt").write_text("expected\n")
             (tests / "work.py").write_text(WORK)
-            passed = f"({check}) >/dev/null 2>&1 && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
+            passed = (
+                f"({check}) >/dev/null 2>&1 && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
+            )
             (tests / "test.sh").write_text(f"#!/bin/sh\n{passed}\n")
             (tests / "test_check.py").write_text(
-                "import subprocess\n\ndef test_it():\n    assert subprocess.run(%r, shell=True).returncode == 0\n" % check
+                "import subprocess\n\ndef test_it():\n    assert subprocess.run(%r, shell=True).returncode == 0\n"
+                % check
             )
             layers = (await backend.images.layer(pip=["pytest==9.2.0"]),) if kind == "pytest" else ()
             options = {
