@@ -156,3 +156,5 @@ class Task(Site, frozen=True, kw_only=True, omit_defaults=True):
     package: Mapping[str, Any] = {}
     metadata: Mapping[str, Any] = {}
     source: str | None = None
+    trusted: bool = True  # set by what loads the task, never by what is loaded
+    host_env: tuple[str, ...] = ()  # host variables that an untrusted task may read

@@ -11,13 +11,31 @@ import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _RUNNERS = frozenset(
-    "pytest _pytest py pluggy iniconfig packaging exceptiongroup tomli pygments typing_extensions attr attrs hypothesis"
-    " coverage nose nose2 xdist execnet".split()
+    (
+        "pytest",
+        "_pytest",
+        "py",
+        "pluggy",
+        "iniconfig",
+        "packaging",
+        "exceptiongroup",
+        "tomli",
+        "pygments",
+        "typing_extensions",
+        "attr",
+        "attrs",
+        "hypothesis",
+        "coverage",
+        "nose",
+        "nose2",
+        "xdist",
+        "execnet",
+    )
 )
 _NEVER_AGENTS = frozenset(("pytest", "_pytest", "pluggy"))
 
 
-class _Finder(object):
+class _Finder:
     def __init__(self, workdir, kept, find, library):
         self.workdir, self.kept, self.find, self.library = workdir, kept, find, library
 

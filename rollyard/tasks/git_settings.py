@@ -23,8 +23,8 @@ _TIMEOUT_S = 120.0
 _CONFIGS = ("config", "config.worktree")
 _FILES = ("info/attributes", "info/exclude", "info/grafts", "info/sparse-checkout")
 
-# Git directories below $1, those that its `.git` files and links lead to, and any above it. For each: the directory, then name and
-# content (base64; `index` has its checksum), each ended by NUL, then an empty name.
+# Git directories below $1, those that its `.git` files and links lead to, and any above it. For each: the directory, then name
+# and content (base64; `index` has its checksum), each ended by NUL, then an empty name.
 _LIST = r"""
 workdir=$1
 tools='

@@ -69,7 +69,9 @@ def _verifiers(task: Task, policy: Policy | None) -> Iterator[TaskFinding]:
             yield _error(where, "there is no verifier, so there is never a reward")
             continue
         try:
-            if spec.kind != "judge" or policy is not None:
+            if spec.kind == "python" and not task.trusted:
+                yield _warn(where, "is Python code that would run in the runner's process; see --trust-tasks")
+            elif spec.kind != "judge" or policy is not None:
                 verifier_for(spec, policy)
             for layer in (*task.layers, *spec.layers):
                 layer_spec(layer)

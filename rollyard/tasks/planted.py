@@ -1,8 +1,8 @@
 """What an agent can leave so that programs of the judge do its bidding: looked at before it starts, put back before the tests.
 
 Three things, each in its own file: what Python and pytest load unasked (`python_startup.py`), what git does unasked
-(`git_settings.py`), links that lead the tests astray (`planted_links.py`). A fourth is guarded while the tests run: modules in the
-working directory that stand before Python's own (`inside/safe_path.py`).
+(`git_settings.py`), links that lead the tests astray (`planted_links.py`). A fourth is guarded while the tests run: modules in
+the working directory that stand before Python's own (`inside/safe_path.py`).
 """
 
 from __future__ import annotations

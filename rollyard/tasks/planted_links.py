@@ -14,6 +14,7 @@ import msgspec
 
 from rollyard.core.errors import VerifierError
 from rollyard.core.protocols import Sandbox
+from rollyard.core.sandbox import Exit
 from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS
 
 _TIMEOUT_S = 60.0
@@ -108,7 +109,7 @@ def follow(path: str, links: Links) -> str | None:
     return here
 
 
-async def _run(sandbox: Sandbox, script: str, words: Sequence[str], stdin: bytes | None = None):
+async def _run(sandbox: Sandbox, script: str, words: Sequence[str], stdin: bytes | None = None) -> Exit:
     user = "0" if sandbox.capabilities.users else None
     return await sandbox.exec(
         ["/bin/sh", "-c", script, "links", *words],

@@ -151,10 +151,8 @@ async def plant(attempt, backend, tmp_path):
                 f"({check}) >/dev/null 2>&1 && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
             )
             (tests / "test.sh").write_text(f"#!/bin/sh\n{passed}\n")
-            (tests / "test_check.py").write_text(
-                "import subprocess\n\ndef test_it():\n    assert subprocess.run(%r, shell=True).returncode == 0\n"
-                % check
-            )
+            code = f"import subprocess\n\ndef test_it():\n    assert subprocess.run({check!r}, shell=True).returncode == 0\n"
+            (tests / "test_check.py").write_text(code)
             layers = (await backend.images.layer(pip=["pytest==9.2.0"]),) if kind == "pytest" else ()
             options = {
                 "commands": {"commands": [check]},

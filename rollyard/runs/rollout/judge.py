@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +17,7 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks import grade
 from rollyard.tasks.host_variables import resolve_env
 from rollyard.tasks.planted import Before, look
+from rollyard.tasks.trust import readable_variables, refuse_host_code
 from rollyard.tasks.verifiers import verifier_for
 
 
@@ -76,34 +76,39 @@ class Judge:
             for command in task.setup:
                 await fresh.exec(command, cwd=workdir, timeout=max(1.0, deadline.left))
 
-        layers = await self._provision.layers(spec.layers)
+        layers = await self._provision.layers(spec.layers, task)
         case = grade.Judging(
             spec=spec,
             rollout=evidence.rollout,
             place=place,
             workdir=workdir,
             artifacts=(*task.artifacts, *(step.artifacts if step is not None else ())),
-            site=await self._site(spec.site, place, deadline) if spec.site is not None else None,
+            site=await self._site(task, spec.site, place, deadline) if spec.site is not None else None,
             agent_user=task.user,
             layers=layers,
             tools=tuple(f"{layer_prefix(layer)}/bin" for layer in layers),
-            env=resolve_env(spec.env, os.environ, where=f"task {task.id}: verifier.env"),
+            env=resolve_env(spec.env, readable_variables(task), where=f"task {task.id}: verifier.env"),
             timeout_s=max(1.0, deadline.left),
             collected=evidence.collected,
             before=evidence.before,
         )
+        if self._verifier is None:
+            refuse_host_code(task)
         verifier = self._verifier or verifier_for(spec, self._policy)
         forget = self._provision.forget
         return await grade.judge(case, evidence.sandbox, self._backend, verifier, forget=forget, prepare=prepare)
 
-    async def _site(self, site: Site, place: SandboxSpec, deadline: Deadline) -> SandboxSpec:
+    async def _site(self, task: Task, site: Site, place: SandboxSpec, deadline: Deadline) -> SandboxSpec:
         """A place of the verifier's own, with its image built."""
         built = await self._provision.image(site, self._backend, deadline)
         return msgspec.structs.replace(
             place,
             image=built.image,
-            layers=await self._provision.layers(site.layers),
-            env={**built.env, **resolve_env(site.env, os.environ, where="verifier.environment.env")},
+            layers=await self._provision.layers(site.layers, task),
+            env={
+                **built.env,
+                **resolve_env(site.env, readable_variables(task), where="verifier.environment.env"),
+            },
             workdir=site.workdir or built.workdir,
             user=built.user,
             resources=site.resources,

@@ -24,7 +24,7 @@ from rollyard.runs.rollout.act import act
 from rollyard.runs.rollout.conclude import conclude
 from rollyard.runs.rollout.context import AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed, run_hook
 from rollyard.runs.rollout.judge import Judge
-from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check
+from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_trust
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.sandbox_spec import rollout_spec
@@ -46,6 +46,7 @@ async def rollout(
 ) -> Rollout:
     """Run one attempt at one task. Bad options raise `ConfigError` before anything opens; all else is in the result."""
     check(plan, task, backend)
+    task = with_trust(plan, task)
     limits = plan.limits_for(task)
     stages = Stages(plan.rollout_id, limits, sink, plan.run_id)
     record = Record(task, plan, backend.name, stages)
@@ -84,7 +85,7 @@ async def _provision(context: RolloutContext, stack: AsyncExitStack) -> OpenedSa
     building = sum(site.build_timeout_s for site in sites if site.build is not None)
     async with context.stages.stage("provision", limit_s=limits.boot + limits.install + building) as deadline:
         image = await context.provision.ground(task, plan.agent, backend, deadline)
-        await context.provision.verifier_tools(specs, backend, deadline)
+        await context.provision.verifier_tools(task, specs, backend, deadline)
         spec = rollout_spec(plan, task, image.built, image.layers, backend)
         sandbox = await _open_sandbox(context, spec, min(deadline.left, limits.boot))
         context.record.note_sandbox(sandbox)
