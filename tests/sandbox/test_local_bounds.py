@@ -1,12 +1,15 @@
 """What a program in a sandbox can make the host hold or count is bounded, and gone with it."""
 
 import asyncio
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, PathError
+from rollyard.sandbox.local import cgroups
 
 pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]
 
@@ -39,6 +42,15 @@ async def test_a_directory_of_any_size_costs_the_host_a_bounded_list(box):
 async def test_labels_are_bounded(backend, labels):
     with pytest.raises(ConfigError, match="label"):
         backend.open(ry.SandboxSpec(labels=labels))
+
+
+async def test_a_sandbox_without_limits_has_half_of_the_memory(backend, box):
+    if not cgroups.find().has("memory"):
+        pytest.skip("no cgroup bounds memory here")
+    limits = [Path(group, name) for group in box._group.dirs for name in ("memory.max", "memory.limit_in_bytes")]
+    (limit,) = [int(path.read_text()) for path in limits if path.exists()]
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0.45 * total < limit <= 0.5 * total
 
 
 FILLS = {
