@@ -13,7 +13,7 @@ from typing import Any, cast
 from rollyard.core.agent import Agent
 from rollyard.core.events import AgentEvent
 
-MAX_LINE = 64 * 2**20
+MAX_LINE = 16 * 2**20
 Fields = dict[str, Any]
 
 

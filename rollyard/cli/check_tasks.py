@@ -18,6 +18,9 @@ def tasks(
     only: Annotated[str | None, typer.Option("--filter", help="only tasks whose id matches this glob")] = None,
     lint_only: Annotated[bool, typer.Option("--lint", help="lint only; run nothing")] = False,
     allow_network: Annotated[bool, typer.Option("--allow-network", help="accept tasks that ask for a network")] = False,
+    trust_tasks: Annotated[
+        bool, typer.Option("--trust-tasks", help="trust the authors of tasks from elsewhere with this machine")
+    ] = False,
     allow_unsafe: Annotated[
         bool, typer.Option("--allow-unsafe", help="accept options that weaken the sandbox")
     ] = False,
@@ -32,6 +35,7 @@ def tasks(
         repeats=0 if lint_only else repeats,
         parallel=parallel,
         allow_network=allow_network,
+        trust_tasks=trust_tasks,
         allow_unsafe=allow_unsafe,
         filter=only,
     )

@@ -28,13 +28,15 @@ Tree = Mapping[str, Any]
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A read-only addition built on the host. Versions are pinned; `node`/`python` are the interpreters it carries. npm takes
-    no version that is younger than `before` (a date), so that what the packages depend on is the same next year."""
+    no version that is younger than `before` (a date), so that what the packages depend on is the same next year. Without
+    `scripts` no code of a package runs while it is installed: no install scripts of npm, only wheels of pip."""
 
     npm: tuple[str, ...] = ()
     before: str | None = None
     pip: tuple[str, ...] = ()
     node: str | None = None
     python: str | None = None
+    scripts: bool = True
 
     def __post_init__(self) -> None:
         check_sequences(self)

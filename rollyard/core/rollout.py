@@ -46,11 +46,13 @@ class CommandRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`status` is `scored`, or says why there is no reward. `parts` are named numbers, `checks` named booleans."""
+    """`status` is `scored`, or says why there is no reward. `parts` are named numbers, `checks` named booleans. `safe_path` is
+    False where the task lets modules of the working directory stand before Python's own."""
 
     reward: float | None = None
     status: Literal["scored", "failed", "skipped", "none"] = "scored"
     grade: Grade | None = None
+    safe_path: bool = True
     parts: Mapping[str, float] = {}
     checks: Mapping[str, bool] = {}
     log: str = ""

@@ -100,6 +100,7 @@ class VerifierSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tests: tuple[str, ...] = ()
     bundled: bool = False
     carry_workdir: bool = True  # sealed: take the working directory along, not only the declared artifacts
+    safe_path: bool = True  # Python's own modules stand before those of the working directory
     env: Mapping[str, str] = {}
     user: str | None = None
     timeout_s: float | None = None
@@ -155,3 +156,5 @@ class Task(Site, frozen=True, kw_only=True, omit_defaults=True):
     package: Mapping[str, Any] = {}
     metadata: Mapping[str, Any] = {}
     source: str | None = None
+    trusted: bool = True  # set by what loads the task, never by what is loaded
+    host_env: tuple[str, ...] = ()  # host variables that an untrusted task may read

@@ -165,15 +165,18 @@ class Layers:
             toolchains.append(python)
             await anyio.to_thread.run_sync(link_tree, python.tree, prefix)
             if spec.pip:
-                pip = await pip_install(prefix, spec.pip, own_pip, scratch=scratch, timeout=timeout)
+                pip = await pip_install(
+                    prefix, spec.pip, own_pip, scripts=spec.scripts, scratch=scratch, timeout=timeout
+                )
         if spec.npm or spec.node:
             node = await node_toolchain(self.root, spec.node, own_pip, timeout=timeout)
             toolchains.append(node)
             await anyio.to_thread.run_sync(_link_node, node, prefix)
             if spec.npm:
                 npm = await npm_install(
-                    prefix, spec.npm, npm_command(node), before=spec.before, scratch=scratch, timeout=timeout
-                )
+                    prefix, spec.npm, npm_command(node), before=spec.before, scripts=spec.scripts, scratch=scratch,
+                    timeout=timeout,
+                )  # fmt: skip
         return toolchains, npm, pip
 
 
@@ -231,11 +234,13 @@ def _share_copies(root: Path, prefix: Path, final: Path, entries: list[ManifestE
 
 
 async def _compile(prefix: Path, timeout: float) -> None:
-    """Bytecode that names the in-sandbox path and is never checked: a sandbox need not compile what it cannot keep."""
+    """Bytecode that names the in-sandbox path and is never checked: a sandbox need not compile what it cannot keep. Without
+    `site`, so that no `.pth` file of a package runs on the host."""
     packages = [str(place) for place in (prefix / "lib").glob("python3*/*-packages")]
     inside = f"{PREFIX}/{prefix.name}"
     command = [
-        str(prefix / "bin/python3"), "-I", "-m", "compileall", "-q", "-q", "-j", "2", "--invalidation-mode", "unchecked-hash",
+        str(prefix / "bin/python3"), "-I", "-S", "-m", "compileall", "-q", "-q", "-j", "2",
+        "--invalidation-mode", "unchecked-hash",
         "-s", str(prefix), "-p", inside, "-x", r"/tests?/", *packages,
     ]  # fmt: skip
     try:

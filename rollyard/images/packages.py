@@ -1,7 +1,8 @@
 """npm and pip into one prefix, and the lock of what came: names, versions, checksums.
 
 npm packages are installed as dependencies of a private package (`lib/package.json`), not globally, because only that writes a
-lock with integrity hashes. Install scripts run: several agents copy their native binary into place with one.
+lock with integrity hashes. Install scripts run where the caller chose the packages: several agents copy their native binary into
+place with one. For packages that an untrusted task names, none runs.
 """
 
 from __future__ import annotations
@@ -29,13 +30,21 @@ class Locked(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def npm_install(
-    prefix: Path, packages: Sequence[str], npm: list[str], *, before: str | None, scratch: Path, timeout: float
+    prefix: Path,
+    packages: Sequence[str],
+    npm: list[str],
+    *,
+    before: str | None,
+    scripts: bool,
+    scratch: Path,
+    timeout: float,
 ) -> list[Locked]:
     library = prefix / "lib"
     library.mkdir(exist_ok=True)
     (library / "package.json").write_text(json.dumps({"name": "layer", "private": True}))
     options = [
-        "--save-exact", "--ignore-scripts=false", "--include=optional", "--omit=dev", "--no-audit", "--no-fund",
+        "--save-exact", f"--ignore-scripts={str(not scripts).lower()}",
+        "--include=optional", "--omit=dev", "--no-audit", "--no-fund",
         "--no-update-notifier", "--omit-lockfile-registry-resolved", "--no-progress", "--loglevel=error", "--json",
     ]  # fmt: skip
     if before is not None:
@@ -80,10 +89,12 @@ def _link_programs(prefix: Path, package: str) -> None:
 
 
 async def pip_install(
-    prefix: Path, packages: Sequence[str], pip: list[str], *, scratch: Path, timeout: float
+    prefix: Path, packages: Sequence[str], pip: list[str], *, scripts: bool, scratch: Path, timeout: float
 ) -> list[Locked]:
     report = scratch / "report.json"
     options = ["--no-compile", "--no-warn-script-location", "--no-input", "--quiet", "--report", str(report)]
+    if not scripts:
+        options += ["--only-binary", ":all:"]
     env = build_env(scratch, {"DEB_PYTHON_INSTALL_LAYOUT": "deb_system", "PYTHONNOUSERSITE": "1"})
     await run_pip(
         [*pip, "--python", str(prefix / "bin/python3"), "install", *options, *packages],

@@ -15,7 +15,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from rollyard.core import folders
 
@@ -25,16 +25,22 @@ LONGEST = 3500  # bytes of a path in a stream; the kernel takes 4096, with the p
 NAME = 255  # bytes of one name
 
 
-def usage(path: str) -> int:
-    """Bytes allocated below `path`; what disappears while it is counted is not counted."""
-    total = 0
+class DiskUse(NamedTuple):
+    bytes: int
+    inodes: int
+
+
+def usage(path: str) -> DiskUse:
+    """Bytes allocated and inodes below `path`; what disappears while it is counted is not counted."""
+    total = inodes = 0
     with contextlib.suppress(OSError):  # gone
         for folder in folders.walk(path, on_error=lambda _error: None):
             total += os.fstat(folder.fd).st_blocks * 512
+            inodes += 1 + len(folder.others)
             for name in folder.others:
                 with contextlib.suppress(OSError):
                     total += os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_blocks * 512
-    return total
+    return DiskUse(total, inodes)
 
 
 def pack(path: str, out: BinaryIO, *, max_bytes: int | None = None) -> None:

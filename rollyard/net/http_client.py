@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 
 import httptools
 
+MAX_HEAD = 256 * 1024  # of an answer, before its body
 MAX_PLACES = 256  # addresses whose parts are remembered
 _SAFE = "/:@!$&'()*+,;=%~-._?"
 
@@ -159,6 +160,8 @@ class HttpClientConnection(asyncio.Protocol):
     def _reset(self) -> None:
         self._status = 0
         self._headers: dict[str, str] = {}
+        self._head_size = 0
+        self._head_complete = False
         self._pieces: list[bytes] = []
         self._size = 0
         self._until_eof = False
@@ -205,14 +208,26 @@ class HttpClientConnection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._fail(BadAnswer("not HTTP"))
             self.abort()
+            return
+        if not self._head_complete and not self._waiter.done():  # the parser holds a header until that is whole
+            self._count_head(len(data))
+
+    def _count_head(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > MAX_HEAD:
+            self._fail(BadAnswer("its headers are too large"))
+            self.abort()
 
     # -- the parser's side
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_complete:  # after a body in chunks
+            self._count_head(len(name) + len(value))
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
+        self._head_complete = True
         headers = self._headers
         self._until_eof = (
             "content-length" not in headers and "transfer-encoding" not in headers and self._status not in (204, 304)

@@ -31,7 +31,8 @@ from rollyard.images.host import host_prefixes
 from rollyard.sandbox import backend
 from rollyard.sandbox.docker import netns
 from rollyard.sandbox.local import cgroups
-from rollyard.sandbox.local.backend import LocalBackend
+from rollyard.sandbox.local.backend import DEFAULT_DISK_MB, LocalBackend
+from rollyard.sandbox.local.disk import disk_limit
 from rollyard.sandbox.local.probe import Level
 
 State = Literal["ok", "weak", "bad", "absent"]
@@ -105,6 +106,7 @@ def _kernel() -> list[DoctorFinding]:
         _landlock(),
         _seccomp(),
         _cgroups(),
+        _limits(),
     ]
 
 
@@ -151,6 +153,21 @@ def _seccomp() -> DoctorFinding:
         group="kernel", name="seccomp filters", state="ok" if known else "bad", found="known" if known else "absent",
         advice="" if known else "a kernel with CONFIG_SECCOMP_FILTER",
     )  # fmt: skip
+
+
+def _limits() -> DoctorFinding:
+    """What bounds a sandbox of the local backend that names no limits of its own."""
+    disk = disk_limit(DEFAULT_DISK_MB)
+    memory = cgroups.default_memory_mb() if cgroups.find().has("memory") else None
+    found = [
+        f"memory {memory} MB" if memory is not None else "memory not bounded",
+        "all cores",
+        f"{cgroups.DEFAULT_PIDS} processes",
+        f"{DEFAULT_DISK_MB} MB and {disk.inodes} files on disk",
+    ]
+    state = "ok" if memory is not None else "weak"
+    advice = "" if memory is not None else "run as root or in a delegated cgroup"
+    return DoctorFinding(group="sandbox", name="default limits", state=state, found=", ".join(found), advice=advice)
 
 
 def _cgroups() -> DoctorFinding:

@@ -25,8 +25,8 @@ from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import Network, SandboxSpec
 from rollyard.core.scratch import scratch
 from rollyard.core.task import Artifact, VerifierSpec
-from rollyard.tasks import transfer
-from rollyard.tasks.python_startup import StartUp, look, put_back
+from rollyard.tasks import planted, transfer
+from rollyard.tasks.planted import Before
 from rollyard.tasks.verifiers.runner import RunnerNotStarted
 from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS, VerifierSandbox, clean_env
 
@@ -43,7 +43,8 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
     """One judging. `place` is how the agent's sandbox was opened, from the pristine image; `site` a place of the verifier's
     own, image built. `layers` are ids of read-only tools for the verifier alone, `tools` their bin directories; `image_env` is
     the pristine image's environment, `env` the verifier's own, resolved. `collected` are collect hooks that ran already; None:
-    they run here. `before` is what Python loads unasked, seen before the agent started; a sealed verdict looks itself."""
+    they run here. `before` is what was seen before the agent started; a sealed verdict without it looks at the pristine image.
+    """
 
     spec: VerifierSpec
     rollout: Rollout
@@ -58,7 +59,7 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
     env: Mapping[str, str] = {}
     timeout_s: float = 600.0
     collected: tuple[CommandRecord, ...] | None = None
-    before: StartUp | None = None
+    before: Before | None = None
     record: Callable[[CommandRecord], None] | None = None  # told each command of the verifier's when it has ended
 
     @property
@@ -97,18 +98,23 @@ async def judge(
             reopen = case.spec.grade == "shared" and _must_reopen(case)
             where = await _reopen(case, sandbox, backend, stack, forget) if reopen else sandbox
             box, notes, before = _wrap(case, where, case.place), [], case.before
-        await _fresh_paths(case, box)
+        await _remove_paths(case, box)
         if not await is_directory(box.sandbox, box.cwd):
             notes.append(f"{box.cwd} is no directory any more: the verifier runs in /")
             box.cwd = "/"
         if before is not None:
-            notes += await put_back(box.sandbox, before, case.workdir)
+            notes += await planted.remove_links(box.sandbox, before, _judged(case))
+        await _make_paths(case, box)
+        if before is not None:
+            notes += await planted.put_back(box.sandbox, before, case.workdir)
+            await _guard(case, box, before)
         verdict = await _run(case, box, backend, verifier, prepare)
         if box.sandbox is sandbox and case.rollout.task.steps:
             await _clear_away(case, sandbox)
     return msgspec.structs.replace(
         verdict,
         grade=case.spec.grade,
+        safe_path=case.spec.safe_path,
         commands=(*records, *verdict.commands),
         log="\n".join((*notes, verdict.log)) if notes else verdict.log,
     )
@@ -126,7 +132,7 @@ async def collect(spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[C
 
 def _wrap(case: Judging, sandbox: Sandbox, place: SandboxSpec) -> VerifierSandbox:
     """Programs run as the user the task names, else as the image's own; never as the agent's, where it has one of its own."""
-    env = clean_env({**case.image_env, **place.env}, case.tools, case.env)
+    env = clean_env({**case.image_env, **place.env}, case.tools, case.env, safe_path=case.spec.safe_path)
     other = case.agent_user is not None and place is case.place and sandbox.capabilities.users
     user = case.spec.user or ("0" if other else place.user)
     return VerifierSandbox(sandbox, env=env, cwd=case.workdir, user=user, record=case.record)
@@ -148,7 +154,7 @@ def _opening(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, .
 
 async def _seal(
     case: Judging, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack
-) -> tuple[VerifierSandbox, list[str], StartUp]:
+) -> tuple[VerifierSandbox, list[str], Before]:
     if case.spec.carry_workdir and case.workdir.rstrip("/") == "":
         raise VerifierError(
             "a sealed verdict takes the working directory along, and this task's is /",
@@ -159,9 +165,25 @@ async def _seal(
     with scratch("judge") as folder:
         load = await transfer.take(sandbox, transfer.choose_artifacts(workdir, case.artifacts, case.workdir), folder)
         fresh = await stack.enter_async_context(backend.open(_opening(case, place, place.image, place.layers)))
-        before = await look(fresh, case.workdir)
+        before = await planted.look(fresh, case.workdir)
+        if case.before is not None:  # it knows the task's own files and setup too
+            before = msgspec.structs.replace(case.before, start_up=before.start_up)
         await transfer.put(load, fresh, user=case.agent_user)
     return await _wrap_fresh(case, fresh), list(load.notes), before
+
+
+def _judged(case: Judging) -> list[str]:
+    """The directories that tests look at: the working directory and what the task declares."""
+    chosen = transfer.choose_artifacts(case.workdir, case.artifacts, case.workdir)
+    return [artifact.source for artifact in chosen]
+
+
+async def _guard(case: Judging, box: VerifierSandbox, before: Before) -> None:
+    if not case.spec.safe_path:
+        return
+    task = case.rollout.task
+    texts = (task.instruction, *(step.instruction for step in task.steps))
+    await planted.guard_modules(box.sandbox, before, case.workdir, texts, box.user)
 
 
 async def _wrap_fresh(case: Judging, fresh: Sandbox) -> VerifierSandbox:
@@ -199,17 +221,23 @@ async def _forget(forget: Forget, image: str) -> None:
         await forget(image)
 
 
-async def _fresh_paths(case: Judging, box: VerifierSandbox) -> None:
+def _own_paths(case: Judging) -> tuple[str, ...]:
+    return (*(() if case.spec.bundled else (TESTS,)), LOGS, HOME)
+
+
+async def _remove_paths(case: Judging, box: VerifierSandbox) -> None:
+    """Test, reward and home directories, and links in their place, are gone."""
+    for path in ("/logs", *_own_paths(case)):
+        kind = await _kind(box.sandbox, path)
+        if kind is not None and not (path == "/logs" and kind == "dir"):
+            await box.sandbox.remove(path)
+
+
+async def _make_paths(case: Judging, box: VerifierSandbox) -> None:
     """Test, reward and home directories that did not exist a moment ago, owned by the verifier's user."""
-    sandbox, user = box.sandbox, box.user
-    for parent in ("/logs", *(() if case.spec.bundled else (TESTS,)), LOGS, HOME):
-        kind = await _kind(sandbox, parent)
-        if parent == "/logs" and kind in (None, "dir"):
-            continue
-        if kind is not None:
-            await sandbox.remove(parent)
-    for path in (*(() if case.spec.bundled else (TESTS,)), LOGS, HOME):
-        await sandbox.mkdir(path, mode=0o755, user=user)
+    sandbox = box.sandbox
+    for path in _own_paths(case):
+        await sandbox.mkdir(path, mode=0o755, user=box.user)
         if await _kind(sandbox, path) != "dir":
             raise SandboxError(f"{path} could not be made anew for the verifier")
     if case.agent_user is not None and sandbox.capabilities.users:
@@ -274,7 +302,8 @@ async def _fails_untouched(case: Judging, backend: Backend, verifier: Verifier, 
         box = await _wrap_fresh(case, fresh)
         if prepare is not None:
             await prepare(fresh)
-        await _fresh_paths(case, box)
+        await _remove_paths(case, box)
+        await _make_paths(case, box)
         try:
             await verifier(box, case.rollout)
         except RunnerNotStarted as missing:

@@ -23,7 +23,10 @@ def _value(match: re.Match[str], host: Mapping[str, str], where: str) -> str:
     if name in host:
         return host[name]
     if default is None:
-        raise ConfigError(f"{where} needs {name}, which is not set on the host", hint=f"export {name}=...")
+        raise ConfigError(
+            f"{where} needs {name}, which is not set on the host or not for this task to read",
+            hint=f"export {name}=...; a task from elsewhere also needs --env {name}",
+        )
     return default
 
 

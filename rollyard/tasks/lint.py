@@ -13,6 +13,7 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Policy
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.tasks.agent_imports import find_agent_imports
 from rollyard.tasks.host_variables import references
 from rollyard.tasks.layers import layer_spec
 from rollyard.tasks.verifiers import verifier_for
@@ -68,7 +69,9 @@ def _verifiers(task: Task, policy: Policy | None) -> Iterator[TaskFinding]:
             yield _error(where, "there is no verifier, so there is never a reward")
             continue
         try:
-            if spec.kind != "judge" or policy is not None:
+            if spec.kind == "python" and not task.trusted:
+                yield _warn(where, "is Python code that would run in the runner's process; see --trust-tasks")
+            elif spec.kind != "judge" or policy is not None:
                 verifier_for(spec, policy)
             for layer in (*task.layers, *spec.layers):
                 layer_spec(layer)
@@ -82,6 +85,11 @@ def _verifiers(task: Task, policy: Policy | None) -> Iterator[TaskFinding]:
         for name in references(spec.env):
             if name not in os.environ:
                 yield _warn(where, f"needs {name}, which is not set here")
+        if not spec.safe_path:
+            yield _warn(where, "lets modules of the working directory stand before Python's own (safe_path = false)")
+        for file, what in find_agent_imports(task, spec):
+            message = f"loads the agent's code into the tests' own process ({what}), which can forge the result"
+            yield _warn(file, f"{message}; run it in a process of its own and compare what it prints")
         yield from _tests(task, spec)
 
 

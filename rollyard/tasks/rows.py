@@ -71,9 +71,9 @@ def _from_mapping(row: Mapping[str, Any], where: str) -> Task:
         fields["verifier"] = VerifierSpec(kind="commands", options={"commands": list(commands)})
     else:
         fields["verifier"] = _verifier(verifier)
-    unknown = set(fields) - set(Task.__struct_fields__)
+    unknown = set(fields) - set(Task.__struct_fields__) | (fields.keys() & {"trusted", "host_env"})
     if unknown:
-        known = ", ".join((*Task.__struct_fields__, "verify"))
+        known = ", ".join((*(name for name in Task.__struct_fields__ if name not in ("trusted", "host_env")), "verify"))
         raise ConfigError(f"{where}: unknown field {sorted(unknown)[0]!r}; the fields are {known}")
     try:
         return msgspec.convert(fields, Task, from_attributes=True)

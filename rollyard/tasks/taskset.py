@@ -26,6 +26,7 @@ from rollyard.tasks.datasets import from_dataset, from_registry, task_folders
 from rollyard.tasks.harbor.load import is_task, load_folder
 from rollyard.tasks.harbor.write import to_folder
 from rollyard.tasks.rows import as_task, first, from_jsonl, from_python, rows_of
+from rollyard.tasks.trust import HINT, is_trusted, mark_untrusted
 
 
 class Taskset(Sequence[Task]):
@@ -47,16 +48,20 @@ class Taskset(Sequence[Task]):
         source: Any,
         *,
         allow_network: bool = False,
+        trust_tasks: bool = False,
         limit: int | None = None,
         cache: str | Path | None = None,
     ) -> Taskset:
-        """Tasks from a path, a name, or any iterable of tasks, mappings and strings."""
+        """Tasks from a path, a name, or any iterable of tasks, mappings and strings. Those from files that are not below the
+        working directory are untrusted (`trust.py`) unless `trust_tasks` says otherwise."""
         if isinstance(source, Taskset):
             return source if limit is None else source.limit(limit)
         if not isinstance(source, (str, Path)):
             return cls(first(rows_of(source, "tasks"), limit))
         text = str(source)
-        found = _open(text, allow_network=allow_network, cache=Path(cache) if cache is not None else None)
+        found = _open(
+            text, allow_network=allow_network, cache=Path(cache) if cache is not None else None, trust=trust_tasks
+        )
         return cls(first(found, limit), name=text.rstrip("/").rpartition("/")[2] or text)
 
     @property
@@ -113,27 +118,29 @@ class Taskset(Sequence[Task]):
         return root
 
 
-def _open(text: str, *, allow_network: bool, cache: Path | None) -> Iterator[Task]:
+def _open(text: str, *, allow_network: bool, cache: Path | None, trust: bool) -> Iterator[Task]:
     name, _, fragment = text.partition("#")
     path = Path(name).expanduser()
     if path.is_dir():
-        return _folder(path, allow_network=allow_network)
+        return _judge_folders(_folder(path, allow_network=allow_network), trust)
     if path.is_file():
         if path.name == "dataset.toml":
-            return from_dataset(path, allow_network=allow_network)
+            return _judge_folders(from_dataset(path, allow_network=allow_network), trust)
         if path.name == "task.toml":
-            return iter([load_folder(path.parent, allow_network=allow_network)])
+            return _judge_folders(iter([load_folder(path.parent, allow_network=allow_network)]), trust)
         if path.suffix == ".jsonl":
-            return from_jsonl(path)
+            own = is_trusted(path, trust_tasks=trust)
+            return (task if own else mark_untrusted(task, path.parent) for task in from_jsonl(path))
         if path.suffix == ".json":
-            return from_registry(path, fragment or None, allow_network=allow_network, cache=cache)
+            found = from_registry(path, fragment or None, allow_network=allow_network, cache=cache)
+            return _judge_folders(found, trust)
         if path.suffix == ".py":
-            return from_python(text)
+            return _run_python(text, path, trust)
         raise ConfigError(f"{path}: not a task file", hint="a folder, dataset.toml, registry.json, .jsonl or .py is")
     if path.suffix in (".py", ".jsonl", ".json", ".toml") or "/" in name:
         file = name.rpartition(":")[0]
         if file.endswith(".py") and Path(file).is_file():
-            return from_python(text)
+            return _run_python(text, Path(file), trust)
         raise ConfigError(f"{path}: no such file or folder")
     if ":" in text:
         return from_python(text)
@@ -142,6 +149,19 @@ def _open(text: str, *, allow_network: bool, cache: Path | None) -> Iterator[Tas
         hint = "name a folder of tasks, a dataset.toml, or a .jsonl, .json or .py file"
         raise UnknownName("task folder, file or taskset", text, known, hint=hint)
     return rows_of(registry.load("rollyard.tasksets", text), text)
+
+
+def _judge_folders(tasks: Iterator[Task], trust: bool) -> Iterator[Task]:
+    """Each task of a folder, trusted or not by where its folder lies and what is in it."""
+    for task in tasks:
+        root = Path(task.source or ".")
+        yield task if is_trusted(root, trust_tasks=trust) else mark_untrusted(task, root)
+
+
+def _run_python(text: str, file: Path, trust: bool) -> Iterator[Task]:
+    if not is_trusted(file, trust_tasks=trust):
+        raise ConfigError(f"{file}: a Python file that is not below the working directory would run here", hint=HINT)
+    return from_python(text)
 
 
 def _folder(path: Path, *, allow_network: bool) -> Iterator[Task]:

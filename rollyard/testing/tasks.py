@@ -62,6 +62,7 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 2
     parallel: int = 2
     allow_network: bool = False
+    trust_tasks: bool = False
     allow_unsafe: bool = False
     filter: str | None = None
 
@@ -70,13 +71,13 @@ def load_each(source: str, options: CheckOptions) -> tuple[list[Task], list[Task
     """Every task of `source` that loads, and a failed check for each folder that does not."""
     root = Path(source)
     if not root.is_dir() or is_task(root) or (root / "dataset.toml").is_file():
-        found = Taskset.load(source, allow_network=options.allow_network)
+        found = Taskset.load(source, allow_network=options.allow_network, trust_tasks=options.trust_tasks)
         return list(found.filter(options.filter) if options.filter else found), []
     tasks: list[Task] = []
     broken: list[TaskCheck] = []
     for folder in task_folders(root):
         try:
-            tasks += Taskset.load(folder, allow_network=options.allow_network)
+            tasks += Taskset.load(folder, allow_network=options.allow_network, trust_tasks=options.trust_tasks)
         except ConfigError as error:
             finding = TaskFinding(level="error", where="task.toml", message=str(error))
             broken.append(TaskCheck(task_id=folder.name, digest="", ok=False, files=0, bytes=0, findings=(finding,)))

@@ -32,7 +32,10 @@ async def speaking():
                 length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
                 seen[-1].append(head + await reader.readexactly(length))
                 writer.write(left.pop(0))
-                await writer.drain()
+                try:
+                    await writer.drain()
+                except ConnectionResetError:  # the client had enough
+                    break
                 if close:
                     break
             writer.close()
@@ -122,6 +125,34 @@ async def test_a_body_beyond_the_limit_is_refused_while_it_comes(speaking):
     pool = HttpPool(connect_s=1, idle_s=1, max_body=10_000)
     with pytest.raises(BadAnswer, match="large"):
         await pool.exchange("POST", url, b"{}", {}, 2.0)
+    await pool.aclose()
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"x: " + b"y" * 4_000_000,
+        b"x" * 4_000_000,
+        b"".join(b"x%d: y\r\n" % n for n in range(400_000)),
+    ],
+    ids=["one value", "one name", "many"],
+)
+async def test_headers_without_end_are_refused_while_they_come(speaking, headers):
+    url, _ = await speaking(b"HTTP/1.1 200 OK\r\n" + headers)
+    pool = HttpPool(connect_s=1, idle_s=1, max_body=10_000)
+    with pytest.raises(BadAnswer, match="headers are too large"):
+        await pool.exchange("POST", url, b"{}", {}, 20.0)
+    await pool.aclose()
+
+
+@pytest.mark.adversarial
+async def test_trailers_without_end_are_refused(speaking):
+    trailers = b"".join(b"x%d: y\r\n" % n for n in range(400_000))
+    url, _ = await speaking(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + trailers)
+    pool = HttpPool(connect_s=1, idle_s=1, max_body=10_000)
+    with pytest.raises(BadAnswer, match="headers are too large"):
+        await pool.exchange("POST", url, b"{}", {}, 20.0)
     await pool.aclose()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rollyard as ry
-from rollyard.core.errors import SandboxError
+from rollyard.core.errors import ConfigError, SandboxError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]
 EPERM = 1
@@ -76,6 +76,18 @@ async def test_socket_families_that_namespaces_do_not_confine_are_refused(box, f
     assert await python(box, code) == str(EPERM)
     if box.capabilities.users:
         assert await python(box, code, user="agent") == str(EPERM)
+
+
+async def test_only_four_socket_families_can_be_opened(box):
+    code = """
+import socket
+for family in range(64):
+    try: socket.socket(family, socket.SOCK_DGRAM, 0).close(); print(family, 'open')
+    except OSError as e: e.errno == 1 or print(family, e.errno)
+"""
+    opened = [int(line.split()[0]) for line in (await python(box, code)).splitlines()]
+    assert set(opened) <= {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
+    assert {socket.AF_UNIX, socket.AF_INET} <= set(opened)
 
 
 SYSCALLS = """
@@ -369,3 +381,20 @@ def test_what_the_zygote_imports_is_the_standard_library_alone():
         "rollyard.images.tree_pipe",
     }
     assert {name for name in ours if not name.startswith("rollyard.sandbox")} <= shared
+
+
+async def test_a_program_that_may_mount_reaches_no_tree_of_the_host(backend, tmp_path, monkeypatch):
+    """With `nesting` a read-only mount can be made writable: what is written then stays in the sandbox."""
+    prefix = tmp_path / "prefix"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin" / "tool").write_text("host")
+    monkeypatch.setenv("ROLLYARD_HOST_PREFIXES", str(prefix))
+    script = f"cd {prefix}/bin || exit 9; mount -o remount,bind,rw {prefix}; echo forged > tool; touch new; cat tool"
+    for way in (["sh", "-c", script], ["unshare", "-m", "sh", "-c", script]):
+        async with backend.open(ry.SandboxSpec(options={"nesting": "yes"}, allow_unsafe=True)) as box:
+            assert (await box.exec(way, timeout=20)).stdout == b"forged\n"
+    assert (prefix / "bin" / "tool").read_text() == "host"
+    assert [path.name for path in (prefix / "bin").iterdir()] == ["tool"]
+    mounts = (ry.Mount(local_dir="/data", remote_dir=str(tmp_path / "shared")),)
+    with pytest.raises(ConfigError, match="read-only mount writable"):
+        backend.open(ry.SandboxSpec(options={"nesting": "yes"}, allow_unsafe=True, mounts=mounts))

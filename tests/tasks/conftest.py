@@ -12,7 +12,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend as make_backend
 from rollyard.tasks.grade import Judging, judge
-from rollyard.tasks.python_startup import look
+from rollyard.tasks.planted import look
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.verifiers import verifier_for
 
@@ -58,8 +58,8 @@ class Attempt:
         """What the agent leaves running."""
         await self.sandbox.start(script, cwd=self.workdir)
 
-    async def verdict(self, *, grade=None, verifier=None, policy=None, **case):
-        spec = self.task.verifier
+    async def verdict(self, *, grade=None, verifier=None, policy=None, spec=None, **case):
+        spec = spec or self.task.verifier
         if grade is not None:
             spec = msgspec.structs.replace(spec, grade=grade)
         rollout = Rollout(id="ro_test", task=self.task, **case.pop("rollout", {}))
@@ -76,17 +76,19 @@ class Attempt:
 
 @pytest.fixture
 async def attempt(backend):
-    """`async with attempt(task) as it`: a sandbox with the task's files in /app."""
+    """`async with attempt(task) as it`: a sandbox with the task's files in /app; `before` is what the task's setup does."""
     from contextlib import asynccontextmanager
 
     @asynccontextmanager
-    async def start(task, *, image="host", workdir="/app", **spec):
+    async def start(task, *, image="host", workdir="/app", before="", **spec):
         task = as_task(task) if not isinstance(task, ry.Task) else task
         place = SandboxSpec(image=image, workdir=workdir, ttl_s=300, **spec)
         async with backend.open(place) as sandbox:
             await sandbox.mkdir(workdir)
             for file in task.files:
                 await sandbox.write(f"{workdir}/{file.path}", file.data, mode=file.mode)
+            if before:
+                assert (await sandbox.exec(["bash", "-c", before], cwd=workdir, timeout=30)).ok
             yield Attempt(task, backend, sandbox, place, workdir, await look(sandbox, workdir))
 
     return start

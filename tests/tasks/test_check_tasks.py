@@ -65,6 +65,27 @@ def test_lint_says_what_reading_shows(folders, tmp_path):
     assert any("one version exactly" in message for _, _, message in findings(wrong))
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import ranges\n", "import of ranges"),
+        ("def test():\n    from ranges.deep import merge\n", "import of ranges.deep"),
+        ("import sys\nsys.path.insert(0, '/app')\n", "/app on sys.path"),
+        ("exec(open('/app/ranges.py').read())\n", "exec of a file in /app"),
+        ("import runpy\nrunpy.run_path('/app/x.py')\n", "run_path of a file in /app"),
+        ("import importlib.util as u\nu.spec_from_file_location('r', '/app/r.py')\n", "spec_from_file_location"),
+        ("import json, subprocess\nsubprocess.run(['python3', '/app/ranges.py'])\n", None),
+        ("PROGRAM = 'from ranges import merge'\n", None),
+    ],
+)
+def test_lint_warns_of_tests_that_import_the_agents_code(folders, tmp_path, code, said):
+    files = {"tests/test_it.py": code, "instruction.md": "Repair `/app/ranges.py` so that it merges ranges."}
+    task = load_folder(folders.simple(tmp_path / "a", SEALED, **files))
+    found = [message for _, where, message in findings(task) if where == "tests/test_it.py"]
+    assert [said in message for message in found] == ([True] if said else []), found
+    assert not [f for f in findings(task) if "own process" in f[2] and not said]
+
+
 @pytest.mark.slow
 def test_the_examples_are_proved_by_the_command():
     root = Path(__file__).parents[2]

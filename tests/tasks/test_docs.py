@@ -33,10 +33,11 @@ def test_rows_on_the_pages_are_tasks(text, tmp_path):
 
 
 @pytest.mark.parametrize("text", [text for text in blocks("python") if "import rollyard" in text])
-def test_python_on_the_pages_runs(text, tmp_path):
+def test_python_on_the_pages_runs(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "page.py").write_text(text)
     if "def load" in text:
-        assert len(ry.Taskset.load(tmp_path / "page.py")) == 1
+        assert len(ry.Taskset.load("page.py")) == 1
     else:
         compile(text, "page", "exec")
 

@@ -184,13 +184,13 @@ async def test_links_travel_as_links_and_never_carry_a_host_file(attempt, tmp_pa
         "instruction": "x",
         "verifier": {
             "kind": "commands",
-            "options": {"commands": ["test -L leak", "! cat leak", "cat ok", "test -L odd\\ name"]},
+            "options": {"commands": ["test ! -e leak", "! cat leak", "cat ok", "test -L odd\\ name"]},
         },
     }
     async with attempt(row) as it:
         await it.act(
-            f"ln -s {secret} leak; echo x > real; ln -s real ok; ln -s '; touch /app/pwned' 'odd name';"
-            " mkfifo pipe; chmod u+s real"
+            f"ln -s {secret} leak; echo x > real; ln -s real ok; ln -s '; touch pwned' 'odd name';"
+            " echo x > '; touch pwned'; mkfifo pipe; chmod u+s real"
         )
         verdict = await it.verdict()
     assert verdict.reward == 1.0, verdict

@@ -282,6 +282,36 @@ async def test_output_that_looks_like_a_runner_that_did_not_start_does_not_void_
     assert (done.reward, done.status) == (0.0, "scored"), done
 
 
+@pytest.mark.parametrize("grade", ALL)
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("PATH=/opt; pytest /app", "pytest: not found"),
+        ("PATH=/opt; python3 -m pytest /app", "python3: not found"),
+        ("/tests/check.rb", "/tests/check.rb: not found"),
+    ],
+)
+async def test_a_command_whose_runner_cannot_start_gives_no_reward(attempt, tmp_path, command, said, grade):
+    (tmp_path / "check.rb").write_text("#!/usr/bin/no-such-interpreter\n")
+    (tmp_path / "check.rb").chmod(0o755)
+    verifier = {"kind": "commands", "tests": [str(tmp_path)], "options": {"commands": ["true", command]}}
+    async with attempt({"instruction": "x", "verifier": verifier}) as it:
+        await it.act("echo 42 > answer")
+        done = await it.verdict(grade=grade)
+    assert (done.reward, done.status) == (None, "failed"), done
+    assert said in done.error
+
+
+@pytest.mark.parametrize("left", ["true", "echo 'echo pytest: command not found; exit 127' > made; chmod +x made"])
+async def test_a_program_that_the_agent_did_not_make_is_judged(attempt, left):
+    """Missing or pretending to be a runner that is missing: on the untouched image nothing says so."""
+    verifier = {"kind": "commands", "options": {"commands": ["./made"]}}
+    async with attempt({"instruction": "x", "verifier": verifier}) as it:
+        await it.act(left)
+        done = await it.verdict()
+    assert (done.reward, done.status) == (0.0, "scored"), done
+
+
 @pytest.mark.parametrize("bundled", [False, True])
 async def test_a_script_without_its_x_bit_runs(backend, folders, tmp_path, attempt, bundled):
     toml = '[environment]\ndocker_image = "host"\nworkdir = "/app"\n'

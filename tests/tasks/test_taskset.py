@@ -118,7 +118,8 @@ def test_a_row_is_identified_by_its_content(tmp_path):
     assert ry.Taskset([row])[0].digest != one.digest
 
 
-def test_python_tasksets_by_file_module_and_value(tmp_path):
+def test_python_tasksets_by_file_module_and_value(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "mine.py"
     file.write_text(
         "import rollyard as ry\n"
@@ -144,7 +145,8 @@ def test_python_tasksets_by_file_module_and_value(tmp_path):
         ry.Taskset.load(f"{file}:nothing")
 
 
-def test_what_cannot_be_loaded_says_why(tmp_path):
+def test_what_cannot_be_loaded_says_why(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="no such file"):
         ry.Taskset.load(tmp_path / "absent")
     with pytest.raises(ConfigError, match="no task folders"):

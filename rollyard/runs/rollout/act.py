@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from rollyard import agents
 from rollyard.core.agent import Launch
 from rollyard.core.errors import AgentTimeout
@@ -15,6 +13,7 @@ from rollyard.runs.rollout.context import Acted, AgentTurn, OpenedSandbox, Prepa
 from rollyard.runs.rollout.route_check import check_route, find_direct_outage
 from rollyard.runs.rollout.stages import StageFailed
 from rollyard.tasks.host_variables import resolve_env, resolve_servers
+from rollyard.tasks.trust import readable_variables
 
 _NOTHING = ("/bin/sh", "-c", ":")  # what an agent without a program runs, so that nop takes the same path as any other
 
@@ -66,7 +65,7 @@ async def _start(context: RolloutContext, prepared: Prepared, turn: AgentTurn, l
         await sandbox.write(path, data, mode=0o600, user=user)
     env = {
         "PATH": facts.path,
-        **resolve_env(task.env, os.environ, where=f"task {task.id}"),
+        **resolve_env(task.env, readable_variables(task), where=f"task {task.id}"),
         **_solution_env(context),
         **rendered.env,
     }  # the agent's own interpreters stay off the task's PATH
@@ -109,7 +108,7 @@ def _task_servers(context: RolloutContext) -> tuple[McpServer, ...]:
     """The task's servers, for an agent that has a model to use them."""
     if not context.plan.agent.calls_model:
         return ()
-    return resolve_servers(context.task.mcp, os.environ, where=f"task {context.task.id}")
+    return resolve_servers(context.task.mcp, readable_variables(context.task), where=f"task {context.task.id}")
 
 
 def _gate_servers(opened: OpenedSandbox) -> tuple[McpServer, ...]:
@@ -124,4 +123,5 @@ def _solution_env(context: RolloutContext) -> dict[str, str]:
     """What the task's solution needs, for the oracle alone."""
     if context.plan.agent.name != "oracle":
         return {}
-    return resolve_env(context.task.solution_env, os.environ, where=f"task {context.task.id}: solution.env")
+    task = context.task
+    return resolve_env(task.solution_env, readable_variables(task), where=f"task {task.id}: solution.env")

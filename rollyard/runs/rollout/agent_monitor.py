@@ -18,6 +18,7 @@ from rollyard.core.events import AgentEvent
 from rollyard.core.protocols import Job
 from rollyard.core.sandbox import Exit
 from rollyard.runs.rollout.agent_log import AgentLog
+from rollyard.runs.rollout.kept_events import KeptEvents
 from rollyard.runs.rollout.stages import Stages
 
 LINGER_S = 3.0
@@ -69,7 +70,7 @@ class AgentMonitor:
         self._last_output = time.monotonic()
         self._done_at: float | None = None
         self._how: Literal["exited", "lingered", "parked"] = "exited"
-        self.events: list[AgentEvent] = []
+        self.events = KeptEvents()
 
     async def wait(self) -> Ending:
         done: Exit | None = None
@@ -94,9 +95,11 @@ class AgentMonitor:
 
     async def _take(self, events: list[AgentEvent]) -> None:
         for event in events:
-            self.events.append(event)
-            if event.kind != "raw":
-                self._done_at = time.monotonic() if event.kind == "done" else None  # going on takes a `done` back
+            self.events.add(event)
+            if event.kind == "raw":
+                continue
+            self._done_at = time.monotonic() if event.kind == "done" else None  # going on takes a `done` back
+            if self.events.may_tell():
                 await self._stages.tell(f"agent.{event.kind}", **msgspec.to_builtins(event))
 
     async def _guard(self) -> None:

@@ -18,7 +18,7 @@ from rollyard.runs.rollout.prepare import SandboxFacts
 from rollyard.runs.rollout.provision import Provision, ProvisionedImage
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.stages import StageFailed, Stages
-from rollyard.tasks.python_startup import StartUp
+from rollyard.tasks.planted import Before
 
 
 class RolloutContext(NamedTuple):
@@ -58,7 +58,7 @@ class Prepared(NamedTuple):
     facts: SandboxFacts
     prefix: str
     before: DirectoryCopy
-    startup: StartUp | None
+    startup: Before | None
 
 
 class AgentTurn(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,13 +17,14 @@ from rollyard.runs.rollout.prepare import put_files
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks import grade
 from rollyard.tasks.host_variables import resolve_env
-from rollyard.tasks.python_startup import StartUp, look
+from rollyard.tasks.planted import Before, look
+from rollyard.tasks.trust import readable_variables, refuse_host_code
 from rollyard.tasks.verifiers import verifier_for
 
 
 class Evidence(NamedTuple):
     """What is judged: the rollout so far and its sandbox, which `place` describes. `collected` is what the task's own hooks
-    said when the agent ended; `before` is what Python loaded unasked before it started."""
+    said when the agent ended; `before` is what was seen before it started."""
 
     rollout: Rollout
     sandbox: Sandbox
@@ -32,7 +32,7 @@ class Evidence(NamedTuple):
     workdir: str
     collected: tuple[CommandRecord, ...] = ()
     step: Step | None = None
-    before: StartUp | None = None
+    before: Before | None = None
     record: Callable[[CommandRecord], None] | None = None  # told each command of the verifier's when it has ended
 
 
@@ -59,11 +59,11 @@ class Judge:
         found = (self.spec(task, step) for step in task.steps or (None,))
         return tuple(spec for spec in found if spec is not None)
 
-    async def look(self, task: Task, sandbox: Sandbox, workdir: str) -> StartUp | None:
-        """What Python loads unasked, before the agent starts; only a verdict in the agent's own file system needs it."""
-        if all(spec.grade == "sealed" for spec in self.specs(task)):
-            return None
-        return await look(sandbox, workdir)
+    async def look(self, task: Task, sandbox: Sandbox, workdir: str) -> Before | None:
+        """How things are before the agent starts. What Python loads unasked matters to a verdict in the agent's own file
+        system only."""
+        specs = self.specs(task)
+        return await look(sandbox, workdir, start_up=any(s.grade != "sealed" for s in specs)) if specs else None
 
     async def collect(self, spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[CommandRecord, ...]:
         """The task's hooks that save run-time state, while the processes they look at still live."""
@@ -78,35 +78,40 @@ class Judge:
             for command in task.setup:
                 await fresh.exec(command, cwd=workdir, timeout=max(1.0, deadline.left))
 
-        layers = await self._provision.layers(spec.layers)
+        layers = await self._provision.layers(spec.layers, task)
         case = grade.Judging(
             spec=spec,
             rollout=evidence.rollout,
             place=place,
             workdir=workdir,
             artifacts=(*task.artifacts, *(step.artifacts if step is not None else ())),
-            site=await self._site(spec.site, place, deadline) if spec.site is not None else None,
+            site=await self._site(task, spec.site, place, deadline) if spec.site is not None else None,
             agent_user=task.user,
             layers=layers,
             tools=tuple(f"{layer_prefix(layer)}/bin" for layer in layers),
-            env=resolve_env(spec.env, os.environ, where=f"task {task.id}: verifier.env"),
+            env=resolve_env(spec.env, readable_variables(task), where=f"task {task.id}: verifier.env"),
             timeout_s=max(1.0, deadline.left),
             collected=evidence.collected,
             before=evidence.before,
             record=evidence.record,
         )
+        if self._verifier is None:
+            refuse_host_code(task)
         verifier = self._verifier or verifier_for(spec, self._policy)
         forget = self._provision.forget
         return await grade.judge(case, evidence.sandbox, self._backend, verifier, forget=forget, prepare=prepare)
 
-    async def _site(self, site: Site, place: SandboxSpec, deadline: Deadline) -> SandboxSpec:
+    async def _site(self, task: Task, site: Site, place: SandboxSpec, deadline: Deadline) -> SandboxSpec:
         """A place of the verifier's own, with its image built."""
         built = await self._provision.image(site, self._backend, deadline)
         return msgspec.structs.replace(
             place,
             image=built.image,
-            layers=await self._provision.layers(site.layers),
-            env={**built.env, **resolve_env(site.env, os.environ, where="verifier.environment.env")},
+            layers=await self._provision.layers(site.layers, task),
+            env={
+                **built.env,
+                **resolve_env(site.env, readable_variables(task), where="verifier.environment.env"),
+            },
             workdir=site.workdir or built.workdir,
             user=built.user,
             resources=site.resources,

@@ -25,7 +25,7 @@ from rollyard.runs.rollout.act import act
 from rollyard.runs.rollout.conclude import conclude
 from rollyard.runs.rollout.context import AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed, run_hook
 from rollyard.runs.rollout.judge import Judge
-from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check
+from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_trust
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.sandbox_spec import rollout_spec
@@ -48,6 +48,7 @@ async def rollout(
 ) -> Rollout:
     """Run one attempt at one task. Bad options raise `ConfigError` before anything opens; all else is in the result."""
     check(plan, task, backend)
+    task = with_trust(plan, task)
     limits = plan.limits_for(task)
     stages = Stages(plan.rollout_id, limits, sink, plan.run_id)
     record = Record(task, plan, backend.name, stages)
@@ -86,8 +87,8 @@ async def _install(context: RolloutContext) -> str | None:
     if agent.layer == LayerSpec() and not context.task.layers and not any(tools):
         return None
     async with context.stages.stage("install"):
-        await provision.layers(context.task.layers)
-        await provision.verifier_layers(specs)
+        await provision.layers(context.task.layers, context.task)
+        await provision.verifier_layers(context.task, specs)
         try:
             return await provision.agent_layer(agent)
         except AgentInstallFailed as failed:

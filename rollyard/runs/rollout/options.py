@@ -58,6 +58,13 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str | None, _help("your own route to the gate, instead of a listener in the sandbox", "operator")
     ] = None
     allow_network: Annotated[bool, _help("accept tasks that ask for a public network", "operator")] = False
+    trust_tasks: Annotated[
+        bool,
+        _help("trust the authors of tasks from elsewhere with this machine; remembered for these files", "operator"),
+    ] = False
+    env: Annotated[
+        tuple[str, ...], _help("a variable of this machine that tasks from elsewhere may read", "operator")
+    ] = ()
     allow_unsafe: Annotated[bool, _help("accept a sandbox that isolates nothing", "operator")] = False
     mounts: Annotated[
         tuple[Mount, ...], _help("a directory of this machine to show in the sandbox, as JSON", "operator")
@@ -96,6 +103,8 @@ class RolloutFields(TypedDict, total=False):
     collect: Sequence[str]
     gate_url: str | None
     allow_network: bool
+    trust_tasks: bool
+    env: Sequence[str]
     allow_unsafe: bool
     mounts: Sequence[Mount]
     min_isolation: Isolation

@@ -22,7 +22,7 @@ from rollyard.core.task import Task
 from rollyard.gate import Budget
 from rollyard.runs.rollout.failures import classify
 from rollyard.runs.rollout.options import RolloutOptions
-from rollyard.tasks import requirements
+from rollyard.tasks import requirements, trust
 from rollyard.tools import Toolset
 
 AGENTS_MODEL = "policy"  # what agents call the model where nobody named one
@@ -86,9 +86,16 @@ def check_mode(mode: str) -> Mode:
     raise ConfigError(f"unknown mode {mode!r}; the modes are {', '.join(MODES)}")
 
 
+def with_trust(plan: RolloutPlan, task: Task) -> Task:
+    """The task, trusted as far as the options say."""
+    return trust.apply_trust(task, trust_tasks=plan.options.trust_tasks, env=plan.options.env)
+
+
 def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
     """Everything that can be refused before a sandbox opens, refused by name."""
     can, options = backend.capabilities, plan.options
+    if plan.verifier is None:
+        trust.refuse_host_code(with_trust(plan, task))
     requirements.refuse(task, backend.name, can, allow_network=options.allow_network)
     if not can.listen and options.gate_url is None and plan.agent.dialect is not None:
         raise Unsupported(

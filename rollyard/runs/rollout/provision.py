@@ -70,16 +70,16 @@ class Provision:
         built = await self.image(task, backend, deadline)
         if task.layers and not backend.capabilities.layers:
             raise Unsupported(f"backend {backend.name!r} mounts no layers, and task {task.id!r} names some")
-        layers = await self.layers(task.layers)
+        layers = await self.layers(task.layers, task)
         if layer is not None and backend.capabilities.layers:
             layers = (*layers, layer)
         return ProvisionedImage(built=built, layers=layers, agent_layer=layer)
 
-    async def verifier_layers(self, specs: Sequence[VerifierSpec]) -> None:
+    async def verifier_layers(self, task: Task, specs: Sequence[VerifierSpec]) -> None:
         """Build what judging will need before the agent runs: a tool that cannot be had must not cost an agent's work."""
         try:
             for spec in specs:
-                await self.layers((*spec.layers, *(spec.site.layers if spec.site is not None else ())))
+                await self.layers((*spec.layers, *(spec.site.layers if spec.site is not None else ())), task)
         except SandboxError as error:
             raise _tools_missing(error) from error
 
@@ -92,11 +92,12 @@ class Provision:
         except SandboxError as error:
             raise _tools_missing(error) from error
 
-    async def layers(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Ids for layers as a task writes them: an id, or pinned packages to build once."""
+    async def layers(self, names: Sequence[str], task: Task) -> tuple[str, ...]:
+        """Ids for layers as a task writes them: an id, or pinned packages to build once. Packages that an untrusted author
+        chose run no code on this machine."""
         found: list[str] = []
         for name in names:
-            spec = layer_spec(name)
+            spec = layer_spec(name, scripts=task.trusted)
             found.append(name if spec is None else await self.images.build_layer(spec))
         return tuple(found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ from rollyard.core.task import Task
 from rollyard.images.build_types import Built
 from rollyard.runs.rollout.plan import RolloutPlan
 from rollyard.tasks.host_variables import resolve_env
+from rollyard.tasks.trust import readable_variables
 
 
 def task_spec(
@@ -24,7 +24,7 @@ def task_spec(
     return SandboxSpec(
         image=built.image,
         layers=layers,
-        env={**built.env, **resolve_env(task.env, os.environ, where=f"task {task.id}")},
+        env={**built.env, **resolve_env(task.env, readable_variables(task), where=f"task {task.id}")},
         workdir=task.workdir or built.workdir or None,
         user=task.user or built.user,
         labels=labels,

@@ -57,7 +57,8 @@ async def carry_out(
     """The whole matrix of a config through one queue. `answering` are policies of the caller's, by name; an executor on other
     machines opens the config's there."""
     async with AsyncExitStack() as stack:
-        loading = partial(Taskset.load, config.tasks, allow_network=config.allow_network)
+        allowed = {"allow_network": config.allow_network, "trust_tasks": config.trust_tasks}
+        loading = partial(Taskset.load, config.tasks, **allowed)
         tasks = await anyio.to_thread.run_sync(loading)
         where = executor or Local()
         here = await _in_this_process(stack, config, store, answering) if where.name == Local.name else {}

@@ -34,7 +34,7 @@ from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.checks import check
-from rollyard.sandbox.local.disk import LocalDiskWatch
+from rollyard.sandbox.local.disk import LocalDiskWatch, disk_limit
 from rollyard.sandbox.local.inner import remains
 from rollyard.sandbox.local.job import ANSWER_S
 from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal
@@ -132,6 +132,8 @@ class LocalBackend:
 
     async def _open(self, spec: SandboxSpec) -> LocalSandbox:
         rootfs = await self._resolve(spec) if self._namespaced else Rootfs(lowers=())
+        if spec.options.get("nesting"):
+            rootfs = _keep_writes_inside(rootfs)
         sandbox_id = new_id("sbx")
         home = self._journal.home(sandbox_id)
         lock = home.make()
@@ -212,6 +214,7 @@ class LocalBackend:
             "binds": binds,
             "writable": str(home.fs) if spec.disk == "disk" and self._namespaced else None,
             "tmpfs_mb": spec.resources.disk_mb or DEFAULT_DISK_MB,
+            "inodes": disk_limit(spec.resources.disk_mb or DEFAULT_DISK_MB).inodes,
             "proc": self.level != "no_proc",
             "map": msgspec.to_builtins(self._ids),
             "cgroup_roots": recipe.roots,
@@ -330,3 +333,10 @@ def _discard(home: Home) -> None:
 
 def _matches(info: SandboxInfo, labels: Mapping[str, str] | None) -> bool:
     return all(info.labels.get(name) == value for name, value in (labels or {}).items())
+
+
+def _keep_writes_inside(rootfs: Rootfs) -> Rootfs:
+    """A program that may mount can make a read-only mount of the host's writable. What it writes below an overlay stays in the
+    sandbox, so with `nesting` every tree of the host is one."""
+    trees = tuple(msgspec.structs.replace(tree, writable=True) for tree in rootfs.trees)
+    return msgspec.structs.replace(rootfs, trees=trees)

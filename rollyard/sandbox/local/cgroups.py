@@ -20,6 +20,7 @@ from rollyard.core.sandbox import Resources
 Controller = Literal["memory", "pids", "cpu"]
 CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu")
 DEFAULT_PIDS = 4096
+MEMORY_SHARE = 0.5  # of the machine, for a sandbox that names no limit
 _PERIOD_US = 100_000
 _SWEEP_ROUNDS = 50
 
@@ -128,8 +129,20 @@ def _delegate(mount: Path, base: Path) -> None:
             (path / "cgroup.subtree_control").write_text(wanted)
 
 
+def default_memory_mb() -> int | None:
+    """What a sandbox gets that names no limit of memory; None where the machine does not say what it has."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        total = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+    return max(1, int(total * MEMORY_SHARE) // 1024)
+
+
 def recipe(cgroups: Cgroups, resources: Resources) -> Recipe:
     """Groups only in hierarchies that have something to limit: joining each costs milliseconds."""
+    if resources.memory_mb is None:
+        resources = msgspec.structs.replace(resources, memory_mb=default_memory_mb())
     wanted: dict[Controller, bool] = {
         "memory": resources.memory_mb is not None,
         "pids": True,

@@ -8,6 +8,7 @@ from rollyard.core.errors import ConfigError, IsolationTooWeak, Unsupported
 from rollyard.core.sandbox import Capabilities, SandboxSpec, at_least
 
 OPTIONS = frozenset({"nesting", "ports"})
+MAX_LABELS, MAX_LABEL_NAME, MAX_LABEL_VALUE = 256, 256, 4096
 
 
 def check(spec: SandboxSpec, got: Capabilities, allowed_mounts: tuple[Path, ...]) -> None:
@@ -26,10 +27,15 @@ def check(spec: SandboxSpec, got: Capabilities, allowed_mounts: tuple[Path, ...]
             hint="run as root, or add ranges to /etc/subuid and /etc/subgid",
         )
     _network(spec, got)
+    _labels(spec)
     if unknown := set(spec.options) - OPTIONS:
         raise Unsupported(f"the local backend has no option {sorted(unknown)}", hint=f"it has {sorted(OPTIONS)}")
     if spec.options.get("nesting") and not spec.allow_unsafe:
         raise ConfigError("options.nesting weakens the system-call filter", hint="say allow_unsafe=True")
+    if spec.options.get("nesting") and any(not mount.writable for mount in spec.mounts):
+        raise ConfigError(
+            "options.nesting lets programs make a read-only mount writable", hint="drop the mount, or say writable=True"
+        )
     if not got.images and (spec.image != "host" or spec.layers or spec.mounts):
         raise Unsupported(
             f"images, layers and mounts need namespaces, and isolation here is {got.isolation!r}",
@@ -37,6 +43,17 @@ def check(spec: SandboxSpec, got: Capabilities, allowed_mounts: tuple[Path, ...]
         )
     for mount in spec.mounts:
         _mount(mount.remote_dir, mount.local_dir, allowed_mounts)
+
+
+def _labels(spec: SandboxSpec) -> None:
+    if len(spec.labels) > MAX_LABELS:
+        raise ConfigError(f"a sandbox has at most {MAX_LABELS} labels, got {len(spec.labels)}")
+    for name, value in spec.labels.items():
+        if len(name) > MAX_LABEL_NAME or len(value) > MAX_LABEL_VALUE:
+            raise ConfigError(
+                f"label {name[:MAX_LABEL_NAME]!r} is too long",
+                hint=f"names have at most {MAX_LABEL_NAME} characters, values {MAX_LABEL_VALUE}",
+            )
 
 
 def _network(spec: SandboxSpec, got: Capabilities) -> None:

@@ -1,33 +1,40 @@
 """The watch over what sandboxes write to disk. (A tmpfs upper needs none: the kernel bounds it.)
 
 Counting a tree costs a walk, so nothing is counted while the file system as a whole has not filled by a noticeable amount.
-A sandbox over its limit has its programs ended; its files stay, so that it can still be judged.
+What counts are blocks and inodes, also those of files that have no name any more and that a process still holds. A sandbox over
+its limit has its programs ended; its files stay, so that it can still be judged. An error in one counting ends neither the watch
+nor the counting of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import stat
 from pathlib import Path
 
 from rollyard.core.errors import SandboxError
 from rollyard.core.log import Log
 from rollyard.images import tree_pipe
+from rollyard.images.tree_pipe import DiskUse
 from rollyard.sandbox.local.box import LocalSandbox
 
 _NOTICEABLE = 2**20
+_NOTICEABLE_INODES = 512
+_BYTES_PER_INODE = 4096
 
 
 class LocalDiskWatch:
     def __init__(self, root: Path, *, every_s: float = 1.0) -> None:
         self._root = root
         self._every = every_s
-        self._limits: dict[str, tuple[LocalSandbox, int]] = {}
+        self._limits: dict[str, tuple[LocalSandbox, DiskUse]] = {}
         self._task: asyncio.Task[None] | None = None
         self._log = Log("rollyard.sandbox.local")
 
     def add(self, box: LocalSandbox, limit_mb: int) -> None:
-        self._limits[box.id] = (box, limit_mb * 2**20)
+        self._limits[box.id] = (box, disk_limit(limit_mb))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch(), name="rollyard-disk")
 
@@ -39,17 +46,28 @@ class LocalDiskWatch:
         while self._limits:
             await asyncio.sleep(self._every)
             now = _used(self._root)
-            if now - before < _NOTICEABLE:
-                before = min(before, now)
+            if now.bytes - before.bytes < _NOTICEABLE and now.inodes - before.inodes < _NOTICEABLE_INODES:
+                before = DiskUse(min(before.bytes, now.bytes), min(before.inodes, now.inodes))
                 continue
             before = now
             for box, limit in list(self._limits.values()):
-                used = await asyncio.to_thread(tree_pipe.usage, str(box.written))
-                if used > limit:
+                try:
+                    used = await asyncio.to_thread(_used_by, box)
+                except OSError as error:
+                    self._log.warning("sandbox.disk_not_counted", sandbox=box.id, error=str(error))
+                    continue
+                if used.bytes > limit.bytes or used.inodes > limit.inodes:
                     await self._stop(box, used, limit)
 
-    async def _stop(self, box: LocalSandbox, used: int, limit: int) -> None:
-        self._log.warning("sandbox.over_disk_limit", sandbox=box.id, used_mb=used >> 20, limit_mb=limit >> 20)
+    async def _stop(self, box: LocalSandbox, used: DiskUse, limit: DiskUse) -> None:
+        self._log.warning(
+            "sandbox.over_disk_limit",
+            sandbox=box.id,
+            used_mb=used.bytes >> 20,
+            limit_mb=limit.bytes >> 20,
+            inodes=used.inodes,
+            max_inodes=limit.inodes,
+        )
         try:
             await box.kill_processes()
         except SandboxError:  # it ended meanwhile
@@ -61,6 +79,45 @@ class LocalDiskWatch:
             await asyncio.gather(self._task, return_exceptions=True)
 
 
-def _used(root: Path) -> int:
+def disk_limit(limit_mb: int) -> DiskUse:
+    return DiskUse(limit_mb * 2**20, limit_mb * 2**20 // _BYTES_PER_INODE)
+
+
+def _used(root: Path) -> DiskUse:
     status = os.statvfs(root)
-    return (status.f_blocks - status.f_bfree) * status.f_frsize
+    return DiskUse((status.f_blocks - status.f_bfree) * status.f_frsize, status.f_files - status.f_ffree)
+
+
+def _used_by(box: LocalSandbox) -> DiskUse:
+    named = tree_pipe.usage(str(box.written))
+    nameless = _nameless_files(box.info.pid) if box.capabilities.images and box.info.pid else DiskUse(0, 0)
+    return DiskUse(named.bytes + nameless.bytes, named.inodes + nameless.inodes)
+
+
+def _nameless_files(first: int) -> DiskUse:
+    """Files and directories without a name that a process of the sandbox holds open or mapped. `first` is its first process."""
+    try:
+        namespace = Path(f"/proc/{first}/ns/pid").readlink()
+    except OSError:
+        return DiskUse(0, 0)
+    found: dict[tuple[int, int], int] = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for link in _held_files(pid, namespace):
+            with contextlib.suppress(OSError):
+                status = Path(link).stat()
+                kind = stat.S_IFMT(status.st_mode)
+                if status.st_nlink == 0 and kind in (stat.S_IFREG, stat.S_IFDIR):
+                    found[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return DiskUse(sum(found.values()), len(found))
+
+
+def _held_files(pid: str, namespace: Path) -> list[str]:
+    links: list[str] = []
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/ns/pid").readlink() != namespace:
+            return []
+        links = [f"/proc/{pid}/cwd"]
+        for place in ("fd", "map_files"):
+            with contextlib.suppress(OSError):
+                links += [f"/proc/{pid}/{place}/{name}" for name in os.listdir(f"/proc/{pid}/{place}")]
+    return links

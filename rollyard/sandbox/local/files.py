@@ -107,6 +107,7 @@ class LocalFiles:
         return msgspec.convert(reply, Stat)
 
     async def list_dir(self, path: str) -> list[Stat]:
+        """Up to 50,000 entries; a larger directory is EFBIG."""
         reply, _ = await self._ask("list", path=self._path(path))
         return msgspec.convert(reply["entries"], list[Stat])
 

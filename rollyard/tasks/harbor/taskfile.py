@@ -16,6 +16,10 @@ from rollyard.tasks.harbor.files import TaskFiles
 
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _NETWORK = {"public": "host", "no-network": "none", "allowlist": "allowlist"}
+_PARTS = (
+    "task.toml", "instruction.md", "trajectory.json", "environment", "environment/Dockerfile", "environment/.dockerignore",
+    "environment/docker-compose.yaml", "environment/docker-compose.yml", "tests", "tests/Dockerfile", "solution", "workdir",
+)  # fmt: skip
 
 
 class ExtraFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +38,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     layers: list[str] = []
     verifier_layers: list[str] = []
     carry_workdir: bool | None = None
+    safe_path: bool = True
     setup: str | list[str] = []  # a string is one command
     files: list[ExtraFile] = []
     limits: dict[str, float] = {}
@@ -47,12 +52,15 @@ class TaskFolder:
         self.root, self.toml = root, root / "task.toml"
         self.allow_network = allow_network
         self.files = TaskFiles(root)
+        self._refuse_way_out(root)
         raw = read_toml(self.toml)
         try:
             self.file = schema.parse(raw)
             self.extra = msgspec.convert(self.file.metadata.get("rollyard", {}), Extra)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{self.toml}: {field_error(error)}") from error
+        for step in self.file.steps or ():
+            self._refuse_way_out(root / "steps" / step.name)
 
     def fail(self, field: str, message: str, hint: str | None = None) -> ConfigError:
         return ConfigError(f"{self.toml}: {field}: {message}", hint=hint)
@@ -68,6 +76,12 @@ class TaskFolder:
                 "pass allow_network=True (--allow-network), or set network_mode = 'no-network'",
             )
         return _NETWORK[mode], tuple(schema.normal_host(host) for host in table.allowed_hosts or ())
+
+    def _refuse_way_out(self, place: Path) -> None:
+        """Links of the folder's own parts never lead out of it: what they show could be a secret of the host."""
+        for name in _PARTS:
+            if not (place / name).resolve().is_relative_to(self.root):
+                raise ConfigError(f"{place / name}: a link leads out of the task folder")
 
     def text(self, path: Path) -> str:
         try:

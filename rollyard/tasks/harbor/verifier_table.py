@@ -39,6 +39,7 @@ def read_verifier(load: TaskFolder, step: schema.StepTable | None, field: str) -
         tests=tests,
         bundled=bundled,
         carry_workdir=extra.carry_workdir if extra.carry_workdir is not None else not separate,
+        safe_path=extra.safe_path,
         env={**table.env, **own.env},
         user=user_name(user),
         timeout_s=own.timeout_sec if own.timeout_sec is not None else table.timeout_sec,

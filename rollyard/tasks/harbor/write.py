@@ -219,6 +219,7 @@ def _extra(task: Task, root: Path) -> dict[str, Any]:
             "verifier": spec.kind if spec.kind != "harbor" else None,
             "options": dict(spec.options),
             "verifier_layers": list(spec.layers),
+            "safe_path": None if spec.safe_path else False,
         }
     return _compact(extra)
 

@@ -1,7 +1,8 @@
 """Shell commands as a verifier: each passes when it exits with 0.
 
 `score = "fraction"` (default) gives the weighted share that passed, `"all"` gives 1 or 0. Exit codes are read on the host, so
-nothing in the sandbox can write the reward. A command that runs too long has failed; one that was lost leaves no reward.
+nothing in the sandbox can write the reward. A command that runs too long has failed; one that was lost leaves no reward, and so
+does one whose test runner cannot start on the untouched image either (`runner.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rollyard.core.protocols import Policy, Sandbox, Verifier
 from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.task import VerifierSpec
 from rollyard.tasks.verifiers.options import read_options
+from rollyard.tasks.verifiers.runner import RunnerNotStarted, not_started
 from rollyard.tasks.verifiers.tests import upload_tests
 
 
@@ -43,9 +45,20 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
         if spec.tests:
             await upload_tests(spec, sandbox, rollout)
         records = [await _run(sandbox, check, check.timeout_s or options.timeout_s) for check in checks]
-        return _verdict(checks, records, options.score)
+        verdict = _verdict(checks, records, options.score)
+        if verdict.reward is not None and (cause := _not_started(records)) is not None:
+            raise RunnerNotStarted(cause, verdict)
+        return verdict
 
     return commands
+
+
+def _not_started(records: list[CommandRecord]) -> str | None:
+    """The first command whose output says that its runner is missing. An exit code of 127 alone says nothing: the program may
+    be what the agent was asked for."""
+    failed = [record for record in records if record.exit_code != 0 and not record.timed_out]
+    causes = ((record, not_started(f"{record.stdout}\n{record.stderr}", None)) for record in failed)
+    return next((f"{record.command!r}: {cause}" for record, cause in causes if cause is not None), None)
 
 
 async def _run(sandbox: Sandbox, check: CommandCheck, timeout_s: float) -> CommandRecord:

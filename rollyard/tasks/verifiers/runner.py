@@ -19,10 +19,11 @@ _SIGNS = re.compile(
         .*:\ error:\ unrecognized\ arguments:.*
       | ERROR:\ usage:\ .*
       | ERROR:\ (file\ or\ directory\ )?not\ found:\ /tests.*
-      | .*No\ module\ named\ '?pytest'?
+      | .*No\ module\ named\ '?pytest'?\)?
       | (.*[:\s])?(pytest|py\.test|python[\d.]*|uvx?|pip3?):\ (command\ )?not\ found
       | .*env:\ .?(pytest|python[\d.]*|uvx?|bash|sh).{0,3}:\ No\ such\ file\ or\ directory
       | .*bad\ interpreter:.*
+      | \S*sh:\ (line\ )?\d+:\ /tests/\S+:\ (not\ found|No\ such\ file\ or\ directory|cannot\ execute.*)
     )$""",
     re.MULTILINE | re.VERBOSE,
 )

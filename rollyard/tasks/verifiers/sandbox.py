@@ -2,8 +2,8 @@
 
 A program's environment comes from the pristine image and the host, never from files the agent could write. What is left are the
 places programs look by themselves: HOME is new and empty, and so is Python's user site, which a test script may fill; git runs no
-hooks; with tools of its own the verifier's PATH starts with them. For what Python and pytest find in the image see
-`python_startup.py`. A task's `[verifier.env]` is applied last and may say otherwise, as a test that inspects the agent's home has
+hooks; with tools of its own the verifier's PATH starts with them. For what programs find in the agent's files see
+`planted.py`. A task's `[verifier.env]` is applied last and may say otherwise, as a test that inspects the agent's home has
 to.
 """
 
@@ -21,6 +21,7 @@ from rollyard.core.sandbox_wrapper import SandboxWrapper
 TESTS = "/tests"
 LOGS = "/logs/verifier"
 HOME = "/logs/verifier-home"
+SAFE_PATH = f"{HOME}/.safe-path"  # Python's own modules before the agent's; see `inside/safe_path.py`
 
 _GIT = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", "core.pager": "cat", "safe.directory": "*"}
 
@@ -29,16 +30,23 @@ CLEAN: Mapping[str, str] = {
     "PYTHONUSERBASE": f"{HOME}/.local",
     "PYTHONDONTWRITEBYTECODE": "1",
     "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
     "GIT_CONFIG_COUNT": str(len(_GIT)),
     **{f"GIT_CONFIG_KEY_{number}": key for number, key in enumerate(_GIT)},
     **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(_GIT.values())},
 }
 
 
-def clean_env(image: Mapping[str, str], tools: tuple[str, ...], extra: Mapping[str, str]) -> dict[str, str]:
+def clean_env(
+    image: Mapping[str, str], tools: tuple[str, ...], extra: Mapping[str, str], *, safe_path: bool = True
+) -> dict[str, str]:
     """`image` is the pristine image's own environment; `tools` are the bin directories of the verifier's layers."""
     path = {"PATH": ":".join((*tools, image.get("PATH") or DEFAULT_PATH))} if tools else {}
-    return {**CLEAN, **path, **extra}
+    env = {**CLEAN, **path, **extra}
+    if safe_path:
+        said = env.get("PYTHONPATH") or image.get("PYTHONPATH")
+        env["PYTHONPATH"] = f"{SAFE_PATH}:{said}" if said else SAFE_PATH
+    return env
 
 
 class VerifierSandbox(SandboxWrapper):

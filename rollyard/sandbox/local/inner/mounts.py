@@ -44,7 +44,7 @@ class StagingArea:
         if plan["writable"]:
             sys.move_mount(mounts.pop(0), "w")
         else:
-            sys.mount("tmp", "w", "tmpfs", 0, f"mode=755,size={plan['tmpfs_mb']}m")
+            sys.mount("tmp", "w", "tmpfs", 0, f"mode=755,size={plan['tmpfs_mb']}m,nr_inodes={plan['inodes']}")
             upper = os.open("w", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         _overlay("root", _place("l", [mounts.pop(0) for _ in plan["lowers"]]))
         attach = _trees(plan, held, mounts)

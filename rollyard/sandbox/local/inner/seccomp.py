@@ -1,9 +1,9 @@
 """The system-call filter every program in a sandbox inherits: a hand-assembled BPF program, no library.
 
-It refuses what a coding agent never needs and what reaches past the namespaces: other socket families (AF_VSOCK is not
-confined by a network namespace), kernel attack surface (bpf, perf, io_uring, userfaultfd, keys, modules), making new
-namespaces and mounts. It is not a sandbox by itself. Refusals are EPERM, except clone3, whose flags a filter cannot see:
-ENOSYS makes every libc fall back to clone, whose flags it can.
+It refuses what a coding agent never needs and what reaches past the namespaces: socket families other than UNIX, IP and
+netlink (AF_VSOCK is not confined by a network namespace), kernel attack surface (bpf, perf, io_uring, userfaultfd, keys,
+modules), making new namespaces and mounts. It is not a sandbox by itself. Refusals are EPERM, except clone3, whose flags a
+filter cannot see: ENOSYS makes every libc fall back to clone, whose flags it can.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "lookup_dcookie": (212, 18),
 }
 _CLONE, _CLONE3, _UNSHARE, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (272, 97), (41, 198), (53, 199)
-_FAMILIES = (socket.AF_VSOCK, socket.AF_ALG, socket.AF_PACKET)
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)  # all that programs may open
 _NAMESPACES = (
     syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWCGROUP
@@ -97,8 +97,8 @@ def program(machine: str, *, nesting: bool = False) -> bytes:
     for pair in (_SOCKET, _SOCKETPAIR):
         out += [_op(_JEQ, pair[index], 0, 2 + 2 * len(_FAMILIES)), _op(_LD, _ARG0)]
         for family in _FAMILIES:
-            out += [_op(_JEQ, family, 0, 1), refuse]
-        out += [_op(_RET, _ALLOW)]
+            out += [_op(_JEQ, family, 0, 1), _op(_RET, _ALLOW)]
+        out += [refuse]
     return b"".join([*out, _op(_RET, _ALLOW)])
 
 

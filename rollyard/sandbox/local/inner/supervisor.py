@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from rollyard.core import folders
 from rollyard.images import tree_pipe
-from rollyard.sandbox.local.inner import files, keeper, landlock, protocol, syscalls, users
+from rollyard.sandbox.local.inner import files, keeper, landlock, protocol, shared_memory, syscalls, users
 from rollyard.sandbox.local.inner.protocol import Message
 
 _FINISHED_KEPT = 4096
@@ -342,6 +342,8 @@ class Supervisor:
         for job in self._jobs.values():
             job.killed = True
         self._end_all()
+        if self._namespace:
+            shared_memory.remove_shared_memory()
         return {}
 
     def _end_all(self) -> None:
@@ -441,19 +443,33 @@ class Supervisor:
         return {}
 
     def op_remove(self, message: Message, _fds: list[int], client: _Client) -> Message | None:
-        os.lstat(message["path"])
-        return self._work(message, client, lambda: _done(folders.remove(message["path"])))
+        path: str = message["path"]
+        os.lstat(path)
+
+        def remove(anyones: bool) -> Message:
+            at, name = files.open_parent(path, follow=False, anyones=anyones)
+            folders.remove(path if anyones or self._proc_dev is None else f"/proc/self/fd/{at}/{name}")
+            os.close(at)
+            return {}
+
+        return self._work(message, client, lambda: files.as_link_owner(remove))
 
     def op_unpack(self, message: Message, fds: list[int], client: _Client) -> Message | None:
         user = users.find(message.get("user"))
         files.make_dirs(message["path"], 0o755, user)
 
-        def task() -> Message:
+        path: str = message["path"]
+
+        def unpack(anyones: bool) -> Message:
+            at, name = files.open_parent(path, follow=True, anyones=anyones)
+            where = path if anyones or self._proc_dev is None else f"/proc/self/fd/{at}/{name}"
+            owner = (user.uid, user.gid) if (user.uid or user.gid) and not anyones else None
             with open(fds[0], "rb", closefd=False) as source:
-                tree_pipe.unpack(source, message["path"], owner=(user.uid, user.gid) if user.uid or user.gid else None)
+                tree_pipe.unpack(source, where, owner=owner)
+            os.close(at)
             return {}
 
-        return self._work(message, client, task)
+        return self._work(message, client, lambda: files.as_link_owner(unpack))
 
     def op_pack(self, message: Message, fds: list[int], client: _Client) -> Message | None:
         def task() -> Message:
@@ -493,10 +509,6 @@ class Supervisor:
         self._exit()
 
 
-def _done(_nothing: None) -> Message:
-    return {}
-
-
 def _ticks(pid: int) -> list[int]:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -509,4 +521,5 @@ def _ticks(pid: int) -> list[int]:
 def _refusal(error: OSError) -> Message:
     path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
     name = errno.errorcode.get(error.errno or 0, "EIO")
-    return {"error": name, "path": path if isinstance(path, str) else None, "text": error.strerror}
+    known = isinstance(path, str) and path.startswith("/") and not path.startswith("/proc/self/fd/")
+    return {"error": name, "path": path if known else None, "text": error.strerror}

@@ -6,6 +6,7 @@ Numbers above 423 are the same on every architecture; the few older ones are in 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -37,6 +38,7 @@ AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE, MOVE_MOUNT_F_EMPTY_PATH = -100, 0x1000, 0
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 0x1, 0x2, 0x4, 0x100000
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x02, 0x04, 0x08, 0x10
 
+IPC_RMID = 0
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 15, 22, 24
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 
@@ -96,6 +98,23 @@ def umount(target: str, flags: int = MNT_DETACH) -> None:
 
 def pivot_root(new: str, old: str) -> None:
     _call(NUMBERS[MACHINE]["pivot_root"], os.fsencode(new), os.fsencode(old), what="pivot_root")
+
+
+def set_file_ids(uid: int, gid: int) -> None:
+    """Whose rights this process has on files, and who owns what it makes; all other rights stay. For one thread."""
+    _libc.setfsgid(ctypes.c_uint(gid))
+    _libc.setfsuid(ctypes.c_uint(uid))
+    if _libc.setfsuid(ctypes.c_uint(0xFFFFFFFF)) != uid:
+        raise PermissionError(errno.EPERM, "the file ids cannot be set")
+
+
+def remove_ipc(kind: str, number: int) -> None:
+    """A System V segment (`shm`), semaphore set (`sem`) or queue (`msg`); one that is gone is fine."""
+    if kind == "sem":
+        _libc.semctl(ctypes.c_int(number), ctypes.c_int(0), ctypes.c_int(IPC_RMID), ctypes.c_int(0))
+    else:
+        control = _libc.shmctl if kind == "shm" else _libc.msgctl
+        control(ctypes.c_int(number), ctypes.c_int(IPC_RMID), None)
 
 
 def sethostname(name: str) -> None:

@@ -14,7 +14,14 @@ from rollyard.sandbox.local.inner.zygote import NAMESPACES
 
 _USR = {"target": "/usr", "source": "/usr", "writable": True, "over": []}
 _LOWER = os.path.dirname(os.path.abspath(__file__))  # any directory that is there will do
-PLAN: dict[str, Any] = {"writable": None, "tmpfs_mb": 1, "lowers": [_LOWER], "trees": [_USR], "binds": []}
+PLAN: dict[str, Any] = {
+    "writable": None,
+    "tmpfs_mb": 1,
+    "inodes": 256,
+    "lowers": [_LOWER],
+    "trees": [_USR],
+    "binds": [],
+}
 
 
 def attempt(id_map: dict[str, Any], *, proc: bool) -> str | None:

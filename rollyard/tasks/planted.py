@@ -1,0 +1,82 @@
+"""What an agent can leave so that programs of the judge do its bidding: looked at before it starts, put back before the tests.
+
+Three things, each in its own file: what Python and pytest load unasked (`python_startup.py`), what git does unasked
+(`git_settings.py`), links that lead the tests astray (`planted_links.py`). A fourth is guarded while the tests run: modules in
+the working directory that stand before Python's own (`inside/safe_path.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from rollyard.core.protocols import Sandbox
+from rollyard.tasks import git_settings, planted_links, python_startup
+from rollyard.tasks.git_settings import Repository
+from rollyard.tasks.python_startup import StartUp
+from rollyard.tasks.verifiers.sandbox import SAFE_PATH
+
+_TIMEOUT_S = 60.0
+_RUNNERS = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging")
+_GUARDED = frozenset((*sys.stdlib_module_names, *_RUNNERS))
+_FILE_NAMES = re.compile(r"\b(\w+)(?:\.py\b|/)|\bmodule `?(\w+)")
+_FIND_MODULES = (
+    r"""find "$1" -maxdepth 4 \( -name node_modules -o -name .git \) -prune -o \( -type d -o -name '*.py' \) -print"""
+)
+
+
+class Before(msgspec.Struct, frozen=True, kw_only=True):
+    """How things were before the agent. `start_up` is None where a sealed verdict looks itself, in the pristine image."""
+
+    start_up: StartUp | None = None
+    links: Mapping[str, str] = {}
+    repositories: Mapping[str, Repository] = {}
+    modules: tuple[str, ...] = ()
+
+
+async def look(sandbox: Sandbox, workdir: str, *, start_up: bool = True) -> Before:
+    """What is there now. The caller knows that the agent has not run yet."""
+    found = await python_startup.look(sandbox, workdir) if start_up else None
+    if workdir.rstrip("/") == "":
+        return Before(start_up=found)
+    links = await planted_links.list_links(sandbox, (workdir,))
+    return Before(
+        start_up=found,
+        links={path: link.target for path, link in (links or {}).items()},
+        repositories=await git_settings.list_repositories(sandbox, workdir),
+        modules=await _list_modules(sandbox, workdir),
+    )
+
+
+async def put_back(sandbox: Sandbox, before: Before, workdir: str) -> list[str]:
+    """Undo what the agent added or changed; a note for each file."""
+    notes = await python_startup.put_back(sandbox, before.start_up, workdir) if before.start_up is not None else []
+    if workdir.rstrip("/") == "":
+        return notes
+    return notes + await git_settings.restore_repositories(sandbox, workdir, before.repositories)
+
+
+async def remove_links(sandbox: Sandbox, before: Before, places: Sequence[str]) -> list[str]:
+    return await planted_links.remove_links(sandbox, [place for place in places if place.strip("/")], before.links)
+
+
+async def guard_modules(sandbox: Sandbox, before: Before, workdir: str, texts: Iterable[str], user: str | None) -> None:
+    """Python's own modules before those of the working directory, less the ones that these texts of the task speak of."""
+    asked = {name for text in texts for match in _FILE_NAMES.finditer(text) for name in match.groups() if name}
+    known = [path.removesuffix(".py") for path in before.modules]
+    lines = [workdir.rstrip("/"), *sorted(asked & _GUARDED), *known]
+    code = importlib.resources.files("rollyard.inside").joinpath("safe_path.py").read_bytes()
+    await sandbox.write(f"{SAFE_PATH}/sitecustomize.py", code, mode=0o644, user=user)
+    await sandbox.write(f"{SAFE_PATH}/keep", "".join(f"{line}\n" for line in lines), mode=0o644, user=user)
+
+
+async def _list_modules(sandbox: Sandbox, workdir: str) -> tuple[str, ...]:
+    """Modules and directories whose names are Python's own."""
+    command = ["/bin/sh", "-c", _FIND_MODULES, "find", workdir.rstrip("/")]
+    done = await sandbox.exec(command, cwd="/", env={"LC_ALL": "C"}, timeout=_TIMEOUT_S)
+    paths = done.stdout.decode("utf-8", "replace").splitlines()
+    return tuple(path for path in paths if path.rpartition("/")[2].removesuffix(".py") in _GUARDED)

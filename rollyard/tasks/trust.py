@@ -1,0 +1,118 @@
+"""Who may reach the host: the user's own tasks may, tasks from elsewhere may not until the user says so.
+
+A task below the working directory is the user's own, and so is one made in Python. Any other is untrusted: it reads no variables
+of the host but those named by `--env`, its files and links stay in its folder, its verifier does not run in the runner's process,
+and packages of its layers run no install scripts. `--trust-tasks` lifts this, and is remembered for exactly these files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from rollyard.core import folders
+from rollyard.core.errors import ConfigError
+from rollyard.core.task import Site, Task, VerifierSpec
+
+HINT = "--trust-tasks (trust_tasks=True) lets these tasks reach this machine"
+
+
+def is_trusted(path: Path, *, trust_tasks: bool) -> bool:
+    """`trust_tasks` says so now; for these very files it may have been said before."""
+    place = path.resolve()
+    if is_own(place):
+        return True
+    digest = source_digest(place)
+    if trust_tasks:
+        _remember(digest, place)
+    return trust_tasks or digest in _remembered()
+
+
+def is_own(place: Path) -> bool:
+    here = Path.cwd().resolve()
+    return here != Path(here.anchor) and place.is_relative_to(here)
+
+
+def source_digest(place: Path) -> str:
+    """Over every file, also those that a task's ignore files leave out: they could be code."""
+    outer = hashlib.sha256()
+    names = sorted(folders.entries(place)) if place.is_dir() else [""]
+    for name in names:
+        file = place / name
+        if file.is_symlink():
+            outer.update(f"{name}\0{file.readlink()}\n".encode("utf-8", "surrogateescape"))
+        elif file.is_file():
+            with file.open("rb") as handle:
+                digest = hashlib.file_digest(handle, "sha256").hexdigest()
+            outer.update(f"{name}\0{digest}\n".encode("utf-8", "surrogateescape"))
+    return f"sha256:{outer.hexdigest()}"
+
+
+def _trust_file() -> Path:
+    root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return root / "rollyard" / "trusted-tasks"
+
+
+def _remembered() -> set[str]:
+    try:
+        return {line.partition(" ")[0] for line in _trust_file().read_text().splitlines()}
+    except OSError:
+        return set()
+
+
+def _remember(digest: str, place: Path) -> None:
+    file = _trust_file()
+    if digest in _remembered():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as lines:
+        lines.write(f"{digest} {str(place)!a}\n")
+
+
+def mark_untrusted(task: Task, root: Path) -> Task:
+    """The task as one whose author is not trusted; a path of the host that leaves `root` is refused."""
+    inside = root.resolve()
+    for path in _host_paths(task):
+        if not Path(path).resolve().is_relative_to(inside):
+            raise ConfigError(f"task {task.id!r}: {path} is outside {inside}, where this task comes from", hint=HINT)
+    return msgspec.structs.replace(task, trusted=False)
+
+
+def _host_paths(task: Task) -> Iterator[str]:
+    steps = task.steps
+    specs = [spec for spec in (task.verifier, *(step.verifier for step in steps)) if spec is not None]
+    sites: list[Site] = [task, *(spec.site for spec in specs if spec.site is not None)]
+    found: list[str | None] = [task.solution, task.source, *(file.source for file in task.files)]
+    found += [path for site in sites for path in (site.build, site.compose)]
+    found += [path for step in steps for path in (step.workdir_files, step.solution)]
+    found += [path for spec in specs for path in spec.tests]
+    found += [str(spec.options["folder"]) for spec in specs if spec.options.get("folder")]
+    yield from (path for path in found if path is not None)
+
+
+def refuse_host_code(task: Task) -> None:
+    """A verifier that is Python code runs in the runner's own process."""
+    specs: list[VerifierSpec | None] = [task.verifier, *(step.verifier for step in task.steps)]
+    if not task.trusted and any(spec is not None and spec.kind == "python" for spec in specs):
+        raise ConfigError(
+            f"task {task.id!r} comes from elsewhere, and its verifier is Python code that would run in this process",
+            hint=HINT,
+        )
+
+
+def apply_trust(task: Task, *, trust_tasks: bool, env: tuple[str, ...]) -> Task:
+    """What the caller of one rollout says about the author of its task."""
+    if task.trusted or trust_tasks:
+        return msgspec.structs.replace(task, trusted=True) if not task.trusted else task
+    return msgspec.structs.replace(task, host_env=env)
+
+
+def readable_variables(task: Task) -> Mapping[str, str]:
+    """Variables of the host that the task's templates may name."""
+    if task.trusted:
+        return os.environ
+    return {name: os.environ[name] for name in task.host_env if name in os.environ}

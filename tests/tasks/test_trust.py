@@ -1,0 +1,210 @@
+"""A task's author is not trusted with the host: what a task from elsewhere may try is refused, until the user says otherwise."""
+
+import io
+import json
+import stat
+import subprocess
+import tarfile
+
+import msgspec
+import pytest
+
+import rollyard as ry
+from rollyard.core.agent import LayerSpec
+from rollyard.core.errors import CommandFailed, ConfigError
+from rollyard.images.layers import Layers
+from rollyard.policy.scripted_policy import scripted
+from rollyard.tasks.layers import layer_spec
+from rollyard.tasks.lint import lint
+
+pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]
+
+PLACE = '[metadata.rollyard]\ngrade = "sealed"\n{}\n[environment]\ndocker_image = "host"\nworkdir = "/app"\n'
+SECRET = PLACE.format("") + 'env = { LEAK = "${HOST_SECRET:-nothing}" }\n'
+SHOWS = {
+    "solution/solve.sh": '#!/bin/sh\necho "$LEAK" > /app/leak\n',
+    "tests/test.sh": "#!/bin/sh\ngrep -c 'very secret' /app/leak > /logs/verifier/reward.txt\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    """A user of its own, who works in `own`; everything beside it comes from elsewhere."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOST_SECRET", "very secret")
+    (tmp_path / "own").mkdir()
+    monkeypatch.chdir(tmp_path / "own")
+    return tmp_path / "state" / "rollyard" / "trusted-tasks"
+
+
+async def reward(task, backend, agent="oracle", **options):
+    return (await ry.run_rollout(task, agent=agent, policy=scripted([]), sandbox=backend, **options)).reward
+
+
+async def test_a_variable_of_the_host_stays_there_unless_it_is_named(folders, backend, tmp_path):
+    (task,) = ry.Taskset.load(folders.simple(tmp_path / "elsewhere", SECRET, **SHOWS))
+    assert not task.trusted
+    assert await reward(task, backend) == 0.0
+    assert await reward(task, backend, env=["HOST_SECRET"]) == 1.0
+    assert await reward(task, backend, trust_tasks=True) == 1.0
+    (own,) = ry.Taskset.load(folders.simple(tmp_path / "own" / "task", SECRET, **SHOWS))
+    assert own.trusted
+    assert await reward(own, backend) == 1.0
+
+
+async def test_a_variable_that_is_needed_says_how_it_is_given(folders, backend, tmp_path):
+    toml = PLACE.format("") + 'env = { LEAK = "${HOST_SECRET}" }\n'
+    (task,) = ry.Taskset.load(folders.simple(tmp_path / "elsewhere", toml, **SHOWS))
+    done = await ry.run_rollout(task, agent="oracle", policy=scripted([]), sandbox=backend)
+    assert done.reward is None
+    assert "HOST_SECRET" in done.failure.message
+    assert "--env HOST_SECRET" in done.failure.hint
+
+
+async def test_a_variable_reaches_neither_verifier_nor_tool_servers(folders, backend, tmp_path):
+    toml = PLACE.format("") + '[verifier.env]\nLEAK = "${HOST_SECRET:-nothing}"\n'
+    script = '#!/bin/sh\n[ "$LEAK" = nothing ]\necho $((1 - $?)) > /logs/verifier/reward.txt\n'
+    (task,) = ry.Taskset.load(folders.simple(tmp_path / "elsewhere", toml, **{"tests/test.sh": script}))
+    assert await reward(task, backend) == 1.0
+
+
+async def test_trust_is_remembered_for_exactly_these_files(folders, tmp_path, state):
+    folder = folders.simple(tmp_path / "elsewhere", SECRET, **SHOWS)
+    assert not ry.Taskset.load(folder)[0].trusted
+    assert ry.Taskset.load(folder, trust_tasks=True)[0].trusted
+    assert ry.Taskset.load(folder)[0].trusted
+    assert stat.S_IMODE(state.stat().st_mode) == 0o600
+    (folder / ".gitignore").write_text("tests/\n")
+    (folder / "tests" / "more.py").write_text("changed")
+    assert not ry.Taskset.load(folder)[0].trusted
+
+
+async def test_a_link_in_the_working_directory_makes_nothing_the_users_own(folders, tmp_path):
+    folders.simple(tmp_path / "elsewhere", SECRET)
+    (tmp_path / "own" / "link").symlink_to(tmp_path / "elsewhere")
+    assert not ry.Taskset.load("link")[0].trusted
+
+
+def rows(tmp_path, **row):
+    (tmp_path / "secret.txt").write_text("host secret")
+    folder = tmp_path / "elsewhere"
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text(json.dumps({"instruction": "x", **row}) + "\n")
+    return folder / "rows.jsonl"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"files": [{"path": "x", "source": "SECRET"}]},
+        {"files": [{"path": "x", "source": "linked.txt"}]},
+        {"build": "OUTSIDE"},
+        {"solution": "OUTSIDE"},
+        {"verifier": {"kind": "harbor", "tests": ["OUTSIDE"]}},
+        {"verifier": {"kind": "diff", "options": {"folder": "OUTSIDE"}}},
+        {"verifier": {"kind": "commands", "site": {"build": "OUTSIDE"}, "options": {"commands": "true"}}},
+        {"steps": [{"name": "a", "instruction": "x", "workdir_files": "OUTSIDE"}]},
+    ],
+    ids=lambda row: json.dumps(row)[:40],
+)
+async def test_a_row_names_no_file_of_the_host(tmp_path, row):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "linked.txt").symlink_to(tmp_path / "secret.txt")
+    text = json.dumps(row).replace("SECRET", str(tmp_path / "secret.txt")).replace("OUTSIDE", str(tmp_path))
+    path = rows(tmp_path, **json.loads(text.replace("linked.txt", str(elsewhere / "linked.txt"))))
+    with pytest.raises(ConfigError, match="is outside"):
+        ry.Taskset.load(path)
+    assert ry.Taskset.load(path, trust_tasks=True)[0].trusted
+
+
+@pytest.mark.parametrize("field", [{"trusted": True}, {"host_env": ["HOST_SECRET"]}])
+async def test_a_row_cannot_call_itself_trusted(tmp_path, field):
+    with pytest.raises(ConfigError, match="unknown field"):
+        ry.Taskset.load(rows(tmp_path, **field))
+
+
+@pytest.mark.parametrize("part", ["instruction.md", "environment", "environment/Dockerfile", "solution", "task.toml"])
+@pytest.mark.parametrize("trust_tasks", [False, True])
+async def test_no_part_of_a_task_folder_is_a_link_out_of_it(folders, tmp_path, part, trust_tasks):
+    folder = folders.simple(tmp_path / "elsewhere", SECRET)
+    place = folder / part
+    target = tmp_path / "kept"
+    if place.exists():
+        place.rename(target)
+    else:
+        place.parent.mkdir(exist_ok=True)
+        target.write_text("FROM host\n")
+    place.symlink_to(target)
+    with pytest.raises(ConfigError, match="a link leads out of the task folder"):
+        ry.Taskset.load(folder, trust_tasks=trust_tasks)
+
+
+CODE = "import pathlib, os\npathlib.Path(os.environ['MARK']).touch()\ndef check(sandbox, rollout): return 1.0\ntasks = ['x']\n"
+
+
+async def test_python_of_a_task_does_not_run_in_this_process(tmp_path, backend, monkeypatch):
+    mark = tmp_path / "mark"
+    monkeypatch.setenv("MARK", str(mark))
+    path = rows(tmp_path)
+    (path.parent / "evil.py").write_text(CODE)
+    path = rows(tmp_path, verifier={"kind": "python", "options": {"ref": f"{path.parent}/evil.py:check"}})
+    (task,) = ry.Taskset.load(path)
+    with pytest.raises(ConfigError, match="would run in this process") as refused:
+        await reward(task, backend)
+    assert "--trust-tasks" in refused.value.hint
+    assert any("runner's process" in finding.message for finding in lint(task))
+    with pytest.raises(ConfigError, match="would run here"):
+        ry.Taskset.load(path.parent / "evil.py")
+    assert not mark.exists()
+    assert await reward(task, backend, agent="nop", trust_tasks=True) == 1.0
+    assert mark.exists()
+
+
+def source_archive(folder, mark):
+    """A package without a wheel, whose setup.py runs when it is asked for anything."""
+    code = f"import pathlib, setuptools\npathlib.Path({str(mark)!r}).touch()\n"
+    code += "setuptools.setup(name='rollyard-evil', version='1')\n"
+    folder.mkdir()
+    with tarfile.open(folder / "rollyard_evil-1.tar.gz", "w:gz") as archive:
+        for name, text in {
+            "setup.py": code,
+            "PKG-INFO": "Metadata-Version: 1.0\nName: rollyard-evil\nVersion: 1\n",
+        }.items():
+            member = tarfile.TarInfo(f"rollyard_evil-1/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+
+
+async def test_packages_that_an_untrusted_task_names_run_no_code_here(tmp_path, sandbox_root, monkeypatch):
+    source_archive(tmp_path / "archives", tmp_path / "ran")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "archives"))
+    layers = Layers(sandbox_root)
+    with pytest.raises(CommandFailed, match="rollyard-evil"):
+        await layers.build(layer_spec("pip:rollyard-evil==1", scripts=False))
+    assert not (tmp_path / "ran").exists()
+    await layers.build(layer_spec("pip:rollyard-evil==1"))
+    assert (tmp_path / "ran").exists()
+
+
+async def test_an_npm_script_does_not_run_for_an_untrusted_task(tmp_path, sandbox_root):
+    package = tmp_path / "evil"
+    package.mkdir()
+    script = f"touch {tmp_path}/ran"
+    (package / "package.json").write_text(
+        json.dumps({"name": "evil", "version": "1.0.0", "scripts": {"install": script}})
+    )
+    layers = Layers(sandbox_root)
+    subprocess.run(["npm", "pack", "--silent", "./evil"], cwd=tmp_path, check=True, timeout=60, capture_output=True)
+    archive = f"file:{tmp_path}/evil-1.0.0.tgz"
+    await layers.build(LayerSpec(npm=(archive,), scripts=False))
+    assert not (tmp_path / "ran").exists()
+    await layers.build(LayerSpec(npm=(archive,)))
+    assert (tmp_path / "ran").exists()
+
+
+async def test_a_tasks_identity_does_not_depend_on_trust(tmp_path):
+    path = rows(tmp_path)
+    (task,), (trusted,) = ry.Taskset.load(path), ry.Taskset.load(path, trust_tasks=True)
+    assert task.digest == trusted.digest
+    assert msgspec.structs.replace(task, trusted=True) == trusted
