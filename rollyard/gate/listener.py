@@ -18,7 +18,7 @@ from rollyard.gate.black_box import relay
 from rollyard.gate.keys import key_of
 from rollyard.net import asgi
 from rollyard.net.http_server import Exchange, HttpConnection, HttpLimits
-from rollyard.wire import CODECS, Route, route
+from rollyard.wire import CODECS, Route, provider_path, route
 
 if TYPE_CHECKING:
     from rollyard.gate.gate import Gate
@@ -122,8 +122,10 @@ class Doorway:
         session.reached = True
         if session.budget.body is not None:
             exchange.body_limit = min(exchange.body_limit, session.budget.body)
-        if found is None and inner != "/mcp" and session.through is None:
+        if found is None and inner != "/mcp":
             raise NotFound("there is nothing here")
+        if found is not None and session.through is not None and found.endpoint != "models":
+            inner = provider_path(found, inner)
         return session, found, inner
 
     def _serve(self, exchange: Exchange, session: Session, found: Route | None, inner: str) -> None:
@@ -132,11 +134,11 @@ class Doorway:
                 exchange.respond(404, b'{"error":"this rollout has no tools here"}')
                 return
             session.spawn(asgi.run(session.tools, exchange, path="/mcp", state={"rollout_id": session.rollout_id}))
-        elif session.through is not None:
-            limit_s = self._gate.limits.call_s
-            session.spawn(relay(self._gate.calls, session, session.through, found, exchange, inner, limit_s))
         elif found is None:
             exchange.respond(404, b'{"error":"there is nothing here"}')
+        elif session.through is not None and found.endpoint != "models":
+            limit_s = self._gate.limits.call_s
+            session.spawn(relay(self._gate.calls, session, session.through, found, exchange, inner, limit_s))
         elif found.endpoint == "generate":
             self._gate.calls.receive(session, found, exchange)
         elif found.endpoint == "count_tokens":

@@ -1,7 +1,8 @@
 """`passthrough`: the agent's own bytes to a provider and back, untouched (`black_box`).
 
-The only things changed are headers: hop-by-hop ones are dropped, and the rollout's key is swapped for the provider's on the
-host side, in the form in which the agent sent it. Nothing is decoded, nothing recorded but that a call happened.
+The only things changed are headers: hop-by-hop ones are dropped, those that would choose another method or another account
+too, and the rollout's key is swapped for the provider's on the host side, in the form in which the agent sent it. Nothing is
+decoded, nothing recorded but that a call happened. The provider's key is cut out of whatever comes back.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from rollyard.core.errors import Unsupported, UpstreamError
 from rollyard.core.protocols import RawRequest, RawResponse
 from rollyard.net.http_session import HttpFailure, HttpStream
 from rollyard.policy.connection import ModelConnection, Timeouts, check_url, resolve_key
+from rollyard.policy.key_scrubber import KeyScrubber
 from rollyard.policy.model_server import cannot_answer, shown_url
 
 HOP = frozenset(
@@ -22,6 +24,11 @@ HOP = frozenset(
     | {"transfer-encoding", "upgrade", "host", "content-length", "expect"}
 )
 KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
+# They speak for the key's owner (which account pays, whose session it is), or turn a POST into something else.
+OWNERS = frozenset(
+    {"cookie", "openai-organization", "openai-project", "x-goog-user-project"}
+    | {"x-http-method-override", "x-http-method", "x-method-override"}
+)
 
 
 def passthrough(
@@ -57,7 +64,15 @@ class Through:
         except HttpFailure as error:
             raise UpstreamError(f"no answer from {shown_url(self.url)} ({error.kind})", status=502) from None
         headers = {name: value for name, value in response.headers.items() if name not in HOP}
-        return RawResponse(status=response.status, headers=MappingProxyType(headers), body=Chunks(response))
+        if self._key is None:
+            return RawResponse(status=response.status, headers=MappingProxyType(headers), body=Chunks(response))
+        try:
+            scrubber = KeyScrubber(self._key, headers.pop("content-encoding", "").strip().lower())
+        except UpstreamError:
+            await response.aclose()
+            raise
+        headers = {name: scrubber.text(value) for name, value in headers.items()}
+        return RawResponse(status=response.status, headers=MappingProxyType(headers), body=Chunks(response, scrubber))
 
     async def check(self, model: str) -> None:
         """Whether somebody listens. Nothing else: how a key is sent, and for which model, is the agent's."""
@@ -76,14 +91,24 @@ class Through:
 class Chunks(AsyncIterator[bytes]):
     """The answer as it comes; a break in it is an `UpstreamError`."""
 
-    def __init__(self, stream: HttpStream) -> None:
+    def __init__(self, stream: HttpStream, scrubber: KeyScrubber | None = None) -> None:
         self._stream = stream
+        self._scrubber = scrubber
 
     async def __anext__(self) -> bytes:
-        try:
-            return await anext(self._stream)
-        except HttpFailure as error:
-            raise UpstreamError(f"the upstream's stream broke ({error.kind})", status=502) from None
+        while True:
+            try:
+                chunk = await anext(self._stream)
+            except HttpFailure as error:
+                raise UpstreamError(f"the upstream's stream broke ({error.kind})", status=502) from None
+            except StopAsyncIteration:
+                if self._scrubber is not None and (rest := self._scrubber.finish()):
+                    return rest
+                raise
+            if self._scrubber is None:
+                return chunk
+            if plain := self._scrubber.feed(chunk):
+                return plain
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -103,9 +128,10 @@ def outgoing(headers: Mapping[str, str], key: str | None) -> dict[str, str]:
     kept: dict[str, str] = {}
     sent = [name for name in KEY_HEADERS if name in headers]
     for name, value in headers.items():
-        if name not in HOP and name not in named and name not in KEY_HEADERS:
+        if name not in HOP and name not in named and name not in KEY_HEADERS and name not in OWNERS:
             kept[name] = value
     if key is not None:
+        kept["accept-encoding"] = "identity"  # what cannot be read cannot be scrubbed
         for name in sent or ["authorization"]:
             kept[name] = f"Bearer {key}" if name == "authorization" else key
     return kept
@@ -114,9 +140,10 @@ def outgoing(headers: Mapping[str, str], key: str | None) -> dict[str, str]:
 def swapped_query(path: str, key: str | None) -> str:
     """Gemini clients may send the key as `?key=`; the rollout's own never leaves."""
     before, mark, query = path.partition("?")
-    if not mark or "key=" not in query:
+    sent = parse_qsl(query, keep_blank_values=True) if mark else []
+    pairs = [(k, v) for k, v in sent if k != "key"]
+    if len(pairs) == len(sent):
         return path
-    pairs = [(k, v) for k, v in parse_qsl(query, keep_blank_values=True) if k != "key"]
-    if len(pairs) != len(parse_qsl(query, keep_blank_values=True)) and key is not None:
+    if key is not None:
         pairs.append(("key", key))
     return before + ("?" + urlencode(pairs) if pairs else "")
