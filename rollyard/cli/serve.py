@@ -232,6 +232,9 @@ def plane(
     admin_key_file: Annotated[
         Path | None, typer.Option(help="file with the admin key; created with a new one if missing")
     ] = None,
+    signing_file: Annotated[
+        Path | None, typer.Option(help="file with the secret that signs URLs and tokens; the same for all replicas")
+    ] = None,
     print_env: Annotated[
         bool, typer.Option("--print-env", help="print NAME=value lines for clients before the ready line")
     ] = False,
@@ -270,6 +273,7 @@ def plane(
                 fleet=FleetOptions(worlds=worlds, tasks=tuple(fleet_tasks or ()), job_policy=job_policy),
             ),
             admin_key_file=admin_key_file,
+            signing_file=signing_file,
         ),
         say=say,
     )

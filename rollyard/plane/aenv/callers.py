@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from rollyard.core.errors import PlaneForbidden, PlaneUnauthorized
-from rollyard.core.plane import ApiKey, Role
+from rollyard.core.plane import KEYLESS_OWNER, ApiKey, Role
 from rollyard.plane.access import Access
 
-ANYBODY = ApiKey(id="aenv", digest=b"", role="owner", owner="aenv", created_at=0.0)
+ANYBODY = ApiKey(id="aenv", digest=b"", role="owner", owner=KEYLESS_OWNER, created_at=0.0)
 INSTANCE_HEADER = "aenvcore-envinstance-id"
 URL_HEADER = "aenvcore-mcpproxy-url"
 
