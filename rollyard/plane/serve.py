@@ -23,8 +23,8 @@ from rollyard.net.app_server import Drain, serve_app
 from rollyard.net.binding import LOOPBACK, http_url, listen
 from rollyard.net.key_files import read_or_make_key, state_file
 from rollyard.net.ready import ServerReady
+from rollyard.net.web_pages import AllowedHosts, NoWebPages
 from rollyard.page.app import page_app
-from rollyard.page.hosts import OnlyHosts
 from rollyard.page.planes import PlaneTables
 from rollyard.plane.api import plane_app
 from rollyard.plane.compat import FaceOptions, Footing, open_face_parts, open_faces, sdk_key_of
@@ -93,7 +93,7 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
         if store is not None and options.host in LOOPBACK:
             tables = PlaneTables(SqlPlane(store.database), engines, parts.sweeper, options.quota)
             shown = page_app(store, plane=tables, plane_key=partial(same_key, key))
-            page = OnlyHosts(shown, LOOPBACK)
+            page = NoWebPages(shown, AllowedHosts(options.host), forms=True)
         app = plane_app(parts, page=page, public_url=options.public_url, log_requests=options.log_requests)
         for work in (parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)):
             stack.push_async_callback(_stopped, asyncio.create_task(work))
