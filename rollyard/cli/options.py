@@ -21,6 +21,11 @@ Port = Annotated[int, typer.Option(help="port to listen on; 0 picks a free one",
 
 _TYPES: dict[Kind, Any] = {"flag": bool | None, "number": int | None, "text": str | None, "lines": list[str] | None}
 
+AllowHosts = Annotated[
+    list[str] | None,
+    typer.Option("--allow-host", help="another name that clients ask for this server by; may be repeated"),
+]
+
 
 def with_rollout_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with one option for each of a rollout's; its parameter `options` gets those that were given."""

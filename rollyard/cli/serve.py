@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rollyard.cli.options import Port
+from rollyard.cli.options import AllowHosts, Port
 
 app = typer.Typer(help="run a server", no_args_is_help=True, rich_markup_mode=None)
 
@@ -84,6 +84,7 @@ def env(
     ] = False,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
+    allow_host: AllowHosts = None,
     capacity: Annotated[int, typer.Option(help="most environments at the same time", min=1)] = 64,
     lease_s: Annotated[float, typer.Option(help="seconds a session lives without a connected client")] = 60.0,
     deadline_s: Annotated[float, typer.Option(help="time limit of one reset or step, in seconds")] = 600.0,
@@ -104,6 +105,7 @@ def env(
             target=target,
             host=host,
             port=port,
+            allow_hosts=tuple(allow_host or ()),
             key_file=key_file,
             production=production,
             keep=keep,
@@ -129,6 +131,7 @@ def env(
 def browser(
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
+    allow_host: AllowHosts = None,
     sandbox: Annotated[str, typer.Option(help="sandbox backend that browsers run in")] = "local",
     image: Annotated[str, typer.Option(help="image that has Chromium")] = "host",
     capacity: Annotated[int, typer.Option(help="most browsers at the same time", min=1)] = 8,
@@ -145,6 +148,7 @@ def browser(
         BrowserOptions(
             host=host,
             port=port,
+            allow_hosts=tuple(allow_host or ()),
             key_file=key_file,
             sandbox=sandbox,
             image=image,
@@ -163,6 +167,7 @@ def model(
     ] = "template",
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
+    allow_host: AllowHosts = None,
     version: Annotated[int, typer.Option(help="version of the initial weights")] = 0,
     max_batch: Annotated[int, typer.Option(help="most requests in one batch")] = 64,
     gather_ms: Annotated[float, typer.Option(help="milliseconds a batch waits for more requests")] = 5.0,
@@ -182,6 +187,7 @@ def model(
             tools=tools,
             host=host,
             port=port,
+            allow_hosts=tuple(allow_host or ()),
             version=version,
             max_batch=max_batch,
             gather_ms=gather_ms,
@@ -232,6 +238,9 @@ def plane(
     admin_key_file: Annotated[
         Path | None, typer.Option(help="file with the admin key; created with a new one if missing")
     ] = None,
+    signing_file: Annotated[
+        Path | None, typer.Option(help="file with the secret that signs URLs and tokens; the same for all replicas")
+    ] = None,
     print_env: Annotated[
         bool, typer.Option("--print-env", help="print NAME=value lines for clients before the ready line")
     ] = False,
@@ -270,6 +279,7 @@ def plane(
                 fleet=FleetOptions(worlds=worlds, tasks=tuple(fleet_tasks or ()), job_policy=job_policy),
             ),
             admin_key_file=admin_key_file,
+            signing_file=signing_file,
         ),
         say=say,
     )

@@ -193,6 +193,10 @@ class BadRequest(GateError):
     code: ClassVar[str] = "invalid_request_error"
 
 
+class RefusedMember(BadRequest):
+    """A request asks for what no agent may: to change what is sampled, or to use what the provider stores."""
+
+
 class Unauthorized(GateError):
     status: ClassVar[int] = 401
     code: ClassVar[str] = "authentication_error"

@@ -18,6 +18,7 @@ Role = Literal["admin", "owner", "trainer", "agent"]
 ROLES: tuple[Role, ...] = ("admin", "owner", "trainer", "agent")
 DATA_PORT = 8081
 EnvStatus = Literal["draft", "released"]
+OwnedKind = Literal["bundle", "snapshot"]
 InstanceState = Literal["creating", "running", "paused", "deleting", "deleted", "expired", "failed"]
 
 
@@ -45,10 +46,12 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class EnvRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`revision` counts changes: who updates says which one was seen. A released record never changes again."""
+    """`revision` counts changes: who updates says which one was seen. A released record never changes again. All versions of
+    a name belong to one owner."""
 
     name: str
     version: str
+    owner: str
     revision: int
     status: EnvStatus
     spec: EnvSpec
@@ -136,6 +139,7 @@ class AdmissionTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 POOL_OWNER = "pool/"
+KEYLESS_OWNER = "aenv"  # callers without a key, where a face lets them in: they see what is theirs and nothing else
 
 
 class WarmPool(msgspec.Struct, frozen=True, kw_only=True):

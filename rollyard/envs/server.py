@@ -74,6 +74,11 @@ class EnvServer:
         self._mcp = McpEndpoint(self._sessions)
         self._app = Starlette(routes=self._routes(), lifespan=self._lifespan)
 
+    @property
+    def open_to_all(self) -> bool:
+        """Whether it asks for no key."""
+        return self._key is None
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)

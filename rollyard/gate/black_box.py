@@ -14,6 +14,7 @@ from rollyard.core.errors import GateError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Passthrough, RawRequest, RawResponse
 from rollyard.gate.answer_check import AnswerCheck
+from rollyard.gate.keys import key_of
 from rollyard.gate.refusals import refusal_of
 from rollyard.gate.session import GAVE_UP, PATIENCE_S, RefusedCall
 from rollyard.net.http_server import Exchange
@@ -43,18 +44,24 @@ async def relay(
     calls: Calls,
     session: Session,
     through: Passthrough,
-    route: Route | None,
+    route: Route,
     exchange: Exchange,
     path: str,
     limit_s: float,
 ) -> None:
-    codec = CODECS[route.dialect if route is not None else "chat"]
+    """`path` is a dialect's own, written by us; the rollout's key stays here, wherever in the request it stands."""
+    codec = CODECS[route.dialect]
+    own = key_of(exchange.headers, exchange.query).encode("latin-1")
+
+    def clean(data: bytes) -> bytes:
+        return data.replace(own, b"[key]")
+
     request = RawRequest(
         rollout_id=session.rollout_id,
         method=exchange.method,
-        path=path + ("?" + exchange.query.decode("latin-1") if exchange.query else ""),
-        headers={k.decode("latin-1"): v.decode("latin-1") for k, v in exchange.headers.items()},
-        body=exchange.body,
+        path=path + ("?" + clean(exchange.query).decode("latin-1") if exchange.query else ""),
+        headers={k.decode("latin-1"): clean(v).decode("latin-1") for k, v in exchange.headers.items()},
+        body=clean(exchange.body),
     )
     task = asyncio.current_task()
     exchange.left = task.cancel if task is not None else None

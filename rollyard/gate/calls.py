@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rollyard.gate.session import Session
 
 _CLOSED = GateRefusal(status=409, code=SessionClosed.code, message="this rollout is over")
-_CHAT = Route(dialect="chat", endpoint="generate")
 _GONE = "no reader was left"
 _SPENT = {
     "calls": "the number of model calls",
@@ -294,13 +293,13 @@ class Calls:
             await self._commit(session, None, call, None)
         exchange.respond(200, codec.count_tokens(estimate(call) if counted is None else counted))
 
-    async def stopped(self, session: Session, route: Route | None, exchange: Exchange) -> bool:
+    async def stopped(self, session: Session, route: Route, exchange: Exchange) -> bool:
         """Answer a relayed call that is past the budget; False when it is not."""
-        if session.spent() is None or (route is not None and route.endpoint != "generate"):
+        if session.spent() is None or route.endpoint != "generate":
             return False
-        codec = CODECS[route.dialect if route is not None else "chat"]
+        codec = CODECS[route.dialect]
         try:
-            call = codec.decode(self._request(session, route or _CHAT, exchange))
+            call = codec.decode(self._request(session, route, exchange))
         except GateError:  # a request that only the provider could read is told in the least words
             exchange.respond(429, codec.error(429, "rate_limit_error", "the budget of this task is used up"))
             return True
@@ -328,7 +327,7 @@ class Calls:
             id=new_id("call"),
             rollout_id=session.rollout_id,
             seq=session.relayed,
-            dialect="chat" if route is None else route.dialect,
+            dialect=route.dialect,
             kind="agent",
             edge="root",
             capture="none",

@@ -31,6 +31,7 @@ from rollyard.gate.metrics import GateCounters
 from rollyard.gate.session import Session
 from rollyard.net.asgi import App, Mounted
 from rollyard.net.binding import LOOPBACK, http_url
+from rollyard.net.web_pages import AllowedHosts
 from rollyard.trajectory.trajectory import Trajectory
 
 _log = Log("rollyard.gate")
@@ -129,7 +130,7 @@ class Gate:
     async def _listen(self, host: str) -> None:
         if host not in LOOPBACK:
             _log.warning("the gate listens beyond loopback: %s, %s TLS", host, "with" if self._tls else "without")
-        doorway = Doorway(self, operator=True)
+        doorway = Doorway(self, operator=True, hosts=AllowedHosts(host))
         try:
             server = await asyncio.get_running_loop().create_server(
                 doorway.connection, host, self._port, ssl=_context(self._tls), backlog=1024, reuse_address=True

@@ -18,7 +18,8 @@ from rollyard.gate.black_box import relay
 from rollyard.gate.keys import key_of
 from rollyard.net import asgi
 from rollyard.net.http_server import Exchange, HttpConnection, HttpLimits
-from rollyard.wire import CODECS, Route, route
+from rollyard.net.web_pages import AllowedHosts, page_reason
+from rollyard.wire import CODECS, Route, provider_path, route
 
 if TYPE_CHECKING:
     from rollyard.gate.gate import Gate
@@ -37,7 +38,13 @@ class Doorway:
     """`session` is the only one that may come through, when it is set. `operator` opens the admin and trainer faces."""
 
     def __init__(
-        self, gate: Gate, *, session: Session | None = None, operator: bool = False, capacity: int | None = None
+        self,
+        gate: Gate,
+        *,
+        session: Session | None = None,
+        operator: bool = False,
+        hosts: AllowedHosts | None = None,
+        capacity: int | None = None,
     ) -> None:
         self.limits: HttpLimits = gate.limits.http
         self.connections: set[HttpConnection] = set()
@@ -45,6 +52,7 @@ class Doorway:
         self._gate = gate
         self._session = session
         self._operator = operator
+        self._hosts = hosts
         self._capacity = capacity
         self._routes: dict[tuple[str, str, bool, bool, bool], Route | None] = {}
 
@@ -82,6 +90,7 @@ class Doorway:
         path = exchange.path
         if path == "/health" or (path == "/" and exchange.method in ("GET", "HEAD")):
             exchange.context = None
+            self._refuse_pages(exchange)
             return
         if self._operator and path.split("/", 2)[1] in _OPERATOR:
             exchange.context = self._gate.operator_app
@@ -95,6 +104,12 @@ class Doorway:
             exchange.keep_alive = False
             body = CODECS[_dialect(path)].error(error.status, error.code, error.message)
             exchange.respond(error.status, body)
+
+    def _refuse_pages(self, exchange: Exchange) -> None:
+        """Where no key is asked for, a web page in the operator's browser learns nothing, not even that a gate is here."""
+        if self._hosts is not None and (why := page_reason(exchange.method, exchange.headers, self._hosts)) is not None:
+            exchange.keep_alive = False
+            exchange.respond(403, CODECS["chat"].error(403, "permission_error", why))
 
     def complete(self, exchange: Exchange) -> None:
         context = exchange.context
@@ -122,8 +137,10 @@ class Doorway:
         session.reached = True
         if session.budget.body is not None:
             exchange.body_limit = min(exchange.body_limit, session.budget.body)
-        if found is None and inner != "/mcp" and session.through is None:
+        if found is None and inner != "/mcp":
             raise NotFound("there is nothing here")
+        if found is not None and session.through is not None and found.endpoint != "models":
+            inner = provider_path(found, inner)
         return session, found, inner
 
     def _serve(self, exchange: Exchange, session: Session, found: Route | None, inner: str) -> None:
@@ -132,11 +149,11 @@ class Doorway:
                 exchange.respond(404, b'{"error":"this rollout has no tools here"}')
                 return
             session.spawn(asgi.run(session.tools, exchange, path="/mcp", state={"rollout_id": session.rollout_id}))
-        elif session.through is not None:
-            limit_s = self._gate.limits.call_s
-            session.spawn(relay(self._gate.calls, session, session.through, found, exchange, inner, limit_s))
         elif found is None:
             exchange.respond(404, b'{"error":"there is nothing here"}')
+        elif session.through is not None and found.endpoint != "models":
+            limit_s = self._gate.limits.call_s
+            session.spawn(relay(self._gate.calls, session, session.through, found, exchange, inner, limit_s))
         elif found.endpoint == "generate":
             self._gate.calls.receive(session, found, exchange)
         elif found.endpoint == "count_tokens":

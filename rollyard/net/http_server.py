@@ -21,6 +21,8 @@ import msgspec
 _STATUS = {int(s): f"HTTP/1.1 {int(s)} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _ONCE = frozenset((b"authorization", b"x-api-key", b"x-goog-api-key", b"content-length", b"host", b"idempotency-key"))
 _PIPELINE = 8  # requests waiting behind one that is being answered; no agent pipelines, so more is abuse
+_HELD = 64 * 1024  # bytes kept unread behind one that is being answered; beyond them the connection is not read at all
+_TOO_LARGE = "the request is too large"
 
 JSON = b"application/json"
 
@@ -182,11 +184,15 @@ class HttpConnection(asyncio.Protocol):
         "_count",
         "_deadline",
         "_expect",
+        "_held",
+        "_held_bytes",
         "_incoming",
         "_now",
         "_parser",
+        "_resting",
         "_size",
         "_transport",
+        "_unadmitted",
         "_url",
         "_waiters",
         "_waiting",
@@ -200,7 +206,11 @@ class HttpConnection(asyncio.Protocol):
         self.current: Exchange | None = None  # the one being answered
         self.paused = False
         self._incoming: Exchange | None = None  # the one being read
-        self._waiting: deque[Exchange] | None = None  # read, and behind `current`
+        self._waiting: deque[Exchange] | None = None  # came in the same read as `current`, behind it
+        self._unadmitted = False  # `_incoming` has its headers, and nobody was asked yet whether its body may be read
+        self._held: list[bytes] | None = None  # what came while `current` was being answered
+        self._held_bytes = 0
+        self._resting = False  # whether the transport was told to read no more
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: Any = None
         self._url = b""
@@ -225,8 +235,7 @@ class HttpConnection(asyncio.Protocol):
             if not waiter.done():
                 waiter.set_result(None)
         waiting = self._waiting or ()
-        self._waiting = None
-        self._incoming = None
+        self._waiting = self._held = self._incoming = None
         for exchange in (self.current, *waiting):
             if exchange is not None and not exchange.gone:
                 exchange.gone = True
@@ -238,12 +247,29 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
             return
+        if self.current is None:
+            self._feed(data)
+        else:
+            self._hold(data)
+
+    def _feed(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._unreadable("this server upgrades to nothing")
         except httptools.HttpParserError:
             self._unreadable("this is not a well-formed HTTP/1.1 request")
+
+    def _hold(self, data: bytes) -> None:
+        """Requests behind the one that is being answered wait unread. Up to a little more than one read of them is kept, so
+        that a reader who leaves is still seen; beyond that the kernel keeps the sender waiting."""
+        if self._held is None:
+            self._held = []
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > _HELD and not self._resting:
+            self._resting = True
+            self._transport.pause_reading()
 
     def eof_received(self) -> bool | None:
         return None
@@ -263,7 +289,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._url = b""
         self._size = self._count = 0
-        self._expect = False
+        self._expect = self._unadmitted = False
         self._incoming = Exchange(self)
         if self.current is None:
             self._deadline = self._now() + self.face.limits.headers_s
@@ -310,11 +336,19 @@ class HttpConnection(asyncio.Protocol):
         exchange.path = unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1")
         exchange.body_limit = self.face.limits.body
         if self.current is None:
-            self.face.begin(exchange)
-            if exchange.answered:
-                return
+            self._admit(exchange)
+        else:
+            self._unadmitted = True
+
+    def _admit(self, exchange: Exchange) -> None:
+        """The headers are in and it is this request's turn: whether its body may be read."""
+        self._unadmitted = False
+        self.face.begin(exchange)
+        if exchange.answered:
+            self._deadline = self._now() + self.face.limits.linger_s
+            return
         length = exchange.headers.get(b"content-length", b"0")
-        if len(length) > 15 or int(length) > exchange.body_limit:
+        if len(length) > 15 or int(length) > exchange.body_limit or exchange.received > exchange.body_limit:
             self._too_large()
             return
         if self._expect:
@@ -365,21 +399,40 @@ class HttpConnection(asyncio.Protocol):
             return  # refused while it was still being read: the rest of it is read and thrown away
         self.current = None
         now = self._now()
-        if not exchange.keep_alive:
+        if not exchange.keep_alive or self._parser is None:
             self._transport.close()
             self._deadline = now + self.face.limits.write_s
             return
         self._deadline = now + self.face.limits.idle_s
         if self._waiting:
-            following = self._waiting.popleft()
-            self.current = following
-            self.face.begin(following)
-            if following.answered:
-                self.current = None
-                self._transport.close()
-                return
-            self._deadline = 0.0
-            self.face.complete(following)
+            self._serve_next(self._waiting.popleft())
+        elif self._unadmitted and self._incoming is not None:
+            self._admit(self._incoming)
+        if self.current is None and self._held is not None:
+            self._read_on()
+
+    def _serve_next(self, exchange: Exchange) -> None:
+        """A request that was read whole before its turn came."""
+        self.current = exchange
+        self.face.begin(exchange)
+        if not exchange.answered and len(exchange.body) > exchange.body_limit:
+            exchange.keep_alive = False
+            exchange.respond(413, self.face.refusal(exchange, 413, _TOO_LARGE))
+        if exchange.answered:
+            self.current = None
+            self._transport.close()
+            return
+        self._deadline = 0.0
+        self.face.complete(exchange)
+
+    def _read_on(self) -> None:
+        """Nothing is being answered: read what was held, then whatever comes."""
+        held, self._held, self._held_bytes = self._held or (), None, 0
+        if self._resting:
+            self._resting = False
+            self._transport.resume_reading()
+        for data in held:
+            self.data_received(data)
 
     async def drain(self) -> None:
         """Wait while the reader is slower than we are; a reader that never reads is cut off by `tick`."""
@@ -420,7 +473,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser = None  # what follows cannot be told apart from an attack
 
     def _too_large(self) -> None:
-        self._refuse(413, "the request is too large")
+        self._refuse(413, _TOO_LARGE)
 
     def _refuse(self, status: int, why: str) -> None:
         """Answer before the request is whole, then read and drop the rest for a moment: a client that is still sending

@@ -21,6 +21,8 @@ class StreamTransport:
         self._size = 0
         self._wake = asyncio.Event()
         self._closing = False
+        self._reading = asyncio.Event()
+        self._reading.set()
         self.aborted = asyncio.Event()
 
     def write(self, data: bytes) -> None:
@@ -37,6 +39,18 @@ class StreamTransport:
 
     def is_closing(self) -> bool:
         return self._closing
+
+    def pause_reading(self) -> None:
+        self._reading.clear()
+
+    def resume_reading(self) -> None:
+        self._reading.set()
+
+    async def read(self, stream: ByteStream) -> None:
+        """Hand on what comes, until the other side is done."""
+        while data := await stream.receive():
+            self._connection.data_received(data)
+            await self._reading.wait()
 
     def close(self) -> None:
         self._closing = True
@@ -66,12 +80,8 @@ async def serve_stream(stream: ByteStream, connection: HttpConnection) -> None:
     """Returns when either side is done; the stream is closed then."""
     transport: Any = StreamTransport(connection)
     connection.connection_made(transport)
-
-    async def read() -> None:
-        while data := await stream.receive():
-            connection.data_received(data)
-
-    tasks = [asyncio.ensure_future(work) for work in (read(), transport.pump(stream), transport.aborted.wait())]
+    work = (transport.read(stream), transport.pump(stream), transport.aborted.wait())
+    tasks = [asyncio.ensure_future(part) for part in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

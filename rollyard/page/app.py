@@ -6,6 +6,7 @@ when one was given.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Awaitable, Callable, Mapping
 from hmac import compare_digest
 from pathlib import Path
@@ -28,6 +29,8 @@ from rollyard.page.rendering import HEADERS, http_error, page, refuse
 from rollyard.store import Store
 
 _STATIC = Path(__file__).parent / "static"
+KeyCheck = Callable[[str], bool]
+Shown = Callable[[Request], Awaitable[Response]]
 
 
 class Actions(Protocol):
@@ -46,9 +49,15 @@ class Actions(Protocol):
 
 
 def page_app(
-    store: Store, *, plane: PlaneTables | None = None, actions: Actions | None = None, token: str | None = None
+    store: Store,
+    *,
+    plane: PlaneTables | None = None,
+    plane_key: KeyCheck | None = None,
+    actions: Actions | None = None,
+    token: str | None = None,
 ) -> Starlette:
-    """Read-only without `actions` and `token`; `plane` adds the control plane's tables."""
+    """Read-only without `actions` and `token`; `plane` adds the control plane's tables. With `plane_key`, what has ids of
+    instances and names of owners is shown to those who give that key, as the password of their browser's own form."""
     if (actions is None) != (token is None):
         raise ConfigError("actions need a token, and a token is for actions")
     shown = _Page(store, plane, actions, token)
@@ -73,11 +82,11 @@ def page_app(
         Mount("/static", StaticFiles(directory=_STATIC)),
     ]
     if plane is not None:
-        routes += _plane_routes(shown, plane)
+        routes += _plane_routes(shown, plane, plane_key)
     return Starlette(routes=routes, exception_handlers={Error: refuse, HTTPException: http_error})
 
 
-def _plane_routes(shown: _Page, plane: PlaneTables) -> list[BaseRoute]:
+def _plane_routes(shown: _Page, plane: PlaneTables, key: KeyCheck | None) -> list[BaseRoute]:
     async def overview(request: Request) -> Response:
         return shown.show(request, "plane.html", **await plane.overview())
 
@@ -95,11 +104,31 @@ def _plane_routes(shown: _Page, plane: PlaneTables) -> list[BaseRoute]:
 
     return [
         Route("/plane", overview),
-        Route("/plane/instances", instances),
-        Route("/plane/instances/{id}", instance),
-        Route("/plane/hub", hub),
-        Route("/plane/quotas", quotas),
+        Route("/plane/instances", _with_key(instances, key)),
+        Route("/plane/instances/{id}", _with_key(instance, key)),
+        Route("/plane/hub", _with_key(hub, key)),
+        Route("/plane/quotas", _with_key(quotas, key)),
     ]
+
+
+def _with_key(shown: Shown, key: KeyCheck | None) -> Shown:
+    async def asked(request: Request) -> Response:
+        if key is None or key(_password(request.headers.get("authorization", ""))):
+            return await shown(request)
+        told = {**HEADERS, "WWW-Authenticate": 'Basic realm="the admin key as password", charset="UTF-8"'}
+        return Response("the control plane's tables need its admin key\n", 401, media_type="text/plain", headers=told)
+
+    return asked
+
+
+def _password(header: str) -> str:
+    scheme, _, rest = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return rest.strip()
+    try:
+        return base64.b64decode(rest, validate=True).decode().partition(":")[2] if scheme.lower() == "basic" else ""
+    except ValueError:
+        return ""
 
 
 def _read_query(request: Request) -> PageQuery:

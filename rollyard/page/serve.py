@@ -13,9 +13,9 @@ from rollyard.core.ids import secret
 from rollyard.core.log import Log
 from rollyard.net.app_server import serve_app
 from rollyard.net.binding import LOOPBACK, http_url, listen
+from rollyard.net.web_pages import AllowedHosts, NoWebPages
 from rollyard.page.actions import LocalActions
 from rollyard.page.app import page_app
-from rollyard.page.hosts import OnlyHosts
 from rollyard.page.planes import PlaneTables
 from rollyard.store import Store
 from rollyard.store.plane import SqlPlane
@@ -44,8 +44,7 @@ async def _serve(
         records = SqlPlane(kept.database)
         plane = PlaneTables(records) if await records.in_use() else None
         app: ASGIApp = page_app(kept, plane=plane, actions=actions, token=token)
-        if host in LOOPBACK:
-            app = OnlyHosts(app, LOOPBACK)
+        app = NoWebPages(app, AllowedHosts(host), forms=True)
         if as_json:
             say(msgspec.json.encode({"url": url, "token": token}).decode())
         else:

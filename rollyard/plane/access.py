@@ -14,11 +14,12 @@ import msgspec
 
 from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneNotFound, PlaneUnauthorized
 from rollyard.core.ids import new_id, secret
-from rollyard.core.plane import ROLES, ApiKey, Instance, Role
+from rollyard.core.plane import KEYLESS_OWNER, ROLES, ApiKey, EnvRecord, Instance, Role
 from rollyard.plane.storage import PlaneStore
 
 KNOWN_S = 1.0
 _MOST_KNOWN = 10_000
+HIDDEN = "[hidden]"
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,6 +101,23 @@ def sees(caller: ApiKey, instance: Instance) -> None:
     own = caller.role == "admin" or caller.owner == instance.owner
     if not own or caller.instance_id not in (None, instance.id):
         raise PlaneNotFound(f"there is no instance {instance.id}")
+
+
+def may_change(caller: ApiKey, record: EnvRecord) -> None:
+    """An environment is changed by its owner or an admin, since others run it."""
+    if caller.role != "admin" and caller.owner != record.owner:
+        raise PlaneForbidden(f"{record.id} belongs to another owner", hint="push it under another name")
+
+
+def show_env(caller: ApiKey, record: EnvRecord) -> EnvRecord:
+    """What this caller may read of an environment: the values of its variables are its owner's. Those who bear no key see
+    only what was made without one."""
+    if caller.owner == KEYLESS_OWNER and record.owner != KEYLESS_OWNER:
+        raise PlaneNotFound(f"there is no environment {record.id}")
+    if caller.role == "admin" or (caller.owner == record.owner and caller.role != "agent"):
+        return record
+    hidden = msgspec.structs.replace(record.spec, env=dict.fromkeys(record.spec.env, HIDDEN), extra={})
+    return msgspec.structs.replace(record, spec=hidden)
 
 
 def _digest(text: str) -> bytes:

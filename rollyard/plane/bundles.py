@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from rollyard.core.errors import PlaneGone, PlaneInvalid, PlaneNotFound, PlaneTooLarge, PlaneUnauthorized
+from rollyard.core.plane import ApiKey
 from rollyard.plane.signing import Purpose, Signer
 from rollyard.plane.storage import PlaneStore
 
@@ -30,15 +31,16 @@ class Bundles:
             raise PlaneTooLarge(f"a bundle has 1 to {MAX_BUNDLE} bytes")
         return self._url("upload", (sha256, str(size), owner.encode().hex()), minutes, base_url)
 
-    async def download_url(self, sha256: str, minutes: float, base_url: str) -> tuple[str, float]:
+    async def download_url(self, sha256: str, caller: ApiKey, minutes: float, base_url: str) -> tuple[str, float]:
         _checked(sha256, minutes)
-        if not await self._store.has_blob(sha256):
+        if not (await self._store.has_blob(sha256) if caller.role == "admin" else await self.has(sha256, caller.owner)):
             raise PlaneNotFound(f"there is no bundle {sha256}")
         return self._url("download", (sha256,), minutes, base_url)
 
-    async def exists(self, sha256: str) -> bool:
+    async def has(self, sha256: str, owner: str) -> bool:
+        """Whether this owner has sent it. That another one has is not told."""
         _checked(sha256, 1.0)
-        return await self._store.has_blob(sha256)
+        return owner in await self._store.owners_of("bundle", sha256)
 
     async def receive(self, signed: str, parts: AsyncIterator[bytes]) -> bool:
         """Take in what an upload URL was signed for; False when it was here already."""
@@ -53,7 +55,9 @@ class Bundles:
         if length != int(size) or digest.hexdigest() != sha256:
             raise PlaneInvalid("what was sent is not what this URL was signed for", hint="send the file unchanged")
         owner = bytes.fromhex(owner).decode()
-        return await self._store.put_blob(sha256, b"".join(kept), owner=owner, at=self._clock())
+        new = await self._store.put_blob(sha256, b"".join(kept), owner=owner, at=self._clock())
+        await self._store.own("bundle", sha256, owner, at=self._clock())
+        return new
 
     async def send(self, signed: str) -> bytes:
         (sha256,) = self._read("download", signed, 1)

@@ -177,8 +177,10 @@ class Envs:
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
 
-    async def create(self, name: str, version: str, **spec: Any) -> dict[str, Any]:
-        return await self._plane.json("POST", "/v1/envs", {"name": name, "version": version, "spec": spec})
+    async def create(self, name: str, version: str, *, owner: str | None = None, **spec: Any) -> dict[str, Any]:
+        """An admin may name the `owner`; `aenv` is that of AEnvironment's callers without a key."""
+        asked = {"name": name, "version": version, "spec": spec, "owner": owner}
+        return await self._plane.json("POST", "/v1/envs", asked)
 
     async def get(self, name: str, version: str) -> dict[str, Any]:
         return await self._plane.json("GET", f"/v1/envs/{name}/{version}")

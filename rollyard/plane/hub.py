@@ -7,8 +7,9 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from rollyard.core.errors import PlaneInvalid, PlaneNotFound
-from rollyard.core.plane import EnvRecord, EnvSpec
+from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec
 from rollyard.net.paging import each_page
+from rollyard.plane.access import may_change
 from rollyard.plane.cursors import read_cursor, write_cursor
 from rollyard.plane.storage import PlaneStore
 
@@ -22,13 +23,28 @@ class Hub:
         self._store = store
         self._clock = clock
 
-    async def create(self, name: str, version: str, spec: EnvSpec) -> EnvRecord:
+    async def create(
+        self, name: str, version: str, spec: EnvSpec, *, by: ApiKey, owner: str | None = None
+    ) -> EnvRecord:
+        """A name belongs to the owner of its first version, so nobody's next version comes from somebody else."""
         _checked(name, version, spec)
         now = self._clock()
         record = EnvRecord(
-            name=name, version=version, revision=1, status="draft", spec=spec, created_at=now, updated_at=now
+            name=name,
+            version=version,
+            owner=await self._owner_of(name) or owner or by.owner,
+            revision=1,
+            status="draft",
+            spec=spec,
+            created_at=now,
+            updated_at=now,
         )
+        may_change(by, record)
         return await self._store.create_env(record)
+
+    async def _owner_of(self, name: str) -> str | None:
+        first = await self._store.list_envs(words=(), status=None, after=(name, ""), limit=1)
+        return first[0].owner if first and first[0].name == name else None
 
     async def get(self, name: str, version: str) -> EnvRecord:
         return await self._store.get_env(name, version)
@@ -40,17 +56,21 @@ class Hub:
             return False
         return True
 
-    async def update(self, name: str, version: str, spec: EnvSpec, *, revision: int) -> EnvRecord:
+    async def update(self, name: str, version: str, spec: EnvSpec, *, revision: int, by: ApiKey) -> EnvRecord:
         """`revision` is the one the caller read; another change in between is a conflict, never overwritten."""
         _checked(name, version, spec)
+        may_change(by, await self.get(name, version))
         return await self._store.update_env(name, version, spec, revision=revision, at=self._clock())
 
-    async def release(self, name: str, version: str, *, revision: int | None = None) -> EnvRecord:
+    async def release(self, name: str, version: str, *, revision: int | None = None, by: ApiKey) -> EnvRecord:
         """From here on it never changes."""
+        may_change(by, await self.get(name, version))
         return await self._store.release_env(name, version, revision=revision, at=self._clock())
 
-    async def delete(self, name: str, version: str, *, released: bool = False) -> None:
-        await self._store.delete_env(name, version, released=released)
+    async def delete(self, name: str, version: str, *, by: ApiKey) -> None:
+        """A draft by its owner; a released one by an admin alone."""
+        may_change(by, await self.get(name, version))
+        await self._store.delete_env(name, version, released=by.role == "admin")
 
     async def page(
         self, *, search: str = "", status: str | None = None, cursor: str | None = None, limit: int = 50

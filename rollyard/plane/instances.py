@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
@@ -28,7 +29,7 @@ from rollyard.core.errors import (
     SandboxGone,
 )
 from rollyard.core.log import Log
-from rollyard.core.plane import EnvSpec, Happening, Instance, InstanceState, Taking, WarmPool
+from rollyard.core.plane import KEYLESS_OWNER, POOL_OWNER, EnvSpec, Happening, Instance, InstanceState, Taking, WarmPool
 from rollyard.core.protocols import Sandbox
 from rollyard.net.paging import each_page
 from rollyard.plane.create_request import FROM_POOL, CreateDefaults, CreateInstance, checked, journalled, planned
@@ -39,6 +40,13 @@ from rollyard.plane.storage import PlaneStore
 
 _log = Log("rollyard.plane")
 _AT_ONCE = 16
+_SNAPSHOT = re.compile(r"snap_[A-Za-z0-9]{20,}")  # in whatever our own engines call theirs
+
+
+def snapshot_id(image: str) -> str:
+    """One name for a snapshot, however its engine lets an image be named (with a registry or without, by tag or alone)."""
+    found = _SNAPSHOT.search(image)
+    return found[0] if found else image
 
 
 class Instances:
@@ -69,7 +77,9 @@ class Instances:
             made_from = msgspec.json.decode(pool.plan, type=CreateInstance)
             given = {name: getattr(asked, name) for name in FROM_POOL if name != "pool"}
             asked = replace(made_from, **{name: value for name, value in given.items() if value})
-        spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._env(asked.env)
+        spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._env(asked, owner)
+        if asked.image is not None:
+            await self._check_image(asked.image, owner)
         return await self.make(planned(asked, spec, owner, self.engines, self.settings, self._clock()), request)
 
     async def _taken(
@@ -136,11 +146,31 @@ class Instances:
         reason = str(error) or "the engine took too long"
         await self._store.end(instance.id, "failed", at=self._clock(), reason=reason)
 
-    async def _env(self, text: str) -> EnvSpec:
-        name, separator, version = text.partition("@")
+    async def _env(self, asked: CreateInstance, owner: str) -> EnvSpec:
+        """What `owner` runs when it runs this environment. The values of its variables are its owner's secrets: whoever runs
+        a program in an instance can read them there, so another owner gives values of its own."""
+        name, separator, version = (asked.env or "").partition("@")
         if not separator or not name or not version:
-            raise PlaneInvalid(f"env {text!r} is not name@version")
-        return (await self._hub.get(name, version)).spec
+            raise PlaneInvalid(f"env {asked.env!r} is not name@version")
+        record = await self._hub.get(name, version)
+        if owner == KEYLESS_OWNER and record.owner != owner:
+            raise PlaneNotFound(f"there is no environment {record.id}")
+        await self._check_image(record.spec.image, record.owner)
+        if owner == record.owner or owner.startswith(POOL_OWNER):
+            return record.spec
+        missing = sorted(record.spec.env.keys() - asked.environment.keys())
+        if missing:
+            raise PlaneInvalid(
+                f"{record.id} is of another owner, who keeps the values of its variables: {', '.join(missing[:20])}",
+                hint="give your own values in `environment`",
+            )
+        return replace(record.spec, env={})
+
+    async def _check_image(self, image: str, owner: str) -> None:
+        """A snapshot of an instance opens for its owner, whatever it is called by."""
+        owners = await self._store.owners_of("snapshot", snapshot_id(image))
+        if owners and owner not in owners and not owner.startswith(POOL_OWNER):
+            raise PlaneNotFound(f"there is no image {image}")
 
     # what there is
 
@@ -305,6 +335,7 @@ class Instances:
         sandbox = await self._sandbox(instance, engine)
         async with asyncio.timeout(self.settings.boot_s):
             image = await sandbox.snapshot()
+        await self._store.own("snapshot", snapshot_id(image), instance.owner, at=self._clock())
         await self._store.step(instance_id, ("running",), "running", at=self._clock(), reason=f"snapshot {image}")
         return image
 

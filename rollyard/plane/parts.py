@@ -48,10 +48,12 @@ async def assemble(
     limits: ForwardLimits | None = None,
     clock: Callable[[], float] = time.time,
     runs: Store | None = None,
+    signing_secret: str | None = None,
 ) -> PlaneParts:
-    """Replicas on the same storage agree on the plane's name and on its signing secret."""
+    """Replicas on the same storage agree on the plane's name; they are given the same signing secret. Without one, what is
+    signed here is good for as long as these parts are."""
     plane = await store.agree("identity", new_id("plane"))
-    signer = Signer(await store.agree("signing", secret("sign")))
+    signer = Signer(signing_secret or secret("sign"))
     counters = PlaneCounters()
     hub, access = Hub(store, clock=clock), Access(store, clock=clock)
     instances = Instances(store, hub, engines, plane=plane, settings=settings, clock=clock)

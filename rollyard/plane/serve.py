@@ -2,7 +2,8 @@
 
 Instances outlive the server: a stop ends the sweep and the API once what is under way is finished, and the next start goes on
 with the same rows. The admin key is in a file that only its owner reads; `--print-env` prints it for scripts that start the
-server themselves. The page asks for no key and shows the whole store, so it is there only where the server listens on loopback.
+server themselves. The page asks for no key and shows the runs of the store, so it is there only where the server listens on
+loopback; instances, which other owners have too, it shows to those who give the admin key.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
+from hmac import compare_digest
 from pathlib import Path
 
 import msgspec
 import uvloop
 
-from rollyard.core.ids import secret
 from rollyard.core.plane import AdmissionTerms
 from rollyard.net.app_server import Drain, serve_app
 from rollyard.net.binding import LOOPBACK, http_url, listen
 from rollyard.net.key_files import read_or_make_key, state_file
 from rollyard.net.ready import ServerReady
+from rollyard.net.web_pages import AllowedHosts, NoWebPages
 from rollyard.page.app import page_app
-from rollyard.page.hosts import OnlyHosts
 from rollyard.page.planes import PlaneTables
 from rollyard.plane.api import plane_app
 from rollyard.plane.compat import FaceOptions, Footing, open_face_parts, open_faces, sdk_key_of
@@ -30,6 +32,7 @@ from rollyard.plane.create_request import CreateDefaults
 from rollyard.plane.engines import Engine, engine
 from rollyard.plane.logs import configure
 from rollyard.plane.parts import assemble
+from rollyard.plane.signing import read_secret, secret_for
 from rollyard.store.plane import SqlPlane
 from rollyard.store.plane.open import open_plane
 
@@ -42,6 +45,7 @@ class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8600
     admin_key_file: Path | None = None
+    signing_file: Path | None = None
     quota: int | None = None
     rate: float | None = None
     burst: int = 20
@@ -74,21 +78,29 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
         key_file = options.admin_key_file or state_file(f"plane-{port}.admin-key")
         key = read_or_make_key(key_file, "ryk")
         terms = AdmissionTerms(quota=options.quota, rate=options.rate, burst=options.burst)
-        parts = await assemble(kept, engines, settings=CreateDefaults(terms=terms, boot_s=options.boot_s), runs=store)
+        signing_secret = read_secret(options.signing_file)
+        parts = await assemble(
+            kept,
+            engines,
+            settings=CreateDefaults(terms=terms, boot_s=options.boot_s),
+            runs=store,
+            signing_secret=signing_secret,
+        )
         await parts.access.admin(key)
         sdk_key = sdk_key_of(key)
         await parts.access.named(sdk_key, "trainer", "admin")
         page = None
         if store is not None and options.host in LOOPBACK:
-            shown = page_app(store, plane=PlaneTables(SqlPlane(store.database), engines, parts.sweeper, options.quota))
-            page = OnlyHosts(shown, LOOPBACK)
+            tables = PlaneTables(SqlPlane(store.database), engines, parts.sweeper, options.quota)
+            shown = page_app(store, plane=tables, plane_key=partial(same_key, key))
+            page = NoWebPages(shown, AllowedHosts(options.host), forms=True)
         app = plane_app(parts, page=page, public_url=options.public_url, log_requests=options.log_requests)
         for work in (parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)):
             stack.push_async_callback(_stopped, asyncio.create_task(work))
         url = http_url(options.host, port)
         footing = Footing(
             parts=parts,
-            secret=await kept.agree("faces", secret("face")),
+            secret=secret_for("faces", signing_secret),
             url=options.public_url or url,
             own_url=url,
             sdk_key=sdk_key,
@@ -115,6 +127,10 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
             server_header=False,
             timeout_graceful_shutdown=_STOP_S,
         )
+
+
+def same_key(kept: str, given: str) -> bool:
+    return compare_digest(kept.encode(), given.encode())
 
 
 async def _stopped(task: asyncio.Task[None]) -> None:

@@ -17,6 +17,7 @@ from rollyard.core.plane import (
     Happening,
     Instance,
     InstanceState,
+    OwnedKind,
     OwnerUsage,
     Taking,
     WarmPool,
@@ -101,6 +102,12 @@ class PlaneStore(Protocol):
 
     async def get_blob(self, digest: str) -> bytes: ...
     async def has_blob(self, digest: str) -> bool: ...
+
+    async def own(self, kind: OwnedKind, name: str, owner: str, *, at: float) -> None:
+        """One more owner of it; again is no harm."""
+        ...
+
+    async def owners_of(self, kind: OwnedKind, name: str) -> set[str]: ...
 
     async def put_key(self, key: ApiKey) -> ApiKey: ...
     async def find_key(self, digest: bytes) -> ApiKey | None: ...

@@ -11,7 +11,7 @@ from typing import Any
 from rollyard.core.errors import Error, PlaneNotFound
 from rollyard.core.plane import ApiKey, EnvRecord, Instance
 from rollyard.core.rollout import Rollout
-from rollyard.plane.access import sees
+from rollyard.plane.access import sees, show_env
 from rollyard.plane.storage import PlaneStore
 from rollyard.plane.wire import env_json, instance_json, rfc3339
 from rollyard.store import Store
@@ -34,7 +34,7 @@ class Traces:
             raise PlaneNotFound(f"nothing is known about {trace_id}")
         env = await self._env(instance)
         shown = {
-            "env": None if env is None else env_json(env),
+            "env": None if env is None else env_json(show_env(caller, env)),
             "instance": None if instance is None else instance_json(instance),
         }
         return {"id": trace_id, "rollout_id": rollout_id, **shown, **runs}

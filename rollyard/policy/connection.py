@@ -20,11 +20,11 @@ import msgspec
 from rollyard.core.errors import ConfigError, UpstreamError
 from rollyard.net.http_client import BadAnswer, HttpPool
 from rollyard.net.http_session import HttpSession
+from rollyard.policy.key_scrubber import HIDDEN
 from rollyard.policy.model_server import shown_url, words_of
 
 IDLE_S = 4.0
 MAX_BODY = 256 * 2**20
-HIDDEN = b"[key]"
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,10 +84,10 @@ class ModelConnection:
         return body
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *secrets: str) -> bytes:
-        """The body of a 2xx answer; everything else raises `UpstreamError`."""
+        """The body of a 2xx answer, without our keys; everything else raises `UpstreamError`."""
         status, answer, retry_after = await self.exchange("POST", url, body, headers)
         if 200 <= status < 300:
-            return answer
+            return self.scrub(answer, *secrets)
         raise self.refusal(url, status, answer, *secrets, retry_after=retry_after)
 
     def refusal(

@@ -28,14 +28,21 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_models(body: bytes) -> tuple[ServedModel, ...]:
-    """The list as OpenAI, vLLM, SGLang, llama.cpp and Anthropic give it; nothing for any other shape."""
+    """The list as OpenAI, vLLM, SGLang, llama.cpp, Anthropic and Gemini give it; nothing for any other shape."""
     try:
-        rows: Any = msgspec.json.decode(body).get("data")
+        found: Any = msgspec.json.decode(body)
+        rows: Any = found.get("data", found.get("models"))
     except (msgspec.DecodeError, AttributeError):
         return ()
     if not isinstance(rows, list):
         return ()
-    return tuple(_model(row) for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str))
+    named = [{"id": _gemini_id(row), **row} for row in rows if isinstance(row, dict)]
+    return tuple(_model(row) for row in named if isinstance(row["id"], str))
+
+
+def _gemini_id(row: dict[str, Any]) -> str | None:
+    name = row.get("name")
+    return name.removeprefix("models/") if isinstance(name, str) and name.startswith("models/") else None
 
 
 def _model(row: dict[str, Any]) -> ServedModel:

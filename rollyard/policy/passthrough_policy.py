@@ -1,12 +1,13 @@
 """`passthrough`: the agent's own bytes to a provider and back, untouched (`black_box`).
 
-The only things changed are headers: hop-by-hop ones are dropped, and the rollout's key is swapped for the provider's on the
-host side, in the form in which the agent sent it. Nothing is decoded, nothing recorded but that a call happened.
+The only things changed are headers: hop-by-hop ones are dropped, those that would choose another method or another account
+too, and the rollout's key is swapped for the provider's on the host side, in the form in which the agent sent it. Nothing is
+decoded, nothing recorded but that a call happened. The provider's key is cut out of whatever comes back.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
 from urllib.parse import parse_qsl, urlencode
 
@@ -15,6 +16,7 @@ from rollyard.core.errors import Unsupported, UpstreamError
 from rollyard.core.protocols import RawRequest, RawResponse
 from rollyard.net.http_session import HttpFailure, HttpStream
 from rollyard.policy.connection import ModelConnection, Timeouts, check_url, resolve_key
+from rollyard.policy.key_scrubber import KeyScrubber
 from rollyard.policy.model_server import cannot_answer, shown_url
 
 HOP = frozenset(
@@ -22,6 +24,11 @@ HOP = frozenset(
     | {"transfer-encoding", "upgrade", "host", "content-length", "expect"}
 )
 KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
+# They speak for the key's owner (which account pays, whose session it is), or turn a POST into something else.
+OWNERS = frozenset(
+    {"cookie", "openai-organization", "openai-project", "x-goog-user-project"}
+    | {"x-http-method-override", "x-http-method", "x-method-override"}
+)
 
 
 def passthrough(
@@ -63,11 +70,16 @@ class Through:
         def explain(body: bytes) -> str:
             return self._connection.refusal(joined(self.url, request.path), response.status, body).message
 
+        scrubber: KeyScrubber | None = None
+        if self._key is not None:
+            try:
+                scrubber = KeyScrubber(self._key, headers.pop("content-encoding", "").strip().lower())
+            except UpstreamError:
+                await response.aclose()
+                raise
+            headers = {name: scrubber.text(value) for name, value in headers.items()}
         return RawResponse(
-            status=response.status,
-            headers=MappingProxyType(headers),
-            body=Chunks(response, self._connection.scrub if response.status >= 400 else None),
-            explain=explain,
+            status=response.status, headers=MappingProxyType(headers), body=Chunks(response, scrubber), explain=explain
         )
 
     async def check(self, model: str) -> None:
@@ -85,18 +97,27 @@ class Through:
 
 
 class Chunks(AsyncIterator[bytes]):
-    """The answer as it comes; a break in it is an `UpstreamError`. A refusal goes through `scrub`: servers quote the key that
-    they refuse, and ours is not for the agent."""
+    """The answer as it comes; a break in it is an `UpstreamError`. Our key is taken out of it: servers quote the key that they
+    refuse, and it is not for the agent."""
 
-    def __init__(self, stream: HttpStream, scrub: Callable[[bytes], bytes] | None = None) -> None:
-        self._stream, self._scrub = stream, scrub
+    def __init__(self, stream: HttpStream, scrubber: KeyScrubber | None = None) -> None:
+        self._stream = stream
+        self._scrubber = scrubber
 
     async def __anext__(self) -> bytes:
-        try:
-            chunk = await anext(self._stream)
-            return chunk if self._scrub is None else self._scrub(chunk)
-        except HttpFailure as error:
-            raise UpstreamError(f"the upstream's stream broke ({error.kind})", status=502) from None
+        while True:
+            try:
+                chunk = await anext(self._stream)
+            except HttpFailure as error:
+                raise UpstreamError(f"the upstream's stream broke ({error.kind})", status=502) from None
+            except StopAsyncIteration:
+                if self._scrubber is not None and (rest := self._scrubber.finish()):
+                    return rest
+                raise
+            if self._scrubber is None:
+                return chunk
+            if plain := self._scrubber.feed(chunk):
+                return plain
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -116,9 +137,10 @@ def outgoing(headers: Mapping[str, str], key: str | None) -> dict[str, str]:
     kept: dict[str, str] = {}
     sent = [name for name in KEY_HEADERS if name in headers]
     for name, value in headers.items():
-        if name not in HOP and name not in named and name not in KEY_HEADERS:
+        if name not in HOP and name not in named and name not in KEY_HEADERS and name not in OWNERS:
             kept[name] = value
     if key is not None:
+        kept["accept-encoding"] = "identity"  # what cannot be read cannot be scrubbed
         for name in sent or ["authorization"]:
             kept[name] = f"Bearer {key}" if name == "authorization" else key
     return kept
@@ -127,9 +149,10 @@ def outgoing(headers: Mapping[str, str], key: str | None) -> dict[str, str]:
 def swapped_query(path: str, key: str | None) -> str:
     """Gemini clients may send the key as `?key=`; the rollout's own never leaves."""
     before, mark, query = path.partition("?")
-    if not mark or "key=" not in query:
+    sent = parse_qsl(query, keep_blank_values=True) if mark else []
+    pairs = [(k, v) for k, v in sent if k != "key"]
+    if len(pairs) == len(sent):
         return path
-    pairs = [(k, v) for k, v in parse_qsl(query, keep_blank_values=True) if k != "key"]
-    if len(pairs) != len(parse_qsl(query, keep_blank_values=True)) and key is not None:
+    if key is not None:
         pairs.append(("key", key))
     return before + ("?" + urlencode(pairs) if pairs else "")

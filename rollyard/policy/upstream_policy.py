@@ -29,9 +29,11 @@ from rollyard.policy.model_server import (
     chosen_model,
     context_of,
     read_models,
+    shown_url,
 )
 from rollyard.wire import CODECS
 from rollyard.wire.codec import Codec, Memo
+from rollyard.wire.route import model_in_path
 
 Speaks = Literal["auto", "chat", "completions", "messages", "responses", "gemini"]
 REFUSED = (400, 422)  # statuses with which servers refuse a field they do not know
@@ -165,6 +167,11 @@ class Upstream:
                 await self._learn()
             except UpstreamError:  # the call itself says better what is wrong
                 return settings
+        if settings.model is None and settings.dialect == "gemini" and not self._models:
+            raise ConfigError(
+                f"{shown_url(settings.url)} names the model in its paths and lists none to choose from",
+                hint="name the model with model= (on the command line --model)",
+            )
         model = settings.model or chosen_model(asked, self._models, settings.url)
         cap, context = settings.max_tokens_cap, context_of(model, self._models)
         if cap is None and context is not None:
@@ -176,7 +183,7 @@ class Upstream:
         async with self._learning:
             if self._learned:
                 return
-            url = f"{self.settings.url}/models"
+            url = f"{self.settings.url}/models" + ("?pageSize=1000" if self.settings.dialect == "gemini" else "")
             try:
                 async with asyncio.timeout(MODELS_S):
                     status, body, _ = await self._connection.exchange(
@@ -195,9 +202,15 @@ class Upstream:
         sent = effective_sampling(call.sampling, settings, asks)
         body = codec.encode_request(call, model=model, sampling=sent, extra=extra_fields(settings, asks))
         key = self._key_for(settings.url, call.options)
+        path = codec.upstream_path
+        if "{model}" in path:
+            path = path.format(model=model_in_path(model))
         started = time.time()
         answer = await self._connection.post(
-            settings.url + codec.upstream_path.format(model=model), body, headers_of(codec, key), key or ""
+            settings.url + path,
+            body,
+            headers_of(codec, key),
+            key or "",
         )
         reply = self._decoded(codec, answer, call)
         reply = msgspec.structs.replace(

@@ -14,6 +14,7 @@ from rollyard.envs.browser.client import KEY_VARIABLE
 from rollyard.envs.browser.leases import BrowserLimits
 from rollyard.net.key_files import read_or_make_key
 from rollyard.net.ready import ServerReady
+from rollyard.net.web_pages import AllowedHosts, NoWebPages
 from rollyard.runs.serve_env import listening
 from rollyard.sandbox import backend
 
@@ -25,6 +26,7 @@ class BrowserOptions(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: str = "local"
     image: str = "host"
     limits: BrowserLimits = BrowserLimits()
+    allow_hosts: tuple[str, ...] = ()
 
 
 def serve_browser(options: BrowserOptions, *, say: Callable[[ServerReady], None]) -> None:
@@ -39,7 +41,8 @@ async def _serve(options: BrowserOptions, say: Callable[[ServerReady], None]) ->
     key = _key(options)
     async with backend(options.sandbox) as sandboxes:
         server = BrowserServer(Browsers(sandboxes, image=options.image, limits=options.limits), key=key)
-        async with listening(server, options.host, options.port) as (url, serve):
+        guarded = NoWebPages(server, AllowedHosts(options.host, *options.allow_hosts))
+        async with listening(guarded, options.host, options.port) as (url, serve):
             key_file = str(options.key_file) if options.key_file else None
             details = f"key: {key_file or f'${KEY_VARIABLE}'}"
             say(ServerReady(server="browsers", url=url, details=details, facts={"key_file": key_file}))

@@ -17,6 +17,7 @@ from rollyard.envs.sessions import EnvLimits
 from rollyard.net.binding import LOOPBACK, http_url, listen
 from rollyard.net.key_files import read_or_make_key
 from rollyard.net.ready import ServerReady
+from rollyard.net.web_pages import AllowedHosts, NoWebPages
 from rollyard.runs.coding_request import CodingOptions
 from rollyard.runs.rollout.modes import read_key
 
@@ -32,6 +33,7 @@ class EnvOptions(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0
     key_file: Path | None = None
+    allow_hosts: tuple[str, ...] = ()
     production: bool = False
     keep: Path | None = None
     limits: EnvLimits = EnvLimits()
@@ -71,7 +73,8 @@ def server_of(options: EnvOptions) -> EnvServer:
 
 async def run_env(options: EnvOptions, say: Callable[[ServerReady], None], server: EnvServer) -> None:
     key_file = str(options.key_file) if options.key_file is not None else None
-    async with listening(server, options.host, options.port) as (url, serve):
+    guarded = NoWebPages(server, AllowedHosts(options.host, *options.allow_hosts)) if server.open_to_all else server
+    async with listening(guarded, options.host, options.port) as (url, serve):
         details = f"{server.name}, key: {key_file}" if key_file else server.name
         facts = {"name": server.name, "key_file": key_file}
         say(ServerReady(server="environment", url=url, details=details, facts=facts))

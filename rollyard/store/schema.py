@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0006"  # the newest migration
+HEAD = "0007"  # the newest migration
 
 metadata = MetaData()
 
@@ -228,6 +228,7 @@ plane_envs = Table(
     metadata,
     Column("name", String, primary_key=True),
     Column("version", String, primary_key=True),
+    Column("owner", String, nullable=False, server_default="admin"),
     Column("revision", Integer, nullable=False),
     Column("status", String, nullable=False),
     Column("spec", Text, nullable=False),
@@ -312,6 +313,15 @@ plane_blobs = Table(
     Column("size", BigInteger, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("data", LargeBinary, nullable=False),
+)
+
+plane_owned = Table(
+    "plane_owned",  # whose a snapshot or a bundle is; the same bytes may belong to several
+    metadata,
+    Column("kind", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("owner", String, primary_key=True),
+    Column("created_at", Float, nullable=False),
 )
 
 plane_requests = Table(

@@ -13,6 +13,7 @@ from rollyard.core.errors import ConfigError, MissingExtra
 from rollyard.net.binding import LOOPBACK, http_url, listen
 from rollyard.net.key_files import read_or_make_key
 from rollyard.net.ready import ServerReady
+from rollyard.net.web_pages import AllowedHosts, NoWebPages
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     gather_ms: float = 5.0
     threads: int | None = None
     key_file: Path | None = None
+    allow_hosts: tuple[str, ...] = ()
 
 
 def serve_model(options: ModelOptions, *, say: Callable[[ServerReady], None]) -> None:
@@ -61,7 +63,8 @@ async def run_model(options: ModelOptions, say: Callable[[ServerReady], None]) -
         url, version = http_url(*sock.getsockname()[:2]), options.version
         facts = {"model": name, "weight_version": version}
         say(ServerReady(server="model server", url=url, details=f"{name}, version {version}", facts=facts))
-        await serve_app(server.app, sock)
+        app = server.app if key else NoWebPages(server.app, AllowedHosts(options.host, *options.allow_hosts))
+        await serve_app(app, sock)
 
 
 def key_of(options: ModelOptions) -> str | None:

@@ -6,7 +6,7 @@ from rollyard.wire.completions import CompletionsCodec
 from rollyard.wire.gemini import GeminiCodec
 from rollyard.wire.messages import MessagesCodec
 from rollyard.wire.responses import ResponsesCodec
-from rollyard.wire.route import Route, route
+from rollyard.wire.route import Route, provider_path, route
 
 CODECS: dict[str, Codec] = {
     "chat": ChatCodec(),
@@ -16,4 +16,4 @@ CODECS: dict[str, Codec] = {
     "gemini": GeminiCodec(),
 }
 
-__all__ = ["CODECS", "Codec", "Route", "route"]
+__all__ = ["CODECS", "Codec", "Route", "provider_path", "route"]

@@ -26,7 +26,7 @@ P = ParamSpec("P")
 _COUNTED_FROM = 4 * 2**20
 _MAX_COMMAS = 2_000_000
 
-_MALFORMED = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
+malformed = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 _any = msgspec.json.Decoder()
 _object = msgspec.json.Decoder(dict[str, Any])
@@ -50,7 +50,7 @@ def from_agent(function: Callable[P, T]) -> Callable[P, T]:
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
-        except _MALFORMED as error:
+        except malformed as error:
             raise BadRequest(f"body: {_why(error)}") from None
 
     return guarded
@@ -63,7 +63,7 @@ def from_upstream(function: Callable[P, T]) -> Callable[P, T]:
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
-        except (*_MALFORMED, BadRequest) as error:
+        except (*malformed, BadRequest) as error:
             raise UpstreamError(f"the model server's answer cannot be read: {_why(error)}", status=502) from None
 
     return guarded
@@ -73,30 +73,29 @@ def read(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw, what: str 
     """Decode an agent's bytes."""
     try:
         return decoder.decode(data)
-    except _MALFORMED as error:
+    except malformed as error:
         raise BadRequest(f"{what}: {_why(error)}") from None
 
 
-def read_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def check_size(body: bytes) -> None:
     if len(body) > MAX_BODY:
         raise TooLarge(f"the request body has {len(body)} bytes; at most {MAX_BODY} are read")
     if len(body) > _COUNTED_FROM and body.count(b",") > _MAX_COMMAS:
         raise TooLarge(f"the request body holds more than {_MAX_COMMAS} JSON items")
-    return read(decoder, body)
 
 
 def read_upstream(decoder: msgspec.json.Decoder[T], data: bytes | str) -> T:
     """Decode a model server's bytes."""
     try:
         return decoder.decode(data)
-    except _MALFORMED as error:
+    except malformed as error:
         raise UpstreamError(f"the model server's answer cannot be read: {_why(error)}", status=502) from None
 
 
 def read_object(raw: msgspec.Raw | bytes | str, what: str = "body") -> dict[str, Any]:
     try:
         return _object.decode(raw)
-    except _MALFORMED as error:
+    except malformed as error:
         raise BadRequest(f"{what}: {_why(error)}") from None
 
 
@@ -109,14 +108,14 @@ def parse_json(text: str | bytes) -> Any:
     """A JSON value, or None where the text is none."""
     try:
         return _any.decode(text)
-    except _MALFORMED:
+    except malformed:
         return None
 
 
 def parse_object(text: str | bytes) -> dict[str, Any] | None:
     try:
         return _object.decode(text)
-    except _MALFORMED:
+    except malformed:
         return None
 
 
@@ -148,7 +147,7 @@ def recall_keyed(memo: Memo, key: bytes, space: bytes, raw: msgspec.Raw, parse: 
     if found is None:
         try:
             found = parse(raw)
-        except _MALFORMED as error:
+        except malformed as error:
             raise BadRequest(f"{space.decode()}: {_why(error)}") from None
         memo[key] = found
     return found

@@ -16,8 +16,9 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Part, Role, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import chat_upstream, openai_shapes
-from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, read_request, recall
+from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, recall
 from rollyard.wire.codec import Memo, WireRequest
+from rollyard.wire.members import BodyReader, refuse_stored
 from rollyard.wire.options import choice_of, reasoning_of
 from rollyard.wire.parts import image_from_url, opaque, pieces
 from rollyard.wire.sse import COMMENT, DONE, frame
@@ -96,7 +97,7 @@ class _ToolSpec(msgspec.Struct):
     custom: _FunctionSpec | None = None
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = BodyReader(_Body, "chat")
 _message = msgspec.json.Decoder(_Message)
 _tools = msgspec.json.Decoder(list[msgspec.Raw])
 _tool = msgspec.json.Decoder(_ToolSpec)
@@ -131,6 +132,7 @@ def _parts(content: str | list[dict[str, Any]] | None) -> tuple[Text | Image | O
                 raise BadRequest("messages: an image_url part has no url")
             parts.append(image_from_url(url))
         elif isinstance(kind, str):
+            refuse_stored(kind, block)
             parts.append(opaque("chat", kind, block))
         else:
             raise BadRequest("messages: a content part has no type")
@@ -217,7 +219,7 @@ def _sampling(body: _Body) -> Sampling:
 
 @from_agent
 def decode(request: WireRequest, memo: Memo | None = None) -> Call:
-    body = read_request(_body, request.body)
+    body = _body.read(request.body)
     if body.n is not None and body.n != 1:
         raise BadRequest("n: one choice per call is answered")
     memo = {} if memo is None else memo

@@ -20,12 +20,12 @@ from rollyard.wire.body import (
     dump,
     from_agent,
     from_upstream,
-    read_request,
     read_upstream,
     split_object,
 )
 from rollyard.wire.chat_upstream import sampling_members
 from rollyard.wire.codec import Memo, WireRequest
+from rollyard.wire.members import BodyReader
 from rollyard.wire.parts import pieces
 from rollyard.wire.sse import COMMENT, DONE, frame
 from rollyard.wire.tokens import TokenLogprob, TopLogprob, as_ids, prompt_ids, read_tokens
@@ -56,7 +56,7 @@ class _Body(msgspec.Struct):
     logprobs: int | None = None
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = BodyReader(_Body, "completions")
 _ONLY_CHAT = ("logprobs", "top_logprobs", "tool_choice", "parallel_tool_calls", "reasoning_effort")
 
 
@@ -70,7 +70,7 @@ def _prompt(value: str | list[Any]) -> str | list[int]:
 
 @from_agent
 def decode(request: WireRequest, memo: Memo | None = None) -> Call:
-    body = read_request(_body, request.body)
+    body = _body.read(request.body)
     for name, one in (("n", body.n), ("best_of", body.best_of)):
         if one is not None and one != 1:
             raise BadRequest(f"{name}: one choice per call is answered")

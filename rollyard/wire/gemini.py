@@ -16,9 +16,10 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import gemini_upstream
-from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, read_object, read_request, recall
+from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, read_object, recall
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.gemini_parts import content_decoder, messages_of, parts_of, wire_parts
+from rollyard.wire.members import BodyReader
 from rollyard.wire.openai_shapes import counts
 from rollyard.wire.options import named_choice, reasoning_of, text_of
 from rollyard.wire.parts import pieces
@@ -87,7 +88,7 @@ class _Tool(msgspec.Struct, rename="camel"):
     function_declarations_snake: list[_Function] | None = msgspec.field(name="function_declarations", default=None)
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = BodyReader(_Body, "gemini")
 _config = msgspec.json.Decoder(_Config)
 _tool_config = msgspec.json.Decoder(_ToolConfig)
 _tools = msgspec.json.Decoder(list[msgspec.Raw])
@@ -215,9 +216,9 @@ def _sampling(body: _Body) -> Sampling:
 
 @from_agent
 def decode(request: WireRequest, memo: Memo | None = None) -> Call:
-    body = read_request(_body, request.body)
+    body = _body.read(request.body)
     if is_given(body.generate_content_request):  # countTokens may wrap a whole request
-        body = read(_body, body.generate_content_request)
+        body = _body.read(bytes(body.generate_content_request))
     if body.contents is None:
         raise BadRequest("contents: missing")
     memo = {} if memo is None else memo

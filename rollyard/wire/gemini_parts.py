@@ -18,6 +18,7 @@ import msgspec
 from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult
 from rollyard.wire.body import dump, is_given, raw_text, read, read_object
+from rollyard.wire.members import refuse_stored
 from rollyard.wire.parts import arguments_object, arguments_text, opaque, texts
 from rollyard.wire.toolnames import flat_name
 
@@ -124,9 +125,20 @@ def parts_of(raw: msgspec.Raw) -> tuple[Part, ...]:
     return (opaque("gemini", next(iter(value)), value),) if value else ()
 
 
+def _given_parts(raw: msgspec.Raw) -> tuple[Part, ...]:
+    """An agent's part: one that holds its content, and does not name a file that the provider keeps or would fetch."""
+    if b"file" in memoryview(raw).tobytes():
+        value = read(_part, raw, "contents")
+        response = value.function_response or value.function_response_snake
+        for part in (value, *(response.parts or () if response is not None else ())):
+            if part.file_data is not None or part.file_data_snake is not None:
+                refuse_stored("fileData", {})
+    return parts_of(raw)
+
+
 def messages_of(raw: msgspec.Raw) -> tuple[Message, ...]:
     content = read(content_decoder, raw, "contents")
-    parts = [part for item in content.parts or () for part in parts_of(item)]
+    parts = [part for item in content.parts or () for part in _given_parts(item)]
     if content.role in ("model", "assistant"):
         return (Message("assistant", tuple(parts)),)
     if content.role == "system":

@@ -17,8 +17,9 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Part, Text, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import messages_upstream
-from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, read_request, recall
+from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, recall
 from rollyard.wire.codec import Memo, WireRequest
+from rollyard.wire.members import BodyReader
 from rollyard.wire.messages_blocks import blocks, part_of
 from rollyard.wire.openai_shapes import counts
 from rollyard.wire.options import named_choice, reasoning_of, text_of
@@ -71,7 +72,7 @@ class _Tool(msgspec.Struct):
     input_schema: msgspec.Raw = _NONE
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = BodyReader(_Body, "messages")
 _message = msgspec.json.Decoder(_Message)
 _system = msgspec.json.Decoder(str | list[_System])
 _tools = msgspec.json.Decoder(list[msgspec.Raw])
@@ -160,7 +161,7 @@ def _sampling(body: _Body) -> Sampling:
 
 @from_agent
 def decode(request: WireRequest, memo: Memo | None = None) -> Call:
-    body = read_request(_body, request.body)
+    body = _body.read(request.body)
     memo = {} if memo is None else memo
     messages: list[Message] = []
     if is_given(body.system):

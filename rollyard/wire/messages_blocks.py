@@ -10,6 +10,7 @@ import msgspec
 from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Opaque, Part, Text, Thinking, ToolCall, ToolResult
 from rollyard.wire.body import is_given, raw_text, read, read_object
+from rollyard.wire.members import refuse_stored
 from rollyard.wire.parts import arguments_object, arguments_text, opaque
 from rollyard.wire.toolnames import flat_name
 
@@ -39,6 +40,7 @@ _content = msgspec.json.Decoder(str | list[msgspec.Raw])
 
 def _opaque(raw: msgspec.Raw, kind: str) -> Opaque:
     value = read_object(raw, "messages")
+    refuse_stored(kind, value)
     value.pop("cache_control", None)
     return opaque("messages", kind, value)
 

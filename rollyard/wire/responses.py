@@ -16,8 +16,9 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Part, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import openai_shapes, responses_upstream
-from rollyard.wire.body import digest, dump, from_agent, is_given, raw_text, read, read_request, recall, recall_keyed
+from rollyard.wire.body import digest, dump, from_agent, is_given, raw_text, read, recall, recall_keyed
 from rollyard.wire.codec import Memo, WireRequest
+from rollyard.wire.members import BodyReader
 from rollyard.wire.options import choice_of, reasoning_of, text_of
 from rollyard.wire.parts import pieces
 from rollyard.wire.responses_items import assistant_items, message_of
@@ -69,7 +70,7 @@ class _Tool(msgspec.Struct):
     tools: list[msgspec.Raw] | None = None
 
 
-_body = msgspec.json.Decoder(_Body)
+_body = BodyReader(_Body, "responses")
 _tools = msgspec.json.Decoder(list[msgspec.Raw])
 _tool = msgspec.json.Decoder(_Tool)
 
@@ -164,7 +165,7 @@ def _sampling(body: _Body) -> Sampling:
 
 @from_agent
 def decode(request: WireRequest, memo: Memo | None = None) -> Call:
-    body = read_request(_body, request.body)
+    body = _body.read(request.body)
     if body.previous_response_id:
         raise BadRequest("previous_response_id: responses are not stored here; send the whole input")
     memo = {} if memo is None else memo

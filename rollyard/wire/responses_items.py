@@ -15,6 +15,7 @@ import msgspec
 from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Part, Role, Text, Thinking, ToolCall, ToolResult
 from rollyard.wire.body import parse_object, read, read_object
+from rollyard.wire.members import refuse_stored
 from rollyard.wire.options import text_of
 from rollyard.wire.parts import image_from_url, image_url, opaque
 from rollyard.wire.toolnames import custom_arguments, custom_input
@@ -57,6 +58,7 @@ def parts_of(content: str | list[dict[str, Any]] | None) -> tuple[Text | Image |
         elif kind == "input_image" and isinstance(block.get("image_url"), str):
             parts.append(image_from_url(block["image_url"]))
         elif isinstance(kind, str):
+            refuse_stored(kind, block)
             parts.append(opaque("responses", kind, block))
         else:
             raise BadRequest("input: a content part has no type")
@@ -119,7 +121,9 @@ def message_of(raw: msgspec.Raw) -> Message | tuple[Part, ...]:
         if item.call_id is None:
             raise BadRequest(f"input: a {kind} has no call_id")
         return Message("tool", (ToolResult(item.call_id, parts_of(item.output)),))
-    part = opaque("responses", kind, read_object(raw, "input"))
+    value = read_object(raw, "input")
+    refuse_stored(kind, value)
+    part = opaque("responses", kind, value)
     return Message("user", (part,)) if kind.endswith("_output") else (part,)
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 
 from rollyard.core.call import Dialect
+from rollyard.core.errors import BadRequest
 
 Endpoint = Literal["generate", "models", "count_tokens"]
 
@@ -41,6 +42,24 @@ _GEMINI: dict[str, tuple[Endpoint, bool]] = {
     "countTokens": ("count_tokens", False),
 }
 _VERSIONS = ("v1", "v1beta", "v1alpha")
+_VERBS = {(endpoint, stream): verb for verb, (endpoint, stream) in _GEMINI.items()}
+
+
+def model_in_path(name: str) -> str:
+    """A model's name as part of a path at a provider: an agent chose it, and it must not choose the path."""
+    if len(name) > 256 or any(part in ("", ".", "..") for part in name.replace("\\", "/").split("/")):
+        raise BadRequest(f"model: {name[:60]!r} is not a model's name")
+    return "/".join(quote(part, safe=":@") for part in name.split("/"))
+
+
+def provider_path(route: Route, path: str) -> str:
+    """The path of a relayed call, written anew from what it means: nothing else of an agent's path leaves."""
+    parts = [part for part in path.split("/") if part]
+    if route.dialect != "gemini" or route.model is None:
+        return "/" + "/".join(parts)
+    version = parts.pop(0) + "/" if parts[0] in _VERSIONS else ""
+    kind = "tunedModels" if "tunedModels" in parts[:2] else "models"
+    return f"/{version}{kind}/{model_in_path(route.model)}:{_VERBS[route.endpoint, bool(route.stream)]}"
 
 
 def route(

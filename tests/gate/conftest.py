@@ -136,7 +136,7 @@ def request(method: str, path: str, *, key: str | None = None, body: bytes | dic
     import json
 
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = {"host": "gate", "connection": "close", "content-length": str(len(data))}
+    lines = {"host": "127.0.0.1", "connection": "close", "content-length": str(len(data))}
     if key is not None:
         lines["authorization"] = f"Bearer {key}"
     lines.update(headers or {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 
 import pytest
 
@@ -49,11 +50,11 @@ async def test_bytes_and_status_pass_untouched_and_the_call_is_recorded_without_
     async with open_gate(policy, log=log) as gate:
         session = await gate.open_session("r1")
         body = b'{"anything": [not even json'
-        answer = await ask(gate, "POST", "/v1/some/new/endpoint?x=1", key=session.key, body=body)
+        answer = await ask(gate, "POST", "/v1/messages?x=1", key=session.key, body=body)
         assert (answer.status, answer.body) == (207, b"onetwo")
         assert answer.headers["content-encoding"] == "identity"
         (raw,) = policy.requests
-        assert (raw.path, raw.body, raw.rollout_id) == ("/v1/some/new/endpoint?x=1", body, "r1")
+        assert (raw.path, raw.body, raw.rollout_id) == ("/v1/messages?x=1", body, "r1")
         assert session.calls == 1
         assert session.trajectory.records == ()
         (record,) = log.records
@@ -113,6 +114,96 @@ async def test_the_budget_counts_here_too():
         assert "budget" in stopped.json["choices"][0]["message"]["content"]
         assert session.exhausted == "calls"
         assert len(gate.policy.requests) == 1
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/v1/files/file-1"),
+        ("GET", "/v1/files"),
+        ("POST", "/v1/files"),
+        ("GET", "/v1/organization/admin_api_keys"),
+        ("POST", "/v1/embeddings"),
+        ("TRACE", "/v1/messages"),
+        ("PUT", "/v1/messages"),
+        ("DELETE", "/v1/messages"),
+        ("OPTIONS", "/v1/chat/completions"),
+        ("GET", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("POST", "/v1/messages/../files"),
+        ("POST", "/v1/messages/batches"),
+        ("POST", "/v1/files/../messages"),
+        ("POST", "/v1/%2e%2e/v1/messages"),
+        ("POST", "/v1beta/models/m:embedContent"),
+        ("POST", "/v1beta/models/..%2f..%2ffiles:generateContent"),
+        ("POST", "/v1beta/models/%252e%252e%252ffiles:generateContent"),
+        ("POST", "/v1beta/models/a/../../files:generateContent"),
+        ("POST", "/v1beta/cachedContents"),
+    ],
+)
+async def test_only_calls_of_a_dialect_are_relayed(method, path):
+    policy = Through()
+    async with open_gate(policy) as gate:
+        session = await gate.open_session("r1")
+        for prefix in ("", "/r/r1"):
+            answer = await ask(gate, method, prefix + path, key=session.key, body=b"{}")
+            assert answer.status in (400, 404)
+        assert policy.requests == [] and session.calls == 0
+
+
+async def test_models_are_listed_by_the_gate_and_paths_are_written_anew():
+    policy = Through()
+    async with open_gate(policy) as gate:
+        session = await gate.open_session("r1", settings={"model": "the-model"})
+        listed = await ask(gate, "GET", "/v1/models", key=session.key)
+        assert listed.json["data"][0]["id"] == "the-model"
+        assert policy.requests == []
+        for path in ("/v1beta/models/a%3Fb:generateContent", "/v1//chat///completions", "/r/r1/v1/messages?beta=true"):
+            await ask(gate, "POST", path, key=session.key, body=chat())
+        assert [r.path for r in policy.requests] == [
+            "/v1beta/models/a%3Fb:generateContent",
+            "/v1/chat/completions",
+            "/v1/messages?beta=true",
+        ]
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_a_key_that_the_provider_echoes_does_not_reach_the_agent(encoding):
+    """A provider that sends back what it was sent, in headers and body, whole and in pieces; and the rollout's own key does not
+    go out in any part of a request."""
+    key, seen = "provider-secret-0123456789", []
+
+    async def provider(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        seen.append(head + await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r")[0])))
+        body = b"you sent " + head + b" and " + head
+        if encoding == "gzip":
+            body = gzip.compress(body)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-encoding: %b\r\n" % encoding.encode())
+        writer.write(b"x-echo: %b\r\ncontent-length: %d\r\n\r\n" % (key.encode(), len(body)))
+        for start in range(0, len(body), 7):
+            writer.write(body[start : start + 7])
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.close()
+
+    server = await asyncio.start_server(provider, "127.0.0.1", 0)
+    policy = passthrough(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", key=key)
+    async with open_gate(policy) as gate:
+        session = await gate.open_session("r1")
+        headers = {"x-note": f"my key is {session.key}", "cookie": "a=b", "x-http-method-override": "DELETE"}
+        path = f"/v1/messages?note={session.key}"
+        answer = await ask(gate, "POST", path, key=session.key, body=chat(f"my key: {session.key}"), headers=headers)
+        assert answer.status == 200 and answer.body.startswith(b"you sent ")
+        assert answer.body.count(b"[key]") > 1 and answer.headers["x-echo"] == "[key]"
+        assert key.encode() not in answer.body
+        (request_sent,) = seen
+        assert key.encode() in request_sent and session.key.encode() not in request_sent
+        assert b"cookie" not in request_sent.lower() and b"override" not in request_sent.lower()
+    await policy.aclose()
+    server.close()
 
 
 async def test_the_providers_key_stays_on_the_host():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import tracemalloc
 
 import pytest
 
 from rollyard.core.errors import ConfigError, UpstreamError
 from rollyard.core.ids import secret
 from rollyard.gate import Budget, Gate, GateLimits, HttpLimits
-from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, send, until
+from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, said, send, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]
 CHAT = "/v1/chat/completions"
@@ -140,8 +142,6 @@ async def test_slow_senders_are_cut_off_and_others_are_served():
 
 
 async def test_a_reader_that_never_reads_is_cut_off():
-    from tests.gate.conftest import said
-
     limits = GateLimits(tick_s=0.02, http=HttpLimits(write_s=0.2))
     async with open_gate(Answers(lambda call: said("x" * 20_000_000)), limits=limits) as gate:
         session = await gate.open_session("r1")
@@ -203,6 +203,87 @@ async def test_pipelined_requests_are_answered_in_order_and_bounded():
         last = request("GET", "/health")
         answer = await send(gate, one * 3 + last)
         assert answer.body.count(b"HTTP/1.1 200 OK") == 3
+
+
+async def pour(gate, first: bytes, flood: bytes, *, chunks: int) -> tuple[socket.socket, int]:
+    """Send one request, then as much of a flood behind it as is taken within a moment: the open socket, and the bytes."""
+    sock = socket.create_connection(("127.0.0.1", port_of(gate)))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+    sock.setblocking(False)
+    loop, taken = asyncio.get_running_loop(), 0
+    await loop.sock_sendall(sock, first)
+    try:
+        async with asyncio.timeout(1.0):
+            for _ in range(chunks):
+                await loop.sock_sendall(sock, flood)
+                taken += len(flood)
+    except (TimeoutError, ConnectionError):
+        pass
+    return sock, taken
+
+
+@pytest.mark.parametrize("key", ["wrong-key-of-some-length", None])
+async def test_what_is_sent_behind_an_unanswered_call_is_not_kept(key):
+    """Bodies behind a held call, with a key that opens nothing or beyond `budget.body`: the sender waits, the gate keeps
+    one read of them."""
+    go = asyncio.Event()
+
+    async def hold(call):
+        await go.wait()
+        return said("done")
+
+    async with open_gate(Answers(hold)) as gate:
+        session = await gate.open_session("r1", budget=Budget(body=1000))
+        alive = {"connection": "keep-alive"}
+        first = request("POST", CHAT, key=session.key, body=chat(), headers=alive)
+        flood = request("POST", CHAT, key=key or session.key, body=b"x" * 10_000_000, headers=alive)
+        tracemalloc.start()
+        try:
+            sock, taken = await pour(gate, first, flood, chunks=6)
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert session.calls == 1
+        assert taken == 0, "the kernel keeps the sender waiting"
+        assert kept < 4_000_000
+        go.set()
+        loop = asyncio.get_running_loop()
+        seen = b""
+        async with asyncio.timeout(20):
+            while b"HTTP/1.1 4" not in seen:
+                data = await loop.sock_recv(sock, 65536)
+                assert data, f"closed after {seen!r}"
+                seen += data
+        sock.close()
+        assert seen.startswith(b"HTTP/1.1 200 ")
+        assert (b" 401 " if key else b" 413 ") in seen
+        assert session.calls == 1
+
+
+async def test_requests_behind_one_another_are_admitted_in_their_turn():
+    """Each is answered with its own key's answer, whether it came in the same packet, later or in pieces."""
+    go = asyncio.Event()
+
+    async def hold(call):
+        await go.wait()
+        return said(call.messages[-1].parts[0].text)
+
+    async with open_gate(Answers(hold)) as gate:
+        session = await gate.open_session("r1")
+        alive = {"connection": "keep-alive"}
+        calls = [request("POST", CHAT, key=session.key, body=chat(f"say-{n}"), headers=alive) for n in range(3)]
+        last = request("POST", CHAT, key="wrong-key-of-some-length", body=chat("never"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gate))
+        writer.write(calls[0] + calls[1] + calls[2][:80])
+        await until(lambda: session.calls == 1)
+        writer.write(calls[2][80:] + last)
+        await writer.drain()
+        go.set()
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        assert [answer.count(b"say-%d" % n) for n in range(3)] == [1, 1, 1]
+        assert answer.index(b"say-0") < answer.index(b"say-1") < answer.index(b"say-2") < answer.index(b" 401 ")
+        assert session.calls == 3
 
 
 async def test_an_error_tells_an_agent_nothing_of_the_host():

@@ -9,11 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from rollyard.core.plane import ApiKey
 from rollyard.plane.api import plane_app
 from rollyard.plane.create_request import CreateDefaults
 from rollyard.plane.engines import NoopEngine
 from rollyard.plane.parts import assemble as assemble_parts
 from rollyard.store.plane.open import open_plane
+
+ADMIN = ApiKey(id="key_admin", digest=b"", role="admin", owner="admin", created_at=0.0)
+OWNER = ApiKey(id="key_owner", digest=b"", role="owner", owner="team", created_at=0.0)
 
 
 class Clock:
@@ -27,7 +31,9 @@ class Clock:
 async def assembled(store, engines, clock, **settings):
     """All parts of a plane over one store, and its application."""
     await store.agree("identity", "test-plane")
-    parts = await assemble_parts(store, engines, settings=CreateDefaults(**settings), clock=clock)
+    parts = await assemble_parts(
+        store, engines, settings=CreateDefaults(**settings), clock=clock, signing_secret="sign-" + "s" * 20
+    )
     return SimpleNamespace(**parts._asdict(), app=plane_app(parts))
 
 

@@ -59,7 +59,7 @@ async def test_the_real_package_drives_an_environment(tmp_path, project):
         image, start = await plain_image(HERE / "plain_project.py"), PLAIN_START
     async with serving(tmp_path) as env:
         async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
-            await plane.envs.create("weather", "1.0", image=image, start=start)
+            await plane.envs.create("weather", "1.0", owner="aenv", image=image, start=start)
             where = {"AENV_SYSTEM_URL": env["AENV_SYSTEM_URL"]}
             seen = await told(python, HERE / "aenv_client.py", "weather@1.0", env=where, timeout=240)
             assert [one async for one in plane.instances.list()] == []
@@ -196,7 +196,7 @@ async def test_the_real_command_line_pushes_shows_and_runs(tmp_path):
 
 
 async def made_with(session, control, plane, start, **fields):
-    await plane.envs.create("e", "1", start=start)
+    await plane.envs.create("e", "1", owner="aenv", start=start)
     async with session.post(f"{control}/env-instance", json={"envName": "e@1", **fields}) as reply:
         return (await reply.json())["data"]
 
@@ -248,7 +248,7 @@ async def test_a_program_that_ended_is_told_at_once_and_an_engine_without_ports_
             async with session.get(f"{data}/health", headers=bears) as reply:
                 said = (await reply.json())["error"]
                 assert "code 3" in said and "it broke" in said
-            await plane.envs.create("n", "1", engine="noop")
+            await plane.envs.create("n", "1", owner="aenv", engine="noop")
             async with session.post(f"{control}/env-instance", json={"envName": "n@1"}) as reply:
                 made = (await reply.json())["data"]
             bears = {"AEnvCore-EnvInstance-ID": made["id"], "AEnvCore-MCPProxy-URL": f"http://{made['ip']}:8081"}

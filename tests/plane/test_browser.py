@@ -27,6 +27,7 @@ from rollyard.plane.instances import CreateInstance
 from rollyard.store.plane import SqlPlane
 from rollyard.testing.serve import serve_app
 from rollyard.trajectory.trajectory import Trajectory
+from tests.plane.conftest import OWNER
 from tests.plane.test_page import HOSTILE, a_run
 
 pytestmark = [
@@ -140,8 +141,10 @@ async def rich_rollout(store):
 async def some_plane(assemble, store, noop, clock):
     plane = await assemble(SqlPlane(store.database), {"noop": noop}, clock, terms=AdmissionTerms(quota=40))
     for name in ("weather", "shop"):
-        await plane.hub.create(name, "1.0", EnvSpec(image="host", description=f"the {name} desk", tags=("demo", name)))
-    await plane.hub.release("shop", "1.0", revision=None)
+        await plane.hub.create(
+            name, "1.0", EnvSpec(image="host", description=f"the {name} desk", tags=("demo", name)), by=OWNER
+        )
+    await plane.hub.release("shop", "1.0", revision=None, by=OWNER)
     made = [
         await plane.instances.create(
             CreateInstance(env="shop@1.0", ttl_s=600 + 60 * n, labels={"team": "<b>red</b>"}), owner=f"team-{n % 3}",

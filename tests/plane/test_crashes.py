@@ -8,6 +8,7 @@ from rollyard.plane.create_request import CreateInstance
 from rollyard.plane.engines import NoopEngine
 from rollyard.plane.pools import PutPool
 from rollyard.store.plane.open import open_plane
+from tests.plane.conftest import OWNER
 
 pytestmark = pytest.mark.anyio
 HOST = CreateInstance(image="host")
@@ -150,6 +151,6 @@ async def settled(store, engine, clock, assemble):
 async def test_an_environment_with_a_program_is_refused_by_an_engine_that_starts_none(plane):
     from rollyard.core.errors import PlaneUnsupported
 
-    await plane.hub.create("e", "1", EnvSpec(start=("server",)))
+    await plane.hub.create("e", "1", EnvSpec(start=("server",)), by=OWNER)
     with pytest.raises(PlaneUnsupported, match="start a program"):
         await plane.instances.create(CreateInstance(env="e@1"), owner="ann")

@@ -7,52 +7,53 @@ import pytest
 from rollyard.core.errors import PlaneConflict, PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import EnvSpec
 from rollyard.store.plane.open import open_plane
+from tests.plane.conftest import ADMIN, OWNER
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_an_environment_is_made_read_changed_and_deleted(plane):
-    made = await plane.hub.create("weather", "1.0", EnvSpec(description="asks the sky", image="python"))
+    made = await plane.hub.create("weather", "1.0", EnvSpec(description="asks the sky", image="python"), by=OWNER)
     assert (made.revision, made.status, made.id) == (1, "draft", "weather@1.0")
     assert await plane.hub.get("weather", "1.0") == made
     with pytest.raises(PlaneConflict, match="exists"):
-        await plane.hub.create("weather", "1.0", EnvSpec())
+        await plane.hub.create("weather", "1.0", EnvSpec(), by=OWNER)
     plane.clock.now += 5
-    changed = await plane.hub.update("weather", "1.0", EnvSpec(image="node"), revision=1)
+    changed = await plane.hub.update("weather", "1.0", EnvSpec(image="node"), revision=1, by=OWNER)
     assert (changed.revision, changed.spec.image) == (2, "node")
     assert (changed.created_at, changed.updated_at) == (made.created_at, made.created_at + 5)
-    await plane.hub.delete("weather", "1.0")
+    await plane.hub.delete("weather", "1.0", by=OWNER)
     assert not await plane.hub.exists("weather", "1.0")
     with pytest.raises(PlaneNotFound):
-        await plane.hub.delete("weather", "1.0")
+        await plane.hub.delete("weather", "1.0", by=OWNER)
 
 
 async def test_a_released_version_never_changes(plane):
-    await plane.hub.create("e", "1", EnvSpec())
-    released = await plane.hub.release("e", "1", revision=1)
+    await plane.hub.create("e", "1", EnvSpec(), by=OWNER)
+    released = await plane.hub.release("e", "1", revision=1, by=OWNER)
     assert released.released_at == plane.clock.now
     for change in (
-        plane.hub.update("e", "1", EnvSpec(image="x"), revision=released.revision),
-        plane.hub.release("e", "1"),
-        plane.hub.delete("e", "1"),
+        plane.hub.update("e", "1", EnvSpec(image="x"), revision=released.revision, by=OWNER),
+        plane.hub.release("e", "1", by=OWNER),
+        plane.hub.delete("e", "1", by=OWNER),
     ):
         with pytest.raises(PlaneConflict, match="released"):
             await change
     assert await plane.hub.get("e", "1") == released
-    await plane.hub.delete("e", "1", released=True)
+    await plane.hub.delete("e", "1", by=ADMIN)
 
 
 async def test_an_update_from_an_old_revision_changes_nothing(plane):
-    await plane.hub.create("e", "1", EnvSpec())
-    await plane.hub.update("e", "1", EnvSpec(description="first"), revision=1)
+    await plane.hub.create("e", "1", EnvSpec(), by=OWNER)
+    await plane.hub.update("e", "1", EnvSpec(description="first"), revision=1, by=OWNER)
     with pytest.raises(PlaneConflict, match="revision 2"):
-        await plane.hub.update("e", "1", EnvSpec(description="second"), revision=1)
+        await plane.hub.update("e", "1", EnvSpec(description="second"), revision=1, by=OWNER)
     assert (await plane.hub.get("e", "1")).spec.description == "first"
 
 
 async def test_32_writers_on_two_connections_lose_no_update(plane, plane_url):
     """P1: each adds its own tag until its compare-and-swap holds."""
-    await plane.hub.create("e", "1", EnvSpec())
+    await plane.hub.create("e", "1", EnvSpec(), by=OWNER)
 
     async def add(store, tag):
         while True:
@@ -73,7 +74,9 @@ async def test_32_writers_on_two_connections_lose_no_update(plane, plane_url):
 
 async def test_pages_are_whole_and_search_looks_into_descriptions_and_tags(plane):
     for n in range(7):
-        await plane.hub.create(f"e{n}", "1", EnvSpec(description=f"number {n} of 100%", tags=("Odd",) if n % 2 else ()))
+        await plane.hub.create(
+            f"e{n}", "1", EnvSpec(description=f"number {n} of 100%", tags=("Odd",) if n % 2 else ()), by=OWNER
+        )
     seen, cursor = [], None
     while True:
         found, cursor = await plane.hub.page(cursor=cursor, limit=3)
@@ -91,6 +94,6 @@ async def test_pages_are_whole_and_search_looks_into_descriptions_and_tags(plane
 async def test_names_and_digests_are_checked(plane):
     for name in ("", "a/b", "../x", "a@b", "x" * 101):
         with pytest.raises(PlaneInvalid):
-            await plane.hub.create(name, "1", EnvSpec())
+            await plane.hub.create(name, "1", EnvSpec(), by=OWNER)
     with pytest.raises(PlaneInvalid, match="sha256"):
-        await plane.hub.create("e", "1", EnvSpec(artifacts={"bundle": "abc"}))
+        await plane.hub.create("e", "1", EnvSpec(artifacts={"bundle": "abc"}), by=OWNER)

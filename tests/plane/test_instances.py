@@ -19,6 +19,7 @@ from rollyard.plane.engines import NoopEngine
 from rollyard.plane.instances import CreateInstance
 from rollyard.plane.sweep import Sweeper
 from rollyard.store.plane.open import open_plane
+from tests.plane.conftest import OWNER
 
 pytestmark = pytest.mark.anyio
 HOST = CreateInstance(image="host")
@@ -29,7 +30,7 @@ async def states(plane, instance_id):
 
 
 async def test_an_instance_lives_and_is_gone(plane, noop):
-    await plane.hub.create("e", "1", EnvSpec(image="python", ttl_s=60))
+    await plane.hub.create("e", "1", EnvSpec(image="python", ttl_s=60), by=OWNER)
     made = await plane.instances.create(CreateInstance(env="e@1", labels={"a": "b"}), owner="ann")
     assert (made.state, made.plan.image, made.expires_at) == ("running", "python", plane.clock.now + 60)
     created = made.created_at

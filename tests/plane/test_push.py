@@ -105,10 +105,11 @@ def test_links_are_not_sent_and_hostile_bundles_write_nothing_outside(tmp_path):
 async def test_a_backup_of_a_store_in_use_restores_to_the_same_hub(tmp_path):
     from rollyard.core.plane import EnvSpec
     from rollyard.plane.hub import Hub
+    from tests.plane.conftest import OWNER
 
     kept, copy, back = tmp_path / "p.db", tmp_path / "copy.db", tmp_path / "back.db"
     async with ry.Store.open(kept) as store:
-        made = await Hub(SqlPlane(store.database)).create("e", "1", EnvSpec(image="python"))
+        made = await Hub(SqlPlane(store.database)).create("e", "1", EnvSpec(image="python"), by=OWNER)
         done = subprocess.run(
             [*RY, "store", "backup", str(copy), "--store", str(kept)], capture_output=True, timeout=60
         )

@@ -23,7 +23,7 @@ async def store(plane_url):
 
 async def test_32_writers_in_each_of_two_processes_lose_no_update_and_no_place(store, plane_url):
     record = EnvRecord(
-        name="e", version="1", revision=1, status="draft", spec=EnvSpec(), created_at=1.0, updated_at=1.0
+        name="e", version="1", owner="team", revision=1, status="draft", spec=EnvSpec(), created_at=1.0, updated_at=1.0
     )
     await store.create_env(record)
     script = str(Path(__file__).with_name("writers.py"))

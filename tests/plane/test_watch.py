@@ -16,6 +16,7 @@ from rollyard.plane.pools import PutPool
 from rollyard.plane.watch import Watcher
 from rollyard.store.plane import SqlPlane
 from rollyard.testing.serve import serve_app
+from tests.plane.conftest import OWNER
 
 pytestmark = pytest.mark.anyio
 HOST = CreateInstance(image="host")
@@ -154,7 +155,7 @@ async def test_a_chain_leads_from_an_instance_to_its_rollout_its_reward_and_the_
 
     async with ry.Store.open(tmp_path / "p.db") as store:
         parts = await assemble(SqlPlane(store.database), {"noop": noop}, clock=clock, runs=store)
-        await parts.hub.create("e", "1", EnvSpec())
+        await parts.hub.create("e", "1", EnvSpec(), by=OWNER)
         made = await parts.instances.create(CreateInstance(env="e@1"), owner="ann")
         rollout = Rollout(id="ro_1", task=Task(id="t", instruction="x"), agent="pi", verdict=Verdict(reward=0.5))
         await store.commit_rollout(rollout)

@@ -54,8 +54,10 @@ class TestChat:
             "chat", {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}
         )
         assert message.parts == (Opaque("chat/input_audio", '{"type":"input_audio","input_audio":{"data":"x"}}'),)
-        call = decode("chat", {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}]})
-        assert rebuilt(call, "chat")["messages"][0]["content"] == [{"type": "file", "file": {"file_id": "f"}}]
+        call = decode(
+            "chat", {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": "f"}}]}]}
+        )
+        assert rebuilt(call, "chat")["messages"][0]["content"] == [{"type": "file", "file": {"file_data": "f"}}]
 
     def test_an_empty_tool_list_is_not_sent_on(self):
         call = decode(
@@ -90,7 +92,7 @@ class TestChat:
             decode("chat", {"messages": [], "n": 2})
 
     def test_headers_and_the_body_stay_with_the_call(self):
-        body = b'{"messages": [], "model": "m", "x": 1}'
+        body = b'{"messages": [], "model": "m", "user": "x"}'
         call = decode("chat", body, received_at=3.5)
         assert (call.raw, call.headers, call.received_at, call.model) == (body, {"x-session-id": "s"}, 3.5, "m")
 
@@ -367,7 +369,7 @@ class TestGemini:
                     {
                         "parts": [
                             {"inline_data": {"mime_type": "image/png", "data": "AA=="}},
-                            {"file_data": {"file_uri": "gs://v"}},
+                            {"inline_data": {"mime_type": "video/mp4", "data": "AA=="}},
                         ]
                     },
                     {

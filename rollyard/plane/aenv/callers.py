@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from rollyard.core.errors import PlaneForbidden, PlaneUnauthorized
-from rollyard.core.plane import ApiKey, Role
+from rollyard.core.plane import KEYLESS_OWNER, ApiKey, Role
+from rollyard.net.web_pages import AllowedHosts, page_reason
 from rollyard.plane.access import Access
 
-ANYBODY = ApiKey(id="aenv", digest=b"", role="owner", owner="aenv", created_at=0.0)
+ANYBODY = ApiKey(id="aenv", digest=b"", role="owner", owner=KEYLESS_OWNER, created_at=0.0)
+_HERE = AllowedHosts("127.0.0.1")
 INSTANCE_HEADER = "aenvcore-envinstance-id"
 URL_HEADER = "aenvcore-mcpproxy-url"
 
@@ -31,7 +32,8 @@ class AenvCallers:
     async def caller(self, request: Request, *roles: Role) -> ApiKey:
         header = request.headers.get("authorization")
         if header is None and self._anonymous:
-            _no_page(request)
+            if (why := page_reason(request.method, dict(request.headers.raw), _HERE)) is not None:
+                raise PlaneForbidden(f"requests without a key: {why}")
             found = ANYBODY
         else:
             found = await self._access.caller(header)
@@ -47,14 +49,3 @@ class AenvCallers:
         said = urlsplit(url).hostname or ""
         if not hmac.compare_digest(said.encode(), self.host(instance_id).encode()):
             raise PlaneUnauthorized("this request does not bear the instance's token")
-
-
-def _no_page(request: Request) -> None:
-    """A browser says where a page comes from, or asks for a name that the page's own server made point here."""
-    name = (urlsplit(f"//{request.headers.get('host', '')}").hostname or "").rstrip(".")
-    try:
-        ours = name == "localhost" or ip_address(name).is_loopback
-    except ValueError:
-        ours = False
-    if not ours or "origin" in request.headers or "sec-fetch-site" in request.headers:
-        raise PlaneForbidden("requests of web pages need a key")

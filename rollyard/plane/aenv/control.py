@@ -18,7 +18,7 @@ from starlette.routing import Route
 from rollyard.core.errors import Error, PlaneInvalid, PlaneNotFound, PlaneUnsupported
 from rollyard.core.plane import ApiKey, EnvRecord, Instance, Role
 from rollyard.core.sandbox import Mount
-from rollyard.plane.access import sees
+from rollyard.plane.access import sees, show_env
 from rollyard.plane.aenv.callers import AenvCallers
 from rollyard.plane.aenv.envelope import failed, ok, read, seconds
 from rollyard.plane.aenv.shapes import OWNER_LABEL, instance_shape
@@ -101,20 +101,21 @@ class AenvControl:
             arguments=asked.arguments or (),
             mount_points=tuple(_mount(mount) for mount in asked.mount_points or ()),
         )
-        return ok(await self._shown(await self._instances.create(wanted, owner=caller.owner, caller=caller.id)))
+        made = await self._instances.create(wanted, owner=caller.owner, caller=caller.id)
+        return ok(await self._shown(made, caller))
 
     async def get(self, request: Request) -> Response:
-        found = await self._own(request)
+        caller, found = await self._own(request)
         until = asyncio.get_running_loop().time() + _HELD_S
         while found.state == "creating" and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(_LOOK_S)
             found = await self._instances.record(found.id)
         if not found.live and found.state != "failed":
             raise PlaneNotFound(f"instance {found.id} is gone ({found.state})")
-        return ok(await self._shown(found))
+        return ok(await self._shown(found, caller))
 
     async def delete(self, request: Request) -> Response:
-        own = await self._own(request)
+        _, own = await self._own(request)
         await self._instances.delete(own.id)
         return ok("Deleted successfully")
 
@@ -125,12 +126,12 @@ class AenvControl:
         if wanted == "*":
             wanted = request.query_params.get("envName") or "*"
         status = request.query_params.get("status")
-        shown = [await self._shown(one) for one in await self._all(caller, wanted)]
+        shown = [await self._shown(one, caller) for one in await self._all(caller, wanted)]
         items = [one for one in shown if status in (None, "", one["status"])]
         return ok({"items": items, "total": len(items)} if _SDK_MARK in request.headers else items)
 
     async def presign(self, request: Request) -> Response:
-        own = await self._own(request)
+        _, own = await self._own(request)
         asked = _convert(await raw_body(request, MAX_BODY), _Presign)
         url, _ = await self._gateway.presign(
             own.id, asked.port, asked.expiration_time_in_minutes, base_url=self._public_url
@@ -141,25 +142,25 @@ class AenvControl:
         await self._callers.caller(request, *USERS)
         return ok([])
 
-    async def _own(self, request: Request) -> Instance:
+    async def _own(self, request: Request) -> tuple[ApiKey, Instance]:
         caller = await self._callers.caller(request, *USERS)
         found = await self._instances.record(request.path_params["id"])
         sees(caller, found)
-        return found
+        return caller, found
 
     async def _all(self, caller: ApiKey, wanted: str) -> list[Instance]:
         owner = None if caller.role == "admin" else caller.owner
         found = self._instances.all(owner=owner, env=wanted if "@" in wanted else None)
         return [one async for one in found if "@" in wanted or wanted in ("*", (one.env or "").partition("@")[0])]
 
-    async def _shown(self, instance: Instance) -> dict[str, Any]:
-        return instance_shape(instance, await self._record(instance), self._callers.host(instance.id))
+    async def _shown(self, instance: Instance, caller: ApiKey) -> dict[str, Any]:
+        return instance_shape(instance, await self._record(instance, caller), self._callers.host(instance.id))
 
-    async def _record(self, instance: Instance) -> EnvRecord | None:
+    async def _record(self, instance: Instance, caller: ApiKey) -> EnvRecord | None:
         if instance.env is None:
             return None
         try:
-            return await self._hub.get(*instance.env.split("@", 1))
+            return show_env(caller, await self._hub.get(*instance.env.split("@", 1)))
         except PlaneNotFound:
             return None  # deleted since; the instance goes on
 

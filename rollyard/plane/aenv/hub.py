@@ -6,8 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneUnsupported
-from rollyard.core.plane import EnvRecord, Role
+from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneNotFound, PlaneUnsupported
+from rollyard.core.plane import ApiKey, EnvRecord, Role
+from rollyard.plane.access import may_change, show_env
 from rollyard.plane.aenv.callers import AenvCallers
 from rollyard.plane.aenv.control import Endpoint, enveloped
 from rollyard.plane.aenv.envelope import ok, read
@@ -40,45 +41,48 @@ class HubFace:
         ]
 
     async def create(self, request: Request) -> Response:
-        await self._callers.caller(request, *_WRITERS)
+        caller = await self._callers.caller(request, *_WRITERS)
         body = read(await raw_body(request, MAX_BODY))
         name, version = body.get("name"), body.get("version")
         if not isinstance(name, str) or not isinstance(version, str):
             raise PlaneInvalid("a project has a name and a version")
-        return ok(env_shape(await self._hub.create(name, version, spec_of(body))))
+        return ok(env_shape(await self._hub.create(name, version, spec_of(body), by=caller)))
 
     async def list(self, request: Request) -> Response:
-        await self._callers.caller(request, *_READERS)
+        caller = await self._callers.caller(request, *_READERS)
         start, limit = number(request, "offset", 0), number(request, "limit", 100)
-        return ok([env_shape(record) for record in (await self._all())[start : start + limit]])
+        return ok([env_shape(record) for record in (await self._all(caller))[start : start + limit]])
 
     async def get(self, request: Request) -> Response:
-        return ok(env_shape(await self._read(request)))
+        return ok(env_shape((await self._read(request))[1]))
 
     async def exists(self, request: Request) -> Response:
-        await self._callers.caller(request, *_READERS)
-        if not await self._hub.exists(**request.path_params):
+        try:
+            _, found = await self._read(request)
+        except PlaneNotFound:
             return ok({"exists": False})
-        return ok({"exists": True, "status": status_word(await self._read(request))})
+        return ok({"exists": True, "status": status_word(found)})
 
     async def status(self, request: Request) -> Response:
-        return ok({"status": status_word(await self._read(request))})
+        return ok({"status": status_word((await self._read(request))[1])})
 
     async def update(self, request: Request) -> Response:
-        await self._callers.caller(request, *_WRITERS)
-        before = await self._read(request)
+        caller, before = await self._read(request, *_WRITERS)
+        may_change(caller, before)
         if before.status == "released":
             raise PlaneForbidden(f"{before.id} is released and never changes")
         body = read(await raw_body(request, MAX_BODY))
         spec = spec_of(body, before.spec)
-        return ok(env_shape(await self._hub.update(before.name, before.version, spec, revision=before.revision)))
+        changed = await self._hub.update(before.name, before.version, spec, revision=before.revision, by=caller)
+        return ok(env_shape(changed))
 
     async def release(self, request: Request) -> Response:
-        await self._callers.caller(request, *_WRITERS)
-        before = await self._read(request)
+        caller, before = await self._read(request, *_WRITERS)
+        may_change(caller, before)
         if before.status == "released":
             raise PlaneForbidden(f"{before.id} is released already")
-        return ok(env_shape(await self._hub.release(before.name, before.version, revision=before.revision)))
+        made = await self._hub.release(before.name, before.version, revision=before.revision, by=caller)
+        return ok(env_shape(made))
 
     async def sign(self, request: Request) -> Response:
         await self._read(request)
@@ -87,14 +91,20 @@ class HubFace:
     async def delete(self, request: Request) -> Response:
         """All versions of a name, as its client asks; a released one only for an admin."""
         caller = await self._callers.caller(request, *_WRITERS)
-        for record in await self._all():
+        for record in await self._all(caller):
             if record.name == request.path_params["name"]:
-                await self._hub.delete(record.name, record.version, released=caller.role == "admin")
+                await self._hub.delete(record.name, record.version, by=caller)
         return ok(True)
 
-    async def _read(self, request: Request) -> EnvRecord:
-        await self._callers.caller(request, *_READERS)
-        return await self._hub.get(**request.path_params)
+    async def _read(self, request: Request, *roles: Role) -> tuple[ApiKey, EnvRecord]:
+        caller = await self._callers.caller(request, *(roles or _READERS))
+        return caller, show_env(caller, await self._hub.get(**request.path_params))
 
-    async def _all(self) -> list[EnvRecord]:
-        return [record async for record in self._hub.all()]
+    async def _all(self, caller: ApiKey) -> list[EnvRecord]:
+        found: list[EnvRecord] = []
+        async for record in self._hub.all():
+            try:
+                found.append(show_env(caller, record))
+            except PlaneNotFound:
+                continue  # for a caller without a key it is not there
+        return found

@@ -31,13 +31,13 @@ class BundleHandlers:
         asked = await body(request, Upload)
         base_url = self._public_url or str(request.base_url)
         url, ends = await self._bundles.upload_url(asked.sha256, asked.size, caller.owner, asked.minutes, base_url)
-        there = await self._bundles.exists(asked.sha256)
+        there = await self._bundles.has(asked.sha256, caller.owner)
         return answer({"url": url, "expires_at": rfc3339(ends), "exists": there})
 
     async def download(self, request: Request, caller: ApiKey) -> Response:
         asked = await body(request, Download)
         base_url = self._public_url or str(request.base_url)
-        url, ends = await self._bundles.download_url(request.path_params["sha256"], asked.minutes, base_url)
+        url, ends = await self._bundles.download_url(request.path_params["sha256"], caller, asked.minutes, base_url)
         return answer({"url": url, "expires_at": rfc3339(ends)})
 
     async def trace(self, request: Request, caller: ApiKey) -> Response:

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rollyard.core.plane import ApiKey, EnvSpec
+from rollyard.plane.access import owner_for, show_env
 from rollyard.plane.parts import PlaneParts
 from rollyard.plane.wire import answer, body, env_json, number
 
@@ -15,6 +16,7 @@ class CreateEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: str
     version: str
     spec: EnvSpec = EnvSpec()
+    owner: str | None = None
 
 
 class UpdateEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +34,9 @@ class EnvHandlers:
 
     async def create(self, request: Request, caller: ApiKey) -> Response:
         new = await body(request, CreateEnv)
-        return answer(env_json(await self._hub.create(new.name, new.version, new.spec)), 201)
+        owner = owner_for(caller, new.owner)
+        made = await self._hub.create(new.name, new.version, new.spec, by=caller, owner=owner)
+        return answer(env_json(made), 201)
 
     async def list(self, request: Request, caller: ApiKey) -> Response:
         query = request.query_params
@@ -42,17 +46,18 @@ class EnvHandlers:
             cursor=query.get("cursor"),
             limit=number(request, "limit", 50),
         )
-        return answer({"items": [env_json(record) for record in found], "next": cursor})
+        return answer({"items": [env_json(show_env(caller, record)) for record in found], "next": cursor})
 
     async def get(self, request: Request, caller: ApiKey) -> Response:
-        return answer(env_json(await self._hub.get(**request.path_params)))
+        return answer(env_json(show_env(caller, await self._hub.get(**request.path_params))))
 
     async def update(self, request: Request, caller: ApiKey) -> Response:
         new = await body(request, UpdateEnv)
-        return answer(env_json(await self._hub.update(**request.path_params, spec=new.spec, revision=new.revision)))
+        changed = await self._hub.update(**request.path_params, spec=new.spec, revision=new.revision, by=caller)
+        return answer(env_json(changed))
 
     async def delete(self, request: Request, caller: ApiKey) -> Response:
-        await self._hub.delete(**request.path_params, released=caller.role == "admin")
+        await self._hub.delete(**request.path_params, by=caller)
         return Response(status_code=204)
 
     async def exists(self, request: Request, caller: ApiKey) -> Response:
@@ -60,4 +65,4 @@ class EnvHandlers:
 
     async def release(self, request: Request, caller: ApiKey) -> Response:
         asked = await body(request, ReleaseEnv)
-        return answer(env_json(await self._hub.release(**request.path_params, revision=asked.revision)))
+        return answer(env_json(await self._hub.release(**request.path_params, revision=asked.revision, by=caller)))

@@ -18,6 +18,7 @@ def create(connection: Connection, record: EnvRecord) -> EnvRecord:
     row = {
         "name": record.name,
         "version": record.version,
+        "owner": record.owner,
         "revision": record.revision,
         "status": record.status,
         "created_at": record.created_at,
@@ -101,6 +102,7 @@ def _record(row: Any) -> EnvRecord:
     return EnvRecord(
         name=row["name"],
         version=row["version"],
+        owner=row["owner"],
         revision=row["revision"],
         status=row["status"],
         spec=msgspec.json.decode(row["spec"], type=EnvSpec),

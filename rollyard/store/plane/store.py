@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from rollyard.store.methods import Records, reads, writes
-from rollyard.store.plane import hub, instances, keys, pools, survey, sweep
+from rollyard.store.plane import hub, instances, keys, owned, pools, survey, sweep
 
 
 class SqlPlane(Records):
@@ -38,6 +38,8 @@ class SqlPlane(Records):
     put_blob = writes(pools.put_blob)
     get_blob = reads(pools.get_blob)
     has_blob = reads(pools.has_blob)
+    own = writes(owned.own)
+    owners_of = reads(owned.owners_of)
 
     # keys
     put_key = writes(keys.put)

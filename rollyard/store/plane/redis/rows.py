@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec, Instance, InstancePlan, WarmPool
+from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec, Instance, InstancePlan, OwnedKind, WarmPool
 from rollyard.store.plane.redis.change import Row
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -58,6 +58,9 @@ class Keys:
     def blob(self, digest: str) -> str:
         return f"{self._prefix}blob:{digest}"
 
+    def owned(self, kind: OwnedKind, name: str) -> str:
+        return f"{self._prefix}owned:{kind}:{name}"
+
 
 def env_row(record: EnvRecord) -> Row:
     words = " ".join((record.id, record.spec.description, *record.spec.tags)).lower()
@@ -65,7 +68,7 @@ def env_row(record: EnvRecord) -> Row:
 
 
 def env_record(row: Row) -> EnvRecord:
-    fields = {name: value for name, value in row.items() if name != "words"}
+    fields = {"owner": "admin"} | {name: value for name, value in row.items() if name != "words"}
     return _record(EnvRecord, fields, spec=EnvSpec)
 
 

@@ -22,6 +22,7 @@ from rollyard.core.plane import (
     Happening,
     Instance,
     InstanceState,
+    OwnedKind,
     OwnerUsage,
     Taking,
     WarmPool,
@@ -333,6 +334,12 @@ class RedisPlane:
 
     async def has_blob(self, digest: str) -> bool:
         return bool(await self._client.exists(self._keys.blob(digest)))
+
+    async def own(self, kind: OwnedKind, name: str, owner: str, *, at: float) -> None:
+        await self._client.sadd(self._keys.owned(kind, name), owner)
+
+    async def owners_of(self, kind: OwnedKind, name: str) -> set[str]:
+        return {owner.decode() for owner in await self._client.smembers(self._keys.owned(kind, name))}
 
     # keys
 

@@ -1,0 +1,28 @@
+"""`rollyard rotate`: a new signing secret for control planes on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def rotate(
+    signing_file: Annotated[
+        Path | None, typer.Option(help="file of `serve plane --signing-file`; the default one without it")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Replace the secret that signs a control plane's URLs and tokens. Those from before end when its servers restart."""
+    from rollyard.cli.printing import print_json
+    from rollyard.plane.signing import rotate_secret
+
+    written = rotate_secret(signing_file)
+    if json:
+        print_json({"signing_file": str(written)})
+    else:
+        typer.echo(f"{written} holds a new secret; restart `rollyard serve plane` to end what was signed before")

@@ -1,0 +1,183 @@
+"""What another owner, or somebody without a key, must not be able to do to what is yours on a shared plane."""
+
+import base64
+import hashlib
+import sqlite3
+import stat
+import subprocess
+import sys
+
+import aiohttp
+import httpx
+import pytest
+
+import rollyard as ry
+from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneNotFound, PlaneUnauthorized
+from rollyard.plane.access import NewKey
+from rollyard.plane.api import plane_app
+from rollyard.plane.signing import Signer
+from rollyard.testing.serve import serve_app
+from tests.plane.served import serving
+
+pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]
+SECRET = "sk-of-ann-0123456789"
+
+
+@pytest.fixture
+async def shared(plane):
+    """A plane with ann, bob, an agent of ann's and an admin, each with a client of their own."""
+    async with serve_app(plane_app(plane)) as url:
+        clients = {}
+        people = [
+            ("ann", "owner", "ann"),
+            ("bob", "owner", "bob"),
+            ("agent", "agent", "ann"),
+            ("admin", "admin", "admin"),
+        ]
+        for name, role, owner in people:
+            _, key = await plane.access.issue(NewKey(role=role, owner=owner))
+            clients[name] = await ry.plane.connect(url, key).__aenter__()
+        yield clients
+        for client in clients.values():
+            await client.__aexit__(None, None, None)
+
+
+async def test_another_owner_cannot_change_an_environment_that_others_run(shared):
+    ann, bob, admin = shared["ann"], shared["bob"], shared["admin"]
+    made = await ann.envs.create("weather", "1", description="ann's", start=["server"])
+    for attempt in (
+        lambda: bob.envs.update("weather", "1", revision=made["revision"], start=["sh", "-c", "evil"]),
+        lambda: bob.envs.release("weather", "1"),
+        lambda: bob.envs.delete("weather", "1"),
+        lambda: bob.envs.create("weather", "2", start=["sh", "-c", "evil"]),
+        lambda: bob.envs.create("other", "1", owner="ann"),
+    ):
+        with pytest.raises(PlaneForbidden):
+            await attempt()
+    assert (await ann.envs.get("weather", "1"))["spec"]["description"] == "ann's"
+    assert not await ann.envs.exists("weather", "2")
+    changed = await ann.envs.update("weather", "1", revision=made["revision"], description="changed")
+    await admin.envs.update("weather", "1", revision=changed["revision"], description="by the admin")
+    assert (await admin.envs.create("weather", "2"))["owner"] == "ann", "a name stays its owner's"
+    await ann.envs.delete("weather", "1")
+
+
+async def test_the_values_of_an_environments_variables_are_its_owners(plane, shared, noop):
+    ann, bob = shared["ann"], shared["bob"]
+    await ann.envs.create("api", "1", env={"TOKEN": SECRET}, extra={"note": SECRET})
+    assert (await ann.envs.get("api", "1"))["spec"]["env"] == {"TOKEN": SECRET}
+    assert (await shared["admin"].envs.get("api", "1"))["spec"]["env"] == {"TOKEN": SECRET}
+    for who in ("bob", "agent"):
+        assert SECRET not in str(await shared[who].envs.get("api", "1"))
+        assert SECRET not in str([one async for one in shared[who].envs.list()])
+    with pytest.raises(PlaneInvalid, match="TOKEN"):
+        await bob.instances.create(env="api@1")
+    made = await bob.instances.create(env="api@1", environment={"TOKEN": "bob's own"})
+    assert dict((await plane.store.get_instance(made["id"])).plan.env) == {"TOKEN": "bob's own"}
+    assert SECRET not in str(await bob.trace(made["id"]))
+    own = await ann.instances.create(env="api@1")
+    assert dict((await plane.store.get_instance(own["id"])).plan.env) == {"TOKEN": SECRET}
+
+
+async def test_a_snapshot_opens_for_its_owner_alone(plane, shared):
+    name = "snap_" + "0" * 25
+    await plane.store.own("snapshot", name, "ann", at=1.0)
+    for image in (name, f"rollyard-snapshots:{name}", f"docker.io/library/rollyard-snapshots:{name}"):
+        with pytest.raises(PlaneNotFound, match="no image"):
+            await shared["bob"].instances.create(image=image)
+        await shared["ann"].instances.create(image=image)
+    await shared["bob"].envs.create("stolen", "1", image=name)
+    with pytest.raises(PlaneNotFound, match="no image"):
+        await shared["bob"].instances.create(env="stolen@1")
+    await shared["ann"].envs.create("given", "1", image=name)
+    await shared["bob"].instances.create(env="given@1")  # ann gives it in her environment
+
+
+async def test_a_bundle_is_fetched_by_those_who_sent_it(shared):
+    data = b"the tests and their answers"
+    sha256 = hashlib.sha256(data).hexdigest()
+    ann, bob = shared["ann"], shared["bob"]
+    assert await ann.envs.upload(data) == sha256
+    with pytest.raises(PlaneNotFound):
+        await bob.envs.download(sha256)
+    asked = await bob.json("POST", "/v1/bundles", {"sha256": sha256, "size": len(data)})
+    assert asked["exists"] is False, "that somebody has it is not told"
+    assert await ann.envs.download(sha256) == data == await shared["admin"].envs.download(sha256)
+    assert await bob.envs.upload(data) == sha256  # who has the bytes may have them here, too
+    assert await bob.envs.download(sha256) == data
+
+
+async def test_callers_without_a_key_have_a_namespace_of_their_own_and_nothing_else(tmp_path):
+    async with serving(tmp_path) as env, aiohttp.ClientSession() as session:
+        control = f"{env['AENV_SYSTEM_URL']}:8080"
+
+        async def ask(method, path, **body):
+            async with session.request(method, control + path, json=body or None) as reply:
+                return reply.status, await reply.json()
+
+        async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
+            await plane.envs.create("weather", "1", engine="noop", env={"TOKEN": SECRET})
+            project = {"deployConfig": {"start": ["sh", "-c", "evil"]}}
+            for method, path, body in (
+                ("GET", "/env/weather/1", {}),
+                ("GET", "/env/weather/1/status", {}),
+                ("PUT", "/env/weather/1", project),
+                ("POST", "/env/weather/1/release", project),
+                ("POST", "/env", {"name": "weather", "version": "2", **project}),
+                ("POST", "/env-instance", {"envName": "weather@1"}),
+            ):
+                status, said = await ask(method, path, **body)
+                assert status in (403, 404) and not said["success"] and SECRET not in str(said), (method, path, said)
+            await ask("DELETE", "/env/weather")
+            assert (await ask("GET", "/env/weather/1/exists"))[1]["data"] == {"exists": False}
+            assert (await ask("GET", "/env"))[1]["data"] == []
+            assert (await plane.envs.get("weather", "1"))["revision"] == 1
+            assert not await plane.envs.exists("weather", "2")
+            assert (await ask("POST", "/env", name="mine", version="1", deployConfig={"engine": "noop"}))[1]["success"]
+            assert [one["name"] for one in (await ask("GET", "/env"))[1]["data"]] == ["mine"]
+            assert (await ask("POST", "/env-instance", envName="mine@1"))[1]["success"]
+
+
+async def test_the_page_names_no_instance_without_the_key(tmp_path):
+    async with serving(tmp_path, engine="noop") as env, httpx.AsyncClient(base_url=env["ROLLYARD_URL"]) as client:
+        async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
+            made = await plane.instances.create(image="host", labels={"who": "secret-label"})
+        paths = ["/page/", "/page/plane", "/page/plane/instances", f"/page/plane/instances/{made['id']}"]
+        for path in [*paths, "/page/plane/hub", "/page/plane/quotas"]:
+            for headers in ({}, {"Authorization": "Basic " + base64.b64encode(b"admin:wrong").decode()}):
+                said = await client.get(path, headers=headers)
+                assert (
+                    made["id"] not in said.text and made["id"][-8:] not in said.text and "secret-label" not in said.text
+                )
+        key = base64.b64encode(f"admin:{env['ROLLYARD_KEY']}".encode()).decode()
+        shown = await client.get("/page/plane/instances", headers={"Authorization": f"Basic {key}"})
+        assert shown.status_code == 200 and made["id"] in shown.text
+
+
+async def test_who_reads_the_database_cannot_sign(tmp_path):
+    """The signing secret is in a file of mode 600, and `rollyard rotate` ends what it signed."""
+    file = tmp_path / "signing"
+    options = ("--signing-file", str(file))
+    async with serving(tmp_path, *options, engine="noop") as env:
+        async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
+            made = await plane.instances.create(image="host", ttl_s=600)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    kept = b"".join(path.read_bytes() for path in tmp_path.glob("p.db*"))
+    assert file.read_text().strip().encode() not in kept
+    with sqlite3.connect(tmp_path / "p.db") as database:
+        assert [
+            row for row in database.execute("SELECT name FROM plane_leases") if row[0] in ("signing", "faces")
+        ] == []
+    assert Signer(file.read_text().strip()).read("instance", made["token"].removeprefix("ryi-"), 1) == (made["id"],)
+    rotate = [sys.executable, "-c", "from rollyard.cli.main import main; main()", "rotate", *options]
+    done = subprocess.run(rotate, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and str(file) in done.stdout
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert Signer(file.read_text().strip()).read("instance", made["token"].removeprefix("ryi-"), 1) is None
+    async with serving(tmp_path, *options, engine="noop") as env:
+        async with ry.plane.connect(env["ROLLYARD_URL"], made["token"]) as plane:
+            with pytest.raises(PlaneUnauthorized):
+                await plane.json("GET", f"/v1/instances/{made['id']}")
+        async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
+            again = (await plane.json("POST", f"/v1/instances/{made['id']}/token"))["token"]
+            assert again != made["token"]
