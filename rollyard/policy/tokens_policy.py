@@ -11,6 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from rollyard.policy.model_server import (
     context_of,
     read_models,
 )
-from rollyard.policy.prompts import Check, Prompts
+from rollyard.policy.prompts import Check, EditedHistory, Prompts
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
 from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, join_answers
@@ -54,13 +55,14 @@ def tokens(
     max_context: int | None = None,
     sampling: Mapping[str, Any] | None = None,
     check: Check = "never",
+    history: EditedHistory = "keep",
     timeouts: Timeouts | None = None,
 ) -> TokensPolicy:
     """A policy on the server at `url` (with or without `/v1`). `kind="auto"` asks the server what it is; without `model` the
     only one that it lists is meant, and without `renderer` the files of that model, where the server's list says which they
     are and they are on this machine or the Hub. An answer has at most what is left of the server's context (`max_context`),
     and 4096 tokens where the agent names no number. `sampling` overrides what agents ask for; `check="always"` compares
-    every bridge with a full render and counts."""
+    every bridge with a full render and counts; `history="strict"` starts a new branch where an agent edited an answer."""
     return TokensPolicy(
         check_url(url).removesuffix("/v1"),
         model,
@@ -71,6 +73,7 @@ def tokens(
         max_context=max_context,
         sampling=checked_sampling(sampling or {}),
         check=check,
+        history=history,
         timeouts=timeouts or Timeouts(),
     )
 
@@ -96,13 +99,14 @@ class TokensPolicy:
         max_context: int | None,
         sampling: Mapping[str, Any],
         check: Check,
+        history: EditedHistory,
         timeouts: Timeouts,
     ) -> None:
         self.root = root
         self.model = model
         self.engine = engine
-        self._check: Check = check
-        self._prompts = Prompts(renderer, check=check) if renderer is not None else None
+        self._make_prompts = partial(Prompts, check=check, history=history)
+        self._prompts = self._make_prompts(renderer) if renderer is not None else None
         self.max_context = max_context
         self.level: CaptureLevel | None = None
         self._cap = max_tokens_cap
@@ -193,7 +197,7 @@ class TokensPolicy:
         if root is None or not (HUB_NAME.fullmatch(root) or Path(root).is_dir()):  # a server's word is not run as code
             known = "names no files of its model" if root is None else f"has its model in {root!r}, which is not here"
             raise ConfigError(f"{self.root} {known}", hint="pass renderer=: a folder with the model's tokenizer.json")
-        return Prompts(await asyncio.to_thread(load_renderer, root), check=self._check)
+        return self._make_prompts(await asyncio.to_thread(load_renderer, root))
 
     async def _list_models(self) -> tuple[ServedModel, ...]:
         url = f"{self.root}/v1/models"
