@@ -191,6 +191,13 @@ class BadRequest(GateError):
     code: ClassVar[str] = "invalid_request_error"
 
 
+class ThreadNotFound(GateError):
+    """A request continues a conversation that the server is to remember. The gate remembers none: the client sends it all."""
+
+    status: ClassVar[int] = 404
+    code: ClassVar[str] = "thread_not_found"
+
+
 class Unauthorized(GateError):
     status: ClassVar[int] = 401
     code: ClassVar[str] = "authentication_error"

@@ -151,9 +151,7 @@ def _first_asked(ledger: Ledger, call: Call, steps: Sequence[WalkStep]) -> str |
     )
 
 
-def _retry(
-    graph: Graph, here: AttachPoint, call: Call, steps: Sequence[WalkStep], packed: bytes | None
-) -> AttachPoint:
+def _retry(graph: Graph, here: AttachPoint, call: Call, steps: Sequence[WalkStep], packed: bytes | None) -> AttachPoint:
     """The same words again. Where they became other tokens the retry stands beside what it repeats, and says so."""
     said = next(at for at in reversed(steps) if at.consumed == len(call.messages))
     if packed is None or here.step.node in {at.node for at in steps}:

@@ -1,9 +1,10 @@
 """Which recorded path a request continues, by what its messages say. It finds; a token prefix proves.
 
 Agents do not send back what they were sent: arguments are re-serialised, text is trimmed, reasoning is dropped, parallel
-tool calls are split into pairs, commands are edited, system messages appear in the middle. So an answer is recognised by the
-ids of its tool calls first, and by the digest of its normalised content otherwise. The walk goes down from the roots with one dictionary
-look-up per message, keeping every path that still fits (equal answers to a retried request fit equally well).
+tool calls are split into pairs, commands are edited, system messages appear in the middle. So an answer is recognised by
+the ids of its tool calls first, and by the digest of its normalised content otherwise. The walk goes down from the roots
+with one dictionary look-up per message, keeping every path that still fits (equal answers to a retried request fit equally
+well).
 """
 
 from __future__ import annotations

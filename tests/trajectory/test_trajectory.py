@@ -108,21 +108,23 @@ def test_an_answer_that_came_back_edited_is_known_by_its_tool_call_ids_and_place
     answer = asks(("a", '{"cmd": "cd /app && ls"}'), ("b", "{}"), text="  let me see  ")
     t = first_turn(answer)
 
-    def found(*echo, ends=(result("a"), result("b"))):
-        return t.match(call("c2", SYSTEM, USER, *echo, *ends))
+    def found(*echo):
+        return t.match(call("c2", SYSTEM, USER, *echo))
 
     for echo in (
         asks(("a", '{"cmd": "ls"}'), ("b", "{}"), text="let me see"),
         asks(("a", ""), ("b", "{}")),
         asks(("a", "not json"), ("b", '{"more": 1}'), text="other words"),
     ):
-        parent = found(echo).continues
+        parent = found(echo, result("a"), result("b")).continues
         assert parent is not None and (parent.call_id, parent.edited) == ("c1", True)
         assert (parent.answer, parent.new) == (answer, (result("a"), result("b")))
-    same = found(asks(("a", '{"cmd":"cd /app && ls"}'), ("b", ""), text="  let me see ")).continues
+    same = found(
+        asks(("a", '{"cmd":"cd /app && ls"}'), ("b", ""), text="  let me see "), result("a"), result("b")
+    ).continues
     assert same is not None and not same.edited
     split = (asks(("a", '{"cmd": "ls"}')), result("a"), asks(("b", "{}")), result("b"))
-    parts = found(*split, ends=()).continues
+    parts = found(*split).continues
     assert parts is not None and parts.edited
 
 
@@ -140,7 +142,9 @@ def test_an_answer_with_other_calls_or_among_other_neighbours_is_not_gone_on_fro
     other_user = Message("user", (Text("fix another bug"),))
     assert t.match(call("c3", SYSTEM, other_user, edited, result("a"), result("b"))).continues is None
     t.add(call("c4", SYSTEM, USER, edited, result("a"), result("b")), reply(asks(("d", "{}"))))
-    cleared = t.match(call("c5", SYSTEM, USER, edited, result("a", "cleared"), result("b"), asks(("d", "{}")), result("d")))
+    cleared = t.match(
+        call("c5", SYSTEM, USER, edited, result("a", "cleared"), result("b"), asks(("d", "{}")), result("d"))
+    )
     assert cleared.continues is None
 
 
