@@ -18,26 +18,38 @@ from typing import Any, Literal
 import msgspec
 
 from rollyard.core.call import Call, CaptureLevel, Reply
-from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, UpstreamError
+from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, Unsupported, UpstreamError
+from rollyard.core.message import Message, Text
 from rollyard.policy.connection import ModelConnection, Timeouts, check_url, json_object, resolve_key
 from rollyard.policy.model_server import (
     ServedModel,
     cannot_answer,
     chosen_model,
     context_of,
+    listing,
     read_models,
 )
 from rollyard.policy.prompts import Check, EditedHistory, Prompts
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
+from rollyard.policy.server_probe import (
+    PROBE_TOOL,
+    ProbeRow,
+    ServerProbe,
+    context_row,
+    hello,
+    model_row,
+    tokens_row,
+)
 from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, join_answers
 from rollyard.policy.trainer_reply import sampled_reply
-from rollyard.policy.upstream_policy import CHECK_S, checked_sampling, hello
+from rollyard.policy.upstream_policy import CHECK_S, checked_sampling
 
 _log = logging.getLogger("rollyard.policy")
 MAX_RESUMES, RESUME_S = 64, 0.05
 DEFAULT_MAX_TOKENS = 4096  # for an agent that names none; servers would stop at 16, or only at their context
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+SCALE_OUT = "vLLM also serves /inference/v1/generate when started with --enable-scale-out"
 ABSENT = (403, 404, 405)  # how servers answer for a route that they do not serve; vLLM says 403
 # where nobody chose: the whole distribution, said aloud, since servers have truncating defaults of their own
 OPEN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
@@ -161,9 +173,30 @@ class TokensPolicy:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise UpstreamError(f"the answer is not {engine.name}'s", status=502, body=body[:4096]) from error
 
-    async def probe(self) -> CaptureLevel:
-        """Samples one token and says what the server tells about it."""
-        return (await self(hello("default"))).capture
+    async def probe(self) -> ServerProbe:
+        """What the server gives, in words: a token is sampled. Tool calls and reasoning are read here, not there."""
+        reply = await self(hello("default"))
+        engine = await self.discover()
+        model = self._model_name("default")
+        name, advice = self.renderer.name, ""
+        try:
+            self.renderer.render((Message("user", (Text("Say hi."),)),), (PROBE_TOOL,))
+            tools = f"taken, and calls are parsed here, as {name} writes them"
+        except Unsupported as error:
+            tools, advice = f"refused here: {error.message}", error.hint or ""
+        endpoint = ProbeRow("endpoint", engine.path, SCALE_OUT if engine.name == "completions" else "")
+        return ServerProbe(
+            url=self.root,
+            level=reply.capture,
+            rows=(
+                endpoint,
+                model_row(model, listing(self._models)),
+                context_row(self.max_context or context_of(model, self._models)),
+                tokens_row(reply.capture, engine.name),
+                ProbeRow("tools", tools, advice),
+                ProbeRow("thinking", f"parsed here, as {name} writes it"),
+            ),
+        )
 
     async def check(self, model: str) -> None:
         """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
@@ -171,7 +204,7 @@ class TokensPolicy:
             await self.discover()
             if not any(served.id == self._model_name(model) for served in self._models):
                 async with asyncio.timeout(CHECK_S):
-                    await self.probe()
+                    await self(hello("default"))
         except UpstreamError as error:
             if not self._known or error.status in REFUSED_FOR_GOOD:
                 raise cannot_answer(error, self.model or model, self._models) from None

@@ -18,8 +18,6 @@ import msgspec
 
 from rollyard.core.call import Call, CaptureLevel, Dialect, Reply, Sampling
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, PolicyError, UpstreamError
-from rollyard.core.ids import new_id
-from rollyard.core.message import Message, Text
 from rollyard.policy.connection import ModelConnection, Timeouts, check_url, origin, resolve_key
 from rollyard.policy.evidence import level_of
 from rollyard.policy.model_server import (
@@ -27,7 +25,21 @@ from rollyard.policy.model_server import (
     cannot_answer,
     chosen_model,
     context_of,
+    listing,
+    owner_of,
     read_models,
+)
+from rollyard.policy.server_probe import (
+    PROBE_TOKENS,
+    PROBE_TOOL,
+    ProbeRow,
+    ServerProbe,
+    context_row,
+    hello,
+    model_row,
+    thinking_row,
+    tokens_row,
+    tools_row,
 )
 from rollyard.wire import CODECS
 from rollyard.wire.codec import Codec, Memo
@@ -125,9 +137,29 @@ class Upstream:
         assert refusal is not None
         raise refusal
 
-    async def probe(self) -> CaptureLevel:
-        """Asks the server for one token and says what it tells about it."""
-        return (await self(hello("default"))).capture
+    async def probe(self) -> ServerProbe:
+        """What the server gives, in words: it is asked for a few tokens, and with a tool."""
+        reply = await self(hello("default", tokens=PROBE_TOKENS))
+        refused: UpstreamError | None = None
+        try:
+            await self(hello("default", tools=(PROBE_TOOL,)))
+        except UpstreamError as error:
+            refused = error
+        settings = await self._fitted(self.settings, "default")
+        model = settings.model or reply.model or "default"
+        owner = owner_of(model, self._models)
+        return ServerProbe(
+            url=settings.url,
+            level=reply.capture,
+            rows=(
+                ProbeRow("endpoint", CODECS[settings.dialect].upstream_path.format(model=model)),
+                model_row(model, listing(self._models)),
+                context_row(context_of(model, self._models)),
+                tokens_row(reply.capture, owner),
+                tools_row(refused, owner),
+                thinking_row(reply, owner),
+            ),
+        )
 
     async def check(self, model: str) -> None:
         """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
@@ -219,19 +251,6 @@ class Upstream:
 
     async def aclose(self) -> None:
         await self._connection.aclose()
-
-
-def hello(model: str) -> Call:
-    """The smallest call there is."""
-    return Call(
-        id=new_id("call"),
-        rollout_id="probe",
-        dialect="chat",
-        model=model,
-        messages=(Message("user", (Text("Say hi."),)),),
-        sampling=Sampling(max_tokens=1),
-        kind="auxiliary",
-    )
 
 
 def ladder(settings: UpstreamSettings) -> tuple[Asks, ...]:

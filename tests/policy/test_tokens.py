@@ -277,7 +277,7 @@ async def test_turn_by_turn_on_a_real_server_every_prompt_begins_with_what_was_s
 async def test_the_logprobs_of_a_real_server_are_the_models_own(smollm_url):
     """Greedy sampling of one prompt twice gives the same ids, and logprobs that differ by no more than rounding."""
     policy = ry.policy.tokens(smollm_url, renderer=ry.renderer(weights()), sampling={"temperature": 0.0})
-    assert await policy.probe() == "tokens"
+    assert (await policy.probe()).level == "tokens"
     one = await policy(plain_call(user("What is 2+2?"), sampling=Sampling(max_tokens=8)))
     two = await policy(plain_call(user("What is 2+2?"), sampling=Sampling(max_tokens=8), rollout_id="r2"))
     assert one.completion_ids == two.completion_ids
