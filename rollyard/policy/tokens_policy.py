@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ import msgspec
 from rollyard.core.call import Call, CaptureLevel, Reply
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, Unsupported, UpstreamError
 from rollyard.core.message import Message, Text
-from rollyard.policy.connection import ModelConnection, Timeouts, check_url, json_object, resolve_key
+from rollyard.policy.connection import ModelConnection, Timeouts, json_object, resolve_key
 from rollyard.policy.model_server import (
     ServedModel,
     cannot_answer,
@@ -32,6 +32,7 @@ from rollyard.policy.model_server import (
 from rollyard.policy.prompts import Check, EditedHistory, Prompts
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer
+from rollyard.policy.replicas import Replicas, routing_headers, split_urls
 from rollyard.policy.server_probe import (
     PROBE_TOOL,
     ProbeRow,
@@ -56,7 +57,7 @@ OPEN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
 
 def tokens(
-    url: str,
+    url: str | Sequence[str],
     model: str | None = None,
     *,
     renderer: Renderer | str | None = None,
@@ -70,13 +71,14 @@ def tokens(
     history: EditedHistory = "keep",
     timeouts: Timeouts | None = None,
 ) -> TokensPolicy:
-    """A policy on the server at `url` (with or without `/v1`). `kind="auto"` asks the server what it is; without `model` the
-    only one that it lists is meant, and without `renderer` the files of that model, where the server's list says which they
-    are and they are on this machine or the Hub. An answer has at most what is left of the server's context (`max_context`),
-    and 4096 tokens where the agent names no number. `sampling` overrides what agents ask for; `check="always"` compares
-    every bridge with a full render and counts; `history="strict"` starts a new branch where an agent edited an answer."""
+    """A policy on the server at `url` (with or without `/v1`), or on several that serve the same (see `replicas`).
+    `kind="auto"` asks the server what it is; without `model` the only one that it lists is meant, and without `renderer` the
+    files of that model, where the server's list says which they are and they are on this machine or the Hub. An answer has at
+    most what is left of the server's context (`max_context`), and 4096 tokens where the agent names no number. `sampling`
+    overrides what agents ask for; `check="always"` compares every bridge with a full render and counts; `history="strict"`
+    starts a new branch where an agent edited an answer."""
     return TokensPolicy(
-        check_url(url).removesuffix("/v1"),
+        Replicas([one.removesuffix("/v1") for one in split_urls(url)]),
         model,
         load_renderer(renderer) if isinstance(renderer, str) else renderer,
         engine=None if kind == "auto" else find_engine(kind),
@@ -101,7 +103,7 @@ class TokensPolicy:
 
     def __init__(
         self,
-        root: str,
+        replicas: Replicas,
         model: str | None,
         renderer: Renderer | None,
         *,
@@ -114,7 +116,8 @@ class TokensPolicy:
         history: EditedHistory,
         timeouts: Timeouts,
     ) -> None:
-        self.root = root
+        self.replicas = replicas
+        self.root = replicas.urls[0]
         self.model = model
         self.engine = engine
         self._make_prompts = partial(Prompts, check=check, history=history)
@@ -144,15 +147,15 @@ class TokensPolicy:
         call = self.prompts.prepare(call)
         ask = self._ask(call)
         started = time.time()
-        found = await self._sample(engine, ask)
+        found = await self._sample(call, engine, ask)
         reply = self._reply(call, ask, found, engine, started)
         self.level = reply.capture
         return reply
 
-    async def _sample(self, engine: TokenServer, ask: Ask) -> SampledAnswer:
+    async def _sample(self, call: Call, engine: TokenServer, ask: Ask) -> SampledAnswer:
         """One completion. A server that aborts it for new weights is asked to go on from the ids it gave: the parts are one
         completion, each with its own version."""
-        found = await self._once(engine, ask)
+        found = await self._once(call, engine, ask)
         for _ in range(MAX_RESUMES):
             if not found.aborted:
                 return found
@@ -162,16 +165,21 @@ class TokensPolicy:
             if not found.ids:
                 await asyncio.sleep(RESUME_S)  # it has not begun again yet
             rest = msgspec.structs.replace(ask, prompt=ask.prompt + found.ids, max_tokens=left)
-            found = join_answers(found, await self._once(engine, rest))
+            found = join_answers(found, await self._once(call, engine, rest))
         raise UpstreamError(f"{engine.name} aborted the request {MAX_RESUMES} times", status=503)
 
-    async def _once(self, engine: TokenServer, ask: Ask) -> SampledAnswer:
+    async def _once(self, call: Call, engine: TokenServer, ask: Ask) -> SampledAnswer:
         request = msgspec.json.encode(engine.request(ask))
-        body = await self._connection.post(self.root + engine.path, request, self._headers)
+        headers = self._headers | routing_headers(call)
+        body = await self.replicas.send(call, lambda root: self._connection.post(root + engine.path, request, headers))
         try:
-            return engine.read(json_object(body))
+            found = engine.read(json_object(body))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise UpstreamError(f"the answer is not {engine.name}'s", status=502, body=body[:4096]) from error
+        if found.prompt is not None and found.prompt != ask.prompt:
+            flaw = "the engine sampled from other prompt ids than it was given"
+            found = msgspec.structs.replace(found, flaws=(*found.flaws, flaw))
+        return found
 
     async def probe(self) -> ServerProbe:
         """What the server gives, in words: a token is sampled. Tool calls and reasoning are read here, not there."""
@@ -233,10 +241,11 @@ class TokensPolicy:
         return self._make_prompts(await asyncio.to_thread(load_renderer, root))
 
     async def _list_models(self) -> tuple[ServedModel, ...]:
-        url = f"{self.root}/v1/models"
-        status, body, _ = await self._connection.exchange("GET", url, None, self._headers)
+        url, (status, body, _) = await self.replicas.first(
+            lambda root: self._connection.exchange("GET", f"{root}/v1/models", None, self._headers)
+        )
         if status == 401 or (status != 200 and self.engine is None):
-            raise self._connection.refusal(url, status, body)
+            raise self._connection.refusal(f"{url}/v1/models", status, body)
         return read_models(body) if status == 200 else ()
 
     async def _recognise(self) -> TokenServer:
@@ -248,7 +257,9 @@ class TokensPolicy:
         engine = ENGINES[known]
         if engine.name != "vllm":
             return engine
-        status, _, _ = await self._connection.exchange("POST", self.root + engine.path, b"{}", self._headers)
+        _, (status, _, _) = await self.replicas.first(
+            lambda root: self._connection.exchange("POST", root + engine.path, b"{}", self._headers)
+        )
         if status not in ABSENT:  # a route that exists refuses an empty body
             return engine
         fallback = ENGINES["completions"]
@@ -302,8 +313,12 @@ class TokensPolicy:
             finished_at=time.time(),
         )
 
+    def counters(self) -> dict[str, int]:
+        """For the gate's metrics: how prompts came about, and which server answered."""
+        return {**({} if self._prompts is None else self._prompts.counts), **self.replicas.counts}
+
     async def closed(self, rollout_id: str) -> None:
-        return None
+        self.replicas.forget(rollout_id)
 
     async def aclose(self) -> None:
         await self._connection.aclose()

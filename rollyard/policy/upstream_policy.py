@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -29,6 +29,7 @@ from rollyard.policy.model_server import (
     owner_of,
     read_models,
 )
+from rollyard.policy.replicas import Replicas, routing_headers, split_urls
 from rollyard.policy.server_probe import (
     PROBE_TOKENS,
     PROBE_TOOL,
@@ -69,7 +70,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def upstream(
-    url: str,
+    url: str | Sequence[str],
     model: str | None = None,
     *,
     key: str | None = None,
@@ -82,31 +83,34 @@ def upstream(
     sampling: Mapping[str, Any] | None = None,
     timeouts: Timeouts | None = None,
 ) -> Upstream:
-    """A policy that relays to the server at `url` (what an OpenAI client is given: it ends in `/v1`).
+    """A policy that relays to the server at `url` (what an OpenAI client is given: it ends in `/v1`), or to several that serve
+    the same: see `replicas`.
 
     `model` replaces the model of every call, side calls too. Without it a call's own model is asked for where the server
     lists it (or has no list), else the only model that it lists. Without `max_tokens_cap` an answer has at most half of the
     context that the server's list names (`max_model_len`), if it names one. `sampling` overrides what agents ask for, by the
     field names of `Sampling`; for training set `dict(temperature=1.0, top_p=1.0, top_k=-1)` or what the trainer assumes.
     """
+    urls = split_urls(url)
     settings = UpstreamSettings(
-        url=check_url(url),
+        url=urls[0],
         model=model,
-        dialect=spoken_at(url) if dialect == "auto" else dialect,
+        dialect=spoken_at(urls[0]) if dialect == "auto" else dialect,
         top_logprobs=top_logprobs,
         token_ids=token_ids,
         max_tokens_cap=max_tokens_cap,
         disable_thinking=disable_thinking,
         sampling=checked_sampling(sampling or {}),
     )
-    return Upstream(settings, resolve_key(key, key_env), timeouts or Timeouts())
+    return Upstream(settings, Replicas(urls), resolve_key(key, key_env), timeouts or Timeouts())
 
 
 class Upstream:
     """A `Policy`. `level` is what the server was seen to give; None before its first answer."""
 
-    def __init__(self, settings: UpstreamSettings, key: str | None, timeouts: Timeouts) -> None:
+    def __init__(self, settings: UpstreamSettings, replicas: Replicas, key: str | None, timeouts: Timeouts) -> None:
         self.settings = settings
+        self.replicas = replicas
         self.level: CaptureLevel | None = None
         self._key = key
         self._connection = ModelConnection(timeouts=timeouts, secrets=(key,) if key else ())
@@ -195,16 +199,16 @@ class Upstream:
         async with self._learning:
             if self._learned:
                 return
-            url = f"{self.settings.url}/models"
+            url, headers = self.settings.url, headers_of(CODECS[self.settings.dialect], self._key)
             try:
                 async with asyncio.timeout(MODELS_S):
-                    status, body, _ = await self._connection.exchange(
-                        "GET", url, None, headers_of(CODECS[self.settings.dialect], self._key)
+                    url, (status, body, _) = await self.replicas.first(
+                        lambda base: self._connection.exchange("GET", f"{base}/models", None, headers)
                     )
             except TimeoutError:
                 status, body = 504, b""
             if status == 401:
-                raise self._connection.refusal(url, status, body)
+                raise self._connection.refusal(f"{url}/models", status, body)
             self._models = read_models(body) if status == 200 else ()
             self._learned = True
 
@@ -215,9 +219,9 @@ class Upstream:
         body = codec.encode_request(call, model=model, sampling=sent, extra=extra_fields(settings, asks))
         key = self._key_for(settings.url, call.options)
         started = time.time()
-        answer = await self._connection.post(
-            settings.url + codec.upstream_path.format(model=model), body, headers_of(codec, key), key or ""
-        )
+        path, headers = codec.upstream_path.format(model=model), headers_of(codec, key) | routing_headers(call)
+        replicas = self.replicas if settings.url == self.settings.url else Replicas([settings.url])
+        answer = await replicas.send(call, lambda base: self._connection.post(base + path, body, headers, key or ""))
         reply = self._decoded(codec, answer, call)
         reply = msgspec.structs.replace(
             reply,
@@ -246,8 +250,13 @@ class Upstream:
             return str(options["api_key"])
         return self._key if url == self.settings.url or origin(url) == origin(self.settings.url) else None
 
+    def counters(self) -> dict[str, int]:
+        """For the gate's metrics: which server answered."""
+        return dict(self.replicas.counts)
+
     async def closed(self, rollout_id: str) -> None:
         self._memos.pop(rollout_id, None)
+        self.replicas.forget(rollout_id)
 
     async def aclose(self) -> None:
         await self._connection.aclose()
