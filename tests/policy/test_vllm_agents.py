@@ -7,12 +7,14 @@ where nothing holds the model: a grammar changes the distribution that the engin
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
 import urllib.request
 from pathlib import Path
 
+import aiohttp
 import openai
 import pytest
 
@@ -20,9 +22,12 @@ import rollyard as ry
 from rollyard.testing.vllm import model_folder, python, vllm_server
 from rollyard.trajectory.laws import findings
 
+from .conftest import plain_call, user
+
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(3600)]
 TEMPLATE = Path(__file__).parent / "models/calls.jinja"
 TURNS = 10
+LONG = 48  # tokens of an answer that is paused
 BLOCK = 128  # tokens that vLLM's CPU backend caches as one
 # agent -> its shell's name and the arguments it needs
 SHELLS = {
@@ -50,7 +55,7 @@ for line in sys.stdin:
 def vllm_url():
     options = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-scale-out")
     template = ("--chat-template", str(TEMPLATE), "--chat-template-content-format", "string")
-    with vllm_server(*options, *template, context=8192) as url:
+    with vllm_server(*options, *template, context=8192, pauses=True) as url:
         yield url
 
 
@@ -70,11 +75,15 @@ def policy_of(kind: str, url: str, agent: str, **options):
     )
 
 
-def cached_tokens(url: str) -> float:
-    """Prompt tokens that the engine found in its prefix cache, so far."""
+def metric(url: str, begins: str, label: str = "") -> float:
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total"))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(begins) and label in line)
+
+
+def cached_tokens(url: str) -> float:
+    """Prompt tokens that the engine found in its prefix cache, so far."""
+    return metric(url, "vllm:prefix_cache_hits_total")
 
 
 async def run(agent: str, policy):
@@ -151,6 +160,29 @@ async def test_logprobs_are_those_that_torch_computes(vllm_url, kind):
     gaps = [gap for branch, row in zip(branches, recompute(branches), strict=True) for gap in gaps_of(branch, row)]
     print(kind, len(branches), "rows", len(gaps), "sampled tokens, largest gap", max(gaps))
     assert len(gaps) >= 8 and max(gaps) < TOLERANCE
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+async def test_pauses_for_new_weights_lose_no_turn(vllm_url, mode):
+    """Three pauses while four long answers are sampled. An aborted answer is continued from its ids: one completion."""
+    sampling = {"temperature": 1.0, "extra": {"ignore_eos": True}}
+    policy = ry.policy.tokens(vllm_url, renderer=renderer(), kind="vllm", sampling=sampling, max_tokens_cap=LONG)
+    aborted = metric(vllm_url, "vllm:request_success_total{", 'finished_reason="abort"')
+    calls = [asyncio.create_task(policy(plain_call(user(f"Count to {n}."), rollout_id=f"r{n}"))) for n in range(4)]
+    async with aiohttp.ClientSession(vllm_url) as engine:
+        for _ in range(3):
+            while not metric(vllm_url, "vllm:num_requests_running{") and not all(call.done() for call in calls):
+                await asyncio.sleep(0.1)
+            for path in (f"/pause?mode={mode}", "/resume"):
+                async with engine.post(path) as answer:
+                    assert answer.status == 200, await answer.text()
+    replies = await asyncio.gather(*calls)
+    await policy.aclose()
+    assert [len(reply.completion_ids) for reply in replies] == [LONG] * 4
+    assert all(len(reply.logprobs) == LONG and not reply.flaws for reply in replies)
+    aborted = metric(vllm_url, "vllm:request_success_total{", 'finished_reason="abort"') - aborted
+    print(mode, f"{aborted:.0f} aborted parts")
+    assert (aborted > 0) == (mode == "abort")
 
 
 def recompute(branches) -> list[list[float]]:
