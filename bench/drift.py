@@ -7,7 +7,7 @@ vocabulary with a tool template: odd white space, reasoning, single and parallel
 the prompt is built twice: from the sampled ids (bridge) and by rendering what the agent sent back. Where the two differ, a
 trainer that re-rendered would have trained on tokens that were never sampled. Two models speak: one always samples the
 tokens that its tokenizer would choose (then only the agent can break a turn), one samples some words in smaller pieces, as
-real models do.
+real models do. A third run asks for commands that agents edit before they send them back.
 """
 
 from __future__ import annotations
@@ -25,6 +25,28 @@ from rollyard.testing.smollm import weights
 
 AGENTS = ("codex", "claude-code", "pi", "goose", "gemini-cli", "mini-swe-agent", "qwen-code", "opencode", "shell-agent")
 TEMPLATE = Path(__file__).parents[1] / "tests/policy/models/tools.jinja"
+
+
+# Commands that agents send back in other words: a `cd` to where they are already, white space around and between, escapes
+# that JSON may spell in two ways, nothing at all.
+CWD = "/workspace"
+EDITED = (
+    "cd {cwd} && echo moved {n}",
+    "echo trailing {n}\n\n",
+    "  echo   leading {n}",
+    "echo 'quotes \"{n}\" \\u00e9 é \t tab / slash'",
+    "cd {cwd}; echo semicolon {n}",
+    "\ncd {cwd} && \\\n  echo continued {n}\n",
+    'bash -c "echo nested {n}"',
+    "timeout 5 echo limited {n}",
+    "true",
+)
+
+
+def edited_steps(turns: int, cwd: str) -> list[dict]:
+    """`turns` answers whose commands agents like to edit; the last is text."""
+    commands = [EDITED[n % len(EDITED)].replace("{cwd}", cwd).replace("{n}", str(n)) for n in range(turns - 1)]
+    return [*({"shell": command, "text": f"step {n}"} for n, command in enumerate(commands)), {"text": "done"}]
 
 
 def steps(turns: int) -> list[dict]:
@@ -60,12 +82,22 @@ class Pieces:
 async def one(agent: str, turns: int) -> dict:
     canonical = ry.policy.renderer(weights(), template=TEMPLATE.read_text(), parser="hermes")
     row = {"agent": agent}
-    for name, renderer in (("canonical", canonical), ("pieces", Pieces(canonical))):
-        policy = ry.policy.scripted(steps(turns), renderer=renderer, check="always")
+    plain, edited = steps(turns), edited_steps(turns, CWD)
+    for name, renderer, said in (
+        ("canonical", canonical, plain),
+        ("pieces", Pieces(canonical), plain),
+        ("edited", canonical, edited),
+    ):
+        policy = ry.policy.scripted(said, renderer=renderer, check="always")
         done = await ry.run_rollout("Do what the model says.", agent=agent, policy=policy, limits=ry.Limits(agent=240))
         row |= {
             "version": done.agent_version,
-            name: {"status": done.status, "error": done.error, **summary(policy.prompts)},
+            name: {
+                "status": done.status,
+                "error": done.error,
+                "rows": len(done.trajectory.branches),
+                **summary(policy.prompts),
+            },
         }
     return row
 
@@ -75,8 +107,9 @@ def summary(prompts: Prompts) -> dict:
     reasons = {name: count for name, count in counts.items() if name.startswith(("render:", "unproven:"))}
     rendered = sum(count for name, count in reasons.items() if name.startswith("render:"))
     return {
-        "calls": counts["bridge"] + rendered,
-        "bridged": counts["bridge"],
+        "calls": counts["bridge"] + counts["bridged_by_id"] + rendered,
+        "bridged": counts["bridge"] + counts["bridged_by_id"],
+        "by_id": counts["bridged_by_id"],
         "broken_by_rerender": counts["check:differs"],
         "reasons": reasons,
     }
@@ -84,15 +117,16 @@ def summary(prompts: Prompts) -> dict:
 
 def table(rows: list[dict]) -> str:
     lines = [
-        "| agent | version | calls | kept by the bridge | broken by a re-render | the same, sampled in pieces | other prompts |",
-        "|---|---|---|---|---|---|---|",
+        "| agent | version | calls | kept by the bridge | broken by a re-render | the same, sampled in pieces | "
+        "edited commands: kept (by id) | rows | other prompts |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        one, two = row["canonical"], row["pieces"]
+        one, two, three = row["canonical"], row["pieces"], row["edited"]
         why = ", ".join(f"{name.removeprefix('render:')} {count}" for name, count in one["reasons"].items())
         lines.append(
             f"| {row['agent']} | {row['version'] or ''} | {one['calls']} | {one['bridged']} | {one['broken_by_rerender']} | "
-            f"{two['broken_by_rerender']} of {two['bridged']} | {why} |"
+            f"{two['broken_by_rerender']} of {two['bridged']} | {three['bridged']} ({three['by_id']}) | {three['rows']} | {why} |"
         )
     return "\n".join(lines)
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from examples.grpo.world import demonstration
 from rollyard.train.tiny import TinyModel
+from rollyard.train.tree import pack_tree, row_logprobs
 from rollyard.trajectory.samples import Sample, advantages
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
@@ -35,6 +36,19 @@ def token_logprobs(model: TinyModel, ids: torch.Tensor) -> torch.Tensor:
     logits, _ = model(ids[:, :-1])
     picked = F.log_softmax(logits, -1).gather(2, ids[:, 1:, None]).squeeze(2)
     return F.pad(picked, (1, 0))
+
+
+def tree_logprobs(model: TinyModel, rows: Sequence[Sample]) -> torch.Tensor:
+    """The same for rows of rollouts, where each rollout's shared prefixes are computed once."""
+    found: dict[tuple[str, int], torch.Tensor] = {}
+    for rollout_id in dict.fromkeys(row.rollout_id for row in rows):
+        own = [row for row in rows if row.rollout_id == rollout_id]
+        tree = pack_tree(own)
+        logits = model.forward_tree(tree.ids, tree.places, tree.sees)
+        found |= {(rollout_id, row.index): picked for row, picked in zip(own, row_logprobs(logits, tree), strict=True)}
+    width = max(len(row.ids) for row in rows)
+    lines = [found[row.rollout_id, row.index] for row in rows]
+    return torch.stack([F.pad(line, (1, width - 1 - len(line))) for line in lines])
 
 
 def warm_up(model: TinyModel, *, steps: int, seed: int, skill: float = 0.4) -> float:
@@ -61,10 +75,12 @@ def drift(own: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 class Learner:
-    """The model as it is given is the reference. The optimiser has no weight decay: nothing but the loss moves a weight."""
+    """The model as it is given is the reference. The optimiser has no weight decay: nothing but the loss moves a weight.
+    `tree` computes what rows of a rollout share once; the loss is the same, from fewer tokens."""
 
-    def __init__(self, model: TinyModel, *, rate: float = 3e-4) -> None:
+    def __init__(self, model: TinyModel, *, rate: float = 3e-4, tree: bool = False) -> None:
         self.model = model
+        self.tree = tree
         self.reference = copy.deepcopy(model).requires_grad_(False)
         self.optimiser = torch.optim.Adam(model.parameters(), lr=rate)
 
@@ -74,17 +90,24 @@ class Learner:
         with torch.no_grad():
             return float(((token_logprobs(self.model, ids) - behaviour).abs() * mask).max())
 
-    def step(self, rows: Sequence[Sample]) -> float:
-        """One update. The baseline is per rollout, never per row; a group without variance teaches nothing."""
+    def loss(self, rows: Sequence[Sample]) -> torch.Tensor:
+        """The baseline is per rollout, never per row; a group without variance teaches nothing."""
         by_rollout = advantages(rows)
         ids, mask, behaviour = self._tensors(rows)
         weight = torch.tensor([by_rollout.get(row.rollout_id, 0.0) for row in rows])[:, None]
-        own = token_logprobs(self.model, ids)
+        own, reference = (
+            tree_logprobs(model, rows) if self.tree else token_logprobs(model, ids)
+            for model in (self.model, self.reference)
+        )
         ratio = (own - behaviour).exp()
         bounded = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
         gain = torch.minimum(ratio * weight, bounded * weight)
-        away = drift(own, token_logprobs(self.reference, ids))
-        loss = ((ANCHOR * away - gain) * mask).sum() / mask.sum().clamp(min=1)
+        away = drift(own, reference)
+        return ((ANCHOR * away - gain) * mask).sum() / mask.sum().clamp(min=1)
+
+    def step(self, rows: Sequence[Sample]) -> float:
+        """One update."""
+        loss = self.loss(rows)
         self.optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

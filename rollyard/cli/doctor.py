@@ -12,12 +12,25 @@ MARKS = {"ok": "ok", "weak": "weak", "bad": "BAD", "absent": "-"}
 
 
 @app.command()
-def doctor(json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False) -> None:
-    """Test what sandboxes and agents need on this machine. Exit code 3 when something required does not work."""
+def doctor(
+    base_url: Annotated[str | None, typer.Option(help="examine this model server instead of the machine")] = None,
+    model: Annotated[str | None, typer.Option(help="the model to ask for, where the server has several")] = None,
+    key_env: Annotated[str | None, typer.Option(help="variable that holds the server's key")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
+) -> None:
+    """Test what sandboxes and agents need on this machine, or with --base-url what a model server gives: token ids, logprobs,
+    tools, thinking, and what to start it with. Exit code 3 when something required does not work."""
     from rollyard.cli.printing import print_json, print_table
+    from rollyard.core.errors import ConfigError
     from rollyard.runs.doctor import examine, healthy
+    from rollyard.runs.doctor_server import examine_server
 
-    findings = anyio.run(examine)
+    if base_url is not None:
+        findings = anyio.run(examine_server, base_url, model, key_env)
+    elif model is not None or key_env is not None:
+        raise ConfigError("--model and --key-env are of a model server", hint="name it with --base-url URL")
+    else:
+        findings = anyio.run(examine)
     if json:
         print_json({"healthy": healthy(findings), "findings": findings})
     else:

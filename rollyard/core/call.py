@@ -20,7 +20,7 @@ CallKind = Literal["agent", "subagent", "auxiliary", "compaction"]
 Finish = Literal["stop", "tool_calls", "length", "refusal", "budget", "error"]
 CaptureLevel = Literal["tokens", "logprobs", "text", "none"]
 Edge = Literal["root", "extends", "retry_of", "compacted_from", "spawned_by"]
-PromptSource = Literal["bridge", "render", "engine"]
+PromptSource = Literal["bridge", "bridged_by_id", "render", "engine"]
 
 NO_THINKING = '{"enabled":false}'  # as `Sampling.reasoning`
 Ids = array  # array("i"): token ids
@@ -66,13 +66,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     """The answered call that a request goes on from, as the trajectory found it. `new` are the request's messages after
     that answer. `deltas` are the ids of its prompt and answer, piece by piece, shared with the trajectory: read them
-    through `ids`. None where some of them are unknown."""
+    through `ids`. None where some of them are unknown. `edited` says that the agent sent some answer back in other words,
+    known by the ids of its tool calls alone."""
 
     call_id: str
     answer: Message
     new: tuple[Message, ...]
     deltas: tuple[array[int], ...] | None = None
     sampled: int = 0  # how many of the ids, at the end, are the answer's
+    edited: bool = False
 
     def ids(self) -> array[int]:
         """What the model saw and sampled, as one array of the caller's own."""

@@ -197,6 +197,13 @@ class RefusedMember(BadRequest):
     """A request asks for what no agent may: to change what is sampled, or to use what the provider stores."""
 
 
+class ThreadNotFound(GateError):
+    """A request continues a conversation that the server is to remember. The gate remembers none: the client sends it all."""
+
+    status: ClassVar[int] = 404
+    code: ClassVar[str] = "thread_not_found"
+
+
 class Unauthorized(GateError):
     status: ClassVar[int] = 401
     code: ClassVar[str] = "authentication_error"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollyard.net.metrics import Histogram
@@ -54,6 +54,11 @@ def gate_metrics(gate: Gate) -> Iterable[Any]:
         ("connections", "open connections", gate.connections),
     ):
         yield GaugeMetricFamily(f"rollyard_gate_{name}", words, value=value)
+    counted: Mapping[str, int] = getattr(gate.policy, "counters", dict)()
+    events = CounterMetricFamily("rollyard_policy_events", "what the policy counts: prompts, servers", labels=["event"])
+    for event, count in counted.items():
+        events.add_metric([event], count)
+    yield events
     seconds = HistogramMetricFamily("rollyard_gate_call_seconds", "from request to answer")
     counters.seconds.add_to(seconds)
     yield seconds

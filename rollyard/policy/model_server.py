@@ -74,6 +74,10 @@ def context_of(name: str, models: Sequence[ServedModel]) -> int | None:
     return next((model.context for model in models if model.id == name), None)
 
 
+def owner_of(name: str, models: Sequence[ServedModel]) -> str:
+    return next((model.owner for model in models if model.id == name), "")
+
+
 def listing(models: Sequence[ServedModel]) -> str:
     more = f" and {len(models) - MOST_LISTED} more" if len(models) > MOST_LISTED else ""
     return ", ".join(model.id for model in models[:MOST_LISTED]) + more

@@ -19,7 +19,7 @@ from rollyard.core.call import Call, Reply
 from rollyard.core.errors import ConfigError, Error, PolicyClosed, ReplyRefused, UpstreamError
 from rollyard.policy.held_call import HeldCall
 from rollyard.policy.held_calls import Board
-from rollyard.policy.prompts import Prompts
+from rollyard.policy.prompts import EditedHistory, Prompts
 from rollyard.policy.renderers.load import load_shown
 from rollyard.policy.renderers.protocol import Renderer, ShowTools, takes_tools
 from rollyard.wire import CODECS
@@ -27,8 +27,8 @@ from rollyard.wire import CODECS
 
 class Queue:
     """A `Policy`, and the `HeldCalls` of its trainer. `max_held` bounds the calls that wait: one more is an error that the
-    agent sees as 503, never a silent drop. `hold_s` is how long one call may wait. Trainers read in `Call.wanted` what a
-    session's options make of a call."""
+    agent sees as 503, never a silent drop. `hold_s` is how long one call may wait; `history` is that of `Prompts`. Trainers
+    read in `Call.wanted` what a session's options make of a call."""
 
     honours = frozenset({"max_tokens_cap", "seed"})
 
@@ -39,11 +39,14 @@ class Queue:
         tools: ShowTools = "template",
         max_held: int = 10_000,
         hold_s: float = 3600.0,
+        history: EditedHistory = "keep",
     ) -> None:
         if max_held < 1 or hold_s <= 0:
             raise ConfigError(f"max_held and hold_s must be positive, got {max_held} and {hold_s}")
+        if renderer is None and history != "keep":
+            raise ConfigError(f"history={history!r} needs a renderer: without one the trainer makes the prompts")
         self.renderer = load_shown(renderer, tools)
-        self.prompts = None if self.renderer is None else Prompts(self.renderer)
+        self.prompts = None if self.renderer is None else Prompts(self.renderer, history=history)
         self.hold_s = hold_s
         self._board = Board(max_held)
 

@@ -34,6 +34,7 @@ class SampledAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     ids: array[int]
     logprobs: array[float] | None
+    prompt: array[int] | None = None  # the prompt that the engine says it used
     cut: bool = False
     aborted: bool = False
     mode: Literal["raw", "processed"] | None = None
@@ -80,9 +81,9 @@ def known(**values: Any) -> dict[str, Any]:
 
 
 def shared(ask: Ask) -> dict[str, Any]:
-    """Sampling as vLLM, SGLang and llama.cpp alike call it."""
+    """Sampling as vLLM, SGLang and llama.cpp alike call it, and what the operator adds for one of them."""
     s = ask.sampling
-    return known(
+    return dict(s.extra) | known(
         temperature=s.temperature,
         top_p=s.top_p,
         top_k=s.top_k,
@@ -137,10 +138,11 @@ def ask_completions(ask: Ask) -> dict[str, Any]:
 
 def read_completions(body: dict[str, Any]) -> SampledAnswer:
     choice = first(body, "choices")
-    values = (choice.get("logprobs") or {}).get("token_logprobs")
+    values, prompt = (choice.get("logprobs") or {}).get("token_logprobs"), choice.get("prompt_token_ids")
     return SampledAnswer(
         ids=id_array(choice.get("token_ids")),
         logprobs=None if values is None else logprob_array(values),
+        prompt=None if prompt is None else id_array(prompt),
         cut=choice.get("finish_reason") == "length",
         aborted=choice.get("finish_reason") == "abort",
         stop_reason=choice.get("finish_reason"),

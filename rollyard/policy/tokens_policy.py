@@ -9,43 +9,57 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from rollyard.core.call import Call, CaptureLevel, Reply
-from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, UpstreamError
+from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, ContextFull, PolicyError, Unsupported, UpstreamError
 from rollyard.core.log import Log
+from rollyard.core.message import Message, Text
 from rollyard.core.numbers import check_least
-from rollyard.policy.connection import ModelConnection, Timeouts, check_url, json_object, resolve_key
+from rollyard.policy.connection import ModelConnection, Timeouts, json_object, resolve_key
 from rollyard.policy.model_server import (
     ServedModel,
     cannot_answer,
     chosen_model,
     context_of,
+    listing,
     read_models,
 )
-from rollyard.policy.prompts import Check, Prompts
+from rollyard.policy.prompts import Check, EditedHistory, Prompts
 from rollyard.policy.renderers.load import load_shown
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer, ShowTools, takes_tools
+from rollyard.policy.replicas import Replicas, routing_headers, split_urls
+from rollyard.policy.server_probe import (
+    PROBE_TOOL,
+    ProbeRow,
+    ServerProbe,
+    context_row,
+    hello,
+    model_row,
+    tokens_row,
+)
 from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, join_answers
 from rollyard.policy.trainer_reply import sampled_reply
-from rollyard.policy.upstream_policy import CHECK_S, checked_sampling, hello
+from rollyard.policy.upstream_policy import CHECK_S, checked_sampling
 
 _log = Log("rollyard.policy")
 MAX_RESUMES, RESUME_S = 64, 0.05
 DEFAULT_MAX_TOKENS = 4096  # for an agent that names none; servers would stop at 16, or only at their context
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+SCALE_OUT = "vLLM also serves /inference/v1/generate when started with --enable-scale-out"
 ABSENT = (403, 404, 405)  # how servers answer for a route that they do not serve; vLLM says 403
 # where nobody chose: the whole distribution, said aloud, since servers have truncating defaults of their own
 OPEN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
 
 def tokens(
-    url: str,
+    url: str | Sequence[str],
     model: str | None = None,
     *,
     renderer: Renderer | str | None = None,
@@ -57,16 +71,18 @@ def tokens(
     sampling: Mapping[str, Any] | None = None,
     tools: ShowTools = "template",
     check: Check = "never",
+    history: EditedHistory = "keep",
     timeouts: Timeouts | None = None,
 ) -> TokensPolicy:
-    """A policy on the server at `url` (with or without `/v1`). `kind="auto"` asks the server what it is; without `model` the
-    only one that it lists is meant, and without `renderer` the files of that model, where the server's list says which they
-    are and they are on this machine or the Hub. An answer has at most what is left of the server's context (`max_context`),
-    and 4096 tokens where the agent names no number. `sampling` overrides what agents ask for; `tools="omit"` leaves out the
-    tools that a chat template has no place for; `check="always"` compares every bridge with a full render and counts."""
+    """A policy on the server at `url` (with or without `/v1`), or on several that serve the same (see `replicas`).
+    `kind="auto"` asks the server what it is; without `model` the only one that it lists is meant, and without `renderer` the
+    files of that model, where the server's list says which they are and they are on this machine or the Hub. An answer has at
+    most what is left of the server's context (`max_context`), and 4096 tokens where the agent names no number. `sampling`
+    overrides what agents ask for; `tools="omit"` leaves out the tools that a chat template has no place for; `check="always"`
+    compares every bridge with a full render and counts; `history="strict"` forks where an agent edited an answer."""
     check_least(1, max_tokens_cap=max_tokens_cap, max_context=max_context)
     return TokensPolicy(
-        check_url(url).removesuffix("/v1"),
+        Replicas([one.removesuffix("/v1") for one in split_urls(url)]),
         model,
         load_shown(renderer, tools),
         tools=tools,
@@ -76,6 +92,7 @@ def tokens(
         max_context=max_context,
         sampling=checked_sampling(sampling or {}),
         check=check,
+        history=history,
         timeouts=timeouts or Timeouts(),
     )
 
@@ -93,7 +110,7 @@ class TokensPolicy:
 
     def __init__(
         self,
-        root: str,
+        replicas: Replicas,
         model: str | None,
         renderer: Renderer | None,
         *,
@@ -104,14 +121,16 @@ class TokensPolicy:
         max_context: int | None,
         sampling: Mapping[str, Any],
         check: Check,
+        history: EditedHistory,
         timeouts: Timeouts,
     ) -> None:
-        self.root = root
+        self.replicas = replicas
+        self.root = replicas.urls[0]
         self.model = model
         self.engine = engine
-        self._check: Check = check
         self._tools: ShowTools = tools
-        self._prompts = Prompts(renderer, check=check) if renderer is not None else None
+        self._make_prompts = partial(Prompts, check=check, history=history)
+        self._prompts = self._make_prompts(renderer) if renderer is not None else None
         self.max_context = max_context
         self.level: CaptureLevel | None = None
         self._cap = max_tokens_cap
@@ -142,15 +161,15 @@ class TokensPolicy:
         call = self.prompts.prepare(call)
         ask = self._ask(call)
         started = time.time()
-        found = await self._sample(engine, ask)
+        found = await self._sample(call, engine, ask)
         reply = self._reply(call, ask, found, engine, started)
         self.level = reply.capture
         return reply
 
-    async def _sample(self, engine: TokenServer, ask: Ask) -> SampledAnswer:
+    async def _sample(self, call: Call, engine: TokenServer, ask: Ask) -> SampledAnswer:
         """One completion. A server that aborts it for new weights is asked to go on from the ids it gave: the parts are one
         completion, each with its own version."""
-        found = await self._once(engine, ask)
+        found = await self._once(call, engine, ask)
         for _ in range(MAX_RESUMES):
             if not found.aborted:
                 return found
@@ -160,20 +179,46 @@ class TokensPolicy:
             if not found.ids:
                 await asyncio.sleep(RESUME_S)  # it has not begun again yet
             rest = msgspec.structs.replace(ask, prompt=ask.prompt + found.ids, max_tokens=left)
-            found = join_answers(found, await self._once(engine, rest))
+            found = join_answers(found, await self._once(call, engine, rest))
         raise UpstreamError(f"{engine.name} aborted the request {MAX_RESUMES} times", status=503)
 
-    async def _once(self, engine: TokenServer, ask: Ask) -> SampledAnswer:
+    async def _once(self, call: Call, engine: TokenServer, ask: Ask) -> SampledAnswer:
         request = msgspec.json.encode(engine.request(ask))
-        body = await self._connection.post(self.root + engine.path, request, self._headers)
+        headers = self._headers | routing_headers(call)
+        body = await self.replicas.send(call, lambda root: self._connection.post(root + engine.path, request, headers))
         try:
-            return engine.read(json_object(body))
+            found = engine.read(json_object(body))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise UpstreamError(f"the answer is not {engine.name}'s", status=502, body=body[:4096]) from error
+        if found.prompt is not None and found.prompt != ask.prompt:
+            flaw = "the engine sampled from other prompt ids than it was given"
+            found = msgspec.structs.replace(found, flaws=(*found.flaws, flaw))
+        return found
 
-    async def probe(self) -> CaptureLevel:
-        """Samples one token and says what the server tells about it."""
-        return (await self(hello("default"))).capture
+    async def probe(self) -> ServerProbe:
+        """What the server gives, in words: a token is sampled. Tool calls and reasoning are read here, not there."""
+        reply = await self(hello("default"))
+        engine = await self.discover()
+        model = self._model_name("default")
+        name, advice = self.renderer.name, ""
+        try:
+            self.renderer.render((Message("user", (Text("Say hi."),)),), (PROBE_TOOL,))
+            tools = f"taken, and calls are parsed here, as {name} writes them"
+        except Unsupported as error:
+            tools, advice = f"refused here: {error.message}", error.hint or ""
+        endpoint = ProbeRow("endpoint", engine.path, SCALE_OUT if engine.name == "completions" else "")
+        return ServerProbe(
+            url=self.root,
+            level=reply.capture,
+            rows=(
+                endpoint,
+                model_row(model, listing(self._models)),
+                context_row(self.max_context or context_of(model, self._models)),
+                tokens_row(reply.capture, engine.name),
+                ProbeRow("tools", tools, advice),
+                ProbeRow("thinking", f"parsed here, as {name} writes it"),
+            ),
+        )
 
     async def check(self, model: str) -> None:
         """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
@@ -181,7 +226,7 @@ class TokensPolicy:
             await self.discover()
             if not any(served.id == self._model_name(model) for served in self._models):
                 async with asyncio.timeout(CHECK_S):
-                    await self.probe()
+                    await self(hello("default"))
         except UpstreamError as error:
             if not self._known or error.status in REFUSED_FOR_GOOD:
                 raise cannot_answer(error, self.model or model, self._models) from None
@@ -207,14 +252,14 @@ class TokensPolicy:
         if root is None or not (HUB_NAME.fullmatch(root) or Path(root).is_dir()):  # a server's word is not run as code
             known = "names no files of its model" if root is None else f"has its model in {root!r}, which is not here"
             raise ConfigError(f"{self.root} {known}", hint="pass renderer=: a folder with the model's tokenizer.json")
-        made = await asyncio.to_thread(load_renderer, root, tools=self._tools)
-        return Prompts(made, check=self._check)
+        return self._make_prompts(await asyncio.to_thread(load_renderer, root, tools=self._tools))
 
     async def _list_models(self) -> tuple[ServedModel, ...]:
-        url = f"{self.root}/v1/models"
-        status, body, _ = await self._connection.exchange("GET", url, None, self._headers)
+        url, (status, body, _) = await self.replicas.first(
+            lambda root: self._connection.exchange("GET", f"{root}/v1/models", None, self._headers)
+        )
         if status == 401 or (status != 200 and self.engine is None):
-            raise self._connection.refusal(url, status, body)
+            raise self._connection.refusal(f"{url}/v1/models", status, body)
         return read_models(body) if status == 200 else ()
 
     async def _recognise(self) -> TokenServer:
@@ -226,7 +271,9 @@ class TokensPolicy:
         engine = ENGINES[known]
         if engine.name != "vllm":
             return engine
-        status, _, _ = await self._connection.exchange("POST", self.root + engine.path, b"{}", self._headers)
+        _, (status, _, _) = await self.replicas.first(
+            lambda root: self._connection.exchange("POST", root + engine.path, b"{}", self._headers)
+        )
         if status not in ABSENT:  # a route that exists refuses an empty body
             return engine
         fallback = ENGINES["completions"]
@@ -280,8 +327,12 @@ class TokensPolicy:
             finished_at=time.time(),
         )
 
+    def counters(self) -> dict[str, int]:
+        """For the gate's metrics: how prompts came about, and which server answered."""
+        return {**({} if self._prompts is None else self._prompts.counts), **self.replicas.counts}
+
     async def closed(self, rollout_id: str) -> None:
-        return None
+        self.replicas.forget(rollout_id)
 
     async def aclose(self) -> None:
         await self._connection.aclose()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -18,8 +18,6 @@ import msgspec
 
 from rollyard.core.call import NO_THINKING, Call, CaptureLevel, Dialect, Reply, Sampling
 from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, PolicyError, UpstreamError
-from rollyard.core.ids import new_id
-from rollyard.core.message import Message, Text
 from rollyard.core.numbers import check_least
 from rollyard.policy.connection import ModelConnection, Timeouts, check_url, origin, resolve_key
 from rollyard.policy.evidence import level_of
@@ -28,8 +26,23 @@ from rollyard.policy.model_server import (
     cannot_answer,
     chosen_model,
     context_of,
+    listing,
+    owner_of,
     read_models,
     shown_url,
+)
+from rollyard.policy.replicas import Replicas, routing_headers, split_urls
+from rollyard.policy.server_probe import (
+    PROBE_TOKENS,
+    PROBE_TOOL,
+    ProbeRow,
+    ServerProbe,
+    context_row,
+    hello,
+    model_row,
+    thinking_row,
+    tokens_row,
+    tools_row,
 )
 from rollyard.wire import CODECS
 from rollyard.wire.codec import Codec, Memo
@@ -66,7 +79,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def upstream(
-    url: str,
+    url: str | Sequence[str],
     model: str | None = None,
     *,
     key: str | None = None,
@@ -79,7 +92,8 @@ def upstream(
     sampling: Mapping[str, Any] | None = None,
     timeouts: Timeouts | None = None,
 ) -> Upstream:
-    """A policy that relays to the server at `url` (what an OpenAI client is given: it ends in `/v1`).
+    """A policy that relays to the server at `url` (what an OpenAI client is given: it ends in `/v1`), or to several that serve
+    the same: see `replicas`.
 
     `model` replaces the model of every call, side calls too. Without it a call's own model is asked for where the server
     lists it (or has no list), else the only model that it lists. Without `max_tokens_cap` an answer has at most half of the
@@ -88,24 +102,26 @@ def upstream(
     """
     check_least(1, max_tokens_cap=max_tokens_cap)
     check_least(0, top_logprobs=top_logprobs)
+    urls = split_urls(url)
     settings = UpstreamSettings(
-        url=check_url(url),
+        url=urls[0],
         model=model,
-        dialect=spoken_at(url) if dialect == "auto" else dialect,
+        dialect=spoken_at(urls[0]) if dialect == "auto" else dialect,
         top_logprobs=top_logprobs,
         token_ids=token_ids,
         max_tokens_cap=max_tokens_cap,
         disable_thinking=disable_thinking,
         sampling=checked_sampling(sampling or {}),
     )
-    return Upstream(settings, resolve_key(key, key_env), timeouts or Timeouts())
+    return Upstream(settings, Replicas(urls), resolve_key(key, key_env), timeouts or Timeouts())
 
 
 class Upstream:
     """A `Policy`. `level` is what the server was seen to give; None before its first answer."""
 
-    def __init__(self, settings: UpstreamSettings, key: str | None, timeouts: Timeouts) -> None:
+    def __init__(self, settings: UpstreamSettings, replicas: Replicas, key: str | None, timeouts: Timeouts) -> None:
         self.settings = settings
+        self.replicas = replicas
         self.level: CaptureLevel | None = None
         self._key = key
         self._connection = ModelConnection(timeouts=timeouts, secrets=(key,) if key else ())
@@ -140,9 +156,29 @@ class Upstream:
         assert refusal is not None
         raise refusal
 
-    async def probe(self) -> CaptureLevel:
-        """Asks the server for one token and says what it tells about it."""
-        return (await self(hello("default"))).capture
+    async def probe(self) -> ServerProbe:
+        """What the server gives, in words: it is asked for a few tokens, and with a tool."""
+        reply = await self(hello("default", tokens=PROBE_TOKENS))
+        refused: UpstreamError | None = None
+        try:
+            await self(hello("default", tools=(PROBE_TOOL,)))
+        except UpstreamError as error:
+            refused = error
+        settings = await self._fitted(self.settings, "default")
+        model = settings.model or reply.model or "default"
+        owner = owner_of(model, self._models)
+        return ServerProbe(
+            url=settings.url,
+            level=reply.capture,
+            rows=(
+                ProbeRow("endpoint", CODECS[settings.dialect].upstream_path.format(model=model)),
+                model_row(model, listing(self._models)),
+                context_row(context_of(model, self._models)),
+                tokens_row(reply.capture, owner),
+                tools_row(refused, owner),
+                thinking_row(reply, owner),
+            ),
+        )
 
     async def check(self, model: str) -> None:
         """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
@@ -183,16 +219,17 @@ class Upstream:
         async with self._learning:
             if self._learned:
                 return
-            url = f"{self.settings.url}/models" + ("?pageSize=1000" if self.settings.dialect == "gemini" else "")
+            url, headers = self.settings.url, headers_of(CODECS[self.settings.dialect], self._key)
+            every = "?pageSize=1000" if self.settings.dialect == "gemini" else ""
             try:
                 async with asyncio.timeout(MODELS_S):
-                    status, body, _ = await self._connection.exchange(
-                        "GET", url, None, headers_of(CODECS[self.settings.dialect], self._key)
+                    url, (status, body, _) = await self.replicas.first(
+                        lambda base: self._connection.exchange("GET", f"{base}/models{every}", None, headers)
                     )
             except TimeoutError:
                 status, body = 504, b""
             if status == 401:
-                raise self._connection.refusal(url, status, body)
+                raise self._connection.refusal(f"{url}/models", status, body)
             self._models = read_models(body) if status == 200 else ()
             self._learned = True
 
@@ -206,12 +243,9 @@ class Upstream:
         if "{model}" in path:
             path = path.format(model=model_in_path(model))
         started = time.time()
-        answer = await self._connection.post(
-            settings.url + path,
-            body,
-            headers_of(codec, key),
-            key or "",
-        )
+        headers = headers_of(codec, key) | routing_headers(call)
+        replicas = self.replicas if settings.url == self.settings.url else Replicas([settings.url])
+        answer = await replicas.send(call, lambda base: self._connection.post(base + path, body, headers, key or ""))
         reply = self._decoded(codec, answer, call)
         reply = msgspec.structs.replace(
             reply,
@@ -240,24 +274,16 @@ class Upstream:
             return str(options["api_key"])
         return self._key if url == self.settings.url or origin(url) == origin(self.settings.url) else None
 
+    def counters(self) -> dict[str, int]:
+        """For the gate's metrics: which server answered."""
+        return dict(self.replicas.counts)
+
     async def closed(self, rollout_id: str) -> None:
         self._memos.pop(rollout_id, None)
+        self.replicas.forget(rollout_id)
 
     async def aclose(self) -> None:
         await self._connection.aclose()
-
-
-def hello(model: str) -> Call:
-    """The smallest call there is."""
-    return Call(
-        id=new_id("call"),
-        rollout_id="probe",
-        dialect="chat",
-        model=model,
-        messages=(Message("user", (Text("Say hi."),)),),
-        sampling=Sampling(max_tokens=1),
-        kind="auxiliary",
-    )
 
 
 def ladder(settings: UpstreamSettings) -> tuple[Asks, ...]:

@@ -35,6 +35,9 @@ class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
     failed_calls: int
     branches: int
     rows: int
+    calls_per_row: float | None  # how many calls became one training row; None without rows
+    row_tokens: int  # of all rows
+    tree_tokens: int  # of them, without what a row shares with an earlier one of its rollout
     tokens: int
     trained_tokens: int
     proved_prompts: int  # prompts that an engine's own answer confirms
@@ -69,14 +72,18 @@ async def check_run(store: Store, run_id: str) -> RunCheck:
             tallies[name].update(getattr(one, name))
         _count_rows(rollout, numbers, tallies["refused"])
         found += [f async for f in _evidence(store, trajectory, numbers)]
-    names = ("rollouts", "calls", "failed_calls", "branches", "rows", "tokens", "trained_tokens", "proved_prompts")
-    fields: dict[str, Any] = {name: numbers[name] for name in names} | tallies
+    names = ("rollouts", "calls", "failed_calls", "branches", "rows", "row_tokens", "tree_tokens", "tokens")
+    fields: dict[str, Any] = {name: numbers[name] for name in (*names, "trained_tokens", "proved_prompts")} | tallies
+    fields["calls_per_row"] = round(numbers["row_calls"] / numbers["rows"], 2) if numbers["rows"] else None
     return RunCheck(run_id=run_id, findings=tuple(found), **fields)
 
 
 def _count_rows(rollout: Rollout, numbers: Counter[str], refused: Counter[str]) -> None:
     made = samples(rollout)
     numbers["rows"] += len(made.rows)
+    numbers["row_calls"] += len({call_id for row in made.rows for call_id in row.call_ids})
+    numbers["row_tokens"] += sum(len(row.ids) for row in made.rows)
+    numbers["tree_tokens"] += sum(len(row.ids) - row.shared for row in made.rows)
     for one in made.refused:
         for reason in one.reasons:
             refused[reason.partition(": ")[2] if reason.startswith("call ") else reason] += 1

@@ -91,8 +91,9 @@ def _run(command: Sequence[str]) -> None:
 
 
 @contextmanager
-def vllm_server(*options: str, context: int = 2048) -> Generator[str]:
-    """Starts `vllm serve` with `options` and yields its root url; leaving the block ends it and its own children."""
+def vllm_server(*options: str, context: int = 2048, pauses: bool = False) -> Generator[str]:
+    """Starts `vllm serve` with `options` and yields its root url; leaving the block ends it and its own children. `pauses`
+    adds its `/pause` and `/resume`, which it serves to developers alone."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -101,7 +102,7 @@ def vllm_server(*options: str, context: int = 2048) -> Generator[str]:
     command += ["--served-model-name", MODEL, *options]
     log = home() / f"server-{port}.log"
     with log.open("wb") as out:
-        environment = {**os.environ, **_QUIET, **_CPU}
+        environment = {**os.environ, **_QUIET, **_CPU, **({"VLLM_SERVER_DEV_MODE": "1"} if pauses else {})}
         server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
     try:
         _wait_ready(f"http://127.0.0.1:{port}", server, log)

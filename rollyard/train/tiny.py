@@ -66,6 +66,15 @@ class TinyModel(nn.Module):
         nn.init.normal_(self.embed.weight, std=0.02)
         nn.init.normal_(self.head.weight, std=0.02)
 
+    def forward_tree(self, ids: Tensor, places: Tensor, sees: Tensor) -> Tensor:
+        """Logits of every token of a tree of rows (see `tree.pack_tree`): each has the place that it has in its row, and
+        sees the tokens before it there. `sees` is a square of booleans."""
+        turn = angles(places[None], self.config.width // self.config.heads)
+        x = self.embed(ids[None])
+        for block in self.blocks:
+            x, _ = block(x, turn, sees[None, None], None)
+        return self.head(self.norm(x))[0]
+
     def forward(
         self, ids: Tensor, real: Tensor | None = None, cache: Cache | None = None, last: bool = False
     ) -> tuple[Tensor, Cache]:

@@ -14,7 +14,7 @@ from rollyard.core.node import BreakReason, Node
 from rollyard.trajectory.call_index import Ledger
 from rollyard.trajectory.fork_reason import compare_echo, compare_history, quotes
 from rollyard.trajectory.graph import WIDTH, Graph
-from rollyard.trajectory.lineage import ROOT, START, WalkStep, is_part, repeats
+from rollyard.trajectory.lineage import ROOT, START, WalkStep, is_part, is_quoted, repeats
 
 
 class Match(NamedTuple):
@@ -51,8 +51,9 @@ class AttachPoint(NamedTuple):
 
 
 def match(graph: Graph, ledger: Ledger, call: Call) -> Match:
-    """The deepest answered call whose history and answer a request begins with, however it was re-serialised. A request
-    that changed some of it goes on from nothing: what it says must reach the model."""
+    """The deepest answered call whose history and answer a request begins with, however it was re-serialised. An answer that
+    the agent edited is still that answer where its tool-call ids say so and all around it is as it was; a request that
+    changed anything else goes on from nothing: what it says must reach the model."""
     steps = graph.lineage.walk(call.messages, call.tools_digest)
     size = len(graph.nodes)
     found = next((at for step in reversed(steps) if (at := _answer_on(graph, step)) is not None), None)
@@ -60,12 +61,13 @@ def match(graph: Graph, ledger: Ledger, call: Call) -> Match:
         return Match(steps, size, None, _reason(graph, ledger, call, steps))
     answer = graph.nodes[found.node]
     new: list[Message] = []
-    exact = found.exact and (not found.split or _is_whole(graph, call, found))
+    exact, edited = found.exact and (not found.split or _is_whole(graph, call, found)), found.edited
     for message in call.messages[found.consumed :]:
         if not repeats(answer.message, message):
             new.append(message)
-        elif not is_part(answer.message, message):
-            exact = False
+            continue
+        exact = exact and is_part(answer.message, message)
+        edited = edited or not is_quoted(answer.message, message)
     if any(message.role == "assistant" for message in new):
         return Match(steps, size, None, _reason(graph, ledger, call, steps))
     if not exact:
@@ -77,6 +79,7 @@ def match(graph: Graph, ledger: Ledger, call: Call) -> Match:
         new=tuple(new),
         deltas=None if graph.end(answer.id) is None else graph.deltas(answer.id),
         sampled=len(answer.ids or ()),
+        edited=edited,
     )
     return Match(steps, size, continues, None)
 
@@ -102,9 +105,9 @@ def _is_whole(graph: Graph, call: Call, step: WalkStep) -> bool:
 
 def _reason(graph: Graph, ledger: Ledger, call: Call, steps: Sequence[WalkStep]) -> str | None:
     """Why a request goes on from no recorded answer."""
-    step = steps[-1] if steps else START
-    if step.consumed == len(call.messages) and step.node in ledger.at_prompt:
+    if _first_asked(ledger, call, steps) is not None:
         return None
+    step = steps[-1] if steps else START
     answer = graph.answer_above(step.node)
     here = AttachPoint(step, 0, answer, "root", None)
     return _fork(graph, ledger, call, here, _Evidence(steps, answer, ledger.latest(call.thread), None)).reason
@@ -128,15 +131,33 @@ def place(
     failed = ledger.failed(digest)
     if failed is not None:
         return here._replace(edge="retry_of", parent_call_id=failed)
-    repeated = ledger.at_prompt.get(step.node)
-    if repeated is not None and step.consumed == len(call.messages):
-        return here._replace(edge="retry_of", parent_call_id=repeated)
+    repeated = _first_asked(ledger, call, (step,)) or _first_asked(ledger, call, steps)
+    if repeated is not None:
+        return _retry(graph, here._replace(edge="retry_of", parent_call_id=repeated), call, steps, packed)
     quoted = [message for message in here.new_messages(call) if message.role == "assistant"]
-    if here.answer is not None and here.answer is reached and not quoted and repeated is None:
+    if here.answer is not None and here.answer is reached and not quoted and step.node not in ledger.at_prompt:
         return here._replace(edge="extends", parent_call_id=here.answer.call_id)
     if quoted and not graph.lineage.knows(quoted[-1]):
         here = here._replace(orphan=quoted[-1])
     return _fork(graph, ledger, call, here, _Evidence(steps, reached, ledger.latest(call.thread), packed))
+
+
+def _first_asked(ledger: Ledger, call: Call, steps: Sequence[WalkStep]) -> str | None:
+    """The call that was answered where a request ends: the request says the same again."""
+    count = len(call.messages)
+    return next(
+        (ledger.at_prompt[at.node] for at in reversed(steps) if at.consumed == count and at.node in ledger.at_prompt),
+        None,
+    )
+
+
+def _retry(graph: Graph, here: AttachPoint, call: Call, steps: Sequence[WalkStep], packed: bytes | None) -> AttachPoint:
+    """The same words again. Where they became other tokens the retry stands beside what it repeats, and says so."""
+    said = next(at for at in reversed(steps) if at.consumed == len(call.messages))
+    if packed is None or here.step.node in {at.node for at in steps}:
+        return here
+    reason = call.break_reason or "bridge_unproven"
+    return here._replace(reason=reason, mismatch=graph.mismatch(said.node, packed))
 
 
 def _prove(

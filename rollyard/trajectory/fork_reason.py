@@ -33,10 +33,11 @@ def compare_history(
     message that differs."""
     size = min(len(before), len(now))
     differs = next((i for i in range(size) if before[i].digest != now[i].digest), size)
+    opening = next((i for i, message in enumerate(before) if message.role != "system"), 0)
     shared = {message.digest for message in before[1:] if message.role != "system"}
-    if differs == 0 and not any(message.digest in shared for message in now[1:]):
-        return "new_root", None
-    if differs == len(before) and not same_tools:
+    if differs <= opening and not any(message.digest in shared for message in now[1:]):
+        return "new_root", None  # at most the system prompt is the same
+    if differs in (len(before), len(now)) and not same_tools:
         return "tools_changed", differs
     if differs < size and before[differs].role == now[differs].role:
         role = now[differs].role

@@ -1,9 +1,10 @@
 """Which recorded path a request continues, by what its messages say. It finds; a token prefix proves.
 
 Agents do not send back what they were sent: arguments are re-serialised, text is trimmed, reasoning is dropped, parallel
-tool calls are split into pairs, system messages appear in the middle. So an answer is recognised by the ids of its tool
-calls first, and by the digest of its normalised content otherwise. The walk goes down from the roots with one dictionary
-look-up per message, keeping every path that still fits (equal answers to a retried request fit equally well).
+tool calls are split into pairs, commands are edited, system messages appear in the middle. So an answer is recognised by
+the ids of its tool calls first, and by the digest of its normalised content otherwise. The walk goes down from the roots
+with one dictionary look-up per message, keeping every path that still fits (equal answers to a retried request fit equally
+well).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rollyard.core.message import Message
+from rollyard.core.message import Message, canonical_json
 from rollyard.core.node import Node
 
 ROOT = -1
@@ -20,8 +21,9 @@ WIDEST = 8  # paths followed at once; more only arise when an agent rewrites its
 
 class WalkStep(NamedTuple):
     """A place on a walk: `node` accounts for the first `consumed` messages of the request. `exact` says that all of them
-    say what was recorded; an answer whose parallel calls came back in parts does, and is marked by `split`. `skipped` are
-    indexes of system messages that were not there before."""
+    say what was recorded; an answer whose parallel calls came back in parts does, and is marked by `split`. So does one that
+    stands where it stood, with all of its tool-call ids, in other words: the agent edited it, which `edited` says. `skipped`
+    are indexes of system messages that were not there before."""
 
     node: int
     consumed: int
@@ -29,6 +31,7 @@ class WalkStep(NamedTuple):
     exact: bool = True
     skipped: tuple[int, ...] = ()
     split: bool = False
+    edited: bool = False
 
 
 START = WalkStep(ROOT, 0, None)
@@ -110,7 +113,7 @@ class Lineage:
             if found is None or len(found) != 1:
                 return index, step
             node = found[0]
-            step = _make(WalkStep, (node, index + 1, step, True, (), False))
+            step = _make(WalkStep, (node, index + 1, step, True, (), False, False))
         return len(messages), step
 
     def _advance(self, step: WalkStep, index: int, message: Message, tools: bytes, quotes: bool) -> Iterator[WalkStep]:
@@ -125,15 +128,21 @@ class Lineage:
         if message.role == "assistant":
             named = self._by_ids(step, message)
             if named is not None:
-                split = is_part(self._nodes[named].message, message)
-                exact = step.exact and (split or (bool(found) and named in found))
-                yield onward._replace(node=named, exact=exact, split=step.split or split)
+                answer = self._nodes[named].message
+                split, same = is_part(answer, message), named in (found or ())
+                yield onward._replace(
+                    node=named,
+                    exact=step.exact and (split or same or makes_same_calls(answer, message)),
+                    split=step.split or split,
+                    edited=step.edited or not (is_quoted(answer, message) if split else same),
+                )
                 if quotes:
                     yield from (onward._replace(node=child) for child in found or () if not self._nodes[child].sampled)
                 return
             answer = self._last_answer(step)
             if repeats(answer, message):
-                yield onward._replace(exact=step.exact and is_part(answer, message), split=True)
+                edited = step.edited or not is_quoted(answer, message)
+                yield onward._replace(exact=step.exact and is_part(answer, message), split=True, edited=edited)
                 return
         if found:
             yield from (onward._replace(node=child) for child in found)
@@ -169,6 +178,23 @@ def repeats(answer: Message | None, message: Message) -> bool:
 def is_part(answer: Message | None, message: Message) -> bool:
     """Whether an assistant message is one part of an answer whose parallel calls were split."""
     return repeats(answer, message) and answer is not None and len(message.tool_calls) < len(answer.tool_calls)
+
+
+def makes_same_calls(answer: Message, message: Message) -> bool:
+    """Whether an assistant message makes the tool calls of an answer, by id, tool and order, whatever their arguments."""
+    names = [(call.id, call.name) for call in answer.tool_calls]
+    return all(id for id, _ in names) and names == [(call.id, call.name) for call in message.tool_calls]
+
+
+def is_quoted(answer: Message | None, message: Message) -> bool:
+    """Whether the words and calls of an assistant message are an answer's, or a part of them."""
+    if answer is None:
+        return False
+    calls = {call.id: canonical_json(call.arguments) for call in answer.tool_calls}
+    text = message.text.rstrip()
+    return (not text or text == answer.text.rstrip()) and all(
+        calls.get(call.id) == canonical_json(call.arguments) for call in message.tool_calls
+    )
 
 
 def _newest(steps: list[WalkStep]) -> list[WalkStep]:

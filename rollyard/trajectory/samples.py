@@ -7,7 +7,7 @@ over rollouts (`rollout_id`), never over rows, and a loss is normalised the same
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from statistics import fmean, pstdev
 from typing import TypeVar
 
@@ -24,7 +24,10 @@ TRAINED_KINDS: tuple[BranchKind, ...] = ("agent", "subagent", "compaction")
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """All arrays have one entry per token. `mask` is 1 on tokens that train; `logprobs` is 0.0, `versions` -1 and
-    `temperatures` 1.0 on all others. `temperatures` is None where some answer's effective temperature is not known."""
+    `temperatures` 1.0 on all others. `temperatures` is None where some answer's effective temperature is not known.
+
+    The rows of a rollout are a tree: the first `shared` tokens of a row are those of the row with the index `parent`, an
+    earlier one of the same rollout, so that a trainer may compute them once. `parent` is None where nothing is shared."""
 
     rollout_id: str
     run_id: str | None
@@ -44,6 +47,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     prompt_len: int
     truncated: bool
     reward: float | None
+    parent: int | None = None
+    shared: int = 0
 
     @property
     def trained(self) -> int:
@@ -95,8 +100,29 @@ def samples(
             refused.append(_refuse(rollout, branch, reasons))
         else:
             kept.append((branch, mask))
-    rows = tuple(_row(rollout, graph, branch, mask, n, len(kept)) for n, (branch, mask) in enumerate(kept))
+    above = _parents([branch for branch, _ in kept])
+    rows = tuple(_row(rollout, graph, kept[n], (n, len(kept)), above[n]) for n in range(len(kept)))
     return Samples(rows, tuple(refused))
+
+
+def _parents(branches: Sequence[Branch]) -> list[tuple[int | None, int]]:
+    """For each branch the first of those before it that shares most tokens with it, and how many."""
+    found: list[tuple[int | None, int]] = []
+    for n, branch in enumerate(branches):
+        shared = [_shared_tokens(branch, other) for other in branches[:n]]
+        most = max(shared, default=0)
+        found.append((shared.index(most), most) if most else (None, 0))
+    return found
+
+
+def _shared_tokens(branch: Branch, other: Branch) -> int:
+    """By their nodes: two paths through the same node have the same tokens up to its end."""
+    end = 0
+    for own, theirs in zip(branch.spans, other.spans, strict=False):
+        if own.node != theirs.node:
+            break
+        end = own.end
+    return end
 
 
 def advantages(rows: Iterable[Sample], *, scale: bool = True) -> dict[str, float]:
@@ -134,7 +160,14 @@ def _mask(branch: Branch, trained: set[int]) -> bytes:
     return bytes(mask)
 
 
-def _row(rollout: Rollout, graph: Trajectory, branch: Branch, mask: bytes, index: int, count: int) -> Sample:
+def _row(
+    rollout: Rollout,
+    graph: Trajectory,
+    kept: tuple[Branch, bytes],
+    place: tuple[int, int],
+    above: tuple[int | None, int],
+) -> Sample:
+    (branch, mask), (index, count), (parent, shared) = kept, place, above
     assert branch.ids is not None
     return Sample(
         rollout_id=rollout.id,
@@ -155,6 +188,8 @@ def _row(rollout: Rollout, graph: Trajectory, branch: Branch, mask: bytes, index
         prompt_len=branch.prompt_len,
         truncated=graph.record(branch.call_ids[-1]).finish == "length",
         reward=rollout.reward,
+        parent=parent,
+        shared=shared,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.call import Call, Dialect, Reply, Sampling
-from rollyard.core.errors import BadRequest
+from rollyard.core.errors import BadRequest, ThreadNotFound
 from rollyard.core.message import Message, Part, Text, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import messages_upstream
@@ -32,6 +32,10 @@ _NONE = msgspec.Raw()
 class _Thinking(msgspec.Struct):
     type: str = ""
     budget_tokens: int | None = None
+
+
+class _Thread(msgspec.Struct):
+    type: str = ""
 
 
 class _OutputConfig(msgspec.Struct):
@@ -54,6 +58,7 @@ class _Body(msgspec.Struct):
     thinking: _Thinking | None = None
     output_config: _OutputConfig | None = None
     output_format: dict[str, Any] | None = None
+    thread: _Thread | None = None
 
 
 class _Message(msgspec.Struct):
@@ -159,9 +164,20 @@ def _sampling(body: _Body) -> Sampling:
     )
 
 
+def _check_thread(thread: _Thread | None) -> None:
+    """A thread is a conversation that the provider holds, so that a turn sends only what is new. A request that begins one
+    holds all of it. One that continues one is refused with the code on which clients send all of it again."""
+    if thread is None or thread.type == "create":
+        return
+    if thread.type == "continue":
+        raise ThreadNotFound("thread: conversations are not kept here; send all messages, with a new thread or none")
+    raise BadRequest(f"thread: unknown type {thread.type[:40]!r}")
+
+
 @from_agent
 def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     body = _body.read(request.body)
+    _check_thread(body.thread)
     memo = {} if memo is None else memo
     messages: list[Message] = []
     if is_given(body.system):
@@ -283,7 +299,8 @@ _TYPES = {
 
 def error(status: int, code: str, message: str) -> bytes:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return dump({"type": "error", "error": {"type": kind, "message": message}})
+    details = {"details": {"error_code": code}} if code == ThreadNotFound.code else {}
+    return dump({"type": "error", "error": {"type": kind, "message": message, **details}})
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -111,6 +111,7 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
 def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     body: dict[str, Any] = dict(split_object(call.raw))
     body.pop("stream", None)
+    body.pop("thread", None)  # the provider's own message ids never reach the agent, so it could not go on from one
     differs = options.changed(call.sampling, sampling)
     if differs:
         members = _sampling_members(sampling)

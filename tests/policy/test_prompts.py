@@ -1,13 +1,17 @@
 import json
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import rollyard as ry
 from rollyard.core.call import Reply, floats, ids
+from rollyard.core.errors import ConfigError
 from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolResult, tools_digest
 from rollyard.policy.prompts import Prompts
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer
+from rollyard.trajectory.laws import counts, findings
 from rollyard.trajectory.trajectory import Trajectory
 
 from .conftest import BASH, matched, plain_call, user
@@ -93,6 +97,46 @@ def test_split_parallel_calls_are_bridged_as_the_one_answer_they_were():
     whole = call.prompt_ids + reply.completion_ids
     assert after.prompt_source == "bridge" and after.prompt_ids[: len(whole)] == whole
     assert BYTES.decode(after.prompt_ids[len(whole) :]) == "<tool>ok<end><tool>ok<end><assistant>"
+
+
+def edited_rollout(turns, **options):
+    """An agent that sends `cd /app && X` back as `X`, as Claude Code does where it is in /app already."""
+    rollout = Rollout(**options)
+    messages, before = [user("go")], None
+    for n in range(turns):
+        answer = called(f"cd /app && make {n}", text=f"step {n}")
+        call, reply = rollout.turn(messages, answer)
+        if options.get("history") != "strict" and before is not None:
+            assert call.prompt_source == "bridged_by_id" and call.prompt_ids[: len(before)] == before
+        before = call.prompt_ids + reply.completion_ids
+        shown = tuple(
+            msgspec.structs.replace(part, arguments=part.arguments.replace("cd /app && ", ""))
+            if isinstance(part, ToolCall)
+            else part
+            for part in answer.parts
+        )
+        messages += [Message("assistant", shown), *results(answer)]
+    return rollout
+
+
+def test_commands_that_an_agent_edits_stay_as_they_were_sampled():
+    rollout = edited_rollout(8)
+    assert rollout.prompts.counts == {"render:new_root": 1, "bridged_by_id": 7}
+    (branch,) = rollout.trajectory.branches
+    assert BYTES.decode(branch.ids).count("cd /app") == 8
+    assert [record.prompt_source for record in rollout.trajectory.records] == ["render"] + ["bridged_by_id"] * 7
+    assert counts(rollout.trajectory).prompts == {"render": 1, "bridged_by_id": 7}
+    assert not findings(rollout.trajectory)
+
+
+def test_a_strict_history_starts_a_branch_where_an_agent_edits_a_command():
+    rollout = edited_rollout(3, history="strict")
+    assert rollout.prompts.counts == {"render:new_root": 1, "render:assistant_rewritten": 2}
+    assert len(rollout.trajectory.branches) == 3 and not findings(rollout.trajectory)
+    with pytest.raises(ConfigError, match="keep or strict"):
+        Prompts(BYTES, history="loose")
+    with pytest.raises(ConfigError, match="needs a renderer"):
+        ry.policy.Queue(history="strict")
 
 
 def test_a_cut_turn_is_closed_with_a_token_that_carries_no_loss():

@@ -145,6 +145,31 @@ async def test_the_server_says_which_engine_it_is(serving):
     await policy.aclose()
 
 
+async def test_a_prompt_that_the_engine_changed_never_trains(serving):
+    answer = json.loads(json.dumps(ANSWERS["completions"]))
+    policy = await asking(serving, "completions", answer, [])
+    prompt = (await policy(plain_call(user("yo")))).prompt_ids
+    for used, flaws in (
+        (prompt.tolist(), ()),
+        ([1, *prompt], ("the engine sampled from other prompt ids than it was given",)),
+    ):
+        answer["choices"][0]["prompt_token_ids"] = used
+        reply = await policy(plain_call(user("yo")))
+        assert reply.flaws == flaws and reply.trainable is not bool(flaws)
+    await policy.aclose()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "completions"])
+async def test_what_the_operator_adds_to_the_sampling_reaches_the_engine(serving, kind):
+    seen = []
+    extra = {"structured_outputs": {"regex": "a+"}}
+    policy = await asking(serving, kind, ANSWERS[kind], seen, sampling={"extra": extra})
+    await policy(plain_call(user("yo")))
+    _, body = seen[-1]
+    assert (body["sampling_params"] if kind == "vllm" else body)["structured_outputs"] == {"regex": "a+"}
+    await policy.aclose()
+
+
 def vllm_shape(models, generate=403, completions=None):
     """A server with the answers that a real vLLM 0.32 was seen to give with its defaults (`test_vllm.py` asks a real one):
     the generate endpoint is 403, the model list has `owned_by`, `root` and `max_model_len`."""
@@ -277,7 +302,7 @@ async def test_turn_by_turn_on_a_real_server_every_prompt_begins_with_what_was_s
 async def test_the_logprobs_of_a_real_server_are_the_models_own(smollm_url):
     """Greedy sampling of one prompt twice gives the same ids, and logprobs that differ by no more than rounding."""
     policy = ry.policy.tokens(smollm_url, renderer=ry.policy.renderer(weights()), sampling={"temperature": 0.0})
-    assert await policy.probe() == "tokens"
+    assert (await policy.probe()).level == "tokens"
     one = await policy(plain_call(user("What is 2+2?"), sampling=Sampling(max_tokens=8)))
     two = await policy(plain_call(user("What is 2+2?"), sampling=Sampling(max_tokens=8), rollout_id="r2"))
     assert one.completion_ids == two.completion_ids

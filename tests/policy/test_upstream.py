@@ -87,10 +87,10 @@ async def test_a_server_that_refuses_unknown_fields_is_found_out_once(serving):
         return completion()
 
     policy = upstream(await serving(recording(strict, seen)) + "/v1", model="m")
-    assert await policy.probe() == "text"
-    assert len(seen) == 3
+    assert (await policy.probe()).level == "text"
+    assert len(seen) == 4  # three to find out, one with a tool
     await policy(plain_call())
-    assert len(seen) == 4 and policy.level == "text"
+    assert len(seen) == 5 and policy.level == "text"
     await policy.aclose()
 
 
@@ -203,7 +203,9 @@ async def test_llama_cpp_gives_real_ids_and_logprobs(smollm_url):
     assert len(first.completion_ids) == len(first.logprobs) == first.usage.completion_tokens == len(first.tokens)
     assert all(value <= 1e-6 for value in first.logprobs) and not first.flaws
     assert "".join(t.text for t in first.tokens).startswith(first.message.text)
-    assert await policy.probe() == first.capture == "logprobs"  # a chat face does not say which prompt ids it used
+    assert (
+        (await policy.probe()).level == first.capture == "logprobs"
+    )  # a chat face does not say which prompt ids it used
     await policy.aclose()
 
 

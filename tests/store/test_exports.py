@@ -83,6 +83,13 @@ async def test_samples_and_parquet_hold_the_same_rows(store, tmp_path):
     assert first["loss_mask"] == [0, 0, 0, 1, 1, 0, 1, 1]
     assert first["temperatures"] == [1.0] * 8
     assert (first["reward"], first["n_samples"], first["prompt_len"]) == (0.0, 4, 3)
+    for row in rows:
+        above = next(
+            (r for r in rows if (r["rollout_id"], r["sample_index"]) == (row["rollout_id"], row["parent_index"])), {}
+        )
+        shared = row["shared_tokens"]
+        assert row["input_ids"][:shared] == above.get("input_ids", [])[:shared]
+        assert (row["parent_index"] is None) == (shared == 0)
     refused = lines(Path(written.refused_at))
     assert written.refused == len(refused) == 4 + 5
     assert {reason for line in refused for reason in line["reasons"]} == {
@@ -196,6 +203,7 @@ async def test_a_checked_run_shows_its_laws_counts_and_independent_proofs(store)
     assert found.ok, found.findings
     assert (found.rollouts, found.calls, found.failed_calls, found.rows) == (3, 21, 3, 12)
     assert found.proved_prompts == 18
+    assert (found.calls_per_row, found.row_tokens, found.tree_tokens) == (1.25, 48, 48)
     assert found.edges == {"root": 9, "spawned_by": 3, "retry_of": 3, "compacted_from": 3}
     assert found.breaks == {"compaction": 6}
     assert found.refused == {"auxiliary branches are not asked for": 3}

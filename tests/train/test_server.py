@@ -156,7 +156,7 @@ def test_padding_is_on_the_left():
 
 async def test_the_token_policy_finds_the_server_and_gets_exact_tokens(url, folder):
     policy = ry.policy.tokens(url, renderer="bytes", check="always")
-    assert await policy.probe() == "tokens" and policy.engine.name == "torch"
+    assert (await policy.probe()).level == "tokens" and policy.engine.name == "torch"
     model = load_model(folder)
     trajectory = Trajectory("r1")
     messages, before = [user("go")], ids()
@@ -295,7 +295,7 @@ async def test_bad_requests_are_400_and_a_key_is_asked_for_when_there_is_one(fol
                 async with http.post(f"{url}/inference/v1/generate", data=body, headers=bearer) as answer:
                     assert answer.status == 400, body
         policy = ry.policy.tokens(url, renderer="bytes", key="sekret")
-        assert await policy.probe() == "tokens"
+        assert (await policy.probe()).level == "tokens"
         await policy.aclose()
 
 

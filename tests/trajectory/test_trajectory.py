@@ -83,7 +83,7 @@ def test_match_names_the_continued_call_and_the_new_messages():
     again = t.match(call("c3", SYSTEM, USER))
     assert again.continues is None and again.reason is None
     other = t.match(call("c4", SYSTEM, Message("user", (Text("another task"),))))
-    assert other.continues is None and other.reason == "history_edited"
+    assert other.continues is None and other.reason == "new_root"
 
 
 def test_split_parallel_calls_are_one_answer():
@@ -104,12 +104,71 @@ def test_split_parallel_calls_are_one_answer():
     assert len(t.branches) == 1
 
 
-def test_an_answer_with_other_words_is_found_by_its_tool_call_id_and_not_gone_on_from():
-    t = first_turn(asks(("a", "{}"), text="  let me see  "))
-    request = call("c2", SYSTEM, USER, asks(("a", "{}"), text="let me see"), result("a"))
-    found = t.match(request)
-    assert (found.continues, found.reason) == (None, "assistant_rewritten")
-    assert t.add(request, reply("x")).record.parent_call_id == "c1"
+def test_an_answer_that_came_back_edited_is_known_by_its_tool_call_ids_and_place():
+    answer = asks(("a", '{"cmd": "cd /app && ls"}'), ("b", "{}"), text="  let me see  ")
+    t = first_turn(answer)
+
+    def found(*echo):
+        return t.match(call("c2", SYSTEM, USER, *echo))
+
+    for echo in (
+        asks(("a", '{"cmd": "ls"}'), ("b", "{}"), text="let me see"),
+        asks(("a", ""), ("b", "{}")),
+        asks(("a", "not json"), ("b", '{"more": 1}'), text="other words"),
+    ):
+        parent = found(echo, result("a"), result("b")).continues
+        assert parent is not None and (parent.call_id, parent.edited) == ("c1", True)
+        assert (parent.answer, parent.new) == (answer, (result("a"), result("b")))
+    same = found(
+        asks(("a", '{"cmd":"cd /app && ls"}'), ("b", ""), text="  let me see "), result("a"), result("b")
+    ).continues
+    assert same is not None and not same.edited
+    split = (asks(("a", '{"cmd": "ls"}')), result("a"), asks(("b", "{}")), result("b"))
+    parts = found(*split).continues
+    assert parts is not None and parts.edited
+
+
+def test_an_answer_with_other_calls_or_among_other_neighbours_is_not_gone_on_from():
+    t = first_turn(asks(("a", '{"cmd": "ls"}'), ("b", "{}")))
+    for echo in (
+        asks(("a", '{"cmd": "pwd"}')),
+        asks(("b", "{}"), ("a", "{}")),
+        asks(("a", "{}"), ("b", "{}"), ("c", "{}")),
+        Message("assistant", (ToolCall("a", "other", "{}"), ToolCall("b", "sh", "{}"))),
+    ):
+        found = t.match(call("c2", SYSTEM, USER, echo, result("a"), result("b")))
+        assert (found.continues, found.reason) == (None, "assistant_rewritten")
+    edited = asks(("a", "{}"), ("b", "{}"))
+    other_user = Message("user", (Text("fix another bug"),))
+    assert t.match(call("c3", SYSTEM, other_user, edited, result("a"), result("b"))).continues is None
+    t.add(call("c4", SYSTEM, USER, edited, result("a"), result("b")), reply(asks(("d", "{}"))))
+    cleared = t.match(
+        call("c5", SYSTEM, USER, edited, result("a", "cleared"), result("b"), asks(("d", "{}")), result("d"))
+    )
+    assert cleared.continues is None
+
+
+def test_a_retry_of_a_root_that_became_other_tokens_is_a_retry():
+    """A template may put the time into its prompt: nothing in the history was edited."""
+    t = first_turn(asks(("a", "{}")))
+    again = t.add(call("c2", SYSTEM, USER), reply("b", [1, 9, 3], [4])).record
+    assert (again.edge, again.parent_call_id, again.break_reason) == ("retry_of", "c1", "bridge_unproven")
+    assert again.first_mismatch == 1
+    same = t.add(call("c3", SYSTEM, USER), reply("c", [1, 2, 3], [4])).record
+    assert (same.edge, same.parent_call_id, same.break_reason) == ("retry_of", "c1", None)
+    tools = t.add(call("c4", SYSTEM, USER, tools=()), reply("d", [8, 2, 3], [4])).record
+    assert (tools.edge, tools.break_reason) == ("root", "tools_changed")
+
+
+def test_another_conversation_under_the_same_system_prompt_is_a_new_root():
+    """An agent's side call (a title, a quota check) comes before its work and edits nothing of it."""
+    t = Trajectory("r1")
+    t.add(call("c1", SYSTEM, Message("user", (Text("a title, please"),)), kind="auxiliary"), reply("Bug", [1, 2], [3]))
+    failed = t.add(call("c2", SYSTEM, USER, raw=b"body"), None, error="502").record
+    root = t.add(call("c3", SYSTEM, USER, raw=b"body"), reply("done", [1, 5], [6])).record
+    assert (failed.break_reason, root.edge, root.break_reason) == ("new_root", "retry_of", None)
+    other = t.add(call("c4", SYSTEM, Message("user", (Text("and now this"),))), reply("done", [1, 7], [6])).record
+    assert (other.edge, other.break_reason) == ("root", "new_root")
 
 
 def test_a_system_message_put_into_the_history_is_stepped_over():

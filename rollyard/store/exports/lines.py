@@ -125,4 +125,6 @@ def sample_line(row: Sample) -> dict[str, Any]:
         ],
         "truncated": row.truncated,
         "reward": row.reward,
+        "parent_index": row.parent,
+        "shared_tokens": row.shared,
     }

@@ -91,6 +91,8 @@ def _schema(arrow: Any) -> Any:
         ("spans", arrow.list_(span)),
         ("truncated", arrow.bool_()),
         ("reward", real),
+        ("parent_index", arrow.int32()),
+        ("shared_tokens", arrow.int32()),
     ]
     return arrow.schema(columns, metadata={"rollyard.samples": "1"})
 
@@ -123,6 +125,8 @@ def _table(arrow: Any, schema: Any, rows: Sequence[Sample]) -> Any:
         "spans": spans,
         "truncated": [row.truncated for row in rows],
         "reward": [row.reward for row in rows],
+        "parent_index": [row.parent for row in rows],
+        "shared_tokens": [row.shared for row in rows],
     }
     arrays = [
         values if isinstance(values, arrow.Array) else arrow.array(values, type=field.type)

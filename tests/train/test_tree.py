@@ -1,0 +1,105 @@
+"""Rows that share a prefix, trained as a tree: the same loss and gradients as flat rows, from fewer tokens."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed (make torch)")
+
+import torch
+
+from examples.grpo.learn import Learner
+from rollyard.core.call import Call, Reply, Sampling, floats, ids
+from rollyard.core.message import Message, Text
+from rollyard.core.rollout import Rollout, Verdict
+from rollyard.core.task import Task
+from rollyard.train.tiny import TinyConfig, TinyModel
+from rollyard.train.tree import pack_tree
+from rollyard.trajectory.samples import samples
+from rollyard.trajectory.trajectory import Trajectory
+
+SMALL = TinyConfig(width=32, layers=2, heads=4, vocabulary=50)
+
+
+def rows_of(name: str, reward: float):
+    """A conversation that was forked at its second turn, forked again, and one that began anew."""
+    draw = torch.Generator().manual_seed(len(name) + int(reward))
+    trajectory = Trajectory(name)
+
+    def sampled(size):
+        return torch.randint(1, 50, (size,), generator=draw).tolist()
+
+    def turn(number, messages, prompt):
+        said, completion = Message("assistant", (Text(f"answer {number}"),)), sampled(5)
+        call = Call(id=f"{name}{number}", rollout_id=name, dialect="chat", model="m", messages=tuple(messages))
+        reply = Reply(
+            message=said,
+            prompt_ids=ids(prompt),
+            completion_ids=ids(completion),
+            logprobs=floats([-2.0 - 0.1 * n for n in range(5)]),
+            capture="tokens",
+            sampling=Sampling(temperature=1.0),
+        )
+        trajectory.add(call, reply)
+        return [*messages, said], [*prompt, *completion]
+
+    def user(text):
+        return Message("user", (Text(text),))
+
+    first = turn(1, [user("go")], sampled(20))
+    second = turn(2, [*first[0], user("left")], [*first[1], *sampled(4)])
+    turn(3, [*first[0], user("right")], [*first[1], *sampled(6)])
+    turn(4, [*second[0], user("on")], [*second[1], *sampled(3)])
+    turn(5, [*second[0], user("off")], [*second[1], *sampled(3)])
+    turn(6, [user("other")], sampled(9))
+    rollout = Rollout(
+        id=name, task=Task(id="t", instruction="x"), trajectory=trajectory, group_id="g", verdict=Verdict(reward=reward)
+    )
+    return samples(rollout).rows
+
+
+def gradients(learner, rows):
+    loss = learner.loss(rows)
+    loss.backward()
+    found = {name: weight.grad.clone() for name, weight in learner.model.named_parameters()}
+    learner.model.zero_grad()
+    return float(loss.detach()), found
+
+
+def test_a_tree_trains_as_its_flat_rows_do():
+    torch.manual_seed(0)
+    model = TinyModel(SMALL)
+    flat, tree = Learner(model), Learner(model, tree=True)
+    with torch.no_grad():  # away from the reference, so that every part of the loss counts
+        for weight in model.parameters():
+            weight.add_(0.02 * torch.randn_like(weight))
+    rows = [*rows_of("one", 1.0), *rows_of("two", 0.0)]
+    loss, grads = gradients(flat, rows)
+    tree_loss, tree_grads = gradients(tree, rows)
+    assert abs(loss - tree_loss) < 1e-5 and loss != 0.0
+    assert max(float((grads[name] - tree_grads[name]).abs().max()) for name in grads) < 1e-5
+    assert max(float(grad.abs().max()) for grad in grads.values()) > 1e-3
+    sizes = [len(pack_tree(rows_of(name, reward)).ids) for name, reward in (("one", 1.0), ("two", 0.0))]
+    assert sum(sizes) < 0.7 * sum(len(row.ids) for row in rows)
+
+
+def test_a_token_of_the_tree_sees_its_own_row_alone():
+    tree = pack_tree(rows_of("one", 1.0))
+    for path in tree.paths:
+        for at, token in enumerate(path.tolist()):
+            assert tree.sees[token].nonzero().flatten().tolist() == sorted(path[: at + 1].tolist())
+            assert int(tree.places[token]) == at
+
+
+def test_rows_say_which_row_they_share_their_beginning_with():
+    rows = rows_of("one", 1.0)
+    assert sorted((row.parent, row.shared) for row in rows if row.parent is not None)
+    for row in rows:
+        if row.parent is not None:
+            above = rows[row.parent]
+            assert above.index < row.index and row.ids[: row.shared] == above.ids[: row.shared]
+            assert row.shared < len(row.ids)
+    assert [row.parent for row in rows].count(None) == 2, "two roots"
+    lone = msgspec.structs.replace(rows[-1], parent=None, shared=0)
+    assert len(pack_tree([lone]).ids) == len(lone.ids)
