@@ -30,7 +30,6 @@ from rollyard.plane.e2b.errors import E2bRefusal, connect, explain, rest
 from rollyard.plane.e2b.processes import KEEPALIVE_S, Process
 
 MAX_FILE = 512 * 2**20
-_DEFAULT_USER = "user"  # what clients say when they mean no one in particular
 
 
 class Envd:
@@ -51,10 +50,21 @@ class Envd:
     async def _box(self, request: Request, *, signed: bool = False) -> E2bSandbox:
         given = request.headers.get("x-access-token", "")
         sandbox_id = _sandbox_id(request, self._boxes.tokens)
-        token = self._boxes.tokens.of(sandbox_id)
-        if not hmac.compare_digest(given.encode(), token.encode()) and not (signed and _signed(request, token)):
+        if signed and not given and request.query_params.get("signature"):
+            return await self._boxes.find(self._signed_for(request, sandbox_id))
+        if not hmac.compare_digest(given.encode(), self._boxes.tokens.of(sandbox_id).encode()):
             raise E2bRefusal("unauthenticated", "the access token is not this sandbox's")
         return await self._boxes.find(sandbox_id)
+
+    def _signed_for(self, request: Request, sandbox_id: str) -> str:
+        """The sandbox whose token signed this URL. On one address for all, the URL itself does not say which it is."""
+        until = request.query_params.get("signature_expiration", "")
+        for name in [sandbox_id] if sandbox_id else self._boxes.known():
+            if _signed(request, self._boxes.tokens.of(name)):
+                if until and int(until) < time.time():
+                    raise E2bRefusal("unauthenticated", "signature is already expired")
+                return name
+        raise E2bRefusal("unauthenticated", "invalid signature")
 
     async def health(self, request: Request) -> Response:
         try:
@@ -66,7 +76,8 @@ class Envd:
     async def download(self, request: Request) -> Response:
         try:
             box = await self._box(request, signed=True)
-            data = await box.sandbox.read(_path(request), max_bytes=MAX_FILE)
+            path = await box.accounts.path(request.query_params.get("path", ""), user_of(request))
+            data = await box.sandbox.read(path, max_bytes=MAX_FILE)
         except (Error, E2bRefusal) as error:
             return rest(error)
         return Response(data, media_type="application/octet-stream")
@@ -78,8 +89,8 @@ class Envd:
             if request.headers.get("content-type", "").startswith("multipart/form-data"):
                 written = await _multipart(request, box, user)
             else:
-                path = _path(request)
-                await box.sandbox.write(path, await _whole(request), user=user)
+                path = await box.accounts.path(request.query_params.get("path", ""), user)
+                await box.sandbox.write(path, await _whole(request), user=box.accounts.as_user(user))
                 written = [path]
         except ClientDisconnect:
             return Response(status_code=400)
@@ -164,7 +175,7 @@ async def _filesystem(request: Request, box: E2bSandbox, asked: dict[str, Any]) 
     method = request.path_params["method"]
     if method not in METHODS:
         raise E2bRefusal("unimplemented", f"filesystem.Filesystem/{method} is not served here")
-    return await METHODS[method](box.sandbox, asked, user_of(request))
+    return await METHODS[method](box, asked, user_of(request))
 
 
 async def _multipart(request: Request, box: E2bSandbox, user: str | None) -> list[str]:
@@ -174,8 +185,8 @@ async def _multipart(request: Request, box: E2bSandbox, user: str | None) -> lis
         for _, part in form.multi_items():
             if not isinstance(part, UploadFile):
                 continue
-            path = only or part.filename or ""
-            await box.sandbox.write(path, await part.read(), user=user)
+            path = await box.accounts.path(only or part.filename or "", user)
+            await box.sandbox.write(path, await part.read(), user=box.accounts.as_user(user))
             written.append(path)
     if not written:
         raise E2bRefusal("invalid_argument", "no file in the request")
@@ -201,15 +212,8 @@ def _failed(error: Error | E2bRefusal) -> bytes:
     return connect_frames.end({"code": found.code, "message": found.message})
 
 
-def _path(request: Request) -> str:
-    path = request.query_params.get("path", "")
-    if not path:
-        raise E2bRefusal("invalid_argument", "path is required")
-    return path
-
-
 def user_of(request: Request) -> str | None:
-    """Whoever the client asks to be; the sandbox's own user when it does not care."""
+    """Whoever the client asks to be; None when it does not care."""
     name = request.query_params.get("username", "")
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":
@@ -217,13 +221,13 @@ def user_of(request: Request) -> str | None:
             name = base64.b64decode(value).decode().partition(":")[0]
         except (binascii.Error, UnicodeDecodeError) as error:
             raise E2bRefusal("unauthenticated", "not a user name") from error
-    return None if name in ("", _DEFAULT_USER) else name
+    return name or None
 
 
 def _signed(request: Request, token: str) -> bool:
     query = request.query_params
     until = query.get("signature_expiration", "")
-    if until and not (until.isdigit() and int(until) >= time.time()):
+    if until and not until.isdigit():
         return False
     way = "read" if request.method == "GET" else "write"
     words = f"{query.get('path', '')}:{way}:{query.get('username', '')}:{token}" + (f":{until}" if until else "")

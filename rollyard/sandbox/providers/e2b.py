@@ -43,6 +43,7 @@ from rollyard.sandbox.retry import OpenLimits
 from rollyard.sandbox.teardown import one_by_one
 
 _USER = "rollyard.user"
+_ROOT = "root"  # a template's own user may not write where tasks say; an image's is root, too
 _V2_FROM = (2, 51)
 _MAX_TTL_S = 86400.0
 _SNAPSHOT_S = 600.0
@@ -116,13 +117,13 @@ class E2BProvider(SandboxProvider):
             request_timeout=spec.boot_s,
             **self._options(),
         )
-        return E2BLink(self._sdk, made, spec.user)
+        return E2BLink(self._sdk, made, spec.user or _ROOT)
 
     async def find(self, sandbox_id: str) -> tuple[E2BLink, FoundSandbox]:
         """One that is paused is resumed by it."""
         made = await self._sdk.AsyncSandbox.connect(sandbox_id, timeout=1, **self._options())
         found = _describe(await made.get_info())
-        return E2BLink(self._sdk, made, found.labels.get(_USER)), found
+        return E2BLink(self._sdk, made, found.labels.get(_USER) or _ROOT), found
 
     async def list(self, labels: Mapping[str, str]) -> Sequence[FoundSandbox]:
         found: list[FoundSandbox] = []
@@ -173,9 +174,9 @@ class E2BProvider(SandboxProvider):
 
 
 class E2BLink(StreamingLink):
-    """An `e2b.AsyncSandbox`, with programs and files of `user` (None: the template's own)."""
+    """An `e2b.AsyncSandbox`, with programs and files of `user`."""
 
-    def __init__(self, sdk: Any, made: Any, user: str | None) -> None:
+    def __init__(self, sdk: Any, made: Any, user: str) -> None:
         self.id: str = made.sandbox_id
         self._sdk, self._made, self._user = sdk, made, user
 
