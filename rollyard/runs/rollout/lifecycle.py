@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 import anyio
+import msgspec
 
 from rollyard.core.errors import Error, SandboxUnavailable
 from rollyard.core.protocols import Backend, EventSink, Sandbox
@@ -86,7 +87,8 @@ async def _provision(context: RolloutContext, stack: AsyncExitStack) -> OpenedSa
         image = await context.provision.ground(task, plan.agent, backend, deadline)
         await context.provision.verifier_tools(specs, backend, deadline)
         spec = rollout_spec(plan, task, image.built, image.layers, backend)
-        sandbox = await _open_sandbox(context, spec, min(deadline.left, limits.boot))
+        opening = spec if image.baked is None else msgspec.structs.replace(spec, image=image.baked)
+        sandbox = await _open_sandbox(context, opening, min(deadline.left, limits.boot))
         context.record.note_sandbox(sandbox)
         stack.push_async_callback(_close_sandbox, context, sandbox)
         sessions = await stack.enter_async_context(AsyncExitStack())

@@ -1,7 +1,7 @@
 """From a task and an agent to something a backend can open: the image, the agent's layer, and the route to the gate.
 
-Backends with layers mount the agent read-only. Backends without get the same layer uploaded once, unless the image already
-has the agent. Nothing is ever installed by piping a download into a shell.
+Backends with layers mount the agent read-only. Backends without keep an image with the layer in it, or get it uploaded
+into each sandbox, unless the image already has the agent. Nothing is ever installed by piping a download into a shell.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollyard.core.errors import (
     VerifierError,
 )
 from rollyard.core.limits import Deadline
-from rollyard.core.protocols import Backend, OwnImages, Sandbox
+from rollyard.core.protocols import Backend, BakesLayers, OwnImages, Sandbox
 from rollyard.core.task import Site, Step, Task, VerifierSpec
 from rollyard.images.build import build
 from rollyard.images.build_types import BuildOptions, Built, FileCache
@@ -37,11 +37,13 @@ _PROBE = b"GET /health HTTP/1.1\r\nHost: gate\r\nConnection: close\r\n\r\n"
 
 
 class ProvisionedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rollout stands on. `agent_layer` is the agent's; `layers` are all that the backend mounts."""
+    """What one rollout stands on. `agent_layer` is the agent's; `layers` are all that the backend mounts;
+    `baked` is an image with the agent in it, to be opened in place of `built`'s."""
 
     built: Built
     layers: tuple[str, ...]
     agent_layer: str | None
+    baked: str | None = None
 
     @property
     def prefix(self) -> str:
@@ -72,7 +74,18 @@ class Provision:
         layers = await self.layers(task.layers)
         if layer is not None and backend.capabilities.layers:
             layers = (*layers, layer)
-        return ProvisionedImage(built=built, layers=layers, agent_layer=layer)
+        baked = await self._bake(task, agent, built.image, layer, backend)
+        return ProvisionedImage(built=built, layers=layers, agent_layer=layer, baked=baked)
+
+    async def _bake(self, task: Task, agent: Agent, image: str, layer: str | None, backend: Backend) -> str | None:
+        """The image with the agent in it, for backends that keep one; the first rollout makes it."""
+        if layer is None or backend.capabilities.layers or not isinstance(backend, BakesLayers):
+            return None
+        prefix = layer_prefix(layer)
+        source = self.images.layers.tree(layer) / prefix.lstrip("/")
+        return await backend.bake_layer(
+            image, layer, title=agent.name, source=str(source), prefix=prefix, resources=task.resources
+        )
 
     async def verifier_tools(self, specs: Sequence[VerifierSpec], backend: Backend, deadline: Deadline) -> None:
         """Build what judging will need before the agent runs: a tool that cannot be had must not cost an agent's work."""
@@ -133,7 +146,7 @@ class Provision:
 
     async def ready(self, sandbox: Sandbox, agent: Agent, ground: ProvisionedImage, deadline: Deadline) -> str:
         """The prefix the agent lies under in this sandbox; "" when it was there already and is found on PATH."""
-        if ground.agent_layer is None or sandbox.capabilities.layers:
+        if ground.agent_layer is None or sandbox.capabilities.layers or ground.baked is not None:
             return ground.prefix
         if agent.check:
             found = await sandbox.exec(agents.presence_check(agent, ""), timeout=max(1.0, min(30.0, deadline.left)))
