@@ -144,6 +144,10 @@ class BakesLayers(Protocol):
         into each sandbox. `layer` is the id that the layer's contents give, `title` what people call it."""
         ...
 
+    async def remove_baked(self) -> list[str]:
+        """Delete every image that was built or baked, whoever did it; their names."""
+        ...
+
 
 class Policy(Protocol):
     """Who answers a call. `closed` tells it that a rollout is over; `aclose` that everything is."""

@@ -99,7 +99,8 @@ class BackendBoxes:
         return box
 
     def _wanted(self, asked: E2bCreate, resources: Resources | None) -> SandboxSpec:
-        built = None if asked.template == BASE else self.templates.ready("", asked.template)
+        found = None if asked.template == BASE else self.templates.find("", asked.template)
+        built = self.templates.ready("", asked.template) if found is not None else None
         base = self._named.get(asked.template) or (
             self._spec
             if asked.template == BASE
@@ -107,7 +108,12 @@ class BackendBoxes:
         )
         resources = resources or (built.resources if built else Resources())
         changes: dict[str, Any] = {
-            "labels": {**base.labels, **asked.metadata, MARK: asked.template, _IMAGE: base.image},
+            "labels": {
+                **base.labels,
+                **asked.metadata,
+                MARK: found[0].id if found else asked.template,
+                _IMAGE: base.image,
+            },
             "env": {**base.env, **(built.env if built else {}), **asked.env},
             "resources": base.resources if resources == Resources() else resources,
             "ttl_s": asked.seconds,

@@ -34,7 +34,7 @@ async def stat(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> d
 
 async def look(box: E2bSandbox, path: str, user: str | None) -> dict[str, Any]:
     """One entry, as clients know it."""
-    (entry,) = _entries(await _script(box, user, _STAT, path))
+    (entry,) = _entries(await run_script(box, user, _STAT, path))
     return entry
 
 
@@ -42,7 +42,7 @@ async def list_dir(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) 
     depth = int(asked.get("depth") or 1)
     if not 1 <= depth <= _DEEPEST:
         raise E2bRefusal("invalid_argument", "depth should be at least one")
-    found = _entries(await _script(box, user, _LIST, await _path(box, asked, "path", user), str(depth)))
+    found = _entries(await run_script(box, user, _LIST, await _path(box, asked, "path", user), str(depth)))
     return {"entries": sorted(found, key=lambda entry: entry["path"])}
 
 
@@ -56,7 +56,7 @@ async def make_dir(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) 
 
 async def move(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
     source, target = await _path(box, asked, "source", user), await _path(box, asked, "destination", user)
-    await _script(box, user, _MOVE, source, target)
+    await run_script(box, user, _MOVE, source, target)
     return {"entry": await look(box, target, user)}
 
 
@@ -69,7 +69,7 @@ async def remove(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) ->
     return {}
 
 
-async def _script(box: E2bSandbox, user: str | None, script: str, path: str, *args: str) -> bytes:
+async def run_script(box: E2bSandbox, user: str | None, script: str, path: str, *args: str) -> bytes:
     """What a script about `path` says, as this user."""
     words = ["/bin/sh", "-c", script, "rollyard", path, *args]
     done = await box.sandbox.exec(words, cwd="/", user=box.accounts.as_user(user), timeout=_STEP_S, max_output=_MOST)

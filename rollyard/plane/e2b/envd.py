@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from starlette.datastructures import UploadFile
@@ -28,13 +29,16 @@ from rollyard.plane.e2b.boxes import Boxes, E2bSandbox, SandboxTokens
 from rollyard.plane.e2b.directories import METHODS
 from rollyard.plane.e2b.errors import E2bRefusal, connect, explain, rest
 from rollyard.plane.e2b.processes import KEEPALIVE_S, Process
+from rollyard.plane.e2b.watchers import DirectoryWatcher, Watchers
 
 MAX_FILE = 512 * 2**20
+Events = Callable[[float], AsyncIterator[dict[str, Any]]]  # by how often to say that the stream still lives
 
 
 class Envd:
     def __init__(self, boxes: Boxes) -> None:
         self._boxes = boxes
+        self._watchers: WeakKeyDictionary[E2bSandbox, Watchers] = WeakKeyDictionary()
 
     def routes(self) -> list[Route]:
         return [
@@ -44,7 +48,8 @@ class Envd:
             Route("/process.Process/Start", self.start, methods=["POST"]),
             Route("/process.Process/Connect", self.rejoin, methods=["POST"]),
             Route("/process.Process/{method}", self._unary(_process), methods=["POST"]),
-            Route("/filesystem.Filesystem/{method}", self._unary(_filesystem), methods=["POST"]),
+            Route("/filesystem.Filesystem/WatchDir", self.watch, methods=["POST"]),
+            Route("/filesystem.Filesystem/{method}", self._unary(self._filesystem), methods=["POST"]),
         ]
 
     async def _box(self, request: Request, *, signed: bool = False) -> E2bSandbox:
@@ -99,27 +104,50 @@ class Envd:
         return JSONResponse([{"name": path.rpartition("/")[2], "type": "file", "path": path} for path in written])
 
     async def start(self, request: Request) -> Response:
-        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Process:
+        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
             millis = request.headers.get("connect-timeout-ms", "")
             deadline = int(millis) / 1000 if millis.isdigit() and int(millis) else None
-            return await box.processes.start(asked, user=user_of(request), deadline=deadline)
+            return _of_a_program(await box.processes.start(asked, user=user_of(request), deadline=deadline))
 
         return await self._stream(request, begin)
 
     async def rejoin(self, request: Request) -> Response:
-        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Process:
-            return box.processes.select(asked)
+        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
+            return _of_a_program(box.processes.select(asked))
 
         return await self._stream(request, begin)
 
+    async def watch(self, request: Request) -> Response:
+        """The events themselves are the messages, where a program's are in a field."""
+
+        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
+            watcher = DirectoryWatcher(box, asked, user_of(request))
+            await watcher.begin()
+            return watcher.stream
+
+        return await self._stream(request, begin)
+
+    async def _filesystem(self, request: Request, box: E2bSandbox, asked: dict[str, Any]) -> dict[str, Any]:
+        method, user = request.path_params["method"], user_of(request)
+        if method in METHODS:
+            return await METHODS[method](box, asked, user)
+        watchers = self._watchers.setdefault(box, Watchers())
+        if method == "CreateWatcher":
+            return await watchers.create(box, asked, user)
+        if method == "GetWatcherEvents":
+            return await watchers.events(asked)
+        if method == "RemoveWatcher":
+            return watchers.remove(asked)
+        raise E2bRefusal("unimplemented", f"filesystem.Filesystem/{method} is not served here")
+
     async def _stream(
-        self, request: Request, begin: Callable[[E2bSandbox, dict[str, Any]], Awaitable[Process]]
+        self, request: Request, begin: Callable[[E2bSandbox, dict[str, Any]], Awaitable[Events]]
     ) -> Response:
-        """Events of one program. The client may hang up: the program goes on."""
+        """Events, until there are no more. The client may hang up: what they are about goes on."""
         every = request.headers.get("keepalive-ping-interval", "")
         try:
             box = await self._box(request)
-            process = await begin(box, connect_frames.only_message(await _whole(request)))
+            events = await begin(box, connect_frames.only_message(await _whole(request)))
         except SandboxGone as gone:
             return connect(gone)
         except (Error, E2bRefusal) as error:
@@ -127,8 +155,8 @@ class Envd:
 
         async def body() -> AsyncIterator[bytes]:
             try:
-                async for event in process.events(float(every) if every.isdigit() and int(every) else KEEPALIVE_S):
-                    yield connect_frames.message({"event": event})
+                async for event in events(float(every) if every.isdigit() and int(every) else KEEPALIVE_S):
+                    yield connect_frames.message(event)
                 yield connect_frames.end()
             except (Error, E2bRefusal) as error:
                 yield _failed(error)
@@ -151,6 +179,14 @@ class Envd:
         return answer
 
 
+def _of_a_program(process: Process) -> Events:
+    async def events(keepalive_s: float) -> AsyncIterator[dict[str, Any]]:
+        async for event in process.events(keepalive_s):
+            yield {"event": event}
+
+    return events
+
+
 def _sandbox_id(request: Request, tokens: SandboxTokens) -> str:
     said = request.headers.get("e2b-sandbox-id")
     return said or tokens.id_in(request.headers.get("x-access-token", ""))
@@ -169,13 +205,6 @@ async def _process(request: Request, box: E2bSandbox, asked: dict[str, Any]) -> 
     else:
         raise E2bRefusal("unimplemented", f"process.Process/{method} is not served here")
     return {}
-
-
-async def _filesystem(request: Request, box: E2bSandbox, asked: dict[str, Any]) -> dict[str, Any]:
-    method = request.path_params["method"]
-    if method not in METHODS:
-        raise E2bRefusal("unimplemented", f"filesystem.Filesystem/{method} is not served here")
-    return await METHODS[method](box, asked, user_of(request))
 
 
 async def _multipart(request: Request, box: E2bSandbox, user: str | None) -> list[str]:
