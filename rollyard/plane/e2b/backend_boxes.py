@@ -158,10 +158,14 @@ class BackendBoxes:
                 expires_at=info.expires_at,
                 metadata={name: value for name, value in info.labels.items() if name not in (MARK, _IMAGE)},
                 state="paused" if info.state == "paused" or info.id in self._paused else "running",
-                resources=self._spec.resources,
+                resources=self._limits_of(info.labels.get(_IMAGE, "")),
             )
             for info in found
         ]
+
+    def _limits_of(self, image: str) -> Resources:
+        built = self.templates.of_image(image)
+        return built[1].resources if built is not None and built[1].resources != Resources() else self._spec.resources
 
     async def kill(self, caller: ApiKey | None, sandbox_id: str) -> None:
         box = await self.find(sandbox_id)
