@@ -21,13 +21,19 @@ def clean(
         float | None, typer.Option("--older-than", help="also end live sandboxes older than SECONDS")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="end all live sandboxes of this user")] = False,
+    baked: Annotated[
+        bool, typer.Option("--baked", help="delete the images that were built and baked at the backend's provider")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="print the removed ids as JSON")] = False,
 ) -> None:
     """Remove what dead sandboxes left: processes, cgroups, directories. Live sandboxes are ended only if an option names them."""
     from rollyard.cli.printing import print_json
     from rollyard.core.errors import ConfigError
+    from rollyard.core.protocols import BakesLayers
     from rollyard.sandbox import backend as make
 
+    if baked and (label or run or older_than is not None or every):
+        raise ConfigError("--baked is about images, and the other options are about sandboxes", hint="give one of them")
     pairs = [part.partition("=") for part in label or []]
     if any(not sign for _, sign, _ in pairs):
         raise ConfigError("a label is NAME=VALUE", hint="for example --label run=run_01k9")
@@ -37,7 +43,11 @@ def clean(
 
     async def reap() -> list[str]:
         async with make(backend) as opened:
-            return await opened.reap(labels, older_than)
+            if not baked:
+                return await opened.reap(labels, older_than)
+            if not isinstance(opened, BakesLayers):
+                raise ConfigError(f"the {backend} backend bakes no images", hint="its images are those of its engine")
+            return await opened.remove_baked()
 
     gone = anyio.run(reap)
     if json:

@@ -133,6 +133,22 @@ class OwnImages(Protocol):
     async def remove_image(self, image: str) -> None: ...
 
 
+@runtime_checkable
+class BakesLayers(Protocol):
+    """A backend that mounts no layers and keeps an image with one in it instead, made once for all rollouts."""
+
+    async def bake_layer(
+        self, image: str, layer: str, *, title: str, source: str, prefix: str, resources: Resources
+    ) -> str | None:
+        """What to open in place of `image`: it has the folder `source` of this machine at `prefix`. None: it has to be uploaded
+        into each sandbox. `layer` is the id that the layer's contents give, `title` what people call it."""
+        ...
+
+    async def remove_baked(self) -> list[str]:
+        """Delete every image that was built or baked, whoever did it; their names."""
+        ...
+
+
 class Policy(Protocol):
     """Who answers a call. `closed` tells it that a rollout is over; `aclose` that everything is."""
 

@@ -96,6 +96,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     isolation: Isolation
     images: bool = False
+    builds: bool = False  # Dockerfiles, by means of its own
     layers: bool = False
     mounts: bool = False
     snapshot: bool = False

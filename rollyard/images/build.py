@@ -9,8 +9,8 @@ other, and its failure is shown.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -25,7 +25,7 @@ from rollyard.core.scratch import scratch
 from rollyard.images import dockerfile, dockerfile_words
 from rollyard.images.build_context import Context
 from rollyard.images.build_copy import CopyInstruction, assemble, fetch, put
-from rollyard.images.build_types import BuildCache, BuildOptions, Built, Images
+from rollyard.images.build_types import BuildCache, BuildOptions, Built, Images, NoCache
 from rollyard.images.dockerfile import BuildPlan, Instruction
 
 _TAIL = 2000
@@ -62,6 +62,28 @@ async def build(
         ) from None
 
 
+async def carry_out(
+    folder: str | Path, backend: Backend, sandbox: Sandbox | None, options: BuildOptions | None = None
+) -> Built:
+    """Carry the Dockerfile in `folder` out in a sandbox that was opened from its base, and keep no state. Without a sandbox
+    nothing is done, and what comes back says what its programs are started with; `image` is the base."""
+    options = options or BuildOptions()
+    root = Path(folder)
+    plan = await anyio.to_thread.run_sync(lambda: dockerfile.read(root / options.dockerfile, args=options.args))
+    deadline = Deadline.after(options.timeout_s, "environment.build_timeout_sec")
+    context = Context(root, options.dockerfile)
+    async with AsyncExitStack() as stack:
+        place = InPlace(sandbox, stack)
+        builder = _Builder(plan, context, backend, place, NoCache(), options, deadline, place)
+        try:
+            with anyio.fail_after(options.timeout_s):
+                return await builder.stage(len(plan.stages) - 1)
+        except TimeoutError:
+            raise SandboxError(
+                f"{plan.file}: not built within {options.timeout_s:g} s (environment.build_timeout_sec)"
+            ) from None
+
+
 class _Builder:
     def __init__(
         self,
@@ -72,7 +94,9 @@ class _Builder:
         cache: BuildCache,
         options: BuildOptions,
         deadline: Deadline,
+        place: InPlace | None = None,
     ) -> None:
+        self.place = place
         self.plan, self.context, self.backend, self.images = plan, context, backend, images
         self.cache, self.options, self.deadline = cache, options, deadline
         self.done: dict[int, Built] = {}
@@ -91,6 +115,10 @@ class _Builder:
         stage = self.plan.stages[number]
         earlier = self.plan.index(stage.base)
         if earlier is not None and earlier < number:
+            if self.place is not None:
+                raise Unsupported(
+                    f"{self.plan.file}:{stage.line}: FROM {stage.base}: a stage on another is not built here"
+                )
             return await self.stage(earlier)
         if stage.base == "scratch":
             raise self.plan.fail(stage.line, "FROM scratch: an image without a shell has nothing to run an agent in")
@@ -101,7 +129,7 @@ class _Builder:
             found = await self.images.resolve(name)
         except UnknownName as error:
             raise self.plan.fail(line, f"FROM {name}: {error.message}", error.hint) from error
-        env = {"PATH": DEFAULT_PATH, **found.env}
+        env = dict(found.env) if self.place is not None else {"PATH": DEFAULT_PATH, **found.env}
         return Built(image=name, env=env, workdir=found.workdir or "/", user=found.user)
 
     def spec(self, image: str) -> SandboxSpec:
@@ -116,6 +144,25 @@ class _Builder:
             min_isolation=options.min_isolation,
             allow_unsafe=options.allow_unsafe,
         )
+
+
+class InPlace:
+    """The one sandbox of a build that keeps no state, or None; other stages have sandboxes of their own until it is over."""
+
+    def __init__(self, sandbox: Sandbox | None, stack: AsyncExitStack) -> None:
+        self.sandbox, self._stack = sandbox, stack
+        self._stages: dict[int, Sandbox] = {}
+
+    async def resolve(self, image: str) -> Built:
+        """Nothing is known of an image that a provider keeps: programs get what it says by itself."""
+        return Built(image=image)
+
+    async def stage_sandbox(self, builder: _Builder, number: int) -> Sandbox:
+        if number not in self._stages:
+            base = await builder.base(number)
+            opening = builder.backend.open(builder.spec(base.image))
+            self._stages[number] = await self._stack.enter_async_context(opening)
+        return self._stages[number]
 
 
 class _StageRun:
@@ -269,7 +316,9 @@ class _StageRun:
             if origin is None:
                 tree = await anyio.to_thread.run_sync(assemble, request, self.builder.context, folder)
             else:
-                async with self.builder.backend.open(await self._other(self._expand(origin), item.line)) as other:
+                if self.builder.place is not None and self.builder.place.sandbox is None:
+                    return
+                async with self._origin(self._expand(origin), item.line) as other:
                     tree = await fetch(request, other, folder)
             identity = ("copy", tree.digest, tree.target, str(tree.into), request.chown or "", request.chmod or "")
 
@@ -277,6 +326,17 @@ class _StageRun:
                 await put(sandbox, tree, request, max(1.0, self.builder.deadline.left))
 
             await self._state(item, identity, copy)
+
+    @asynccontextmanager
+    async def _origin(self, name: str, line: int) -> AsyncGenerator[Sandbox]:
+        """Another stage or image, to copy from."""
+        number, place = self.plan.index(name), self.builder.place
+        if place is not None and number is not None and number < self.number:
+            await self.builder.stage(number)
+            yield await place.stage_sandbox(self.builder, number)
+            return
+        async with self.builder.backend.open(await self._other(name, line)) as other:
+            yield other
 
     async def _other(self, name: str, line: int) -> SandboxSpec:
         number = self.plan.index(name)
@@ -288,6 +348,13 @@ class _StageRun:
 
     async def _state(self, item: Instruction, identity: tuple[str, ...], act: _Act) -> None:
         """Move on to the state after `item`: from the cache, or by acting on it and keeping what came out."""
+        if self.builder.place is not None:
+            last = self.number == len(self.plan.stages) - 1
+            sandbox = self.builder.place.sandbox
+            if sandbox is not None:
+                await act(sandbox if last else await self.builder.place.stage_sandbox(self.builder, self.number))
+                self.set(ran=self.built.ran + 1)
+            return
         text = "\0".join((self.key, *identity))
         self.key = hashlib.sha256(text.encode()).hexdigest()
         name = f"{self.builder.backend.name}-{self.key}"

@@ -57,6 +57,19 @@ class FileCache:
         (self.root / key).unlink(missing_ok=True)
 
 
+class NoCache:
+    """Knows nothing and keeps nothing."""
+
+    def get(self, key: str) -> bytes | None:
+        return None
+
+    def put(self, key: str, value: bytes) -> None:
+        return None
+
+    def drop(self, key: str) -> None:
+        return None
+
+
 class Built(msgspec.Struct, frozen=True, kw_only=True):
     """An image and what its Dockerfile says about running it. `entrypoint` and `cmd` are recorded; a sandbox does not run
     them by itself."""

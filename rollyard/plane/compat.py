@@ -18,6 +18,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rollyard.core.home import data_home
 from rollyard.plane.aenv.app import aenv_apps, aenv_sockets
 from rollyard.plane.aenv.callers import AenvCallers
 from rollyard.plane.compat_fleet import FleetOptions, FleetParts, fleet_face, open_fleet
@@ -32,8 +33,11 @@ _E2B = (
     "/v2/sandboxes",
     "/files",
     "/templates",
+    "/v2/templates",
+    "/v3/templates",
     "/volumes",
     "/snapshots",
+    "/secrets",
     "/process.Process",
     "/filesystem.Filesystem",
 )
@@ -122,7 +126,7 @@ class Faces:
 @asynccontextmanager
 async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncGenerator[Faces]:
     parts, url = footing.parts, footing.url
-    boxes = InstanceBoxes(parts.instances, parts.access, secret=footing.secret.encode())
+    boxes = InstanceBoxes(parts.instances, parts.access, secret=footing.secret.encode(), folder=data_home() / "e2b")
     named = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": footing.sdk_key}
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(

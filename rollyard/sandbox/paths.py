@@ -6,12 +6,13 @@ For backends that can run a short command and put a file; contents are theirs to
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import posixpath
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import IO, Any, BinaryIO, Literal, cast
 
 from rollyard.core.errors import ConfigError, PathError
 from rollyard.core.ids import new_id
@@ -32,7 +33,8 @@ _LIST = (
 _MKDIR = '[ -d "$1" ] && exit 0; [ -e "$1" ] && exit 17; mkdir -p -- "$1" && chmod "$2" "$1"'
 _REMOVE = '[ -e "$1" ] || [ -L "$1" ] || exit 2; rm -rf -- "$1"'
 _UNPACK = (
-    'mkdir -p -- "$1" && cat "$2".* | tar -xpf - -C "$1" --no-same-owner; c=$?; rm -f "$2".*; [ $c = 0 ] || exit 100'
+    'mkdir -p -- "$1" && cat "$2".* | gzip -dc | tar -xpf - -C "$1" --no-same-owner; c=$?; rm -f "$2".*; '
+    "[ $c = 0 ] || exit 100"
 )
 _PACK = '[ -e "$1" ] || exit 2; cd -P -- "$1" || exit 20; tar -cf "$2" -C .. "$(basename "$PWD")" || exit 100'
 _KINDS = {"f": "file", "d": "dir", "l": "symlink"}
@@ -43,6 +45,7 @@ _SIGNS = {
     "Not a directory": "ENOTDIR",
     "File name too long": "ENAMETOOLONG",
 }
+_LEVEL = 1
 _PART = 32 * 2**20  # servers bound the size of one file
 
 
@@ -110,7 +113,7 @@ class PathSteps(ABC):
             raise ConfigError(f"{source} is not a directory of this machine")
         carried = f"{ROOT}/x/{new_id('tar')}"
         with tempfile.TemporaryFile() as archive:
-            await asyncio.to_thread(tars.pack, source, ".", (0, 0), archive)
+            await asyncio.to_thread(_pack, source, archive)
             archive.seek(0)
             number = 0
             while part := archive.read(_PART):
@@ -128,6 +131,12 @@ class PathSteps(ABC):
             await self.remove(carried)
             archive.seek(0)
             await asyncio.to_thread(tars.unpack, os.dup(archive.fileno()), target, max_bytes)
+
+
+def _pack(source: str, archive: IO[bytes]) -> None:
+    """Compressed: what goes to a provider goes over a network."""
+    with gzip.GzipFile(fileobj=archive, mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
+        tars.pack(source, ".", (0, 0), cast(BinaryIO, packed))
 
 
 def _stats(raw: bytes) -> list[tuple[str, dict[str, Any]]]:

@@ -50,7 +50,7 @@ def _site(site: Site, can: Capabilities) -> Iterator[str]:
         yield "asks for accelerators"
     if (site.build is not None or site.image != "host") and not can.images:
         yield f"needs the image {site.image if site.build is None else site.build!r}"
-    if site.build is not None and site.image == "host" and not can.snapshot:
+    if site.build is not None and site.image == "host" and not (can.snapshot or can.builds):
         yield f"needs {site.build}/Dockerfile to be built"
     if site.layers and not can.layers:
         yield "names layers"

@@ -1,4 +1,9 @@
-"""Daytona's API and the toolbox in a sandbox, as far as the SDK uses them, over any backend. Written from the SDK's models."""
+"""Daytona's API and the toolbox in a sandbox, as far as the SDK uses them, over any backend.
+
+Paths, methods and bodies are those of the SDK's generated clients, 0.226.1: `/sandbox...` of `api/sandbox_api.py`, with `models/sandbox.py`
+and `models/create_sandbox.py`; `/snapshots...` of `api/snapshots_api.py`, with `models/snapshot_dto.py` and
+`models/paginated_snapshots.py`; `/toolbox...` of `daytona_toolbox_api_client` (`process_api.py`, `file_system_api.py`).
+"""
 
 import asyncio
 import contextlib
@@ -43,7 +48,7 @@ class Server:
     def __init__(self, backend, *, key=KEY, spec=None):
         self.backend, self.key, self.spec = backend, key, spec or SandboxSpec(ttl_s=7200, lifetime="ttl")
         self.url = ""
-        self.made = {}
+        self.made, self.snapshots, self.uploaded = {}, {}, 0
         box, tool = "/api/sandbox/{id}", "/toolbox/{id}"
         self.app = Starlette(
             routes=[
@@ -54,6 +59,10 @@ class Server:
                 Route(f"{box}/labels", self._guarded(self.set_labels), methods=["PUT"]),
                 Route(f"{box}/ttl/{{minutes}}", self._guarded(self.set_ttl), methods=["POST"]),
                 Route(f"{box}/last-activity", self._guarded(self.activity), methods=["POST"]),
+                Route(f"{box}/snapshot", self._guarded(self.snapshot), methods=["POST"]),
+                Route("/api/snapshots", self._guarded(self.snapshots_page)),
+                Route("/api/snapshots/{name}", self._guarded(self.get_snapshot)),
+                Route("/api/snapshots/{name}", self._guarded(self.remove_snapshot), methods=["DELETE"]),
                 Route(f"{tool}/process/execute", self._guarded(self.execute), methods=["POST"]),
                 Route(f"{tool}/files/bulk-upload", self._guarded(self.upload), methods=["POST"]),
                 Route(f"{tool}/files/bulk-download", self._guarded(self.download), methods=["POST"]),
@@ -119,7 +128,12 @@ class Server:
         image = dockerfile.split("\n")[0].removeprefix("FROM ").strip()
         if image and image not in KNOWN_IMAGES:
             return refused(400, f"image {image} could not be pulled", "BAD_REQUEST")
-        sandbox = await self.backend.open(msgspec.structs.replace(self.spec, env=asked.get("env") or {}))
+        spec = msgspec.structs.replace(self.spec, env=asked.get("env") or {})
+        if asked.get("snapshot"):
+            if asked["snapshot"] not in self.snapshots:
+                return refused(404, f"Snapshot {asked['snapshot']} not found", "NOT_FOUND")
+            spec = msgspec.structs.replace(spec, image=self.snapshots[asked["snapshot"]])
+        sandbox = await self.backend.open(spec)
         made = Made(sandbox, asked)
         self.made[made.id] = made
         made.watch = asyncio.create_task(self._timers(made))
@@ -135,6 +149,31 @@ class Server:
         if made.state == "started":
             made.state = "destroyed"
             await made.sandbox.kill()
+
+    async def snapshot(self, request, made):
+        self.snapshots[json.loads(await request.body())["name"]] = await made.sandbox.snapshot()
+        return JSONResponse(self.told(made))
+
+    def told_snapshot(self, name):
+        moment = datetime.now(UTC).isoformat()
+        size = {"size": 1, "cpu": 1, "gpu": 0, "mem": 1, "disk": 3}
+        when = {"createdAt": moment, "updatedAt": moment, "lastUsedAt": None}
+        unknown = {"entrypoint": None, "errorReason": None, "sourceSandboxId": None}
+        return {"id": name, "general": False, "name": name, "state": "active", **size, **when, **unknown}
+
+    async def snapshots_page(self, request):
+        found = [self.told_snapshot(name) for name in self.snapshots]
+        return JSONResponse({"items": found, "total": len(found), "page": 1, "totalPages": 1})
+
+    async def get_snapshot(self, request):
+        name = request.path_params["name"]
+        if name not in self.snapshots:
+            return refused(404, f"Snapshot {name} not found", "NOT_FOUND")
+        return JSONResponse(self.told_snapshot(name))
+
+    async def remove_snapshot(self, request):
+        await self.backend.images.remove(self.snapshots.pop(request.path_params["name"]))
+        return Response(status_code=200)
 
     async def get(self, request, made):
         return JSONResponse(self.told(made))
@@ -186,7 +225,9 @@ class Server:
             try:
                 for field, value in form.items():
                     if field.endswith(".file"):
-                        await made.sandbox.write(form[field.removesuffix(".file") + ".path"], await value.read())
+                        data = await value.read()
+                        self.uploaded += len(data)
+                        await made.sandbox.write(form[field.removesuffix(".file") + ".path"], data)
             except PathError as error:
                 return JSONResponse({"errors": [str(error)]}, 400)
         return JSONResponse({})

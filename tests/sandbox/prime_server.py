@@ -1,4 +1,7 @@
-"""Prime's API and its gateway, as far as the SDK uses them, over any backend. Written from the SDK's own models and messages.
+"""Prime's API and its gateway, as far as the SDK uses them, over any backend.
+
+Paths and bodies of `/sandbox...`, its checkpoints among them, are those that `prime_sandboxes/sandbox.py` (0.5.1) asks for, with
+`models.py`; the gateway's commands are the messages in `_proto`, its files those of `upload_bytes` and `download_file` there.
 
 Commands come as Connect streams of binary messages; the messages are the SDK's. `HOME` is elsewhere meanwhile: the SDK keeps
 sandboxes' tokens there.
@@ -49,7 +52,7 @@ class Server:
     def __init__(self, backend, *, key=KEY, spec=None):
         self.backend, self.key, self.spec = backend, key, spec or SandboxSpec(ttl_s=7200, lifetime="ttl")
         self.url = ""
-        self.made, self.by_key = {}, {}
+        self.made, self.by_key, self.checkpoints, self.uploaded = {}, {}, {}, 0
         api, gate = "/api/v1/sandbox", "/gateway/ns/{id}"
         self.app = Starlette(
             routes=[
@@ -57,6 +60,10 @@ class Server:
                 Route(api, self._guarded(self.list)),
                 Route(api, self._guarded(self.bulk_delete), methods=["DELETE"]),
                 Route(f"{api}/status:batchGet", self._guarded(self.statuses), methods=["POST"]),
+                Route(f"{api}/checkpoints:batchGet", self._guarded(self.get_checkpoints), methods=["POST"]),
+                Route(f"{api}/checkpoints/{{checkpoint}}", self._guarded(self.get_checkpoint)),
+                Route(f"{api}/checkpoints/{{checkpoint}}", self._guarded(self.delete_checkpoint), methods=["DELETE"]),
+                Route(f"{api}/{{id}}/checkpoints", self._guarded(self.checkpoint), methods=["POST"]),
                 Route(f"{api}/{{id}}", self._guarded(self.get)),
                 Route(f"{api}/{{id}}", self._guarded(self.delete), methods=["DELETE"]),
                 Route(f"{api}/{{id}}/auth", self._guarded(self.auth), methods=["POST"]),
@@ -93,10 +100,10 @@ class Server:
         return {
             "id": made.id,
             "name": asked["name"],
-            "dockerImage": asked["docker_image"],
+            "dockerImage": asked.get("docker_image") or "python:3.12",
             "cpuCores": asked["cpu_cores"],
             "memoryGB": asked["memory_gb"],
-            "diskSizeGB": asked["disk_size_gb"],
+            "diskSizeGB": asked.get("disk_size_gb") or 5,
             "diskMountPath": "/",
             "gpuCount": 0,
             "vm": True,
@@ -116,11 +123,16 @@ class Server:
 
     async def create(self, request):
         asked = json.loads(await request.body())
-        if asked["docker_image"] not in KNOWN_IMAGES:
+        kept = self.checkpoints.get(asked.get("checkpoint_id"))
+        if asked.get("checkpoint_id") and kept is None:
+            return JSONResponse({"detail": "Checkpoint not found"}, 404)
+        if kept is None and asked["docker_image"] not in KNOWN_IMAGES:
             return JSONResponse({"detail": f"image {asked['docker_image']} cannot be pulled"}, 422)
         made = self.by_key.get(asked["idempotency_key"])
         if made is None:
             spec = msgspec.structs.replace(self.spec, env=asked.get("environment_vars") or {})
+            if kept is not None:
+                spec = msgspec.structs.replace(spec, image=kept)
             made = self.by_key[asked["idempotency_key"]] = Made(await self.backend.open(spec), asked)
             self.made[made.id] = made
             made.watch = asyncio.create_task(self._timers(made))
@@ -178,6 +190,33 @@ class Server:
 
     async def context(self, request, made):
         return JSONResponse({"status": made.status})
+
+    async def checkpoint(self, request, made):
+        name = uuid.uuid4().hex
+        self.checkpoints[name] = await made.sandbox.snapshot()
+        return JSONResponse(self.told_checkpoint(name))
+
+    def told_checkpoint(self, name):
+        moment = datetime.now(UTC).isoformat()
+        where = {"id": name, "sandbox_id": "any", "docker_image": "python:3.12", "depth": 0, "state": "DURABLE"}
+        return {**where, "created_at": moment, "updated_at": moment}
+
+    async def get_checkpoint(self, request):
+        name = request.path_params["checkpoint"]
+        if name not in self.checkpoints:
+            return JSONResponse({"detail": "Checkpoint not found"}, 404)
+        return JSONResponse(self.told_checkpoint(name))
+
+    async def get_checkpoints(self, request):
+        asked = json.loads(await request.body())["checkpoint_ids"]
+        found = [self.told_checkpoint(name) for name in asked if name in self.checkpoints]
+        lost = [name for name in asked if name not in self.checkpoints]
+        errors = [{"checkpoint_id": name, "code": "NOT_FOUND", "message": "not found"} for name in lost]
+        return JSONResponse({"checkpoints": found, "errors": errors})
+
+    async def delete_checkpoint(self, request):
+        await self.backend.images.remove(self.checkpoints.pop(request.path_params["checkpoint"]))
+        return JSONResponse({})
 
     # the gateway
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -13,6 +14,7 @@ from rollyard.plane.e2b.backend_boxes import BackendBoxes
 from rollyard.plane.e2b.boxes import Boxes
 from rollyard.plane.e2b.control import E2bControl
 from rollyard.plane.e2b.envd import Envd
+from rollyard.plane.e2b.template_api import TemplateApi
 
 
 def e2b_app(
@@ -21,12 +23,15 @@ def e2b_app(
     key: str | None = None,
     spec: SandboxSpec | None = None,
     templates: Mapping[str, SandboxSpec] | None = None,
+    folder: Path | None = None,
 ) -> Starlette:
     """The app over an entered backend. `spec` is what the template `base` opens, and what others change the image of;
-    `templates` names further ones. Without a `key` every client is let in: serve that on loopback only."""
-    boxes = BackendBoxes(backend, key=key, spec=spec or SandboxSpec(), templates=templates or {})
+    `templates` names further ones, and those that clients build are kept in `folder`, or as
+    long as the app is. Without a `key` every client is let in: serve that on loopback only."""
+    boxes = BackendBoxes(backend, key=key, spec=spec or SandboxSpec(), templates=templates or {}, folder=folder)
     return Starlette(routes=e2b_routes(boxes))
 
 
 def e2b_routes(boxes: Boxes) -> list[Route]:
-    return [*E2bControl(boxes).routes(), *Envd(boxes).routes()]
+    control = E2bControl(boxes)
+    return [*control.routes(), *TemplateApi(boxes).routes(), *Envd(boxes).routes(), *control.refusals()]

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,12 +19,13 @@ import msgspec
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.plane import ApiKey
 from rollyard.core.protocols import Backend, Sandbox
-from rollyard.core.sandbox import SandboxSpec
-from rollyard.plane.e2b.boxes import E2bCreate, E2bSandbox, SandboxTokens, SandboxView, read_create
+from rollyard.core.sandbox import Resources, SandboxSpec
+from rollyard.plane.e2b.boxes import E2bCreate, E2bSandbox, SandboxTokens, SandboxView, make_box, read_create
 from rollyard.plane.e2b.errors import E2bRefusal
-from rollyard.plane.e2b.processes import Processes
+from rollyard.plane.e2b.template_builds import remove_image, start_or_kill
+from rollyard.plane.e2b.templates import BASE, Templates
 
-MARK = "rollyard.e2b"
+MARK, _IMAGE = "rollyard.e2b", "rollyard.e2b.image"
 _KEPT_S = 600.0  # how long a create is remembered by its Idempotency-Key
 
 
@@ -31,10 +34,18 @@ class BackendBoxes:
     lets everybody in."""
 
     def __init__(
-        self, backend: Backend, *, key: str | None, spec: SandboxSpec, templates: Mapping[str, SandboxSpec]
+        self,
+        backend: Backend,
+        *,
+        key: str | None,
+        spec: SandboxSpec,
+        templates: Mapping[str, SandboxSpec],
+        folder: Path | None = None,
     ) -> None:
         self._backend, self._key = backend, key
-        self._spec, self._templates = spec, templates
+        self._spec, self._named = spec, templates
+        self._scratch = tempfile.TemporaryDirectory(prefix="rollyard-e2b-") if folder is None else None
+        self.templates = Templates(folder or Path(self._scratch.name if self._scratch else ""))
         self.tokens = SandboxTokens((key or secrets.token_hex(32)).encode())
         self._boxes: dict[str, E2bSandbox] = {}
         self._creates: dict[str, tuple[float, asyncio.Task[E2bSandbox]]] = {}
@@ -45,8 +56,21 @@ class BackendBoxes:
             raise E2bRefusal("unauthenticated", "the API key is not known here")
         return None
 
-    async def create(self, caller: ApiKey | None, asked: Mapping[str, Any], idempotency_key: str | None) -> E2bSandbox:
-        spec = self._wanted(read_create(asked))
+    def known(self) -> list[str]:
+        return list(self._boxes)
+
+    async def forget_image(self, image: str) -> None:
+        await remove_image(self._backend, image)
+
+    async def create(
+        self,
+        caller: ApiKey | None,
+        asked: Mapping[str, Any],
+        idempotency_key: str | None,
+        *,
+        resources: Resources | None = None,
+    ) -> E2bSandbox:
+        spec = self._wanted(read_create(asked), resources)
         if idempotency_key is None:
             return await self._open(spec)
         now = time.monotonic()
@@ -62,20 +86,36 @@ class BackendBoxes:
             raise
 
     async def _open(self, spec: SandboxSpec) -> E2bSandbox:
-        return self._kept(await self._backend.open(spec))
-
-    def _kept(self, sandbox: Sandbox) -> E2bSandbox:
-        template = sandbox.info.labels.get(MARK, "base")
-        box = self._boxes[sandbox.id] = E2bSandbox(sandbox.id, template, sandbox, Processes(sandbox))
+        box = await self._keep(await self._backend.open(spec))
+        if build := self.templates.of_image(spec.image):
+            await start_or_kill(box, build[1])
         return box
 
-    def _wanted(self, asked: E2bCreate) -> SandboxSpec:
-        base = self._templates.get(asked.template) or (
-            self._spec if asked.template == "base" else msgspec.structs.replace(self._spec, image=asked.template)
+    async def _keep(self, sandbox: Sandbox) -> E2bSandbox:
+        template, image = sandbox.info.labels.get(MARK, BASE), sandbox.info.labels.get(_IMAGE, "")
+        box = make_box(sandbox.id, template, image, sandbox, self.templates)
+        box = self._boxes.setdefault(sandbox.id, box)
+        await box.accounts.prepare()
+        return box
+
+    def _wanted(self, asked: E2bCreate, resources: Resources | None) -> SandboxSpec:
+        found = None if asked.template == BASE else self.templates.find("", asked.template)
+        built = self.templates.ready("", asked.template) if found is not None else None
+        base = self._named.get(asked.template) or (
+            self._spec
+            if asked.template == BASE
+            else msgspec.structs.replace(self._spec, image=built.image if built else asked.template)
         )
+        resources = resources or (built.resources if built else Resources())
         changes: dict[str, Any] = {
-            "labels": {**base.labels, **asked.metadata, MARK: asked.template},
-            "env": {**base.env, **asked.env},
+            "labels": {
+                **base.labels,
+                **asked.metadata,
+                MARK: found[0].id if found else asked.template,
+                _IMAGE: base.image,
+            },
+            "env": {**base.env, **(built.env if built else {}), **asked.env},
+            "resources": base.resources if resources == Resources() else resources,
             "ttl_s": asked.seconds,
             "lifetime": "ttl" if self._backend.capabilities.lifetime_ttl else base.lifetime,
         }
@@ -97,7 +137,7 @@ class BackendBoxes:
         if box is None and self._backend.capabilities.attach:
             sandbox = await self._backend.attach(sandbox_id)
             if MARK in sandbox.info.labels:
-                return self._kept(sandbox)
+                return await self._keep(sandbox)
         raise SandboxGone(f"sandbox {sandbox_id} is gone")
 
     async def seen(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView:
@@ -116,12 +156,16 @@ class BackendBoxes:
                 template=info.labels[MARK],
                 created_at=info.created_at,
                 expires_at=info.expires_at,
-                metadata={name: value for name, value in info.labels.items() if name != MARK},
+                metadata={name: value for name, value in info.labels.items() if name not in (MARK, _IMAGE)},
                 state="paused" if info.state == "paused" or info.id in self._paused else "running",
-                resources=self._spec.resources,
+                resources=self._limits_of(info.labels.get(_IMAGE, "")),
             )
             for info in found
         ]
+
+    def _limits_of(self, image: str) -> Resources:
+        built = self.templates.of_image(image)
+        return built[1].resources if built is not None and built[1].resources != Resources() else self._spec.resources
 
     async def kill(self, caller: ApiKey | None, sandbox_id: str) -> None:
         box = await self.find(sandbox_id)

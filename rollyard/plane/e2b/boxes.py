@@ -19,19 +19,34 @@ from rollyard.core.errors import Error
 from rollyard.core.plane import ApiKey
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Resources
+from rollyard.plane.e2b.accounts import Accounts
 from rollyard.plane.e2b.errors import E2bRefusal
 from rollyard.plane.e2b.processes import Processes
+from rollyard.plane.e2b.templates import Templates
 
 ENVD_VERSION = "0.6.7"
 MOST_FORKS = 20
-_REFUSED = ("volumeMounts", "mcp", "iam")
+_ALL = ("0.0.0.0/0", "::/0")
+_KNOWN = {"templateID", "timeout", "metadata", "envVars", "allow_internet_access", "network", "secure"}
+_NETWORK = {"allowOut", "denyOut"}
 
 
 class E2bSandbox:
-    """A sandbox and the programs clients have started in it. `id` is what clients call it."""
+    """A sandbox, the programs clients have started in it, and its users. `id` is the clients' name, `image` the engine's."""
 
-    def __init__(self, id: str, template: str, sandbox: Sandbox, processes: Processes) -> None:
-        self.id, self.template, self.sandbox, self.processes = id, template, sandbox, processes
+    def __init__(
+        self, id: str, template: str, image: str, sandbox: Sandbox, processes: Processes, accounts: Accounts
+    ) -> None:
+        self.id, self.template, self.image, self.sandbox = id, template, image, sandbox
+        self.processes, self.accounts = processes, accounts
+
+
+def make_box(id: str, template: str, image: str, sandbox: Sandbox, templates: Templates) -> E2bSandbox:
+    """A sandbox with what its template says about programs in it."""
+    origin = templates.of_image(image) if image else None
+    accounts = Accounts(sandbox, user=origin[1].user if origin else None, workdir=origin[1].workdir if origin else None)
+    env = origin[1].env if origin else {}
+    return E2bSandbox(id, template, image, sandbox, Processes(sandbox, accounts, env), accounts)
 
 
 class SandboxView(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +67,21 @@ class Boxes(Protocol):
     @property
     def tokens(self) -> SandboxTokens: ...
     async def admit(self, key: str) -> ApiKey | None: ...
+    @property
+    def templates(self) -> Templates: ...
     async def create(
-        self, caller: ApiKey | None, asked: Mapping[str, Any], idempotency_key: str | None
+        self,
+        caller: ApiKey | None,
+        asked: Mapping[str, Any],
+        idempotency_key: str | None,
+        *,
+        resources: Resources | None = None,
     ) -> E2bSandbox: ...
+    def known(self) -> list[str]:
+        """Ids of sandboxes that this server has met, for requests that name none."""
+        ...
+
+    async def forget_image(self, image: str) -> None: ...
     async def find(self, sandbox_id: str) -> E2bSandbox:
         """Whoever asks has shown its token. Raises `SandboxGone`."""
         ...
@@ -101,9 +128,17 @@ class E2bCreate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_create(body: Mapping[str, Any]) -> E2bCreate:
-    for name in _REFUSED:
-        if body.get(name):
-            raise E2bRefusal("unimplemented", f"{name} is not served here", 400)
+    """Whatever is asked for and is not done here is refused by its name."""
+    network: Mapping[str, Any] = body.get("network") or {}
+    refused = [name for name in body if name not in _KNOWN and _asks(name, body[name])]
+    refused += [f"network.{name}" for name in network if name not in _NETWORK and _asks(name, network[name])]
+    if body.get("secure") is False:
+        refused.append("secure=false (a sandbox's token is always needed)")
+    denied = network.get("denyOut") or []
+    if denied and not set(denied) & set(_ALL):
+        refused.append("network.denyOut of single addresses")
+    if refused:
+        raise E2bRefusal("unimplemented", f"{refused[0]} is not served here", 400)
     if not isinstance(body.get("templateID"), str) or not body["templateID"]:
         raise E2bRefusal("invalid_argument", "templateID is required")
     try:
@@ -113,8 +148,8 @@ def read_create(body: Mapping[str, Any]) -> E2bCreate:
                 "seconds": body.get("timeout") or 300,
                 "metadata": body.get("metadata") or {},
                 "env": body.get("envVars") or {},
-                "internet": body.get("allow_internet_access"),
-                "hosts": (body.get("network") or {}).get("allowOut") or (),
+                "internet": False if denied else body.get("allow_internet_access"),
+                "hosts": network.get("allowOut") or (),
             },
             E2bCreate,
         )
@@ -122,7 +157,21 @@ def read_create(body: Mapping[str, Any]) -> E2bCreate:
         raise E2bRefusal("invalid_argument", str(error)) from error
 
 
-def made(box: E2bSandbox, tokens: SandboxTokens) -> dict[str, Any]:
+def _asks(name: str, value: Any) -> bool:
+    """Whether a field asks for something: clients also send what is so by default."""
+    defaults: Mapping[str, Any] = {
+        "autoPauseMemory": True,
+        "allowPublicTraffic": True,
+        "autoResume": {"enabled": False},
+    }
+    return bool(value != defaults[name] if name in defaults else value)
+
+
+def owner_of(caller: ApiKey | None) -> str:
+    return caller.owner if caller is not None else ""
+
+
+def show_made(box: E2bSandbox, tokens: SandboxTokens) -> dict[str, Any]:
     """The body of a create or connect reply."""
     return {
         "templateID": box.template,
@@ -133,7 +182,7 @@ def made(box: E2bSandbox, tokens: SandboxTokens) -> dict[str, Any]:
     }
 
 
-def described(seen: SandboxView) -> dict[str, Any]:
+def describe(seen: SandboxView) -> dict[str, Any]:
     """Limits the operator did not set are shown as 0."""
     end = seen.expires_at if seen.expires_at is not None else seen.created_at + 30 * 86400
     return {
@@ -141,8 +190,8 @@ def described(seen: SandboxView) -> dict[str, Any]:
         "alias": seen.template,
         "sandboxID": seen.id,
         "clientID": "rollyard",
-        "startedAt": _moment(seen.created_at),
-        "endAt": _moment(end),
+        "startedAt": show_time(seen.created_at),
+        "endAt": show_time(end),
         "envdVersion": ENVD_VERSION,
         "cpuCount": max(1, round(seen.resources.cpus or 1)),
         "memoryMB": seen.resources.memory_mb or 0,
@@ -152,5 +201,5 @@ def described(seen: SandboxView) -> dict[str, Any]:
     }
 
 
-def _moment(at: float) -> str:
+def show_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Directories over Connect: look, list, make, move, remove."""
+"""Directories over Connect: look, list, make, move, remove. What is known of a file is asked of `find` inside, in one call."""
 
 from __future__ import annotations
 
@@ -9,92 +9,108 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rollyard.core.errors import PathError
-from rollyard.core.protocols import Sandbox
-from rollyard.core.sandbox import Stat
+from rollyard.plane.e2b.boxes import E2bSandbox
 from rollyard.plane.e2b.errors import E2bRefusal
 
-_TYPES = {"file": "FILE_TYPE_FILE", "dir": "FILE_TYPE_DIRECTORY"}
-_BITS = {"file": modes.S_IFREG, "dir": modes.S_IFDIR, "symlink": modes.S_IFLNK}
-_MOVE_S = 60.0
-Method = Callable[[Sandbox, Mapping[str, Any], str | None], Awaitable[dict[str, Any]]]
+_TYPES = {"f": "FILE_TYPE_FILE", "d": "FILE_TYPE_DIRECTORY", "l": "FILE_TYPE_SYMLINK"}
+_BITS = {"f": modes.S_IFREG, "d": modes.S_IFDIR, "l": modes.S_IFLNK}
+_FORMAT = r"%p\0%y\0%Y\0%s\0%m\0%T@\0%u\0%g\0%l\0"
+_STAT = f'[ -e "$1" ] || [ -L "$1" ] || exit 2; find "$1" -maxdepth 0 -printf \'{_FORMAT}\''
+_LIST = (
+    '[ -e "$1" ] || exit 2; [ -d "$1" ] || exit 20; [ -r "$1" ] || exit 13; '
+    f'find "$1/" -mindepth 1 -maxdepth "$2" -printf \'{_FORMAT}\''
+)
+_MOVE = '[ -e "$1" ] || [ -L "$1" ] || exit 2; mkdir -p -- "$(dirname "$2")" && mv -T -- "$1" "$2"'
+_CODES = {2: "ENOENT", 13: "EACCES", 20: "ENOTDIR"}
+_STEP_S = 60.0
+_MOST = 64 * 2**20
+_DEEPEST = 1000
+Method = Callable[[E2bSandbox, Mapping[str, Any], str | None], Awaitable[dict[str, Any]]]
 
 
-def _entry(found: Stat) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": posixpath.basename(found.path.rstrip("/")) or "/",
-        "type": _TYPES.get(found.kind, "FILE_TYPE_UNSPECIFIED"),
-        "path": found.path,
-        "size": str(found.size),
-        "mode": found.mode & 0o7777,
-        "permissions": modes.filemode(_BITS.get(found.kind, 0) | (found.mode & 0o7777)),
-        "owner": "",
-        "group": "",
-        "modifiedTime": datetime.fromtimestamp(found.mtime, UTC).isoformat().replace("+00:00", "Z"),
-    }
-    return {**entry, "symlinkTarget": found.target} if found.target is not None else entry
+async def stat(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
+    return {"entry": await look(box, await _path(box, asked, "path", user), user)}
 
 
-async def _resolved(sandbox: Sandbox, found: Stat) -> dict[str, Any]:
-    """A link is shown with the type of what it leads to."""
-    entry = _entry(found)
-    if found.kind == "symlink" and found.target is not None:
-        target = posixpath.join(posixpath.dirname(found.path), found.target)
-        try:
-            entry["type"] = _TYPES.get((await sandbox.stat(target)).kind, "FILE_TYPE_UNSPECIFIED")
-        except PathError:
-            return entry
+async def look(box: E2bSandbox, path: str, user: str | None) -> dict[str, Any]:
+    """One entry, as clients know it."""
+    (entry,) = _entries(await run_script(box, user, _STAT, path))
     return entry
 
 
-async def stat(sandbox: Sandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
-    return {"entry": await _resolved(sandbox, await sandbox.stat(_name(asked, "path")))}
+async def list_dir(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
+    depth = int(asked.get("depth") or 1)
+    if not 1 <= depth <= _DEEPEST:
+        raise E2bRefusal("invalid_argument", "depth should be at least one")
+    found = _entries(await run_script(box, user, _LIST, await _path(box, asked, "path", user), str(depth)))
+    return {"entries": sorted(found, key=lambda entry: entry["path"])}
 
 
-async def list_dir(sandbox: Sandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
-    entries: list[dict[str, Any]] = []
-    level = [_name(asked, "path")]
-    for _ in range(max(1, int(asked.get("depth") or 1))):
-        below: list[str] = []
-        for place in level:
-            for found in await sandbox.list_dir(place):
-                entries.append(await _resolved(sandbox, found))
-                if found.kind == "dir":
-                    below.append(found.path)
-        level = below
-    return {"entries": entries}
-
-
-async def make_dir(sandbox: Sandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
-    path = _name(asked, "path")
-    if await sandbox.exists(path):
+async def make_dir(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
+    path = await _path(box, asked, "path", user)
+    if await box.sandbox.exists(path):
         raise E2bRefusal("already_exists", f"{path} exists")
-    await sandbox.mkdir(path, user=user)
-    return {"entry": _entry(await sandbox.stat(path))}
+    await box.sandbox.mkdir(path, user=box.accounts.as_user(user))
+    return {"entry": await look(box, path, user)}
 
 
-async def move(sandbox: Sandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
-    source, target = _name(asked, "source"), _name(asked, "destination")
-    await sandbox.stat(source)
-    done = await sandbox.exec(["mv", "-T", "--", source, target], user=user, timeout=_MOVE_S)
-    if not done.ok:
-        raise E2bRefusal("invalid_argument", f"{source} could not be moved: {done.text[-200:].strip()}")
-    return {"entry": _entry(await sandbox.stat(target))}
+async def move(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
+    source, target = await _path(box, asked, "source", user), await _path(box, asked, "destination", user)
+    await run_script(box, user, _MOVE, source, target)
+    return {"entry": await look(box, target, user)}
 
 
-async def remove(sandbox: Sandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
+async def remove(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
     try:
-        await sandbox.remove(_name(asked, "path"))
+        await box.sandbox.remove(await _path(box, asked, "path", user))
     except PathError as error:
         if error.errno_name != "ENOENT":
             raise
     return {}
 
 
-def _name(asked: Mapping[str, Any], field: str) -> str:
+async def run_script(box: E2bSandbox, user: str | None, script: str, path: str, *args: str) -> bytes:
+    """What a script about `path` says, as this user."""
+    words = ["/bin/sh", "-c", script, "rollyard", path, *args]
+    done = await box.sandbox.exec(words, cwd="/", user=box.accounts.as_user(user), timeout=_STEP_S, max_output=_MOST)
+    if done.exit_code in _CODES:
+        raise PathError(path, _CODES[done.exit_code])
+    if not done.ok or done.truncated:
+        raise E2bRefusal("invalid_argument", f"{path}: {done.text[-200:].strip()}")
+    return done.stdout
+
+
+def _entries(raw: bytes) -> list[dict[str, Any]]:
+    words = [word.decode("utf-8", "surrogateescape") for word in raw.split(b"\0")[:-1]]
+    return [_entry(*words[at : at + 9]) for at in range(0, len(words), 9)]
+
+
+def _entry(
+    path: str, kind: str, leads_to: str, size: str, mode: str, when: str, owner: str, group: str, target: str
+) -> dict[str, Any]:
+    """A link has the type of what it leads to, and the place where that is."""
+    path = posixpath.normpath(path)
+    entry: dict[str, Any] = {
+        "name": posixpath.basename(path) or "/",
+        "type": _TYPES.get(leads_to if kind == "l" else kind, "FILE_TYPE_UNSPECIFIED"),
+        "path": path,
+        "size": size,
+        "mode": int(mode, 8),
+        "permissions": modes.filemode(_BITS.get(kind, 0) | int(mode, 8)),
+        "owner": owner,
+        "group": group,
+        "modifiedTime": datetime.fromtimestamp(float(when), UTC).isoformat().replace("+00:00", "Z"),
+    }
+    if kind == "l":
+        entry["symlinkTarget"] = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+    return entry
+
+
+async def _path(box: E2bSandbox, asked: Mapping[str, Any], field: str, user: str | None) -> str:
     value = asked.get(field)
     if not isinstance(value, str) or not value:
         raise E2bRefusal("invalid_argument", f"{field} is required")
-    return value
+    return await box.accounts.path(value, user)
 
 
 METHODS: Mapping[str, Method] = {

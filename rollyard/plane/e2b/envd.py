@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from starlette.datastructures import UploadFile
@@ -28,14 +29,16 @@ from rollyard.plane.e2b.boxes import Boxes, E2bSandbox, SandboxTokens
 from rollyard.plane.e2b.directories import METHODS
 from rollyard.plane.e2b.errors import E2bRefusal, connect, explain, rest
 from rollyard.plane.e2b.processes import KEEPALIVE_S, Process
+from rollyard.plane.e2b.watchers import DirectoryWatcher, Watchers
 
 MAX_FILE = 512 * 2**20
-_DEFAULT_USER = "user"  # what clients say when they mean no one in particular
+Events = Callable[[float], AsyncIterator[dict[str, Any]]]  # by how often to say that the stream still lives
 
 
 class Envd:
     def __init__(self, boxes: Boxes) -> None:
         self._boxes = boxes
+        self._watchers: WeakKeyDictionary[E2bSandbox, Watchers] = WeakKeyDictionary()
 
     def routes(self) -> list[Route]:
         return [
@@ -45,16 +48,28 @@ class Envd:
             Route("/process.Process/Start", self.start, methods=["POST"]),
             Route("/process.Process/Connect", self.rejoin, methods=["POST"]),
             Route("/process.Process/{method}", self._unary(_process), methods=["POST"]),
-            Route("/filesystem.Filesystem/{method}", self._unary(_filesystem), methods=["POST"]),
+            Route("/filesystem.Filesystem/WatchDir", self.watch, methods=["POST"]),
+            Route("/filesystem.Filesystem/{method}", self._unary(self._filesystem), methods=["POST"]),
         ]
 
     async def _box(self, request: Request, *, signed: bool = False) -> E2bSandbox:
         given = request.headers.get("x-access-token", "")
         sandbox_id = _sandbox_id(request, self._boxes.tokens)
-        token = self._boxes.tokens.of(sandbox_id)
-        if not hmac.compare_digest(given.encode(), token.encode()) and not (signed and _signed(request, token)):
+        if signed and not given and request.query_params.get("signature"):
+            return await self._boxes.find(self._signed_for(request, sandbox_id))
+        if not hmac.compare_digest(given.encode(), self._boxes.tokens.of(sandbox_id).encode()):
             raise E2bRefusal("unauthenticated", "the access token is not this sandbox's")
         return await self._boxes.find(sandbox_id)
+
+    def _signed_for(self, request: Request, sandbox_id: str) -> str:
+        """The sandbox whose token signed this URL. On one address for all, the URL itself does not say which it is."""
+        until = request.query_params.get("signature_expiration", "")
+        for name in [sandbox_id] if sandbox_id else self._boxes.known():
+            if _signed(request, self._boxes.tokens.of(name)):
+                if until and int(until) < time.time():
+                    raise E2bRefusal("unauthenticated", "signature is already expired")
+                return name
+        raise E2bRefusal("unauthenticated", "invalid signature")
 
     async def health(self, request: Request) -> Response:
         try:
@@ -66,7 +81,8 @@ class Envd:
     async def download(self, request: Request) -> Response:
         try:
             box = await self._box(request, signed=True)
-            data = await box.sandbox.read(_path(request), max_bytes=MAX_FILE)
+            path = await box.accounts.path(request.query_params.get("path", ""), user_of(request))
+            data = await box.sandbox.read(path, max_bytes=MAX_FILE)
         except (Error, E2bRefusal) as error:
             return rest(error)
         return Response(data, media_type="application/octet-stream")
@@ -78,8 +94,8 @@ class Envd:
             if request.headers.get("content-type", "").startswith("multipart/form-data"):
                 written = await _multipart(request, box, user)
             else:
-                path = _path(request)
-                await box.sandbox.write(path, await _whole(request), user=user)
+                path = await box.accounts.path(request.query_params.get("path", ""), user)
+                await box.sandbox.write(path, await _whole(request), user=box.accounts.as_user(user))
                 written = [path]
         except ClientDisconnect:
             return Response(status_code=400)
@@ -88,27 +104,50 @@ class Envd:
         return JSONResponse([{"name": path.rpartition("/")[2], "type": "file", "path": path} for path in written])
 
     async def start(self, request: Request) -> Response:
-        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Process:
+        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
             millis = request.headers.get("connect-timeout-ms", "")
             deadline = int(millis) / 1000 if millis.isdigit() and int(millis) else None
-            return await box.processes.start(asked, user=user_of(request), deadline=deadline)
+            return _of_a_program(await box.processes.start(asked, user=user_of(request), deadline=deadline))
 
         return await self._stream(request, begin)
 
     async def rejoin(self, request: Request) -> Response:
-        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Process:
-            return box.processes.select(asked)
+        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
+            return _of_a_program(box.processes.select(asked))
 
         return await self._stream(request, begin)
 
+    async def watch(self, request: Request) -> Response:
+        """The events themselves are the messages, where a program's are in a field."""
+
+        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
+            watcher = DirectoryWatcher(box, asked, user_of(request))
+            await watcher.begin()
+            return watcher.stream
+
+        return await self._stream(request, begin)
+
+    async def _filesystem(self, request: Request, box: E2bSandbox, asked: dict[str, Any]) -> dict[str, Any]:
+        method, user = request.path_params["method"], user_of(request)
+        if method in METHODS:
+            return await METHODS[method](box, asked, user)
+        watchers = self._watchers.setdefault(box, Watchers())
+        if method == "CreateWatcher":
+            return await watchers.create(box, asked, user)
+        if method == "GetWatcherEvents":
+            return await watchers.events(asked)
+        if method == "RemoveWatcher":
+            return watchers.remove(asked)
+        raise E2bRefusal("unimplemented", f"filesystem.Filesystem/{method} is not served here")
+
     async def _stream(
-        self, request: Request, begin: Callable[[E2bSandbox, dict[str, Any]], Awaitable[Process]]
+        self, request: Request, begin: Callable[[E2bSandbox, dict[str, Any]], Awaitable[Events]]
     ) -> Response:
-        """Events of one program. The client may hang up: the program goes on."""
+        """Events, until there are no more. The client may hang up: what they are about goes on."""
         every = request.headers.get("keepalive-ping-interval", "")
         try:
             box = await self._box(request)
-            process = await begin(box, connect_frames.only_message(await _whole(request)))
+            events = await begin(box, connect_frames.only_message(await _whole(request)))
         except SandboxGone as gone:
             return connect(gone)
         except (Error, E2bRefusal) as error:
@@ -116,8 +155,8 @@ class Envd:
 
         async def body() -> AsyncIterator[bytes]:
             try:
-                async for event in process.events(float(every) if every.isdigit() and int(every) else KEEPALIVE_S):
-                    yield connect_frames.message({"event": event})
+                async for event in events(float(every) if every.isdigit() and int(every) else KEEPALIVE_S):
+                    yield connect_frames.message(event)
                 yield connect_frames.end()
             except (Error, E2bRefusal) as error:
                 yield _failed(error)
@@ -140,6 +179,14 @@ class Envd:
         return answer
 
 
+def _of_a_program(process: Process) -> Events:
+    async def events(keepalive_s: float) -> AsyncIterator[dict[str, Any]]:
+        async for event in process.events(keepalive_s):
+            yield {"event": event}
+
+    return events
+
+
 def _sandbox_id(request: Request, tokens: SandboxTokens) -> str:
     said = request.headers.get("e2b-sandbox-id")
     return said or tokens.id_in(request.headers.get("x-access-token", ""))
@@ -160,13 +207,6 @@ async def _process(request: Request, box: E2bSandbox, asked: dict[str, Any]) -> 
     return {}
 
 
-async def _filesystem(request: Request, box: E2bSandbox, asked: dict[str, Any]) -> dict[str, Any]:
-    method = request.path_params["method"]
-    if method not in METHODS:
-        raise E2bRefusal("unimplemented", f"filesystem.Filesystem/{method} is not served here")
-    return await METHODS[method](box.sandbox, asked, user_of(request))
-
-
 async def _multipart(request: Request, box: E2bSandbox, user: str | None) -> list[str]:
     only = request.query_params.get("path")
     written: list[str] = []
@@ -174,8 +214,8 @@ async def _multipart(request: Request, box: E2bSandbox, user: str | None) -> lis
         for _, part in form.multi_items():
             if not isinstance(part, UploadFile):
                 continue
-            path = only or part.filename or ""
-            await box.sandbox.write(path, await part.read(), user=user)
+            path = await box.accounts.path(only or part.filename or "", user)
+            await box.sandbox.write(path, await part.read(), user=box.accounts.as_user(user))
             written.append(path)
     if not written:
         raise E2bRefusal("invalid_argument", "no file in the request")
@@ -201,15 +241,8 @@ def _failed(error: Error | E2bRefusal) -> bytes:
     return connect_frames.end({"code": found.code, "message": found.message})
 
 
-def _path(request: Request) -> str:
-    path = request.query_params.get("path", "")
-    if not path:
-        raise E2bRefusal("invalid_argument", "path is required")
-    return path
-
-
 def user_of(request: Request) -> str | None:
-    """Whoever the client asks to be; the sandbox's own user when it does not care."""
+    """Whoever the client asks to be; None when it does not care."""
     name = request.query_params.get("username", "")
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":
@@ -217,13 +250,13 @@ def user_of(request: Request) -> str | None:
             name = base64.b64decode(value).decode().partition(":")[0]
         except (binascii.Error, UnicodeDecodeError) as error:
             raise E2bRefusal("unauthenticated", "not a user name") from error
-    return None if name in ("", _DEFAULT_USER) else name
+    return name or None
 
 
 def _signed(request: Request, token: str) -> bool:
     query = request.query_params
     until = query.get("signature_expiration", "")
-    if until and not (until.isdigit() and int(until) >= time.time()):
+    if until and not until.isdigit():
         return False
     way = "read" if request.method == "GET" else "write"
     words = f"{query.get('path', '')}:{way}:{query.get('username', '')}:{token}" + (f":{until}" if until else "")

@@ -1,6 +1,7 @@
 """Sandboxes that are the control plane's instances: its keys, owners, quotas, times to live, sweep and history hold for them.
 
-A template is an environment (`name@version`), `base` (the default engine's own image) or an image or snapshot by its name.
+A template is one that a client built, an environment (`name@version`), `base` (the default engine's own image) or an image by its
+name.
 Every running instance of the caller's owner shows, however it was made, if its engine can run programs. Programs are known to
 the server that started them; a sandbox is known to all.
 """
@@ -8,26 +9,47 @@ the server that started them; a sandbox is known to all.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import Error, PlaneConflict, PlaneForbidden, PlaneGone, PlaneNotFound, SandboxGone
 from rollyard.core.plane import ApiKey, Instance
+from rollyard.core.sandbox import Resources
 from rollyard.plane.access import Access, sees
-from rollyard.plane.e2b.boxes import E2bCreate, E2bSandbox, SandboxTokens, SandboxView, read_create
+from rollyard.plane.e2b.boxes import (
+    E2bCreate,
+    E2bSandbox,
+    SandboxTokens,
+    SandboxView,
+    make_box,
+    owner_of,
+    read_create,
+)
 from rollyard.plane.e2b.errors import E2bRefusal
-from rollyard.plane.e2b.processes import Processes
+from rollyard.plane.e2b.template_builds import remove_image, start_or_kill
+from rollyard.plane.e2b.templates import BASE, TemplateBuild, Templates
+from rollyard.plane.engines import BackendEngine
 from rollyard.plane.instances import CreateInstance, Instances
 
-_BASE = "base"
 _LOOK_S = 0.1
+_AT_HAND = 1000  # sandboxes; those that run nothing are looked up again
 
 
 class InstanceBoxes:
-    def __init__(self, instances: Instances, access: Access, *, secret: bytes) -> None:
+    def __init__(self, instances: Instances, access: Access, *, secret: bytes, folder: Path) -> None:
         self._instances, self._access = instances, access
-        self.tokens = SandboxTokens(secret)
-        self._processes: dict[str, Processes] = {}
+        self.tokens, self.templates = SandboxTokens(secret), Templates(folder)
+        self._boxes: dict[str, E2bSandbox] = {}
+
+    def known(self) -> list[str]:
+        return list(self._boxes)
+
+    async def forget_image(self, image: str) -> None:
+        for engine in self._instances.engines.values():
+            if isinstance(engine, BackendEngine):
+                await remove_image(engine.backend, image)
 
     async def admit(self, key: str) -> ApiKey | None:
         found = await self._access.caller(f"Bearer {key}")
@@ -35,8 +57,20 @@ class InstanceBoxes:
             raise PlaneForbidden("a key of role agent may not do this", hint="use a trainer's")
         return found
 
-    async def create(self, caller: ApiKey | None, asked: Mapping[str, Any], idempotency_key: str | None) -> E2bSandbox:
-        return await self._made(_known(caller), _wanted(read_create(asked)), idempotency_key)
+    async def create(
+        self,
+        caller: ApiKey | None,
+        asked: Mapping[str, Any],
+        idempotency_key: str | None,
+        *,
+        resources: Resources | None = None,
+    ) -> E2bSandbox:
+        wanted = read_create(asked)
+        build = None if wanted.template == BASE else self.templates.ready(owner_of(caller), wanted.template)
+        box = await self._made(_known(caller), _wanted(wanted, build, resources), idempotency_key)
+        if build is not None:
+            await start_or_kill(box, build)
+        return box
 
     async def _made(self, caller: ApiKey, wanted: CreateInstance, key: str | None) -> E2bSandbox:
         instance = await self._instances.create(wanted, owner=caller.owner, caller=caller.id, key=key)
@@ -50,24 +84,32 @@ class InstanceBoxes:
         try:
             sandbox = await self._instances.sandbox(instance.id)
         except (PlaneGone, PlaneNotFound) as error:
-            self._processes.pop(instance.id, None)
+            self._boxes.pop(instance.id, None)
             raise SandboxGone(error.message) from error
         except PlaneConflict as error:  # a paused one answers nothing, as at the vendor's
             raise SandboxGone(error.message) from error
-        if instance.id not in self._processes:
-            for idle in [name for name, programs in self._processes.items() if programs.idle]:
-                del self._processes[idle]
-            self._processes[instance.id] = Processes(sandbox)
-        return E2bSandbox(instance.id, _template(instance), sandbox, self._processes[instance.id])
+        box = self._boxes.get(instance.id)
+        if box is None or box.sandbox is not sandbox:
+            if len(self._boxes) >= _AT_HAND:
+                self._boxes = {name: old for name, old in self._boxes.items() if not old.processes.idle}
+            image = instance.plan.image
+            box = make_box(instance.id, _template(instance, self.templates), image, sandbox, self.templates)
+            self._boxes[instance.id] = box
+        await box.accounts.prepare()
+        return box
 
     async def find(self, sandbox_id: str) -> E2bSandbox:
         return await self._box(await self._record(sandbox_id))
 
     async def _record(self, sandbox_id: str) -> Instance:
+        """One past its end is gone, also when the sweep has yet to come by."""
         try:
-            return await self._instances.get(sandbox_id)
+            found = await self._instances.get(sandbox_id)
         except PlaneNotFound as error:
             raise SandboxGone(f"sandbox {sandbox_id} is gone") from error
+        if _over(found):
+            raise SandboxGone(f"sandbox {sandbox_id} is past its end")
+        return found
 
     async def _own(self, caller: ApiKey | None, sandbox_id: str) -> Instance:
         found = await self._record(sandbox_id)
@@ -78,12 +120,25 @@ class InstanceBoxes:
         return found
 
     async def seen(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView:
-        return _seen(await self._own(caller, sandbox_id))
+        return self._view(await self._own(caller, sandbox_id))
 
     async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[SandboxView]:
         every = self._instances.all(owner=_known(caller).owner, labels=metadata)
-        found = [one async for one in every if one.state in ("running", "paused") and self._runs(one)]
-        return [_seen(one) for one in sorted(found, key=lambda one: (-one.created_at, one.id))]
+        found = [
+            one async for one in every if one.state in ("running", "paused") and not _over(one) and self._runs(one)
+        ]
+        return [self._view(one) for one in sorted(found, key=lambda one: (-one.created_at, one.id))]
+
+    def _view(self, instance: Instance) -> SandboxView:
+        return SandboxView(
+            id=instance.id,
+            template=_template(instance, self.templates),
+            created_at=instance.created_at,
+            expires_at=instance.expires_at,
+            metadata=instance.labels,
+            state="paused" if instance.state == "paused" else "running",
+            resources=instance.plan.resources,
+        )
 
     def _runs(self, instance: Instance) -> bool:
         engine = self._instances.engines.get(instance.engine)
@@ -95,7 +150,7 @@ class InstanceBoxes:
             await self._instances.delete(own.id)
         except PlaneNotFound as error:
             raise SandboxGone(error.message) from error
-        self._processes.pop(own.id, None)
+        self._boxes.pop(own.id, None)
 
     async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None:
         await self._instances.extend((await self._own(caller, sandbox_id)).id, seconds)
@@ -141,33 +196,31 @@ def _known(caller: ApiKey | None) -> ApiKey:
     return caller
 
 
-def _wanted(asked: E2bCreate) -> CreateInstance:
+def _wanted(asked: E2bCreate, build: TemplateBuild | None, resources: Resources | None) -> CreateInstance:
     if asked.hosts:
         raise E2bRefusal(
             "unimplemented", "an instance's network is its environment's; allowOut is not served here", 400
         )
-    env = asked.template if "@" in asked.template else None
+    env = asked.template if "@" in asked.template and build is None else None
+    image = "host" if asked.template == BASE else build.image if build is not None else asked.template
+    resources = resources or (build.resources if build is not None else None)
     return CreateInstance(
         env=env,
-        image=None if env else "host" if asked.template == _BASE else asked.template,
+        image=None if env else image,
         ttl_s=asked.seconds,
         labels=asked.metadata,
-        environment=asked.env,
+        environment={**(build.env if build is not None else {}), **asked.env},
+        resources=None if resources == Resources() else resources,
         network="none" if asked.internet is False else None,
     )
 
 
-def _template(instance: Instance) -> str:
-    return instance.env or (_BASE if instance.plan.image == "host" else instance.plan.image)
+def _over(instance: Instance) -> bool:
+    return instance.expires_at is not None and instance.expires_at <= time.time()
 
 
-def _seen(instance: Instance) -> SandboxView:
-    return SandboxView(
-        id=instance.id,
-        template=_template(instance),
-        created_at=instance.created_at,
-        expires_at=instance.expires_at,
-        metadata=instance.labels,
-        state="paused" if instance.state == "paused" else "running",
-        resources=instance.plan.resources,
-    )
+def _template(instance: Instance, templates: Templates) -> str:
+    if instance.env or instance.plan.image == "host":
+        return instance.env or BASE
+    found = templates.of_image(instance.plan.image)
+    return found[0].id if found is not None else instance.plan.image

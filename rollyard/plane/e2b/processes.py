@@ -15,6 +15,7 @@ from typing import Any
 from rollyard.core.errors import Error, PathError
 from rollyard.core.protocols import Job, Sandbox
 from rollyard.core.sandbox import Exit
+from rollyard.plane.e2b.accounts import Accounts
 from rollyard.plane.e2b.errors import E2bRefusal
 
 _KEPT_S = 30.0  # how long an ended program can still be asked about
@@ -82,8 +83,8 @@ class Process:
 class Processes:
     """One sandbox's."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
+    def __init__(self, sandbox: Sandbox, accounts: Accounts, env: Mapping[str, str]) -> None:
+        self._sandbox, self._accounts, self._env = sandbox, accounts, env
         self._by_pid: dict[int, Process] = {}
         self._next = 1
 
@@ -98,12 +99,15 @@ class Processes:
             raise E2bRefusal("invalid_argument", "process.cmd is required")
         if asked.get("pty"):
             raise E2bRefusal("unimplemented", "terminals are not served here")
+        home = await self._accounts.home(user)
+        cwd = config.get("cwd")
+        who = {"HOME": home, "USER": user or "user", "LOGNAME": user or "user"}
         try:
             job = await self._sandbox.start(
                 [config["cmd"], *config.get("args", ())],
-                env=config.get("envs") or {},
-                cwd=config.get("cwd") or None,
-                user=user,
+                env={**who, **self._env, **(config.get("envs") or {})},
+                cwd=await self._accounts.path(cwd, user) if cwd else await self._accounts.workdir(user),
+                user=self._accounts.as_user(user),
                 stdin=bool(asked.get("stdin", True)) and self._sandbox.capabilities.stdin,
             )
         except PathError as error:

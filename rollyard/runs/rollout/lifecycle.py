@@ -12,10 +12,11 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 import anyio
+import msgspec
 
 from rollyard.core.agent import LayerSpec
 from rollyard.core.errors import AgentInstallFailed, Error, SandboxUnavailable
-from rollyard.core.protocols import Backend, EventSink, Sandbox
+from rollyard.core.protocols import Backend, BakesLayers, EventSink, Sandbox
 from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Step, Task
@@ -100,7 +101,7 @@ async def _install_inside(context: RolloutContext, opened: OpenedSandbox) -> str
     """Where the agent lies in the sandbox. A backend that mounts no layers gets it uploaded; then its own setup runs."""
     agent, sandbox, prefix = context.plan.agent, opened.sandbox, opened.image.prefix
     commands = context.plan.options.agent_setup
-    uploads = opened.image.agent_layer is not None and not sandbox.capabilities.layers
+    uploads = opened.image.agent_layer is not None and opened.image.baked is None and not sandbox.capabilities.layers
     if not uploads and not commands:
         return prefix
     async with context.stages.stage("install") as deadline:
@@ -130,12 +131,16 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
     specs = context.judge.specs(task)
     sites = (task, *(spec.site for spec in specs if spec.site is not None))
     building = sum(site.build_timeout_s for site in sites if site.build is not None)
-    bound = "limits.boot" + (" + environment.build_timeout_sec" if building else "")
-    async with context.stages.stage("provision", limit_s=limits.boot + building, limit_name=bound) as deadline:
-        image = await context.provision.ground(task, layer, backend, deadline)
+    baking = limits.install if layer is not None and isinstance(backend, BakesLayers) else 0.0
+    bound = "limits.boot" + (" + limits.install" if baking else "")
+    bound += " + environment.build_timeout_sec" if building else ""
+    limit_s = limits.boot + baking + building
+    async with context.stages.stage("provision", limit_s=limit_s, limit_name=bound) as deadline:
+        image = await context.provision.ground(task, plan.agent, layer, backend, deadline)
         await context.provision.verifier_images(specs, backend, deadline)
         spec = rollout_spec(plan, task, image.built, image.layers, backend)
-        sandbox = await _open_sandbox(context, spec, min(deadline.left, limits.boot))
+        opening = spec if image.baked is None else msgspec.structs.replace(spec, image=image.baked)
+        sandbox = await _open_sandbox(context, opening, min(deadline.left, limits.boot))
         context.record.note_sandbox(sandbox)
         stack.push_async_callback(_close_sandbox, context, sandbox)
         sessions = await stack.enter_async_context(AsyncExitStack())

@@ -1,7 +1,7 @@
 """From a task and an agent to something a backend can open: the image, the agent's layer, and the route to the gate.
 
-Backends with layers mount the agent read-only. Backends without get the same layer uploaded once, unless the image already
-has the agent. Nothing is ever installed by piping a download into a shell.
+Backends with layers mount the agent read-only. Backends without keep an image with the layer in it, or get it uploaded
+into each sandbox, unless the image already has the agent. Nothing is ever installed by piping a download into a shell.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollyard.core.errors import (
     VerifierError,
 )
 from rollyard.core.limits import Deadline
-from rollyard.core.protocols import Backend, OwnImages, Sandbox
+from rollyard.core.protocols import Backend, BakesLayers, OwnImages, Sandbox
 from rollyard.core.task import Site, Step, Task, VerifierSpec
 from rollyard.images.build import build
 from rollyard.images.build_types import BuildOptions, Built, FileCache
@@ -38,11 +38,13 @@ _PROBE = b"GET /health HTTP/1.1\r\nHost: gate\r\nConnection: close\r\n\r\n"
 
 
 class ProvisionedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rollout stands on. `agent_layer` is the agent's; `layers` are all that the backend mounts."""
+    """What one rollout stands on. `agent_layer` is the agent's; `layers` are all that the backend mounts;
+    `baked` is an image with the agent in it, to be opened in place of `built`'s."""
 
     built: Built
     layers: tuple[str, ...]
     agent_layer: str | None
+    baked: str | None = None
 
     @property
     def prefix(self) -> str:
@@ -65,7 +67,9 @@ class Provision:
         own = backend if isinstance(backend, OwnImages) else None
         return cls(images if isinstance(images, ImageStore) else None, own)
 
-    async def ground(self, task: Task, layer: str | None, backend: Backend, deadline: Deadline) -> ProvisionedImage:
+    async def ground(
+        self, task: Task, agent: Agent, layer: str | None, backend: Backend, deadline: Deadline
+    ) -> ProvisionedImage:
         """`layer` is the agent's, where it has one."""
         built = await self.image(task, backend, deadline)
         if task.layers and not backend.capabilities.layers:
@@ -73,7 +77,18 @@ class Provision:
         layers = await self.layers(task.layers, task)
         if layer is not None and backend.capabilities.layers:
             layers = (*layers, layer)
-        return ProvisionedImage(built=built, layers=layers, agent_layer=layer)
+        baked = await self._bake(task, agent, built.image, layer, backend)
+        return ProvisionedImage(built=built, layers=layers, agent_layer=layer, baked=baked)
+
+    async def _bake(self, task: Task, agent: Agent, image: str, layer: str | None, backend: Backend) -> str | None:
+        """The image with the agent in it, for backends that keep one; the first rollout makes it."""
+        if layer is None or backend.capabilities.layers or not isinstance(backend, BakesLayers):
+            return None
+        prefix = layer_prefix(layer)
+        source = self.images.layers.tree(layer) / prefix.lstrip("/")
+        return await backend.bake_layer(
+            image, layer, title=agent.name, source=str(source), prefix=prefix, resources=task.resources
+        )
 
     async def verifier_layers(self, task: Task, specs: Sequence[VerifierSpec]) -> None:
         """Build what judging will need before the agent runs: a tool that cannot be had must not cost an agent's work."""

@@ -7,6 +7,7 @@ unused one stops by `auto_stop_interval`, and a stopped one is deleted.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -15,11 +16,13 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxInterrupted
+from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Isolation, SandboxSpec
 from rollyard.sandbox.remote.backend import RemoteBackend
 from rollyard.sandbox.remote.errors import error_by_status, gone_error
 from rollyard.sandbox.remote.provider import (
     FoundSandbox,
+    KeptImage,
     SandboxLink,
     SandboxProvider,
     SandboxRequest,
@@ -36,6 +39,8 @@ _THEIRS = "code-toolbox-language"  # a label that the SDK adds
 _FILE_S = 600
 _CALL_S = 60.0
 _GIB_MB = 1024
+_PAGE = 100
+_SNAPSHOT = "snapshot:"  # an image that is a snapshot, by its name
 
 
 class DaytonaBackend(RemoteBackend):
@@ -59,19 +64,22 @@ class DaytonaBackend(RemoteBackend):
         lease_s: float = 300.0,
         limits: OpenLimits | None = None,
     ) -> None:
-        can = {"images": True, "network_none": True, "extend": True}
+        can = {"network_none": True, "extend": True, "snapshot": True}
         provider = DaytonaProvider(key, url, target)
         super().__init__(provider, image=image, isolation=isolation, lease_s=lease_s, limits=limits, **can)
 
     def _limits_taken(self, spec: SandboxSpec) -> set[str]:
         """Only a sandbox of an image is made to measure; a snapshot has its own."""
-        return {"cpus", "memory_mb", "disk_mb"} if self._image_of(spec) else set()
+        image = self._image_of(spec)
+        return {"cpus", "memory_mb", "disk_mb"} if image and not image.startswith(_SNAPSHOT) else set()
 
     def _refused(self, spec: SandboxSpec) -> dict[str, object]:
         return {**super()._refused(spec), f"label {_THEIRS!r}, which is the SDK's own": _THEIRS in spec.labels}
 
 
 class DaytonaProvider(SandboxProvider):
+    keeps_images: ClassVar[bool] = True
+
     def __init__(self, key: str | None, url: str | None, target: str | None) -> None:
         super().__init__(key, url)
         self._target = target
@@ -98,7 +106,10 @@ class DaytonaProvider(SandboxProvider):
             "ttl_minutes": whole_minutes(spec.ttl_s),
             "network_block_all": spec.network == "none",
         }
-        if request.image:
+        if request.image.startswith(_SNAPSHOT):
+            name = request.image.removeprefix(_SNAPSHOT)
+            wanted = self._sdk.CreateSandboxFromSnapshotParams(snapshot=name, **common)
+        elif request.image:
             resources = self._sdk.Resources(
                 cpu=math.ceil(asked.cpus) if asked.cpus else None,
                 memory=math.ceil(asked.memory_mb / _GIB_MB) if asked.memory_mb else None,
@@ -130,6 +141,25 @@ class DaytonaProvider(SandboxProvider):
         except (self._sdk.DaytonaNotFoundError, self._sdk.DaytonaConflictError):
             return False  # a conflict is a delete that is under way
         return True
+
+    async def find_image(self, name: str) -> str | None:
+        try:
+            found = await self._client.snapshot.get(name)
+        except self._sdk.DaytonaNotFoundError:
+            return None
+        return _SNAPSHOT + name if enum_text(found.state) == "active" else None
+
+    async def list_images(self) -> Sequence[KeptImage]:
+        found, page, pages = list[KeptImage](), 1, 1
+        while page <= pages:
+            got = await self._client.snapshot.list(page=page, limit=_PAGE)
+            found += [KeptImage(name=one.name, image=_SNAPSHOT + one.name) for one in got.items]
+            page, pages = page + 1, got.total_pages
+        return found
+
+    async def delete_image(self, image: str) -> None:
+        with contextlib.suppress(self._sdk.DaytonaNotFoundError):
+            await self._client.snapshot.delete(image.removeprefix(_SNAPSHOT))
 
     def delete_now(self, ids: Sequence[str], seconds: float) -> Sequence[str]:
         """By the generated client, which starts no thread."""
@@ -188,6 +218,13 @@ class DaytonaLink(SandboxLink):
 
     async def keep(self, seconds: float) -> None:
         await self._made.refresh_activity(request_timeout=_CALL_S)
+
+    async def snapshot(self) -> str:
+        return await self.keep_image(new_id("rollyard-snapshot").lower().replace("_", "-"))
+
+    async def keep_image(self, name: str) -> str:
+        await self._made.create_snapshot(name, timeout=_FILE_S)
+        return _SNAPSHOT + name
 
     async def extend(self, end: float, labels: Mapping[str, str]) -> None:
         await self._made.set_labels({**labels, "rollyard.end": f"{end:.3f}"}, request_timeout=_CALL_S)

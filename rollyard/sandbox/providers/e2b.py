@@ -12,10 +12,13 @@ import asyncio
 import inspect
 import math
 import os
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 from typing import Any, ClassVar
+
+import msgspec
 
 from rollyard.core.errors import (
     ConfigError,
@@ -26,12 +29,14 @@ from rollyard.core.errors import (
     SandboxUnavailable,
     Unsupported,
 )
-from rollyard.core.sandbox import DEFAULT_PATH, Isolation
+from rollyard.core.sandbox import DEFAULT_PATH, Isolation, Resources, SandboxSpec
 from rollyard.sandbox.paths import TREE_S
 from rollyard.sandbox.remote.backend import RemoteBackend
 from rollyard.sandbox.remote.errors import error_by_status, gone_error
+from rollyard.sandbox.remote.images import name_image
 from rollyard.sandbox.remote.provider import (
     FoundSandbox,
+    KeptImage,
     SandboxProvider,
     SandboxRequest,
     StreamingLink,
@@ -43,6 +48,8 @@ from rollyard.sandbox.retry import OpenLimits
 from rollyard.sandbox.teardown import one_by_one
 
 _USER = "rollyard.user"
+_ROOT = "root"  # a template's own user may not write where tasks say; an image's is root, too
+_REFERENCE = re.compile(r"[/:.@]")
 _V2_FROM = (2, 51)
 _MAX_TTL_S = 86400.0
 _SNAPSHOT_S = 600.0
@@ -87,8 +94,14 @@ class E2BBackend(RemoteBackend):
             max_ttl_s=None if url else _MAX_TTL_S,  # a server of your own has its own rules
         )
 
+    def _limits_taken(self, spec: SandboxSpec) -> set[str]:
+        """A template's are compared with them."""
+        return {"cpus", "memory_mb"}
+
 
 class E2BProvider(SandboxProvider):
+    keeps_images: ClassVar[bool] = True
+
     async def enter(self) -> None:
         self._sdk = import_sdk("e2b", "e2b", "e2b")
         found = self._key or os.environ.get("E2B_API_KEY")
@@ -116,13 +129,72 @@ class E2BProvider(SandboxProvider):
             request_timeout=spec.boot_s,
             **self._options(),
         )
-        return E2BLink(self._sdk, made, spec.user)
+        link = E2BLink(self._sdk, made, spec.user or _ROOT)
+        try:
+            await self._compare(spec.resources, request.image, made)
+        except BaseException:  # cancelled too: a sandbox that is too small is nobody's
+            await asyncio.shield(asyncio.ensure_future(self.delete(link.id)))
+            raise
+        return link
+
+    async def _compare(self, asked: Resources, template: str, made: Any) -> None:
+        """A template brings its own limits: they have to be at least what was asked for. A server may show 0 for no limit."""
+        if asked.cpus is None and asked.memory_mb is None:
+            return
+        info = await made.get_info()
+        for name, wanted, given in (
+            ("cpus", asked.cpus or 0, info.cpu_count),
+            ("memory_mb", asked.memory_mb or 0, info.memory_mb),
+        ):
+            if given and wanted > given:
+                raise Unsupported(
+                    f"template {template!r} has resources.{name}={given}, and {wanted:g} was asked for",
+                    hint="name a Docker image or a Dockerfile, which is built to measure, or a larger template",
+                )
+
+    async def take_image(self, image: str, resources: Resources) -> str:
+        """A template or a snapshot by its name; any other name with a tag, a host or a path is a Docker image, which a template
+        is built of once."""
+        if not _REFERENCE.search(image) or await self._exists(image):
+            return image
+        name = name_image(image, image.encode(), msgspec.json.encode(resources))
+        if not await self._exists(name):
+            await self._build(name, self._sdk.Template().from_image(image), resources)
+        return name
+
+    async def _exists(self, name: str) -> bool:
+        """By the template API, which older SDKs do not have: there every image is a template."""
+        template = getattr(self._sdk, "AsyncTemplate", None)
+        return template is None or bool(await template.exists(name, **self._account()))
+
+    async def _build(self, name: str, template: Any, resources: Resources) -> None:
+        limits: dict[str, Any] = {}
+        if resources.cpus is not None:
+            limits["cpu_count"] = math.ceil(resources.cpus)
+        if resources.memory_mb is not None:
+            limits["memory_mb"] = resources.memory_mb + resources.memory_mb % 2
+        await self._sdk.AsyncTemplate.build(template, name, **limits, **self._account())
+
+    async def find_image(self, name: str) -> str | None:
+        return name if await self._exists(name) else None
+
+    async def list_images(self) -> Sequence[KeptImage]:
+        found: list[KeptImage] = []
+        pages = self._sdk.AsyncSandbox.list_snapshots(**self._account())
+        while pages.has_next:
+            for one in await pages.next_items():
+                title = (one.names or [one.snapshot_id])[0].rpartition("/")[2].partition(":")[0]
+                found.append(KeptImage(name=title, image=one.snapshot_id))
+        return found
+
+    async def delete_image(self, image: str) -> None:
+        await self._sdk.AsyncSandbox.delete_snapshot(image, **self._account())
 
     async def find(self, sandbox_id: str) -> tuple[E2BLink, FoundSandbox]:
         """One that is paused is resumed by it."""
         made = await self._sdk.AsyncSandbox.connect(sandbox_id, timeout=1, **self._options())
         found = _describe(await made.get_info())
-        return E2BLink(self._sdk, made, found.labels.get(_USER)), found
+        return E2BLink(self._sdk, made, found.labels.get(_USER) or _ROOT), found
 
     async def list(self, labels: Mapping[str, str]) -> Sequence[FoundSandbox]:
         found: list[FoundSandbox] = []
@@ -162,6 +234,8 @@ class E2BProvider(SandboxProvider):
                 "this server has no /v2/sandboxes, which e2b 2.51 and later ask for",
                 hint="pip install 'e2b>=2.21,<2.51' (the extra `cube`)",
             )
+        if "BuildException" in kinds:
+            return ConfigError(f"the template could not be built: {text}")
         if "InvalidArgumentException" in kinds:
             return ConfigError(f"the server refused it: {text}")
         found = error_by_status(status, text, about=about)
@@ -173,14 +247,14 @@ class E2BProvider(SandboxProvider):
 
 
 class E2BLink(StreamingLink):
-    """An `e2b.AsyncSandbox`, with programs and files of `user` (None: the template's own)."""
+    """An `e2b.AsyncSandbox`, with programs and files of `user`."""
 
-    def __init__(self, sdk: Any, made: Any, user: str | None) -> None:
+    def __init__(self, sdk: Any, made: Any, user: str) -> None:
         self.id: str = made.sandbox_id
         self._sdk, self._made, self._user = sdk, made, user
 
     def as_user(self, user: str) -> E2BLink:
-        return E2BLink(self._sdk, self._made, user)
+        return E2BLink(self._sdk, self._made, _ROOT if user == "0" else user)
 
     async def run(self, line: str, *, env: Mapping[str, str], timeout: float) -> str:
         handle = await self._start(line, env)
@@ -238,6 +312,10 @@ class E2BLink(StreamingLink):
 
     async def extend(self, end: float, labels: Mapping[str, str]) -> None:
         """Its time is what `keep` says; its labels cannot be changed."""
+
+    async def keep_image(self, name: str) -> str:
+        await self._made.create_snapshot(name, request_timeout=_SNAPSHOT_S)
+        return name
 
     async def snapshot(self) -> str:
         return str((await self._made.create_snapshot(request_timeout=_SNAPSHOT_S)).snapshot_id)

@@ -8,6 +8,7 @@ opener ends it at its time. The SDK keeps the tokens of single sandboxes in `~/.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import os
 import tempfile
@@ -15,13 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rollyard.core.cache import cache_home
 from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxInterrupted, SandboxUnavailable
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Isolation, SandboxSpec
+from rollyard.images.build_types import FileCache
 from rollyard.sandbox.remote.backend import RemoteBackend
 from rollyard.sandbox.remote.errors import error_by_status, gone_error
 from rollyard.sandbox.remote.provider import (
+    KEPT,
     FoundSandbox,
+    KeptImage,
     SandboxLink,
     SandboxProvider,
     SandboxRequest,
@@ -36,6 +41,7 @@ _MAX_TTL_S = 86400.0
 _FILE_S = 600
 _PAGE = 100
 _GIB_MB = 1024
+_CHECKPOINT = "checkpoint:"  # an image that is a checkpoint, by its id
 
 
 class PrimeBackend(RemoteBackend):
@@ -56,7 +62,7 @@ class PrimeBackend(RemoteBackend):
         lease_s: float = 300.0,
         limits: OpenLimits | None = None,
     ) -> None:
-        can = {"images": True, "network_none": True, "max_ttl_s": _MAX_TTL_S}
+        can = {"network_none": True, "snapshot": True, "max_ttl_s": _MAX_TTL_S}
         provider = PrimeProvider(key, url, team)
         super().__init__(provider, image=image, isolation=isolation, lease_s=lease_s, limits=limits, **can)
 
@@ -65,10 +71,13 @@ class PrimeBackend(RemoteBackend):
 
 
 class PrimeProvider(SandboxProvider):
+    keeps_images: ClassVar[bool] = True
+
     def __init__(self, key: str | None, url: str | None, team: str | None) -> None:
         super().__init__(key, url)
         self._team = team
         self._client: Any = None
+        self._folder = cache_home() / "baked"
 
     async def enter(self) -> None:
         self._sdk = import_sdk("prime_sandboxes", "prime-sandboxes", "prime")
@@ -77,6 +86,12 @@ class PrimeProvider(SandboxProvider):
         self._client = self._sdk.AsyncSandboxClient(api_key=self._key)
         if self._url is not None:
             self._client.client.base_url = self._url
+        account = hashlib.sha256(f"{self._client.client.base_url}\0{self._key}\0{self._team}".encode()).hexdigest()[:16]
+        self._folder /= f"prime-{account}"
+
+    @property
+    def _kept(self) -> FileCache:
+        return FileCache(self._folder)
 
     async def leave(self) -> None:
         await self._client.aclose()
@@ -84,12 +99,17 @@ class PrimeProvider(SandboxProvider):
     async def create(self, request: SandboxRequest) -> PrimeLink:
         spec, asked = request.spec, request.spec.resources
         life, idle = whole_minutes(spec.ttl_s), whole_minutes(request.lease_s)
+        origin: dict[str, Any] = {
+            "docker_image": request.image,
+            "disk_size_gb": asked.disk_mb / _GIB_MB if asked.disk_mb else None,
+        }
+        if request.image.startswith(_CHECKPOINT):  # which brings its image and its disk
+            origin = {"checkpoint_id": request.image.removeprefix(_CHECKPOINT)}
         request = self._sdk.CreateSandboxRequest(
             name=new_id("rollyard").lower().replace("_", "-"),
-            docker_image=request.image,
+            **origin,
             cpu_cores=asked.cpus or 1.0,
             memory_gb=asked.memory_mb / _GIB_MB if asked.memory_mb else 1.0,
-            disk_size_gb=asked.disk_mb / _GIB_MB if asked.disk_mb else None,
             network_allowlist=[] if spec.network == "none" else None,
             timeout_minutes=life,
             idle_timeout_minutes=min(life, idle),
@@ -104,13 +124,13 @@ class PrimeProvider(SandboxProvider):
                 await self._client.wait_for_creation(made.id, max_attempts=max(1, math.ceil(spec.boot_s)))
         except TimeoutError:
             raise SandboxUnavailable(f"the sandbox was not up in {spec.boot_s:g} s", hint="raise boot_s") from None
-        return PrimeLink(self._client, made.id)
+        return PrimeLink(self._client, made.id, self._kept)
 
     async def find(self, sandbox_id: str) -> tuple[PrimeLink, FoundSandbox]:
         made = await self._client.get(sandbox_id)
         if made.status in _OVER:
             raise gone_error(sandbox_id)
-        return PrimeLink(self._client, sandbox_id), _describe(made)
+        return PrimeLink(self._client, sandbox_id, self._kept), _describe(made)
 
     async def list(self, labels: Mapping[str, str]) -> Sequence[FoundSandbox]:
         wanted, found, page = [f"{name}={value}" for name, value in labels.items()], list[FoundSandbox](), 1
@@ -133,6 +153,34 @@ class PrimeProvider(SandboxProvider):
                 return False
             raise
         return True
+
+    async def find_image(self, name: str) -> str | None:
+        """Checkpoints have no names there: this machine remembers which is which."""
+        known = self._kept.get(name)
+        if known is None:
+            return None
+        try:
+            found = await self._client.get_checkpoint(known.decode().removeprefix(_CHECKPOINT))
+        except self._sdk.APIError as error:
+            if _status(error) in (404, 410):
+                self._kept.drop(name)
+                return None
+            raise
+        return known.decode() if found.state == "DURABLE" else None
+
+    async def list_images(self) -> Sequence[KeptImage]:
+        names = sorted(path.name for path in self._kept.root.glob(f"{KEPT}*"))
+        return [KeptImage(name=name, image=(self._kept.get(name) or b"").decode()) for name in names]
+
+    async def delete_image(self, image: str) -> None:
+        try:
+            await self._client.delete_checkpoint(image.removeprefix(_CHECKPOINT))
+        except self._sdk.APIError as error:
+            if _status(error) not in (404, 410):
+                raise
+        for one in await self.list_images():
+            if one.image == image:
+                self._kept.drop(one.name)
 
     def delete_now(self, ids: Sequence[str], seconds: float) -> Sequence[str]:
         """All of a batch in one call, by the plain client: the one with batching would start threads."""
@@ -166,9 +214,19 @@ class PrimeProvider(SandboxProvider):
 class PrimeLink(SandboxLink):
     """One sandbox of the client. Files come down by way of a file here: the SDK's read gives text."""
 
-    def __init__(self, client: Any, sandbox_id: str) -> None:
+    def __init__(self, client: Any, sandbox_id: str, kept: FileCache) -> None:
         self.id = sandbox_id
-        self._client = client
+        self._client, self._kept = client, kept
+
+    async def snapshot(self) -> str:
+        made = await self._client.checkpoint(self.id)
+        await self._client.wait_for_checkpoint(made.id, timeout_seconds=_FILE_S)
+        return _CHECKPOINT + str(made.id)
+
+    async def keep_image(self, name: str) -> str:
+        image = await self.snapshot()
+        self._kept.put(name, image.encode())
+        return image
 
     async def run(self, line: str, *, env: Mapping[str, str], timeout: float) -> str:
         done = await self._client.execute_command(

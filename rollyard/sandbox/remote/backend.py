@@ -12,18 +12,20 @@ import time
 import uuid
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import anyio
 import msgspec
 
 from rollyard.core.errors import ConfigError, Error, IsolationTooWeak, SandboxError, SandboxUnavailable, Unsupported
 from rollyard.core.log import Log
-from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
+from rollyard.core.protocols import Backend
+from rollyard.core.sandbox import Capabilities, Isolation, Resources, SandboxInfo, SandboxSpec, at_least
 from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.remote.box import RemoteSandbox
 from rollyard.sandbox.remote.errors import SecretFilter, gone_error, translate_errors
+from rollyard.sandbox.remote.images import MadeImage, RemoteImages
 from rollyard.sandbox.remote.provider import FoundSandbox, SandboxLink, SandboxProvider, SandboxRequest
 from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retrying
 from rollyard.sandbox.teardown import Owned, delete_all, described, not_deleted
@@ -66,6 +68,8 @@ class RemoteBackend:
         self._limits = limits or OpenLimits(opening=8)
         self._can = Capabilities(
             isolation=isolation,
+            images=True,
+            builds=True,
             listen=True,
             dial=True,
             attach=True,
@@ -79,6 +83,10 @@ class RemoteBackend:
             **can,
         )
         self._throttle = Throttle(self._limits)
+        none = self._can.network_none
+        self._images = RemoteImages(
+            cast(Backend, cast(object, self)), provider, default=image, name=self.name, network_none=none
+        )
         self._boxes: dict[str, RemoteSandbox] = {}
         self._leases: dict[str, asyncio.Task[None]] = {}
         self._owned = Owned(self.name, provider.delete_now)
@@ -122,9 +130,36 @@ class RemoteBackend:
         self._check(spec)
         return PendingSandbox(lambda: self._patiently(spec))
 
+    async def build_image(self, folder: str, *, resources: Resources, timeout_s: float) -> str:
+        """The image of a folder's Dockerfile; equal folders are built once. See `RemoteImages`."""
+        with translate_errors(self._provider):
+            return await self._images.build(folder, resources, timeout_s)
+
+    async def bake_layer(
+        self, image: str, layer: str, *, title: str, source: str, prefix: str, resources: Resources
+    ) -> str | None:
+        with translate_errors(self._provider):
+            return await self._images.bake(image, layer, title=title, source=source, prefix=prefix, resources=resources)
+
+    async def remove_image(self, image: str) -> None:
+        """A snapshot, or an image that was built or baked."""
+        with translate_errors(self._provider):
+            await self._provider.delete_image(image)
+
+    async def remove_baked(self) -> list[str]:
+        """Delete every image that this project made at the provider's; their names."""
+        with translate_errors(self._provider):
+            found = await self._images.kept()
+            for one in found:
+                await self._provider.delete_image(one.image)
+        return [one.name for one in found]
+
     def _refused(self, spec: SandboxSpec) -> dict[str, object]:
         """What was asked for and cannot be had, by name. Providers that have more say so."""
+        made = self._images.find(spec.image)
         limits = {"cpus", "memory_mb", "disk_mb", "pids"} - self._limits_taken(spec)
+        if made is not None and made.resources == spec.resources:
+            limits = {"pids"}  # it was made with the rest
         return {
             "layers": spec.layers,
             "mounts": spec.mounts,
@@ -175,6 +210,7 @@ class RemoteBackend:
     async def _one(self, spec: SandboxSpec, key: str) -> RemoteSandbox:
         """Exactly one sandbox, or none. A create that broke may have made one: a provider that knows the key gives it out the
         next time, and what one that does not has made too many is found by its label and deleted."""
+        spec, made = self._with_image(spec)
         labels, broke, kept = self._labels(spec, key), False, ""
 
         async def create() -> SandboxLink:
@@ -190,6 +226,8 @@ class RemoteBackend:
                 link = await retrying(create, self._limits, idempotent=True)
                 kept = link.id
                 box = await self._prepare(link, spec, labels)
+                if made is not None and made.folder is not None:
+                    await self._carry_out(made, box, spec)
         except TimeoutError:
             broke = True
             raise SandboxUnavailable(f"the sandbox was not up in {spec.boot_s:g} s", hint="raise boot_s") from None
@@ -204,6 +242,28 @@ class RemoteBackend:
             self._leases[box.id] = asyncio.create_task(self._hold(box), name=f"rollyard-lease-{box.id}")
         return box
 
+    def _with_image(self, spec: SandboxSpec) -> tuple[SandboxSpec, MadeImage | None]:
+        """A spec with what its image's Dockerfile says about programs, where this backend built it."""
+        made = self._images.find(spec.image)
+        if made is None:
+            return spec, None
+        built = made.built
+        return msgspec.structs.replace(
+            spec,
+            image=made.image,
+            env={**built.env, **spec.env},
+            workdir=spec.workdir or (built.workdir if built.workdir not in ("", "/") else None),
+            user=spec.user or built.user,
+        ), made
+
+    async def _carry_out(self, made: MadeImage, box: RemoteSandbox, spec: SandboxSpec) -> None:
+        try:
+            await self._images.carry_out(made, box, spec.boot_s)
+        except BaseException:  # cancelled too: half of an image is nobody's
+            with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):  # the first error is told
+                await self._delete(box.id)
+            raise
+
     def _labels(self, spec: SandboxSpec, key: str) -> dict[str, str]:
         end = time.time() + spec.boot_s + spec.ttl_s  # for others to see; its opener counts from when it is up
         own = {"workdir": spec.workdir or "/", "end": f"{end:.3f}", "open": key, "lifetime": spec.lifetime}
@@ -214,8 +274,9 @@ class RemoteBackend:
     async def _create(self, spec: SandboxSpec, labels: Mapping[str, str], key: str) -> SandboxLink:
         lease = self._lease_s if spec.lifetime == "owner" else spec.ttl_s
         with translate_errors(self._provider):
+            image = await self._provider.take_image(self._image_of(spec), spec.resources)
             return await self._provider.create(
-                SandboxRequest(spec=spec, image=self._image_of(spec), labels=labels, lease_s=lease, key=key)
+                SandboxRequest(spec=spec, image=image, labels=labels, lease_s=lease, key=key)
             )
 
     def _image_of(self, spec: SandboxSpec) -> str:

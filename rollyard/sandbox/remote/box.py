@@ -166,6 +166,10 @@ class RemoteSandbox(RemoteFiles):
         """The id of an image with the files, and where the provider can the memory, of this sandbox."""
         return await self.ask(self._link.snapshot(), timeout=_SNAPSHOT_S)
 
+    async def keep_image(self, name: str) -> str:
+        """The same under a name, by which the provider finds it."""
+        return await self.ask(self._link.keep_image(name), timeout=_SNAPSHOT_S)
+
     async def extend(self, ttl_s: float) -> None:
         """From now on `ttl_s`."""
         end = time.time() + ttl_s

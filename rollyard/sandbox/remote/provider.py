@@ -10,12 +10,14 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
 from rollyard.core.errors import ConfigError, Error, MissingExtra, Unsupported
-from rollyard.core.sandbox import SandboxSpec
+from rollyard.core.sandbox import Resources, SandboxSpec
+
+KEPT = "rollyard-"  # how the names of images begin that this project makes at a provider's
 
 
 class FoundSandbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +29,13 @@ class FoundSandbox(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     state: str = "running"
     expires_at: float | None = None
+
+
+class KeptImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that was made of a sandbox: its name, and what opens it."""
+
+    name: str
+    image: str
 
 
 class SandboxRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +80,10 @@ class SandboxLink(ABC):
     async def snapshot(self) -> str:
         raise Unsupported(f"the provider of sandbox {self.id} takes no snapshots", hint="use another backend")
 
+    async def keep_image(self, name: str) -> str:
+        """What to open for a copy of this sandbox's files, which `SandboxProvider.find_image` finds by this name."""
+        raise Unsupported(f"the provider of sandbox {self.id} keeps no images", hint="use another backend")
+
     async def pause(self) -> None:
         raise Unsupported(f"the provider of sandbox {self.id} has no pause", hint="end it and open another")
 
@@ -108,7 +121,10 @@ class StreamingLink(SandboxLink):
 
 
 class SandboxProvider(ABC):
-    """One account at one service. `secrets` are texts that no error and no log may show."""
+    """One account at one service. `secrets` are texts that no error and no log may show. One that `keeps_images` makes them of
+    sandboxes, finds them by name, lists and deletes them."""
+
+    keeps_images: ClassVar[bool] = False
 
     def __init__(self, key: str | None = None, url: str | None = None) -> None:
         self._key, self._url = key, url
@@ -131,6 +147,20 @@ class SandboxProvider(ABC):
     @abstractmethod
     async def delete(self, sandbox_id: str) -> bool:
         """Whether this call did it; False when it was gone."""
+
+    async def take_image(self, image: str, resources: Resources) -> str:
+        """What `create` takes for an image of this name, made once where it has to be."""
+        return image
+
+    async def find_image(self, name: str) -> str | None:
+        return None
+
+    async def list_images(self) -> Sequence[KeptImage]:
+        return ()
+
+    async def delete_image(self, image: str) -> None:
+        """One that is gone is no error."""
+        raise Unsupported(f"this provider keeps no images, so there is no {image!r} to delete")
 
     @abstractmethod
     def delete_now(self, ids: Sequence[str], seconds: float) -> Sequence[str]:
