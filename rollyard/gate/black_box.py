@@ -91,11 +91,11 @@ class Relay:
     """One call that passes through. Its status is committed before its first byte leaves; how it ended is told to the session,
     by which the rollout says whose failure it was."""
 
-    def __init__(self, calls: Calls, session: Session, route: Route | None, exchange: Exchange) -> None:
+    def __init__(self, calls: Calls, session: Session, route: Route, exchange: Exchange) -> None:
         self.id = new_id("call")
         self.began = time.time()
         self._calls, self._session, self._route, self._exchange = calls, session, route, exchange
-        self._asks_model = route is not None and route.endpoint == "generate"
+        self._asks_model = route.endpoint == "generate"
         self._recorded = self._concluded = False
         self._seen: AnswerCheck | None = None
 
@@ -171,7 +171,7 @@ class Relay:
 
     def _model(self) -> str:
         """As the agent named it, so that its own choice of a model can be told from ours."""
-        if self._route is not None and self._route.model:
+        if self._route.model:
             return self._route.model
         try:
             return msgspec.json.decode(self._exchange.body, type=_Named).model

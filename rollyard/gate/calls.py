@@ -312,7 +312,7 @@ class Calls:
     async def record_relay(
         self,
         session: Session,
-        route: Route | None,
+        route: Route,
         at: float,
         *,
         status: int | None = None,

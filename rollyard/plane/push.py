@@ -47,7 +47,7 @@ async def push(
     project = read_project(folder, image=image)
     name, version = name or project.name, version or project.version
     sha256 = await plane.envs.upload(packed(folder))
-    spec = {**project.spec, "artifacts": {BUNDLE: sha256}}
+    spec: dict[str, Any] = {**project.spec, "artifacts": {BUNDLE: sha256}}
     try:
         made = await plane.envs.create(name, version, **spec)
     except PlaneConflict:

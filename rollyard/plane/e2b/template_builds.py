@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from rollyard.core.errors import Error, UnknownName
+from rollyard.core.log import Log
 from rollyard.core.plane import ApiKey
 from rollyard.core.protocols import Backend, OwnImages
 from rollyard.core.sandbox import Resources
@@ -52,7 +51,7 @@ class TemplateBuilder:
     def __init__(self, boxes: Boxes, templates: Templates) -> None:
         self._boxes, self._templates = boxes, templates
         self._running: dict[str, tuple[Template, asyncio.Task[None]]] = {}
-        self._log = structlog.get_logger("rollyard.plane.e2b")
+        self._log = Log("rollyard.plane.e2b")
 
     def watch(self, template: Template, build_id: str) -> TemplateBuild | None:
         """A build as it is now: the one that runs here, or what was written of it."""
