@@ -21,14 +21,14 @@ class Log:
     def wants(self, level: int) -> bool:
         return self._logger.isEnabledFor(level)
 
-    def debug(self, event: str, /, *args: Any, **fields: Any) -> None:
-        self._write(logging.DEBUG, event, args, fields)
+    def debug(self, event: str, /, *args: Any, exc_info: BaseException | None = None, **fields: Any) -> None:
+        self._write(logging.DEBUG, event, args, fields, exc_info)
 
-    def info(self, event: str, /, *args: Any, **fields: Any) -> None:
-        self._write(logging.INFO, event, args, fields)
+    def info(self, event: str, /, *args: Any, exc_info: BaseException | None = None, **fields: Any) -> None:
+        self._write(logging.INFO, event, args, fields, exc_info)
 
-    def warning(self, event: str, /, *args: Any, **fields: Any) -> None:
-        self._write(logging.WARNING, event, args, fields)
+    def warning(self, event: str, /, *args: Any, exc_info: BaseException | None = None, **fields: Any) -> None:
+        self._write(logging.WARNING, event, args, fields, exc_info)
 
     def error(self, event: str, /, *args: Any, exc_info: BaseException | None = None, **fields: Any) -> None:
         self._write(logging.ERROR, event, args, fields, exc_info)
