@@ -83,7 +83,9 @@ def load_shown(source: Renderer | str | None, tools: ShowTools) -> Renderer | No
     if isinstance(source, str):
         return renderer(source, tools=tools)
     if source is not None and tools != "template":
-        raise ConfigError("tools= is for a renderer that is named", hint='this one was made: renderer(..., tools="omit")')
+        raise ConfigError(
+            "tools= is for a renderer that is named", hint='this one was made: renderer(..., tools="omit")'
+        )
     return source
 
 
