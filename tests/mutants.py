@@ -213,7 +213,7 @@ MUTANTS = (
         '{"fence": row["fence"],',
         "tests/store/test_runs.py -k 'lease'",
     ),
-    Mutant("store/leases.py", '    if row["fence"]:  #', "    if False:  #", "tests/store/test_runs.py -k 'lease'"),
+    Mutant("store/leases.py", '    if row["fence"]:  #', "    if False:  #", "tests/store/test_runs.py -k taken_over"),
     Mutant(
         "store/leases.py",
         "if in_flight.get(policy, 0) >= most",
@@ -227,15 +227,23 @@ MUTANTS = (
         "tests/plane/test_instances.py -k quota",
     ),
     # trajectories
-    Mutant("trajectory/branch.py", "len(node.logprobs) == len(node.ids)", "True", "tests/trajectory"),
+    Mutant(
+        "trajectory/branch.py",
+        "len(node.logprobs) == len(node.ids)",
+        "True",
+        "tests/trajectory/test_samples.py tests/trajectory/test_trajectory.py",
+    ),
     Mutant(
         "trajectory/branch.py",
         "node.sampled and node.trainable and node.ids",
         "node.sampled and node.ids",
-        "tests/trajectory",
+        "tests/trajectory/test_samples.py tests/trajectory/test_trajectory.py",
     ),
     Mutant(
-        "trajectory/branch.py", 'return "discarded" if replaced else own.kind', "return own.kind", "tests/trajectory"
+        "trajectory/branch.py",
+        'return "discarded" if replaced else own.kind',
+        "return own.kind",
+        "tests/trajectory/test_samples.py tests/trajectory/test_trajectory.py",
     ),
 )
 

@@ -67,7 +67,7 @@ async def test_direct_gives_the_agent_the_address_and_key_and_is_refused_without
         await ry.run_rollout("x", direct=True, **options)
     done = await ry.run_rollout("x", direct=True, allow_unsafe=True, verify=[CHECK], **options)
     assert (done.reward, done.calls) == (1.0, 0)
-    assert session.calls == 2
+    assert session.calls == 4  # two of the agent's, and one token before the start and one after the end
     with pytest.raises(ConfigError, match="black_box"):
         await ry.run_rollout("x", direct=True, agent="shell-agent", base_url=url, sandbox=backend)
 

@@ -233,3 +233,17 @@ def test_a_compose_file_with_one_plain_service_is_only_an_image(folders, tmp_pat
     folders.write(root, {"environment/docker-compose.yaml": "services:\n  web:\n    image: x\n"})
     with pytest.raises(ConfigError, match="no service named 'main'"):
         load_folder(root)
+
+
+@pytest.mark.anyio
+async def test_a_rollout_that_may_not_be_graded_is_not_judged():
+    from rollyard.core.rollout import Failure, Rollout
+    from rollyard.core.sandbox import SandboxSpec
+    from rollyard.core.task import Task, VerifierSpec
+    from rollyard.tasks import grade
+
+    away = Failure(boundary="policy", cause="E", message="away", stage="wait", retry=True, grade=False, trainable=False)
+    rollout = Rollout(id="r", task=Task(id="t", instruction="x"), failure=away)
+    case = grade.Judging(spec=VerifierSpec(kind="commands"), rollout=rollout, place=SandboxSpec(), workdir="/w")
+    verdict = await grade.judge(case, None, None, None)  # nothing is touched
+    assert (verdict.reward, verdict.status) == (None, "skipped") and "away" in verdict.error

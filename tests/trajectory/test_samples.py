@@ -4,8 +4,10 @@ import pytest
 
 from rollyard.core.call import Call, Reply, Sampling, Usage, floats, ids
 from rollyard.core.message import Message, Text
+from rollyard.core.node import Node
 from rollyard.core.rollout import Failure, Rollout, Verdict
 from rollyard.core.task import Task
+from rollyard.trajectory.branch import can_train
 from rollyard.trajectory.laws import counts, findings
 from rollyard.trajectory.samples import advantages, samples
 from rollyard.trajectory.trajectory import Trajectory
@@ -98,6 +100,13 @@ def test_what_cannot_be_proved_is_refused_with_its_reason():
     t = Trajectory("r1")
     t.add(call("c1", USER), reply("a", [1], [2], trainable=False, flaws=("stopped by the budget",)))
     assert samples(rollout(t)).refused[0].reasons == ("call c1: stopped by the budget",)
+
+
+def test_an_answer_trains_only_with_one_logprob_for_each_of_its_tokens():
+    """A stored node is trusted for nothing: its counts are compared again."""
+    for logprobs, trains in ((floats([-0.5, -0.5]), True), (floats([-0.5]), False), (None, False)):
+        node = Node(id=1, parent=0, message=said("a"), sampled=True, ids=ids([1, 2]), logprobs=logprobs)
+        assert can_train(node) == trains
 
 
 def test_a_rollout_without_reward_or_that_failed_gives_no_rows():
