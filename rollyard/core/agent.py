@@ -121,6 +121,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     files: Mapping[str, str | Tree] = {}
     wires: Mapping[Dialect, Addition] = {}
     options: Mapping[Switch, Addition] = {}
+    tools: tuple[str, ...] = ()  # its tools by the names that `disabled_tools` takes; any name where none is listed
     mcp: Mcp | None = None
     artifacts: tuple[str, ...] = ()  # globs under {home} or {workdir}
     root: Literal["ok", "refuses", "needs"] = "ok"

@@ -61,6 +61,7 @@ async def _start(context: RolloutContext, prepared: Prepared, turn: AgentTurn, l
     env = {
         "PATH": facts.path,
         **resolve_env(task.env, os.environ, where=f"task {task.id}"),
+        **prepared.opened.variables,
         **_solution_env(context),
         **rendered.env,
     }  # the agent's own interpreters stay off the task's PATH

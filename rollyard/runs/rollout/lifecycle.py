@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 import anyio
+import msgspec
 
 from rollyard.core.agent import LayerSpec
 from rollyard.core.errors import AgentInstallFailed, Error, SandboxUnavailable
@@ -23,7 +24,15 @@ from rollyard.gate import Gate, Session
 from rollyard.runs.rollout import collect, prepare
 from rollyard.runs.rollout.act import act
 from rollyard.runs.rollout.conclude import conclude
-from rollyard.runs.rollout.context import AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed, run_hook
+from rollyard.runs.rollout.context import (
+    AgentTurn,
+    OpenedSandbox,
+    Prepared,
+    RolloutContext,
+    WaitFailed,
+    call_hook,
+    run_hooks,
+)
 from rollyard.runs.rollout.judge import Judge
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check
 from rollyard.runs.rollout.provision import Provision
@@ -130,9 +139,11 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
     building = sum(site.build_timeout_s for site in sites if site.build is not None)
     bound = "limits.boot" + (" + environment.build_timeout_sec" if building else "")
     async with context.stages.stage("provision", limit_s=limits.boot + building, limit_name=bound) as deadline:
-        image = await context.provision.ground(task, layer, backend, deadline)
+        image = await context.provision.ground(await _choose_image(context), layer, backend, deadline)
+        variables = await _find_variables(context)
         await context.provision.verifier_images(specs, backend, deadline)
         spec = rollout_spec(plan, task, image.built, image.layers, backend)
+        spec = msgspec.structs.replace(spec, env={**spec.env, **variables})
         sandbox = await _open_sandbox(context, spec, min(deadline.left, limits.boot))
         context.record.note_sandbox(sandbox)
         stack.push_async_callback(_close_sandbox, context, sandbox)
@@ -147,12 +158,28 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
         )
         if plan.direct is not None:
             url, key = plan.direct
-            return OpenedSandbox(sandbox, spec, image, None, url.removesuffix("/").removesuffix("/v1"), key)
+            root_url = url.removesuffix("/").removesuffix("/v1")
+            return OpenedSandbox(sandbox, spec, image, None, root_url, variables, key)
         if plan.agent.dialect is None:
-            return OpenedSandbox(sandbox, spec, image, None, "")
+            return OpenedSandbox(sandbox, spec, image, None, "", variables)
         session = await _open_session(context, sessions)
         url = await _prove_route(context, sandbox, session)
-        return OpenedSandbox(sandbox, spec, image, session, url)
+        return OpenedSandbox(sandbox, spec, image, session, url, variables)
+
+
+async def _choose_image(context: RolloutContext) -> Task:
+    """The task with the image that the first hook to name one chose."""
+    for hook in context.plan.hooks.image:
+        if (image := await call_hook(hook, "image", context.task)) is not None:
+            return msgspec.structs.replace(context.task, image=image, build=None)
+    return context.task
+
+
+async def _find_variables(context: RolloutContext) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for hook in context.plan.hooks.variables:
+        found |= await call_hook(hook, "variables", context.task)
+    return found
 
 
 async def _open_sandbox(context: RolloutContext, spec: SandboxSpec, limit_s: float) -> Sandbox:
@@ -192,13 +219,24 @@ async def _prove_route(context: RolloutContext, sandbox: Sandbox, session: Sessi
 
 
 async def _run_teardown(context: RolloutContext, sandbox: Sandbox) -> None:
-    with anyio.move_on_after(_CLEANUP_S, shield=True):
+    """All of them, each with a time of its own; what failed is told by name."""
+    failed: list[str] = []
+    for hook in context.plan.hooks.teardown:
         try:
-            for hook in context.plan.hooks.teardown:
-                await run_hook(context, hook, sandbox, "teardown")
+            with anyio.CancelScope(shield=True), anyio.fail_after(_CLEANUP_S):
+                await call_hook(hook, "teardown", sandbox, context.record.rollout)
+        except TimeoutError:
+            failed.append(
+                f"hook {getattr(hook, '__name__', type(hook).__name__)!r} (teardown) took over {_CLEANUP_S:g} s"
+            )
         except Error as error:
-            if context.record.rollout.failure is None:
-                context.record.fail(StageFailed("collect", "sandbox", error))
+            failed.append(error.message)
+    if not failed:
+        return
+    message = "; ".join(failed)
+    await context.stages.tell("teardown.failed", error=message)
+    if context.record.rollout.failure is None:
+        context.record.fail(StageFailed("collect", "sandbox", Error(message)))
 
 
 async def _close_session(context: RolloutContext, session: Session) -> None:
@@ -231,8 +269,7 @@ async def _prepare(context: RolloutContext, opened: OpenedSandbox, prefix: str) 
         await prepare.run_setup(sandbox, task.setup, facts.workdir, context.record, context.stages, deadline)
         if task.healthcheck is not None:
             await prepare.wait_healthy(sandbox, task.healthcheck, cwd=facts.workdir, deadline=deadline)
-        for hook in context.plan.hooks.after_setup:
-            await run_hook(context, hook, sandbox, "after_setup")
+        await run_hooks(context, "after_setup", sandbox)
         before = await collect.copy_out(sandbox, facts.workdir)
         startup = await context.judge.look(task, sandbox, facts.workdir)
     return Prepared(opened, facts, prefix, before, startup)
