@@ -16,7 +16,8 @@ from typing import Any, Literal
 import msgspec
 
 from rollyard.core.call import Dialect
-from rollyard.core.events import AgentEvent
+from rollyard.core.errors import ConfigError
+from rollyard.core.events import AgentEvent, AgentEventKind
 from rollyard.core.sandbox import Isolation
 from rollyard.core.sequences import check_sequences
 from rollyard.core.task import McpServer
@@ -106,6 +107,20 @@ class Mcp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
         check_sequences(self)
 
 
+class EventRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A line of output that is an event: `when` gives what it holds at a path (`message.content.0.text`); the others are paths
+    to what the event says. `ok` points to true where a `done` went well, `failed` to something where it did not."""
+
+    when: Mapping[str, str | int | float | bool | None]
+    kind: AgentEventKind
+    text: str | None = None
+    tool: str | None = None
+    call_id: str | None = None
+    fields: str | None = None
+    ok: str | None = None
+    failed: str | None = None
+
+
 class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """`wires` is what each dialect it can speak adds, the default one first; an agent without any calls no model. `options` is
     what each option it honours adds. An option that is not a key there is refused by name before anything opens."""
@@ -136,8 +151,12 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     config: Callable[[Launch], Mapping[str, str | bytes | Tree]] | None = None  # merged as an `Addition`'s files are
     events: Callable[[str, str], Iterable[AgentEvent]] | None = None  # of a line, given also the one before it
 
+    lines: tuple[EventRule, ...] = ()  # the same as a table, for an agent in a file
+
     def __post_init__(self) -> None:
         check_sequences(self)
+        if self.lines and self.events is not None:
+            raise ConfigError(f"agent {self.name!r}: events and lines both say how its output is read")
 
     @property
     def dialect(self) -> Dialect | None:
