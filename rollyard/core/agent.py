@@ -29,16 +29,26 @@ Tree = Mapping[str, Any]
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A read-only addition built on the host. Versions are pinned; `node`/`python` are the interpreters it carries. npm takes
-    no version that is younger than `before` (a date), so that what the packages depend on is the same next year."""
+    no version that is younger than `before` (a date), so that what the packages depend on is the same next year.
+
+    `folder` or `archive` (a tar, compressed or not) is a directory of this machine that is the layer, programs in its `bin`.
+    With `commands` it is what they work on: they run once, in a sandbox of the backend from the image `build_image`, in `/src`,
+    and what they leave under `$PREFIX` is the layer."""
 
     npm: tuple[str, ...] = ()
     before: str | None = None
     pip: tuple[str, ...] = ()
     node: str | None = None
     python: str | None = None
+    folder: str | None = None
+    archive: str | None = None
+    commands: tuple[str, ...] = ()
+    build_image: str = "host"
 
     def __post_init__(self) -> None:
-        check_sequences(self)
+        check_sequences(self, commands=("commands",))
+        if self.folder is not None and self.archive is not None:
+            raise ConfigError("a layer comes from a folder or from an archive, not from both")
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,11 +93,11 @@ async def _install(context: RolloutContext) -> str | None:
     tools = [spec.layers or (spec.site is not None and spec.site.layers) for spec in specs]
     if agent.layer == LayerSpec() and not context.task.layers and not any(tools):
         return None
-    async with context.stages.stage("install"):
+    async with context.stages.stage("install") as deadline:
         await provision.layers(context.task.layers)
         await provision.verifier_layers(specs)
         try:
-            return await provision.agent_layer(agent)
+            return await provision.agent_layer(agent, context.backend, deadline)
         except AgentInstallFailed as failed:
             _note_failed_install(context, failed)
             raise

@@ -31,6 +31,7 @@ from rollyard.images.build import build
 from rollyard.images.build_types import BuildOptions, Built, FileCache
 from rollyard.images.layers import layer_prefix
 from rollyard.images.store import ImageStore
+from rollyard.runs.rollout.layer_commands import layer_by_commands
 from rollyard.tasks.layers import layer_spec
 
 SOLUTION = "/solution"
@@ -100,10 +101,14 @@ class Provision:
             found.append(name if spec is None else await self.images.build_layer(spec))
         return tuple(found)
 
-    async def agent_layer(self, agent: Agent) -> str | None:
+    async def agent_layer(self, agent: Agent, backend: Backend, deadline: Deadline) -> str | None:
         if agent.layer == LayerSpec():
             return None
         try:
+            if agent.layer.commands:
+                lock = self._locks.setdefault(f"layer of {agent.name}", anyio.Lock())
+                async with lock:
+                    return await layer_by_commands(agent.layer, backend, self.images, deadline)
             return await self.images.build_layer(agent.layer)
         except SandboxError as error:
             raise _install_failed(f"agent {agent.name!r} could not be installed: {error.message}", error) from error
