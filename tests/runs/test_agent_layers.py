@@ -10,6 +10,8 @@ import rollyard as ry
 from rollyard import agents
 from rollyard.core.agent import Agent, LayerSpec
 from rollyard.core.errors import ConfigError
+from rollyard.core.sandbox import SandboxSpec
+from rollyard.core.task import Task
 from tests.runs.conftest import CHECK
 
 pytestmark = pytest.mark.anyio
@@ -87,3 +89,32 @@ async def test_a_source_that_is_not_there_is_named(store_backend, tmp_path):
 async def test_an_agents_file_names_a_folder_beside_it(store_backend, program, tmp_path):
     (tmp_path / "mine.toml").write_text('name = "mine"\nargv = ["{prefix}/bin/mine"]\n[layer]\nfolder = "program"\n')
     assert (await solve(store_backend, agents.get(str(tmp_path / "mine.toml")))).reward == 1.0
+
+
+@pytest.mark.parametrize(("version", "used"), [("1.2.3", "image"), ("1.2", "layer"), ("9.9.9", "layer")])
+async def test_an_agent_in_the_image_is_used_when_its_version_is_right(store_backend, program, version, used):
+    """The image is the host's with one program more; what the layer holds says another word."""
+    async with store_backend.open(SandboxSpec(image="host")) as box:
+        await box.write(
+            "/usr/local/bin/mine", "#!/bin/sh\necho mine v1.2.3\necho from the image > out.txt\n", mode=0o755
+        )
+        image = await box.snapshot()
+    one = Agent(
+        name="mine", version=version, layer=LayerSpec(folder=str(program)), check=("{prefix}/bin/mine", "--version"),
+        argv=("{prefix}/bin/mine",),
+    )  # fmt: skip
+    for prebaked in (True, False):
+        done = await ry.run_rollout(
+            Task(id="t", instruction="x", image=image, workdir="/work"), agent=one, sandbox=store_backend,
+            prebaked=prebaked, collect=["out.txt"],
+        )  # fmt: skip
+        assert done.failure is None, done.failure
+        word = b"from the image\n" if prebaked and used == "image" else b"hello\n"
+        assert done.files["/work/out.txt"] == word
+        assert len(store_backend.images.layers.ids()) == (0 if prebaked and used == "image" else 1)
+    assert await store_backend.list({"rollyard.role": "look"}) == []
+
+
+async def test_an_agent_that_cannot_be_looked_for_is_refused(store_backend, program):
+    with pytest.raises(ConfigError, match="has no check"):
+        await ry.run_rollout("x", agent=agent(folder=str(program)), sandbox=store_backend, prebaked=True)

@@ -16,6 +16,7 @@ import msgspec
 
 from rollyard.core.agent import LayerSpec
 from rollyard.core.errors import AgentInstallFailed, Error, SandboxUnavailable
+from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, EventSink, Sandbox
 from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import SandboxSpec
@@ -37,7 +38,7 @@ from rollyard.runs.rollout.judge import Judge
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
-from rollyard.runs.rollout.sandbox_spec import rollout_spec
+from rollyard.runs.rollout.sandbox_spec import rollout_spec, task_spec
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
 from rollyard.tasks import steps
 
@@ -96,6 +97,8 @@ async def _install(context: RolloutContext) -> str | None:
     async with context.stages.stage("install") as deadline:
         await provision.layers(context.task.layers)
         await provision.verifier_layers(specs)
+        if await _is_prebaked(context, deadline):
+            return None
         try:
             return await provision.agent_layer(agent, context.backend, deadline)
         except AgentInstallFailed as failed:
@@ -119,6 +122,16 @@ async def _install_inside(context: RolloutContext, opened: OpenedSandbox) -> str
                 raise
         await prepare.run_agent_setup(sandbox, commands, context.record, context.stages, deadline)
     return prefix
+
+
+async def _is_prebaked(context: RolloutContext, deadline: Deadline) -> bool:
+    task, agent, backend = context.task, context.plan.agent, context.backend
+    if not context.plan.options.prebaked or agent.layer == LayerSpec():
+        return False
+    built = await context.provision.image(await _choose_image(context), backend, deadline)
+    labels = {"rollyard.rollout": context.plan.rollout_id, "rollyard.role": "look"}
+    place = task_spec(task, built, (), labels=labels, limits=context.limits)
+    return await context.provision.find_prebaked(agent, place, backend, deadline)
 
 
 def _note_failed_install(context: RolloutContext, failed: AgentInstallFailed) -> None:

@@ -117,6 +117,8 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
             f"backend {backend.name!r} cannot open one host only, so direct=True would open the whole network",
             hint="pass allow_unsafe=True if you mean it, or drop direct",
         )
+    if options.prebaked and not plan.agent.check:
+        raise Unsupported(f"agent {plan.agent.name!r} has no check, so it cannot be looked for", hint="drop prebaked")
     if options.mounts and not can.mounts:
         raise Unsupported(f"backend {backend.name!r} shows no directories of this machine", hint="drop mounts")
     offered = options.mcp
