@@ -10,6 +10,29 @@ from rollyard.core.events import AgentEvent
 
 _MCP = "{home}/.claude/rollyard-mcp.json"
 _PROMPT = "{home}/.claude/rollyard.md"
+_TOOLS = (
+    "Agent",
+    "Bash",
+    "CronCreate",
+    "CronDelete",
+    "CronList",
+    "Edit",
+    "EnterWorktree",
+    "ExitWorktree",
+    "ListAgents",
+    "Monitor",
+    "NotebookEdit",
+    "Read",
+    "ReportFindings",
+    "ScheduleWakeup",
+    "SendMessage",
+    "Skill",
+    "TaskStop",
+    "WebFetch",
+    "WebSearch",
+    "Workflow",
+    "Write",
+)
 
 
 def _command(launch: Launch, argv: list[str]) -> list[str]:
@@ -81,6 +104,7 @@ agent = Agent(
         "IS_SANDBOX": "1",
     },
     wires={"messages": Addition()},
+    tools=_TOOLS,
     options={
         "system_prompt": Addition(argv=("--append-system-prompt-file", _PROMPT), files={_PROMPT: "{system_prompt}"}),
         "disabled_tools": Addition(argv=("--disallowedTools", "{disabled_tools}")),

@@ -13,6 +13,33 @@ from rollyard.core.events import AgentEvent
 _PROVIDERS = "{home}/.cline/data/settings/providers.json"
 _SETTINGS = "{home}/.cline/data/settings/global-settings.json"
 _MCP = "{home}/.cline/data/settings/cline_mcp_settings.json"
+_TOOLS = (
+    "ask_question",
+    "editor",
+    "fetch_web_content",
+    "read_files",
+    "run_commands",
+    "search_codebase",
+    "spawn_agent",
+    "team_attach_outcome_fragment",
+    "team_await_runs",
+    "team_broadcast",
+    "team_cancel_run",
+    "team_cleanup",
+    "team_create_outcome",
+    "team_finalize_outcome",
+    "team_list_outcomes",
+    "team_list_runs",
+    "team_mission_log",
+    "team_read_mailbox",
+    "team_review_outcome_fragment",
+    "team_run_task",
+    "team_send_message",
+    "team_shutdown_teammate",
+    "team_spawn_teammate",
+    "team_status",
+    "team_task",
+)
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
@@ -83,10 +110,10 @@ agent = Agent(
         },
     },
     wires={"chat": Addition()},
+    tools=_TOOLS,
     options={
         "system_prompt": Addition(argv=("--system={system_prompt}",)),
         "disabled_tools": Addition(files={_SETTINGS: {"disabledTools": "{disabled_tools}"}}),
-        "disable_thinking": Addition(argv=("--thinking", "none")),
     },
     mcp=Mcp(style="cline", file=_MCP, transports=("stdio", "http", "sse")),
     artifacts=("{home}/.cline/data/sessions/*", "{home}/.cline/data/logs/*"),

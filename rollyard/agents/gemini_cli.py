@@ -9,6 +9,23 @@ from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
 SETTINGS = "{home}/.gemini/settings.json"
+_TOOLS = (
+    "activate_skill",
+    "enter_plan_mode",
+    "glob",
+    "google_web_search",
+    "grep_search",
+    "invoke_agent",
+    "list_background_processes",
+    "list_directory",
+    "read_background_output",
+    "read_file",
+    "replace",
+    "run_shell_command",
+    "update_topic",
+    "web_fetch",
+    "write_file",
+)
 
 
 def _events(line: str, before: str) -> Iterator[AgentEvent]:
@@ -58,6 +75,7 @@ agent = Agent(
         }
     },
     wires={"gemini": Addition()},
+    tools=_TOOLS,
     options={
         # flat: text that looks like an import (`@file`) stays as it is
         "system_prompt": Addition(

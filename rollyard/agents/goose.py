@@ -108,6 +108,7 @@ agent = Agent(
         },
     },
     wires={"chat": _wire("openai", "{base_url}/chat/completions"), "messages": _wire("anthropic", "{root_url}")},
+    tools=_TOOLS,
     options={
         "disabled_tools": Addition(),
         "system_prompt": Addition(argv=("--system={system_prompt}",)),

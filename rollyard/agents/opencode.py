@@ -13,6 +13,18 @@ _DIR = "{home}/.config/opencode"
 CONFIG = f"{_DIR}/opencode.json"
 _PROMPT = f"{_DIR}/rollyard.md"
 _PLUGIN: dict[str, Any] = {"dependencies": {"@opencode-ai/plugin": "1.18.33"}}
+_TOOLS = (
+    "bash",
+    "edit",
+    "glob",
+    "grep",
+    "read",
+    "skill",
+    "task",
+    "todowrite",
+    "webfetch",
+    "write",
+)
 
 
 def _wire(package: str) -> Addition:
@@ -101,6 +113,7 @@ agent = Agent(
         "responses": _wire("@ai-sdk/openai"),
         "messages": _wire("@ai-sdk/anthropic"),
     },
+    tools=_TOOLS,
     options={
         "system_prompt": Addition(files={_PROMPT: "{system_prompt}", CONFIG: {"instructions": [_PROMPT]}}),
         "disabled_tools": Addition(),

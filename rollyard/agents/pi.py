@@ -118,6 +118,7 @@ agent = Agent(
         "messages": _wire("anthropic-messages", "{root_url}"),
         "gemini": _wire("google-generative-ai", "{root_url}/v1beta"),
     },
+    tools=_TOOLS,
     options={
         "system_prompt": Addition(argv=("--append-system-prompt", _PROMPT), files={_PROMPT: "{system_prompt}"}),
         "disabled_tools": Addition(),

@@ -6,6 +6,22 @@ from rollyard.agents.claude_code import stream_json
 from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, ToolUse
 
 SETTINGS = "{home}/.qwen/settings.json"
+_TOOLS = (
+    "agent",
+    "edit",
+    "get_goal",
+    "glob",
+    "grep_search",
+    "list_agents",
+    "notebook_edit",
+    "read_file",
+    "run_shell_command",
+    "skill",
+    "tool_call",
+    "tool_search",
+    "update_goal",
+    "write_file",
+)
 
 
 def _command(launch: Launch, argv: list[str]) -> list[str]:
@@ -50,6 +66,7 @@ agent = Agent(
         "responses": _wire("openai-responses", _OPENAI),
         "messages": _wire("anthropic", _ANTHROPIC),
     },
+    tools=_TOOLS,
     options={
         "system_prompt": Addition(argv=("--append-system-prompt={system_prompt}",)),
         "disabled_tools": Addition(files={SETTINGS: {"tools": {"exclude": "{disabled_tools}"}}}),

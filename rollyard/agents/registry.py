@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from rollyard.core import registry
 from rollyard.core.agent import Agent
@@ -35,11 +36,18 @@ def get(name: str | Agent) -> Agent:
 def from_toml(path: Path) -> Agent:
     """Fields as `Agent` has them. Functions cannot be said in TOML; everything else can."""
     try:
-        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), Agent)
+        return _anchor(msgspec.convert(tomllib.loads(path.read_text("utf-8")), Agent), path.parent)
     except OSError as error:
         raise ConfigError(f"cannot read the agent file {str(path)!r}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"agent file {str(path)!r}: {error}") from error
+
+
+def _anchor(agent: Agent, folder: Path) -> Agent:
+    """A layer's folder or archive is meant from where the agent's file lies."""
+    sources = {"folder": agent.layer.folder, "archive": agent.layer.archive}
+    found = {name: str((folder / source).resolve()) for name, source in sources.items() if source is not None}
+    return replace(agent, layer=replace(agent.layer, **found)) if found else agent
 
 
 def default_prompt() -> str:

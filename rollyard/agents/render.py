@@ -93,8 +93,20 @@ def refuse(agent: Agent, options: Mapping[str, Any]) -> None:
                     f"agent {agent.name!r} cannot honour {name}; it honours: {honoured}",
                     hint=f"drop {name}, or choose another agent",
                 )
+            if name == "disabled_tools":
+                _refuse_tools(agent, value, options.get("mcp") or ())
         else:
             raise ConfigError(f"agents have no option {name!r}")
+
+
+def _refuse_tools(agent: Agent, names: Any, servers: Any) -> None:
+    """Tools of an MCP server bear its name; which it has is known when it runs."""
+    for name in names:
+        served = any(server.name in name for server in servers)
+        if agent.tools and name not in agent.tools and not served:
+            raise Unsupported(
+                f"agent {agent.name!r} has no tool {name!r} to disable", hint=f"its tools are: {', '.join(agent.tools)}"
+            )
 
 
 def _refuse_mcp(agent: Agent, servers: Any) -> None:

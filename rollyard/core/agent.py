@@ -16,7 +16,8 @@ from typing import Any, Literal
 import msgspec
 
 from rollyard.core.call import Dialect
-from rollyard.core.events import AgentEvent
+from rollyard.core.errors import ConfigError
+from rollyard.core.events import AgentEvent, AgentEventKind
 from rollyard.core.sandbox import Isolation
 from rollyard.core.sequences import check_sequences
 from rollyard.core.task import McpServer
@@ -29,7 +30,11 @@ Tree = Mapping[str, Any]
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A read-only addition built on the host. Versions are pinned; `node`/`python` are the interpreters it carries. npm takes
     no version that is younger than `before` (a date), so that what the packages depend on is the same next year. Without
-    `scripts` no code of a package runs while it is installed: no install scripts of npm, only wheels of pip."""
+    `scripts` no code of a package runs while it is installed: no install scripts of npm, only wheels of pip.
+
+    `folder` or `archive` (a tar, compressed or not) is a directory of this machine that is the layer, programs in its `bin`.
+    With `commands` it is what they work on: they run once, in a sandbox of the backend from the image `build_image`, in `/src`,
+    and what they leave under `$PREFIX` is the layer."""
 
     npm: tuple[str, ...] = ()
     before: str | None = None
@@ -37,9 +42,15 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     node: str | None = None
     python: str | None = None
     scripts: bool = True
+    folder: str | None = None
+    archive: str | None = None
+    commands: tuple[str, ...] = ()
+    build_image: str = "host"
 
     def __post_init__(self) -> None:
-        check_sequences(self)
+        check_sequences(self, commands=("commands",))
+        if self.folder is not None and self.archive is not None:
+            raise ConfigError("a layer comes from a folder or from an archive, not from both")
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +119,20 @@ class Mcp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
         check_sequences(self)
 
 
+class EventRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A line of output that is an event: `when` gives what it holds at a path (`message.content.0.text`); the others are paths
+    to what the event says. `ok` points to true where a `done` went well, `failed` to something where it did not."""
+
+    when: Mapping[str, str | int | float | bool | None]
+    kind: AgentEventKind
+    text: str | None = None
+    tool: str | None = None
+    call_id: str | None = None
+    fields: str | None = None
+    ok: str | None = None
+    failed: str | None = None
+
+
 class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """`wires` is what each dialect it can speak adds, the default one first; an agent without any calls no model. `options` is
     what each option it honours adds. An option that is not a key there is refused by name before anything opens."""
@@ -123,6 +148,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     files: Mapping[str, str | Tree] = {}
     wires: Mapping[Dialect, Addition] = {}
     options: Mapping[Switch, Addition] = {}
+    tools: tuple[str, ...] = ()  # its tools by the names that `disabled_tools` takes; any name where none is listed
     mcp: Mcp | None = None
     artifacts: tuple[str, ...] = ()  # globs under {home} or {workdir}
     root: Literal["ok", "refuses", "needs"] = "ok"
@@ -137,8 +163,12 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     config: Callable[[Launch], Mapping[str, str | bytes | Tree]] | None = None  # merged as an `Addition`'s files are
     events: Callable[[str, str], Iterable[AgentEvent]] | None = None  # of a line, given also the one before it
 
+    lines: tuple[EventRule, ...] = ()  # the same as a table, for an agent in a file
+
     def __post_init__(self) -> None:
         check_sequences(self)
+        if self.lines and self.events is not None:
+            raise ConfigError(f"agent {self.name!r}: events and lines both say how its output is read")
 
     @property
     def dialect(self) -> Dialect | None:

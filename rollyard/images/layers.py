@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shutil
 import stat
+import tarfile
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 import msgspec
@@ -24,6 +27,7 @@ from rollyard.core.errors import CommandFailed, ConfigError, UnknownName
 from rollyard.core.home import private_dir
 from rollyard.core.ids import new_id
 from rollyard.core.scratch import scratch
+from rollyard.images.archives import decompress, unpack
 from rollyard.images.host_programs import run_program
 from rollyard.images.interpreters import Toolchain, node_toolchain, npm_command, pip_command, python_toolchain
 from rollyard.images.packages import Locked, npm_install, pip_install
@@ -84,8 +88,14 @@ class Layers:
 
     async def build(self, spec: LayerSpec, *, timeout: float = BUILD_TIMEOUT_S) -> str:
         """The id of the layer that `spec` asks for; built when this store has not built it before."""
-        if not (spec.npm or spec.pip or spec.node or spec.python):
+        if not (spec.npm or spec.pip or spec.node or spec.python or spec.folder or spec.archive or spec.commands):
             raise ConfigError("a layer needs packages or an interpreter", hint="layer(npm=[...]) or layer(pip=[...])")
+        if spec.commands:
+            if (known := self.find(spec)) is not None:
+                return known
+            raise ConfigError(
+                "a layer of commands is made in a sandbox, and was not made yet", hint="run a rollout first"
+            )
         for name in (*spec.npm, *spec.pip):
             if not name.strip() or name.startswith("-"):
                 raise ConfigError(f"{name!r} is not a package name")
@@ -97,6 +107,11 @@ class Layers:
 
         index = await make_once_async(self.root / "index" / key, make, is_good=self._is_built, wait_s=timeout)
         return index.read_text()
+
+    def find(self, spec: LayerSpec) -> str | None:
+        """The layer that `spec` asks for, where it was built before."""
+        index = self.root / "index" / _key(spec)
+        return index.read_text() if self._is_built(index) else None
 
     def remember(self, spec: LayerSpec, layer_id: str) -> None:
         """From now on a layer that is here, however it came, is what `spec` asks for."""
@@ -159,6 +174,10 @@ class Layers:
         toolchains: list[Toolchain] = []
         npm: list[Locked] = []
         pip: list[Locked] = []
+        if spec.folder is not None or spec.archive is not None:
+            await anyio.to_thread.run_sync(copy_source, spec, prefix)
+        if not (spec.npm or spec.pip or spec.node or spec.python):
+            return toolchains, npm, pip
         own_pip = await pip_command()
         if spec.pip or spec.python:
             python = await python_toolchain(self.root, spec.python, timeout=timeout)
@@ -181,7 +200,37 @@ class Layers:
 
 
 def _key(spec: LayerSpec) -> str:
-    return hashlib.sha256(msgspec.json.encode([FORMAT, spec, platform.machine()])).hexdigest()[:24]
+    asked: list[Any] = [FORMAT, spec, platform.machine()]
+    return hashlib.sha256(msgspec.json.encode([*asked, *_content(spec)])).hexdigest()[:24]
+
+
+def _content(spec: LayerSpec) -> list[str]:
+    """What a folder or an archive holds now: the same name with other bytes is another layer. One that is not on this machine
+    was brought here as a layer."""
+    source = spec.folder or spec.archive
+    if source is None or not Path(source).exists():
+        return []
+    if spec.folder is not None:
+        return [tree_digest(manifest(Path(source)))]
+    with Path(source).open("rb") as file:
+        return [hashlib.file_digest(file, "sha256").hexdigest()]
+
+
+def copy_source(spec: LayerSpec, target: Path) -> None:
+    """The folder or archive of a layer, into a directory."""
+    source = Path(spec.folder or spec.archive or "")
+    if not (source.is_dir() if spec.folder is not None else source.is_file()):
+        raise ConfigError(
+            f"the layer's {'folder' if spec.folder is not None else 'archive'} {str(source)!r} is not there"
+        )
+    if spec.folder is not None:
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+        return
+    try:
+        with source.open("rb") as file, decompress(file) as plain:
+            unpack(plain, target)
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise ConfigError(f"the layer's archive {str(source)!r} cannot be unpacked: {error}") from error
 
 
 def layer_prefix(layer_id: str) -> str:

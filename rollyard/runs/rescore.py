@@ -24,7 +24,8 @@ from rollyard.runs.rollout.prepare import look_around, put_files
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.sandbox_spec import task_spec
 from rollyard.store import Store
-from rollyard.tasks.verifiers.python import Check, as_verifier
+from rollyard.tasks.verifiers.python import Checks
+from rollyard.tasks.verifiers.weighted import as_judge
 
 
 class Rescored(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +46,12 @@ async def rescore(
     target: str,
     *,
     sandbox: str | Backend = "local",
-    verifier: Check | None = None,
+    verifier: Checks | None = None,
     policy: Policy | None = None,
     tasks: dict[str, Task] | None = None,
 ) -> AsyncIterator[Rescored]:
     """Judge a run or a rollout again. `tasks` replaces tasks by id, for a verifier that was corrected since."""
-    own = as_verifier(verifier)
+    own = as_judge(verifier)
     kind, found = await store.resolve(target)
     ids = [found] if kind == "rollout" else [r.id async for r in store.rollouts(found)]
     provision = Provision.of(sandbox)

@@ -33,7 +33,8 @@ from rollyard.runs.run.executor import RunResources, Workers
 from rollyard.runs.run.ray_executor import NAMESPACE, Ray, connect_ray
 from rollyard.runs.run.run import agents_of
 from rollyard.store import Store
-from rollyard.tasks.verifiers.python import Check, as_verifier
+from rollyard.tasks.verifiers.python import Checks
+from rollyard.tasks.verifiers.weighted import as_judge
 from rollyard.trajectory.samples import Sample, samples
 
 Why = Literal["failed", "stale", "cancelled"]
@@ -281,7 +282,7 @@ class RayRollouts:
         policy: str,
         agent: str = "shell-agent",
         staleness: int | None = None,
-        verifier: Check | None = None,
+        verifier: Checks | None = None,
         hooks: Hooks | None = None,
         ray: RayOptions | None = None,
         **fields: Any,
@@ -298,7 +299,7 @@ class RayRollouts:
             config=config,
             ray=ray,
             staleness=staleness,
-            verifier=as_verifier(verifier),
+            verifier=as_judge(verifier),
             hooks=hooks or Hooks(),
         )
         self._ray = connect_ray(ray.address)

@@ -5,21 +5,27 @@ import sys
 from pathlib import Path
 
 from rollyard import agents
-from rollyard.agents.table import table
+from rollyard.agents.table import option_table, table
 from rollyard.testing.launches import launch
 
 DOCS = Path(__file__).parents[2] / "docs"
-TABLE = re.compile(r"(<!-- table: .*? -->\n).*?(<!-- end of table -->)", re.S)
+TABLES = {
+    table: re.compile(r"(<!-- table: .*? -->\n).*?(<!-- end of table -->)", re.S),
+    option_table: re.compile(r"(<!-- options: .*? -->\n).*?(<!-- end of options -->)", re.S),
+}
 
 
-def page_with_table() -> tuple[str, str]:
-    text = (DOCS / "agents.md").read_text()
-    made = table(agents.get(name) for name in agents.names())
-    return text, TABLE.sub(lambda found: found[1] + made + found[2], text)
+def page_with_tables() -> tuple[str, str]:
+    text = wanted = (DOCS / "agents.md").read_text()
+    for make, place in TABLES.items():
+        made = make(agents.get(name) for name in agents.names())
+        wanted, found = place.subn(lambda old, made=made: old[1] + made + old[2], wanted)
+        assert found == 1
+    return text, wanted
 
 
-def test_the_table_of_agents_is_the_one_the_values_make():
-    text, wanted = page_with_table()
+def test_the_tables_of_agents_are_those_the_values_make():
+    text, wanted = page_with_tables()
     assert text == wanted, "write it again: python -m tests.agents.test_docs"
 
 
@@ -47,5 +53,5 @@ def test_the_python_example_is_a_whole_agent():
 
 
 if __name__ == "__main__":
-    (DOCS / "agents.md").write_text(page_with_table()[1])
+    (DOCS / "agents.md").write_text(page_with_tables()[1])
     sys.exit(0)

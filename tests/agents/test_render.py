@@ -3,6 +3,7 @@
 import json
 import tomllib
 
+import msgspec
 import pytest
 import yaml
 
@@ -64,7 +65,7 @@ def test_a_system_prompt_arrives_byte_for_byte(name, text):
 @pytest.mark.parametrize("text", [v for k, v in AWKWARD.items() if k != "long"])
 @pytest.mark.parametrize("name", MODEL_AGENTS)
 def test_model_home_and_tool_names_are_data_and_every_file_parses(name, text):
-    agent = agents.get(name)
+    agent = msgspec.structs.replace(agents.get(name), tools=())  # one that lists no tools takes any name
     fields = {"model": text, "home": f"/home/{text}", "workdir": f"/w/{text}"}
     if "disabled_tools" in agent.options:
         fields["disabled_tools"] = (text, "other")
@@ -78,7 +79,7 @@ def test_model_home_and_tool_names_are_data_and_every_file_parses(name, text):
 
 @pytest.mark.parametrize("name", MODEL_AGENTS)
 def test_a_value_that_looks_like_a_template_is_not_one(name):
-    agent = agents.get(name)
+    agent = msgspec.structs.replace(agents.get(name), tools=())
     fields = {"model": "{key}", "instruction": "{key}"}
     if "disabled_tools" in agent.options:
         fields["disabled_tools"] = ("{key}",)
@@ -125,7 +126,7 @@ def test_nothing_of_the_hosts_environment_reaches_an_agent(name, monkeypatch):
 @pytest.mark.parametrize("name", ALL)
 def test_every_option_takes_effect_or_is_refused_by_name(name, option):
     agent = agents.get(name)
-    value = {**OPTIONS, "mcp": (HTTP,)}[option]
+    value = {**OPTIONS, "disabled_tools": agent.tools[:2] or ("a",), "mcp": (HTTP,)}[option]
     if option in agent.switches:
         plain = agents.render(agent, launch(solution="/solution/solve.sh"))
         assert agents.render(agent, launch(solution="/solution/solve.sh", **{option: value})) != plain
@@ -135,6 +136,17 @@ def test_every_option_takes_effect_or_is_refused_by_name(name, option):
             agents.refuse(agent, {option: value})
         with pytest.raises(Unsupported):
             agents.render(agent, launch(solution="/solution/solve.sh", **{option: value}))
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "disabled_tools" in agents.get(name).options])
+def test_a_tool_that_an_agent_does_not_have_is_refused_by_its_name(name):
+    agent = agents.get(name)
+    assert agent.tools
+    with pytest.raises(Unsupported, match="no tool 'made-up' to disable.*") as refused:
+        agents.refuse(agent, {"disabled_tools": (agent.tools[0], "made-up")})
+    assert agent.tools[0] in refused.value.hint
+    if agent.mcp is not None:  # a tool of a server that it is given
+        agents.refuse(agent, {"disabled_tools": (f"mcp__{HTTP.name}__word",), "mcp": (HTTP,)})
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -103,7 +103,7 @@ async def test_each_agent_option_with_each_agent_takes_effect_or_is_refused_by_n
     chosen = agents.get(agent)
     honoured = option in chosen.switches
     if honoured:
-        agents.refuse(chosen, {option: OPTIONS[option]})
+        agents.refuse(chosen, {option: chosen.tools[:1] if option == "disabled_tools" else OPTIONS[option]})
         return
     with pytest.raises(Unsupported, match=f"{agent}.*|.*MCP.*"):
         await ry.run_rollout(

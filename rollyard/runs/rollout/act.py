@@ -66,6 +66,7 @@ async def _start(context: RolloutContext, prepared: Prepared, turn: AgentTurn, l
     env = {
         "PATH": facts.path,
         **resolve_env(task.env, readable_variables(task), where=f"task {task.id}"),
+        **prepared.opened.variables,
         **_solution_env(context),
         **rendered.env,
     }  # the agent's own interpreters stay off the task's PATH

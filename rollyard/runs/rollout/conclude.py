@@ -8,7 +8,7 @@ from rollyard import agents
 from rollyard.core.rollout import CommandRecord, Verdict
 from rollyard.core.task import VerifierSpec
 from rollyard.runs.rollout import collect
-from rollyard.runs.rollout.context import Acted, RolloutContext
+from rollyard.runs.rollout.context import Acted, RolloutContext, run_hooks
 from rollyard.runs.rollout.judge import Evidence
 from rollyard.runs.rollout.stages import StageFailed
 
@@ -29,6 +29,7 @@ async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, .
         if opened.session is not None:
             await (opened.session.close() if acted.turn.last else opened.session.lock())
             context.record.note_session(opened.session)
+        await run_hooks(context, "after_agent", opened.sandbox)
         spec = context.judge.spec(context.task, acted.turn.step)
         collected = await context.judge.collect(spec, opened.sandbox, workdir) if spec else ()
         if spec is None or spec.grade != "live":
@@ -73,6 +74,7 @@ async def _judge(
     opened, prepared = acted.prepared.opened, acted.prepared
     limit_name = "the verifier's timeout_s" if spec.timeout_s is not None else None
     async with context.stages.stage("verify", limit_s=spec.timeout_s, limit_name=limit_name) as deadline:
+        await run_hooks(context, "before_verdict", opened.sandbox)
         evidence = Evidence(
             rollout=context.record.rollout,
             sandbox=opened.sandbox,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal, NamedTuple, TypeVar, cast
 
 from rollyard.core.agent import Launch
 from rollyard.core.errors import Error
@@ -19,6 +20,8 @@ from rollyard.runs.rollout.provision import Provision, ProvisionedImage
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.stages import StageFailed, Stages
 from rollyard.tasks.planted import Before
+
+T = TypeVar("T")
 
 
 class RolloutContext(NamedTuple):
@@ -43,6 +46,7 @@ class OpenedSandbox(NamedTuple):
     image: ProvisionedImage
     session: Session | None
     root_url: str
+    variables: Mapping[str, str]  # of the caller's hooks
     own_key: str = ""  # of an agent that is given the model's own address
 
     @property
@@ -90,9 +94,20 @@ class WaitFailed(StageFailed):
         self.acted = acted
 
 
-async def run_hook(context: RolloutContext, hook: Hook, sandbox: Sandbox, when: str) -> None:
-    name = getattr(hook, "__name__", type(hook).__name__)
+Moment = Literal["after_setup", "after_agent", "before_verdict"]
+
+
+async def run_hooks(context: RolloutContext, when: Moment, sandbox: Sandbox) -> None:
+    hooks: tuple[Hook, ...] = getattr(context.plan.hooks, when)
+    for hook in hooks:
+        await call_hook(hook, when, sandbox, context.record.rollout)
+
+
+async def call_hook(hook: Callable[..., Awaitable[T] | T], when: str, *given: object) -> T:
+    """A function of the caller's, async or not."""
     try:
-        await hook(sandbox, context.record.rollout)
+        found = hook(*given)
+        return cast("T", await found if isinstance(found, Awaitable) else found)
     except Exception as error:  # user code: any error becomes one that names the hook
-        raise Error(f"hook {name!r} ({when}) failed: {error}") from error
+        name = getattr(hook, "__name__", type(hook).__name__)
+        raise Error(f"hook {name!r} ({when}) failed: {str(error) or type(error).__name__}") from error

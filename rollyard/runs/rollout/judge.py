@@ -20,6 +20,7 @@ from rollyard.tasks.host_variables import resolve_env
 from rollyard.tasks.planted import Before, look
 from rollyard.tasks.trust import readable_variables, refuse_host_code
 from rollyard.tasks.verifiers import verifier_for
+from rollyard.tasks.verifiers.weighted import as_judge
 
 
 class Evidence(NamedTuple):
@@ -42,7 +43,8 @@ class Judge:
     def __init__(
         self, backend: Backend, provision: Provision, verifier: Verifier | None = None, policy: Policy | None = None
     ) -> None:
-        self._backend, self._provision, self._verifier, self._policy = backend, provision, verifier, policy
+        self._backend, self._provision, self._policy = backend, provision, policy
+        self._verifier = as_judge(verifier)  # a plain function too, whoever hands it over
 
     def spec(self, task: Task, step: Step | None) -> VerifierSpec | None:
         """How this task (or step) is judged; None when nobody does."""

@@ -16,6 +16,7 @@ import msgspec
 
 from rollyard.core.agent import LayerSpec
 from rollyard.core.errors import AgentInstallFailed, Error, SandboxUnavailable
+from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, BakesLayers, EventSink, Sandbox
 from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import SandboxSpec
@@ -24,12 +25,20 @@ from rollyard.gate import Gate, Session
 from rollyard.runs.rollout import collect, prepare
 from rollyard.runs.rollout.act import act
 from rollyard.runs.rollout.conclude import conclude
-from rollyard.runs.rollout.context import AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed, run_hook
+from rollyard.runs.rollout.context import (
+    AgentTurn,
+    OpenedSandbox,
+    Prepared,
+    RolloutContext,
+    WaitFailed,
+    call_hook,
+    run_hooks,
+)
 from rollyard.runs.rollout.judge import Judge
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_trust
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
-from rollyard.runs.rollout.sandbox_spec import rollout_spec
+from rollyard.runs.rollout.sandbox_spec import rollout_spec, task_spec
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
@@ -87,11 +96,13 @@ async def _install(context: RolloutContext) -> str | None:
     tools = [spec.layers or (spec.site is not None and spec.site.layers) for spec in specs]
     if agent.layer == LayerSpec() and not context.task.layers and not any(tools):
         return None
-    async with context.stages.stage("install"):
+    async with context.stages.stage("install") as deadline:
         await provision.layers(context.task.layers, context.task)
         await provision.verifier_layers(context.task, specs)
+        if await _is_prebaked(context, deadline):
+            return None
         try:
-            return await provision.agent_layer(agent)
+            return await provision.agent_layer(agent, context.backend, deadline)
         except AgentInstallFailed as failed:
             _note_failed_install(context, failed)
             raise
@@ -115,6 +126,16 @@ async def _install_inside(context: RolloutContext, opened: OpenedSandbox) -> str
     return prefix
 
 
+async def _is_prebaked(context: RolloutContext, deadline: Deadline) -> bool:
+    task, agent, backend = context.task, context.plan.agent, context.backend
+    if not context.plan.options.prebaked or agent.layer == LayerSpec():
+        return False
+    built = await context.provision.image(await _choose_image(context), backend, deadline)
+    labels = {"rollyard.rollout": context.plan.rollout_id, "rollyard.role": "look"}
+    place = task_spec(task, built, (), labels=labels, limits=context.limits)
+    return await context.provision.find_prebaked(agent, place, backend, deadline)
+
+
 def _note_failed_install(context: RolloutContext, failed: AgentInstallFailed) -> None:
     what = f"install of agent {context.plan.agent.name!r}"
     context.record.note_install(
@@ -136,9 +157,11 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
     bound += " + environment.build_timeout_sec" if building else ""
     limit_s = limits.boot + baking + building
     async with context.stages.stage("provision", limit_s=limit_s, limit_name=bound) as deadline:
-        image = await context.provision.ground(task, plan.agent, layer, backend, deadline)
+        image = await context.provision.ground(await _choose_image(context), plan.agent, layer, backend, deadline)
+        variables = await _find_variables(context)
         await context.provision.verifier_images(specs, backend, deadline)
         spec = rollout_spec(plan, task, image.built, image.layers, backend)
+        spec = msgspec.structs.replace(spec, env={**spec.env, **variables})
         opening = spec if image.baked is None else msgspec.structs.replace(spec, image=image.baked)
         sandbox = await _open_sandbox(context, opening, min(deadline.left, limits.boot))
         context.record.note_sandbox(sandbox)
@@ -154,12 +177,28 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
         )
         if plan.direct is not None:
             url, key = plan.direct
-            return OpenedSandbox(sandbox, spec, image, None, url.removesuffix("/").removesuffix("/v1"), key)
+            root_url = url.removesuffix("/").removesuffix("/v1")
+            return OpenedSandbox(sandbox, spec, image, None, root_url, variables, key)
         if plan.agent.dialect is None:
-            return OpenedSandbox(sandbox, spec, image, None, "")
+            return OpenedSandbox(sandbox, spec, image, None, "", variables)
         session = await _open_session(context, sessions)
         url = await _prove_route(context, sandbox, session)
-        return OpenedSandbox(sandbox, spec, image, session, url)
+        return OpenedSandbox(sandbox, spec, image, session, url, variables)
+
+
+async def _choose_image(context: RolloutContext) -> Task:
+    """The task with the image that the first hook to name one chose."""
+    for hook in context.plan.hooks.image:
+        if (image := await call_hook(hook, "image", context.task)) is not None:
+            return msgspec.structs.replace(context.task, image=image, build=None)
+    return context.task
+
+
+async def _find_variables(context: RolloutContext) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for hook in context.plan.hooks.variables:
+        found |= await call_hook(hook, "variables", context.task)
+    return found
 
 
 async def _open_sandbox(context: RolloutContext, spec: SandboxSpec, limit_s: float) -> Sandbox:
@@ -199,12 +238,23 @@ async def _prove_route(context: RolloutContext, sandbox: Sandbox, session: Sessi
 
 
 async def _run_teardown(context: RolloutContext, sandbox: Sandbox) -> None:
-    with anyio.move_on_after(_CLEANUP_S, shield=True):
+    """All of them, each with a time of its own; what failed is told by name."""
+    failed: list[str] = []
+    for hook in context.plan.hooks.teardown:
         try:
-            for hook in context.plan.hooks.teardown:
-                await run_hook(context, hook, sandbox, "teardown")
+            with anyio.CancelScope(shield=True), anyio.fail_after(_CLEANUP_S):
+                await call_hook(hook, "teardown", sandbox, context.record.rollout)
+        except TimeoutError:
+            failed.append(
+                f"hook {getattr(hook, '__name__', type(hook).__name__)!r} (teardown) took over {_CLEANUP_S:g} s"
+            )
         except Error as error:
-            context.record.fail_teardown(StageFailed("collect", "sandbox", error))
+            failed.append(error.message)
+    if not failed:
+        return
+    message = "; ".join(failed)
+    await context.stages.tell("teardown.failed", error=message)
+    context.record.fail_teardown(StageFailed("collect", "sandbox", Error(message)))
 
 
 async def _close_session(context: RolloutContext, session: Session) -> None:
@@ -237,8 +287,7 @@ async def _prepare(context: RolloutContext, opened: OpenedSandbox, prefix: str) 
         await prepare.run_setup(sandbox, task.setup, facts.workdir, context.record, context.stages, deadline)
         if task.healthcheck is not None:
             await prepare.wait_healthy(sandbox, task.healthcheck, cwd=facts.workdir, deadline=deadline)
-        for hook in context.plan.hooks.after_setup:
-            await run_hook(context, hook, sandbox, "after_setup")
+        await run_hooks(context, "after_setup", sandbox)
         before = await collect.copy_out(sandbox, facts.workdir)
         startup = await context.judge.look(task, sandbox, facts.workdir)
     return Prepared(opened, facts, prefix, before, startup)

@@ -50,6 +50,10 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     limits: Annotated[Limits | None, _help("seconds a stage may take, as STAGE=SECONDS")] = None
     seed: Annotated[int | None, _help("seed of the first attempt; the next one has the next number")] = None
     labels: Annotated[Mapping[str, str], _help("a label of the rollout, as NAME=VALUE")] = {}
+    prebaked: Annotated[
+        bool,
+        _help("look for the agent on the image's PATH first; one of the right version is used, and none installed"),
+    ] = False
     agent_setup: Annotated[
         tuple[str, ...], _help("a shell command that the agent needs run in its sandbox before the task's setup")
     ] = ()
@@ -99,6 +103,7 @@ class RolloutFields(TypedDict, total=False):
     limits: Limits | None
     seed: int | None
     labels: Mapping[str, str] | None
+    prebaked: bool
     agent_setup: Sequence[str]
     collect: Sequence[str]
     gate_url: str | None

@@ -18,6 +18,7 @@ from rollyard.core.lease import Lease
 from rollyard.core.limits import Limits
 from rollyard.core.protocols import Backend, Policy, Sandbox, Verifier
 from rollyard.core.rollout import MODES, Mode, Rollout
+from rollyard.core.sequences import check_sequences
 from rollyard.core.task import Task
 from rollyard.gate import Budget
 from rollyard.runs.rollout.failures import classify
@@ -26,14 +27,30 @@ from rollyard.tasks import requirements, trust
 from rollyard.tools import Toolset
 
 AGENTS_MODEL = "policy"  # what agents call the model where nobody named one
-Hook = Callable[[Sandbox, Rollout], Awaitable[None]]
+Hook = Callable[[Sandbox, Rollout], Awaitable[None] | None]
+
+
+ImageHook = Callable[[Task], Awaitable[str | None] | str | None]
+VariablesHook = Callable[[Task], Awaitable[Mapping[str, str]] | Mapping[str, str]]
 
 
 class Hooks(msgspec.Struct, frozen=True):
-    """`after_setup` run before the agent; `teardown` always run, last. A failing one is an error with its name."""
+    """A caller's own functions in the lifecycle, async or not; a failing one is an error with its name.
+
+    `image` chooses the image that the sandbox opens from (the first that names one does), `variables` are added to those of the
+    task, for the agent and its setup, and are in no record. `after_setup` run before the agent, `after_agent` when it has ended
+    and its key is worth nothing but its processes still live, `before_verdict` when they are dead and what it left is collected.
+    `teardown` all run, last, whatever happened and whatever one of them does."""
 
     after_setup: tuple[Hook, ...] = ()
     teardown: tuple[Hook, ...] = ()
+    image: tuple[ImageHook, ...] = ()
+    variables: tuple[VariablesHook, ...] = ()
+    after_agent: tuple[Hook, ...] = ()
+    before_verdict: tuple[Hook, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_sequences(self)
 
 
 class AgentSwitches(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +124,8 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
             f"backend {backend.name!r} cannot open one host only, so direct=True would open the whole network",
             hint="pass allow_unsafe=True if you mean it, or drop direct",
         )
+    if options.prebaked and not plan.agent.check:
+        raise Unsupported(f"agent {plan.agent.name!r} has no check, so it cannot be looked for", hint="drop prebaked")
     if options.mounts and not can.mounts:
         raise Unsupported(f"backend {backend.name!r} shows no directories of this machine", hint="drop mounts")
     offered = options.mcp

@@ -6,6 +6,7 @@ into each sandbox, unless the image already has the agent. Nothing is ever insta
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,11 +27,13 @@ from rollyard.core.errors import (
 )
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, BakesLayers, OwnImages, Sandbox
+from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Site, Step, Task, VerifierSpec
 from rollyard.images.build import build
 from rollyard.images.build_types import BuildOptions, Built, FileCache
 from rollyard.images.layers import layer_prefix
 from rollyard.images.store import ImageStore
+from rollyard.runs.rollout.layer_commands import layer_by_commands
 from rollyard.tasks.layers import layer_spec
 
 SOLUTION = "/solution"
@@ -59,6 +62,7 @@ class Provision:
         self._own = own
         self._builds = FileCache(self.images.root / "builds")
         self._locks: dict[str, anyio.Lock] = {}
+        self._prebaked: dict[tuple[str, str, str | None], bool] = {}
 
     @classmethod
     def of(cls, backend: Backend | str) -> Provision:
@@ -116,13 +120,32 @@ class Provision:
             found.append(name if spec is None else await self.images.build_layer(spec))
         return tuple(found)
 
-    async def agent_layer(self, agent: Agent) -> str | None:
+    async def agent_layer(self, agent: Agent, backend: Backend, deadline: Deadline) -> str | None:
         if agent.layer == LayerSpec():
             return None
         try:
+            if agent.layer.commands:
+                lock = self._locks.setdefault(f"layer of {agent.name}", anyio.Lock())
+                async with lock:
+                    return await layer_by_commands(agent.layer, backend, self.images, deadline)
             return await self.images.build_layer(agent.layer)
         except SandboxError as error:
             raise _install_failed(f"agent {agent.name!r} could not be installed: {error.message}", error) from error
+
+    async def find_prebaked(self, agent: Agent, place: SandboxSpec, backend: Backend, deadline: Deadline) -> bool:
+        """Whether the image brings this agent in this version. A sandbox is opened to look, once for each image."""
+        key = (place.image, agent.name, agent.version)
+        if key not in self._prebaked:
+            async with backend.open(place) as box:
+                self._prebaked[key] = await self._is_there(box, agent, deadline)
+        return self._prebaked[key]
+
+    async def _is_there(self, sandbox: Sandbox, agent: Agent, deadline: Deadline) -> bool:
+        """Found on PATH, and of the version that is meant: its check prints it."""
+        limit_s = max(1.0, min(30.0, deadline.left))
+        found = await sandbox.exec(agents.presence_check(agent, ""), cwd="/", timeout=limit_s)
+        version = re.escape(agent.version or "")
+        return found.ok and re.search(rf"(?<![\d.]){version}(?![\d.])", found.text) is not None
 
     async def image(self, site: Site, backend: Backend, deadline: Deadline) -> Built:
         """A known image, or one built from the site's Dockerfile and found again by its content. A ready image that the site
@@ -156,10 +179,8 @@ class Provision:
         """The prefix the agent lies under in a sandbox that mounts no layers; "" when it was there already, found on PATH."""
         if ground.agent_layer is None:
             return ""
-        if agent.check:
-            found = await sandbox.exec(agents.presence_check(agent, ""), timeout=max(1.0, min(30.0, deadline.left)))
-            if found.ok:
-                return ""
+        if agent.check and await self._is_there(sandbox, agent, deadline):
+            return ""
         source = self.images.layers.tree(ground.agent_layer) / ground.prefix.lstrip("/")
         try:
             async for attempt in stamina.retry_context(on=_may_repeat, attempts=3, timeout=deadline.left):

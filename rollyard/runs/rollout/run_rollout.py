@@ -31,7 +31,8 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.store import Store
 from rollyard.tasks.rows import as_task
-from rollyard.tasks.verifiers.python import Check, as_verifier
+from rollyard.tasks.verifiers.python import Checks
+from rollyard.tasks.verifiers.weighted import as_judge
 from rollyard.tools import Tool, Toolset
 
 
@@ -46,7 +47,7 @@ class RolloutArguments(RolloutFields, total=False):
     episode_id: str | None
     rollout_id: str | None
     key: str | None
-    verifier: Check | None
+    verifier: Checks | None
     tools: Sequence[Tool]
     hooks: Hooks | None
     gate: Gate | None
@@ -95,7 +96,7 @@ async def run_rollout(
         mode=answering.mode,
         switches=answering.switches,
         episode_id=arguments.get("episode_id"),
-        verifier=as_verifier(arguments.get("verifier")),
+        verifier=as_judge(arguments.get("verifier")),
         hooks=arguments.get("hooks") or Hooks(),
         direct=direct,
     )

@@ -34,7 +34,8 @@ from rollyard.runs.run.config import RunConfig
 from rollyard.runs.run.executor import Executor, Local, RunResources
 from rollyard.store import Store
 from rollyard.tasks.taskset import Taskset
-from rollyard.tasks.verifiers.python import Check, as_verifier
+from rollyard.tasks.verifiers.python import Checks
+from rollyard.tasks.verifiers.weighted import as_judge
 
 
 class Run:
@@ -55,7 +56,7 @@ class Run:
         agent: str | Agent | Sequence[str | Agent] | None = None,
         policies: Mapping[str, Policy] | None = None,
         sandbox: str | Backend | None = None,
-        verifier: Check | None = None,
+        verifier: Checks | None = None,
         hooks: Hooks | None = None,
         resume: str | None = None,
         sink: EventSink = nowhere,
@@ -73,7 +74,7 @@ class Run:
             tasks={task.id: task for task in select_tasks(_taskset(tasks), self.config)},
             agents=agents_of([agent] if isinstance(agent, str | Agent) else agent or self.config.agents),
             policies=_named(policies, self.config, gate),
-            verifier=as_verifier(verifier),
+            verifier=as_judge(verifier),
             hooks=hooks or Hooks(),
         )
         if policies:

@@ -27,13 +27,15 @@ from rollyard.tasks.verifiers.options import read_options
 from rollyard.tasks.verifiers.rewards import from_parts
 
 Check = Callable[[Sandbox, Rollout], Any]
+Checks = Check | Mapping[str, Check | tuple[float, Check]]  # one, or several by name, with their weights
 
 
 class PythonVerifier:
     """What `@ry.verifier` makes: callable as any verifier, and able to say how a task refers to it."""
 
     def __init__(self, check: Check, *, grade: Grade | None = None) -> None:
-        self.check, self.grade = check, grade
+        self.check = check
+        self.grade: Grade | None = grade
         self.__name__ = getattr(check, "__name__", type(check).__name__)
         self.__doc__ = check.__doc__
 

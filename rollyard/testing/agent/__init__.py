@@ -8,15 +8,17 @@ async with ry.sandbox.backend("local") as backend:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import get_args
 
-from rollyard.testing.agent import basics, hygiene, model, options, tools
+from rollyard.core.agent import Switch
+from rollyard.testing.agent import basics, hygiene, model, options, tools, witness
 from rollyard.testing.agent.fixture import AgentFixture as AgentFixture
 from rollyard.testing.suite import Case, CaseOutcome, run_case
 
 
 def cases() -> list[Case[AgentFixture]]:
     """All of them, in the order of the files."""
-    modules = (basics, options, tools, model, hygiene)
+    modules = (basics, options, witness, tools, model, hygiene)
     return [value for module in modules for value in vars(module).values() if isinstance(value, Case)]
 
 
@@ -31,7 +33,7 @@ def missing(ground: AgentFixture) -> set[str]:
         "mcp_http": agent.mcp is not None and "http" in agent.mcp.transports,
         "subagents": agent.subagent is not None,
         "artifacts": bool(agent.artifacts),
-        "system_prompt": "system_prompt" in agent.options,
+        **{name: name in agent.options for name in get_args(Switch)},
         "says_done": agent.says_done,
     }
     return {name for name, present in has.items() if not present}
