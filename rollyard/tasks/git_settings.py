@@ -151,6 +151,8 @@ async def _run(sandbox: Sandbox, script: str, words: Sequence[str]) -> bytes:
     user = "0" if sandbox.capabilities.users else None
     command = ["/bin/sh", "-c", script, "git", *words]
     done = await sandbox.exec(command, cwd="/", user=user, env={**CLEAN, "LC_ALL": "C"}, timeout=_TIMEOUT_S)
+    if not done.ok or done.truncated:
+        raise VerifierError(f"looking at the repositories failed: {done.text.strip()[-400:]}")
     return done.stdout
 
 
