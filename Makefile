@@ -13,7 +13,7 @@ TOOLS := $(VENV)/.tools
 TORCH := $(VENV)/.torch
 export ROLLYARD_CACHE ?= $(HOME)/.cache/rollyard
 
-.PHONY: mutants help setup system torch demo test test-slow check format drills bench docker docker-stop train vllm
+.PHONY: help setup system torch demo test test-slow attack mutants check format drills bench docker docker-stop train vllm
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -53,6 +53,9 @@ vllm: setup  ## a real vLLM on the CPU (3.5 GB, once) for tests/policy/test_vllm
 test-slow: torch  ## soaks, churn, long waits, engines, foreign venvs, training
 	-@bash .ci/engine-packages docker && bash .ci/engine-packages podman
 	$(BIN)/python -m pytest -m slow
+
+attack: setup  ## every attack that is tried, and a table of parties, attempts and successes
+	$(BIN)/python -m tests.attack -n 2 --dist loadgroup --timeout 600
 
 check: torch  ## formatting, lint, types (torch's too), layers
 	$(BIN)/ruff format --check .

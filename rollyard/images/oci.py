@@ -93,11 +93,17 @@ def is_oci(names: set[str]) -> bool:
 
 
 def read_image(blobs: Blobs) -> OciImage:
-    """The one image in there, for this machine's architecture."""
-    names = blobs.names()
-    if "manifest.json" in names:
-        return _docker_image(blobs)
-    return _oci_image(blobs, _json(blobs, "index.json"))
+    """The one image in there, for this machine's architecture. Whatever the archive holds, only an `Error` of ours (or of
+    the archive's reader) leaves here."""
+    try:
+        if "manifest.json" in blobs.names():
+            return _docker_image(blobs)
+        return _oci_image(blobs, _json(blobs, "index.json"))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"the archive does not describe an image ({type(error).__name__}: {str(error)[:200]})",
+            hint="save it again with `docker save` or as an OCI layout",
+        ) from error
 
 
 def _docker_image(blobs: Blobs) -> OciImage:

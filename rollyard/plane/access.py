@@ -7,6 +7,7 @@ An agent's key may be narrowed to one instance.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from rollyard.plane.storage import PlaneStore
 KNOWN_S = 1.0
 _MOST_KNOWN = 10_000
 HIDDEN = "[hidden]"
+_SNAPSHOT = re.compile(r"snap_[A-Za-z0-9]{20,}")  # in whatever our own engines call theirs
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,6 +120,12 @@ def show_env(caller: ApiKey, record: EnvRecord) -> EnvRecord:
         return record
     hidden = msgspec.structs.replace(record.spec, env=dict.fromkeys(record.spec.env, HIDDEN), extra={})
     return msgspec.structs.replace(record, spec=hidden)
+
+
+def snapshot_id(image: str) -> str:
+    """One name for a snapshot, however its engine lets an image be named (with a registry or without, by tag or alone)."""
+    found = _SNAPSHOT.search(image)
+    return found[0] if found else image
 
 
 def _digest(text: str) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from rollyard.core.errors import PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec
 from rollyard.net.paging import each_page
-from rollyard.plane.access import may_change
+from rollyard.plane.access import may_change, snapshot_id
 from rollyard.plane.cursors import read_cursor, write_cursor
 from rollyard.plane.storage import PlaneStore
 
@@ -40,7 +40,14 @@ class Hub:
             updated_at=now,
         )
         may_change(by, record)
+        await self._give_image(spec, record.owner, by)
         return await self._store.create_env(record)
+
+    async def _give_image(self, spec: EnvSpec, owner: str, by: ApiKey) -> None:
+        """A snapshot that an admin puts into an owner's environment is that owner's, too."""
+        name = snapshot_id(spec.image)
+        if by.role == "admin" and await self._store.owners_of("snapshot", name):
+            await self._store.own("snapshot", name, owner, at=self._clock())
 
     async def _owner_of(self, name: str) -> str | None:
         first = await self._store.list_envs(words=(), status=None, after=(name, ""), limit=1)
@@ -59,7 +66,9 @@ class Hub:
     async def update(self, name: str, version: str, spec: EnvSpec, *, revision: int, by: ApiKey) -> EnvRecord:
         """`revision` is the one the caller read; another change in between is a conflict, never overwritten."""
         _checked(name, version, spec)
-        may_change(by, await self.get(name, version))
+        before = await self.get(name, version)
+        may_change(by, before)
+        await self._give_image(spec, before.owner, by)
         return await self._store.update_env(name, version, spec, revision=revision, at=self._clock())
 
     async def release(self, name: str, version: str, *, revision: int | None = None, by: ApiKey) -> EnvRecord:

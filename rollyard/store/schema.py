@@ -228,7 +228,6 @@ plane_envs = Table(
     metadata,
     Column("name", String, primary_key=True),
     Column("version", String, primary_key=True),
-    Column("owner", String, nullable=False, server_default="admin"),
     Column("revision", Integer, nullable=False),
     Column("status", String, nullable=False),
     Column("spec", Text, nullable=False),
@@ -236,6 +235,7 @@ plane_envs = Table(
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Column("released_at", Float),
+    Column("owner", String, nullable=False, server_default="admin"),
 )
 
 plane_instances = Table(
