@@ -131,10 +131,8 @@ async def test_a_chat_server_says_which_ids_it_used(vllm_url, agent):
     assert {record.prompt_source for record in records} == {"engine"}
     breaks = [record.break_reason for record in records if record.break_reason not in (None, "new_root")]
     print(agent, "upstream", len(done.trajectory.branches), "rows", breaks)
-    if agent == "claude-code":
-        assert set(breaks) == {"assistant_rewritten"}
-    else:
-        assert not breaks
+    rewritten = {"assistant_rewritten"} if agent == "claude-code" else set()
+    assert set(breaks) <= {"bridge_unproven"} | rewritten, "the words came back; a render of them may be other tokens"
 
 
 @pytest.mark.parametrize("kind", ["vllm", "completions", "upstream"])
