@@ -24,6 +24,13 @@ def test_settings_may_be_written_behind_a_hash_and_arguments_win():
     assert ry.policy.parse("queue#renderer=bytes&max_held=3").renderer.name == "bytes"
 
 
+@pytest.mark.parametrize("kind", ["tokens", "upstream"])
+def test_several_servers_stand_with_commas_between(kind):
+    policy = ry.policy.parse(f"{kind}:http://127.0.0.1:8000/v1,http://127.0.0.1:8001/v1#max_tokens_cap=7", model="m")
+    ends = "" if kind == "tokens" else "/v1"
+    assert policy.replicas.urls == (f"http://127.0.0.1:8000{ends}", f"http://127.0.0.1:8001{ends}")
+
+
 def test_an_unknown_policy_lists_those_that_exist():
     with pytest.raises(UnknownName, match="scripted"):
         ry.policy.parse("skripted:file")

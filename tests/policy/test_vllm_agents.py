@@ -114,7 +114,7 @@ async def test_ten_turns_of_an_agent_are_one_row_of_the_engines_ids(vllm_url, ag
     sources = [record.prompt_source for record in records]
     wanted = "bridged_by_id" if agent == "claude-code" else "bridge"
     assert sources == ["render"] + [wanted] * (TURNS - 1)
-    (branch,) = [b for b in done.trajectory.branches if records[0].id in b.call_ids and b.kind == "agent"]
+    (branch,) = [branch for branch in done.trajectory.branches if branch.trained]  # budget stops train nothing
     assert branch.trained == sum(record.usage.completion_tokens for record in records)
     hit = cached_tokens(vllm_url) - before
     follow_ups = sum(record.usage.prompt_tokens for record in records[1:])
@@ -131,10 +131,8 @@ async def test_a_chat_server_says_which_ids_it_used(vllm_url, agent):
     assert {record.prompt_source for record in records} == {"engine"}
     breaks = [record.break_reason for record in records if record.break_reason not in (None, "new_root")]
     print(agent, "upstream", len(done.trajectory.branches), "rows", breaks)
-    if agent == "claude-code":
-        assert set(breaks) == {"assistant_rewritten"}
-    else:
-        assert not breaks
+    rewritten = {"assistant_rewritten"} if agent == "claude-code" else set()
+    assert set(breaks) <= {"bridge_unproven"} | rewritten, "the words came back; a render of them may be other tokens"
 
 
 @pytest.mark.parametrize("kind", ["vllm", "completions", "upstream"])
