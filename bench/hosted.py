@@ -1,4 +1,4 @@
-"""First and second rollout of one agent in one image on a hosted backend: seconds of provision and prepare, bytes to the provider.
+"""First and second rollout of one agent in one image on a hosted backend: seconds to provision and prepare, bytes sent.
 
     python -m bench.hosted [AGENT ...] [--keep-nothing]
 
