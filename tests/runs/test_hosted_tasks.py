@@ -24,8 +24,9 @@ PI = "pi: bug-fix"  # the row of a real agent
 PAGE = PLACE.with_suffix(".md")
 HEAD = """# The example tasks on every backend
 
-The reward of each task of `examples/tasks`: of the oracle, and in the row `pi` of that agent with a scripted model. Hosted backends run
-with their real SDKs against servers on the loopback, with local sandboxes behind them; what a backend cannot do is said by name.
+The reward of each task of `examples/tasks`: of the oracle, and in the row `pi` of that agent with a scripted model. Hosted
+backends run with their real SDKs against servers on the loopback, with local sandboxes behind them; what a backend cannot do is
+said by name.
 """
 KEY = "e2b_" + "0" * 40
 
