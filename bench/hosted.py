@@ -1,4 +1,4 @@
-"""First and second rollout of one agent in one image on a hosted backend: seconds of provision and prepare, bytes to the provider.
+"""First and second rollout of one agent in one image on a hosted backend: seconds to provision and prepare, bytes sent.
 
     python -m bench.hosted [AGENT ...] [--keep-nothing]
 
@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import rollyard as ry
 from rollyard.plane.e2b import e2b_app
+from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
-from rollyard.sandbox.providers.e2b import E2BBackend, E2BProvider
+from rollyard.sandbox.providers.e2b import E2BProvider
 from rollyard.testing.serve import serve_app
 
 KEY = "e2b_" + "0" * 40
@@ -38,20 +39,14 @@ class CountedApp:
         await self._app(scope, count, send)
 
 
-class ForgetfulProvider(E2BProvider):
-    keeps_images = False
-
-
 async def measure(agent: str, keep: bool) -> list[str]:
     rows: list[str] = []
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as home:
         async with LocalBackend(root=Path(home)) as local:
             counted = CountedApp(e2b_app(local))
             async with serve_app(counted) as url:
-                remote = E2BBackend(key=KEY, url=url, isolation="namespace")
-                if not keep:
-                    remote._images._provider = ForgetfulProvider(KEY, url)  # noqa: SLF001 - what this one measures
-                async with remote:
+                E2BProvider.keeps_images = keep
+                async with backend("e2b", key=KEY, url=url, isolation="namespace") as remote:
                     for number in (1, 2):
                         before = counted.bytes
                         done = await ry.run_rollout(

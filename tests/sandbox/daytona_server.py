@@ -1,7 +1,7 @@
 """Daytona's API and the toolbox in a sandbox, as far as the SDK uses them, over any backend.
 
-Paths, methods and bodies are those of the SDK's generated clients, 0.226.1: `/sandbox...` of `api/sandbox_api.py`, with `models/sandbox.py`
-and `models/create_sandbox.py`; `/snapshots...` of `api/snapshots_api.py`, with `models/snapshot_dto.py` and
+Paths, methods and bodies are those of the SDK's generated clients, 0.226.1: `/sandbox...` of `api/sandbox_api.py`, with
+`models/sandbox.py` and `models/create_sandbox.py`; `/snapshots...` of `api/snapshots_api.py`, with `models/snapshot_dto.py` and
 `models/paginated_snapshots.py`; `/toolbox...` of `daytona_toolbox_api_client` (`process_api.py`, `file_system_api.py`).
 """
 

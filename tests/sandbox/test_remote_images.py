@@ -1,4 +1,4 @@
-"""Images of hosted backends: a Dockerfile is built once and found again by its content, a layer is baked once, limits are compared."""
+"""Images of hosted backends: a Dockerfile is built once and found by its content, a layer is baked once, limits are compared."""
 
 from contextlib import asynccontextmanager
 

@@ -90,6 +90,8 @@ class Envd:
     async def upload(self, request: Request) -> Response:
         try:
             box = await self._box(request, signed=True)
+            if any(name.startswith("x-metadata-") for name in request.headers):
+                raise E2bRefusal("unimplemented", "metadata of files is not served here", 400)
             user = user_of(request)
             if request.headers.get("content-type", "").startswith("multipart/form-data"):
                 written = await _multipart(request, box, user)
