@@ -90,7 +90,9 @@ def _guarded(
         took = time.perf_counter() - began
         parts.counters.count_answer(entry.method, entry.path, response.status_code, took)
         if log_requests:
-            who = {} if caller is None else {"key": caller.id, "owner": caller.owner, "role": caller.role}
+            who: dict[str, Any] = (
+                {} if caller is None else {"key": caller.id, "owner": caller.owner, "role": caller.role}
+            )
             what = {"method": entry.method, "route": entry.path, "status": response.status_code}
             _log.info("request", **what, ms=round(took * 1000, 1), instance=request.path_params.get("id"), **who)
         return response
