@@ -28,7 +28,7 @@ from rollyard.gate.keys import KeyRing, checked_key, key_hash
 from rollyard.gate.limits import Budget, GateLimits, Tls
 from rollyard.gate.listener import Doorway, accept
 from rollyard.gate.metrics import GateCounters
-from rollyard.gate.session import Session
+from rollyard.gate.session import Session, SessionPlan
 from rollyard.net.asgi import App, Mounted
 from rollyard.net.binding import LOOPBACK, http_url
 from rollyard.net.web_pages import AllowedHosts
@@ -226,10 +226,7 @@ class Gate:
         if rollout_id in self.sessions:
             raise ConfigError(f"rollout {rollout_id} has a session already", hint="close it first")
         answers = policy if policy is not None else self.policy
-        session = Session(
-            self,
-            rollout_id,
-            secret("ry"),
+        plan = SessionPlan(
             policy=answers,
             budget=budget,
             settings=settings,
@@ -237,8 +234,8 @@ class Gate:
             tools=tools,
             held=held or hasattr(answers, "take"),
             lease=lease,
-            keep=self.limits.replays,
         )
+        session = Session(self, rollout_id, plan, key=secret("ry"))
         self.sessions[rollout_id] = session
         try:
             if self._log is not None:
@@ -319,19 +316,14 @@ class Gate:
                 self._keys.add(session)
 
     def _restored(self, record: SessionRecord) -> Session:
-        session = Session(
-            self,
-            record.rollout_id,
-            None,
+        plan = SessionPlan(
             policy=self.policy,
             budget=msgspec.convert(record.settings.get("budget", {}), Budget),
             settings=record.settings.get("options", {}),
             metadata=record.settings.get("metadata", {}),
             held=bool(record.settings.get("held", False)),
-            hashed=record.key_hash,
-            created_at=record.created_at,
-            keep=self.limits.replays,
         )
+        session = Session(self, record.rollout_id, plan, hashed=record.key_hash, created_at=record.created_at)
         session.restored = True
         return session
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,18 @@ class RefusedCall(msgspec.Struct, frozen=True, kw_only=True):
 _UNSAVED = ("api_key",)  # settings that are secrets: used, never written down
 
 
+class SessionPlan(NamedTuple):
+    """What a session is opened with: who answers, within which budget, and what is known of the rollout."""
+
+    policy: Policy
+    budget: Budget
+    settings: Mapping[str, Any] = {}
+    metadata: Mapping[str, Any] = {}
+    tools: Mounted | None = None
+    held: bool = False
+    lease: Lease | None = None
+
+
 class Session:
     """Made by `Gate.open_session`. `key` is None in a session that was restored: only its hash outlived the restart."""
 
@@ -51,35 +63,22 @@ class Session:
         self,
         gate: Gate,
         rollout_id: str,
-        key: str | None,
+        plan: SessionPlan,
         *,
-        policy: Policy,
-        budget: Budget,
-        settings: Mapping[str, Any],
-        metadata: Mapping[str, Any] = {},
-        tools: Mounted | None = None,
-        held: bool = False,
-        lease: Lease | None = None,
+        key: str | None = None,
         hashed: bytes | None = None,
         created_at: float | None = None,
-        keep: int = 64,
     ) -> None:
         self.gate = gate
         self.rollout_id = rollout_id
         self.key = key
         self.key_hash = hashed if hashed is not None else key_hash(key or "")
-        self.policy = policy
-        self.through: Passthrough | None = policy if isinstance(policy, Passthrough) else None
-        self.budget = budget
-        self.settings = settings
-        self.metadata = metadata
-        self.tools = tools
-        self.lease = lease
-        self.held = held
+        self.policy, self.budget, self.settings, self.metadata, self.tools, self.held, self.lease = plan
+        self.through: Passthrough | None = plan.policy if isinstance(plan.policy, Passthrough) else None
         self.created_at = time.time() if created_at is None else created_at
         self.trajectory = Trajectory(rollout_id)
-        self.turns = Turns(keep)
-        self.lane = Lane(budget.concurrent)
+        self.turns = Turns(gate.limits.replays)
+        self.lane = Lane(plan.budget.concurrent)
         self.shape = Shape()
         self.memo: dict[bytes, Any] = {}
         self.doorways: set[Doorway] = set()

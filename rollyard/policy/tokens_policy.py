@@ -10,9 +10,8 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -81,19 +80,16 @@ def tokens(
     overrides what agents ask for; `tools="omit"` leaves out the tools that a chat template has no place for; `check="always"`
     compares every bridge with a full render and counts; `history="strict"` forks where an agent edited an answer."""
     check_least(1, max_tokens_cap=max_tokens_cap, max_context=max_context)
+    secret = resolve_key(key, key_env)
     return TokensPolicy(
         Replicas([one.removesuffix("/v1") for one in split_urls(url)]),
         model,
-        load_shown(renderer, tools),
-        tools=tools,
+        PromptSettings(load_shown(renderer, tools), tools, check, history),
         engine=None if kind == "auto" else find_engine(kind),
-        key=resolve_key(key, key_env),
-        max_tokens_cap=max_tokens_cap,
-        max_context=max_context,
+        connection=ModelConnection(timeouts=timeouts or Timeouts(), secrets=(secret,) if secret else ()),
+        headers={"content-type": "application/json"} | ({"authorization": f"Bearer {secret}"} if secret else {}),
         sampling=checked_sampling(sampling or {}),
-        check=check,
-        history=history,
-        timeouts=timeouts or Timeouts(),
+        limits=TokenLimits(max_tokens_cap, max_context),
     )
 
 
@@ -101,6 +97,23 @@ def find_engine(kind: str) -> TokenServer:
     if kind not in ENGINES:
         raise ConfigError(f"no engine named {kind!r}", hint=f"known: auto, {', '.join(ENGINES)}")
     return ENGINES[kind]
+
+
+class PromptSettings(NamedTuple):
+    """How prompts are made; without a renderer the files of the server's model say it."""
+
+    renderer: Renderer | None
+    tools: ShowTools
+    check: Check
+    history: EditedHistory
+
+    def make(self, renderer: Renderer) -> Prompts:
+        return Prompts(renderer, check=self.check, history=self.history)
+
+
+class TokenLimits(NamedTuple):
+    answer: int | None
+    context: int | None
 
 
 class TokensPolicy:
@@ -112,31 +125,25 @@ class TokensPolicy:
         self,
         replicas: Replicas,
         model: str | None,
-        renderer: Renderer | None,
+        prompts: PromptSettings,
         *,
-        tools: ShowTools,
         engine: TokenServer | None,
-        key: str | None,
-        max_tokens_cap: int | None,
-        max_context: int | None,
+        connection: ModelConnection,
+        headers: dict[str, str],
         sampling: Mapping[str, Any],
-        check: Check,
-        history: EditedHistory,
-        timeouts: Timeouts,
+        limits: TokenLimits,
     ) -> None:
         self.replicas = replicas
         self.root = replicas.urls[0]
         self.model = model
         self.engine = engine
-        self._tools: ShowTools = tools
-        self._make_prompts = partial(Prompts, check=check, history=history)
-        self._prompts = self._make_prompts(renderer) if renderer is not None else None
-        self.max_context = max_context
+        self._prompt_settings = prompts
+        self._prompts = None if prompts.renderer is None else prompts.make(prompts.renderer)
+        self.max_context = limits.context
         self.level: CaptureLevel | None = None
-        self._cap = max_tokens_cap
+        self._cap = limits.answer
         self._sampling = sampling
-        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-        self._connection = ModelConnection(timeouts=timeouts, secrets=(key,) if key else ())
+        self._headers, self._connection = headers, connection
         self._models: tuple[ServedModel, ...] = ()
         self._known = False  # whether the server was asked for its models
         self._discovering = asyncio.Lock()
@@ -252,7 +259,8 @@ class TokensPolicy:
         if root is None or not (HUB_NAME.fullmatch(root) or Path(root).is_dir()):  # a server's word is not run as code
             known = "names no files of its model" if root is None else f"has its model in {root!r}, which is not here"
             raise ConfigError(f"{self.root} {known}", hint="pass renderer=: a folder with the model's tokenizer.json")
-        return self._make_prompts(await asyncio.to_thread(load_renderer, root, tools=self._tools))
+        settings = self._prompt_settings
+        return settings.make(await asyncio.to_thread(load_renderer, root, tools=settings.tools))
 
     async def _list_models(self) -> tuple[ServedModel, ...]:
         url, (status, body, _) = await self.replicas.first(

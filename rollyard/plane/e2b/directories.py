@@ -82,13 +82,12 @@ async def run_script(box: E2bSandbox, user: str | None, script: str, path: str, 
 
 def _entries(raw: bytes) -> list[dict[str, Any]]:
     words = [word.decode("utf-8", "surrogateescape") for word in raw.split(b"\0")[:-1]]
-    return [_entry(*words[at : at + 9]) for at in range(0, len(words), 9)]
+    return [_entry(words[at : at + 9]) for at in range(0, len(words), 9)]
 
 
-def _entry(
-    path: str, kind: str, leads_to: str, size: str, mode: str, when: str, owner: str, group: str, target: str
-) -> dict[str, Any]:
+def _entry(words: list[str]) -> dict[str, Any]:
     """A link has the type of what it leads to, and the place where that is."""
+    path, kind, leads_to, size, mode, when, owner, group, target = words
     path = posixpath.normpath(path)
     entry: dict[str, Any] = {
         "name": posixpath.basename(path) or "/",
