@@ -15,7 +15,7 @@ import msgspec
 import rollyard as ry
 from rollyard.core.message import Message, ToolSpec
 from rollyard.core.task import File, Task
-from rollyard.policy.parsers.protocol import assembled
+from rollyard.policy.parsers.protocol import assemble
 from rollyard.policy.renderers.bytelevel import ASSISTANT, END, TOOL, USER, ByteRenderer
 from rollyard.policy.renderers.bytelevel import SYSTEM as SYSTEM_ROLE
 
@@ -32,8 +32,8 @@ class ShellLines:
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Message:
         if text.startswith("$"):
-            return assembled(None, "", [("shell", msgspec.json.encode({"command": text[1:]}).decode())])
-        return assembled(None, text or ".", [])
+            return assemble(None, "", [("shell", msgspec.json.encode({"command": text[1:]}).decode())])
+        return assemble(None, text or ".", [])
 
     def format(self, message: Message) -> str:
         for call in message.tool_calls:

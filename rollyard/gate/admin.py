@@ -93,7 +93,7 @@ def operator_app(gate: Gate, log: CallLog | None) -> Starlette:
     admin, trainer = Admin(gate, log), Trainer(gate)
 
     def route(path: str, method: str, key: str | None, endpoint: Endpoint) -> Route:
-        return Route(path, _guarded(key, endpoint), methods=[method])
+        return Route(path, _guard(key, endpoint), methods=[method])
 
     one = "/sessions/{session_id}"
     return Starlette(
@@ -116,7 +116,7 @@ def operator_app(gate: Gate, log: CallLog | None) -> Starlette:
     )
 
 
-def _guarded(key: str | None, endpoint: Endpoint) -> Endpoint:
+def _guard(key: str | None, endpoint: Endpoint) -> Endpoint:
     async def guarded(request: Request) -> Response:
         try:
             given = key_of(dict(request.headers.raw), b"")
@@ -222,7 +222,7 @@ class Admin:
         return _json(
             rollout_json.rollout_document(
                 trajectory,
-                metadata={} if session is None else _shown(session.metadata),
+                metadata={} if session is None else _show(session.metadata),
                 budget_stops=sum(1 for r in trajectory.records if r.finish == "budget"),
                 purpose="auto" if session is None else str(session.metadata.get("purpose", "auto")),
                 include_discarded=flags.get("include_discarded", "false").lower() in ("true", "1"),
@@ -246,7 +246,7 @@ class Admin:
         rollout_id = request.path_params["session_id"]
         session = self._gate.sessions.get(rollout_id)
         if session is not None:
-            await self._gate.calls.restored(session)
+            await self._gate.calls.restore(session)
             return session.trajectory, session
         if self._log is not None:
             records, nodes = await self._log.load_calls(rollout_id)
@@ -265,13 +265,15 @@ class Trainer:
         """`?wait=` seconds for a first call, `?max=` calls; `?taken=true` lists those taken and not yet answered."""
         flags = request.query_params
         if flags.get("taken", "false").lower() in ("true", "1"):
-            return _json({"calls": [_held(h.call) for h in self._taken.values() if getattr(h, "open", True)]})
+            return _json({"calls": [_describe_call(h.call) for h in self._taken.values() if getattr(h, "open", True)]})
         wait = min(max(float(flags.get("wait", "0")), 0.0), MAX_WAIT_S)
         most = min(max(int(flags.get("max", "64")), 1), MAX_BATCH)
         batch = await self._batch(request, most, wait)
         for held in batch:
             self._taken[held.call.id] = held
-        return _json({"calls": [_held(h.call) for h in batch], "policy_version": self._gate.calls.policy_version})
+        return _json(
+            {"calls": [_describe_call(h.call) for h in batch], "policy_version": self._gate.calls.policy_version}
+        )
 
     async def _batch(self, request: Request, most: int, wait: float) -> Sequence[Held]:
         ready = [held for held in self._back if getattr(held, "open", True)]
@@ -279,7 +281,7 @@ class Trainer:
         if ready:
             return ready[:most]
         taking = asyncio.ensure_future(self._queue().take(most, 0.01, timeout=max(wait, 0.001)))
-        gone = asyncio.ensure_future(_gone(request))
+        gone = asyncio.ensure_future(_await_disconnect(request))
         try:
             await asyncio.wait((taking, gone), return_when=asyncio.FIRST_COMPLETED)
             if not taking.done():
@@ -358,7 +360,7 @@ class Trainer:
         return _json({"paused": False})
 
 
-async def _gone(request: Request) -> None:
+async def _await_disconnect(request: Request) -> None:
     """Returns when whoever asked has hung up."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -368,7 +370,7 @@ def _type_of(level: str | None) -> str | None:
     return None if level is None else "train" if level == "tokens" else "eval"
 
 
-def _shown(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _show(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in metadata.items() if k != "purpose"}
 
 
@@ -384,11 +386,11 @@ def _summary(session: Session) -> dict[str, Any]:
         "reached": session.reached,
         "prompt_tokens": session.prompt_tokens,
         "completion_tokens": session.completion_tokens,
-        "metadata": _shown(session.metadata),
+        "metadata": _show(session.metadata),
     }
 
 
-def _held(call: Call) -> dict[str, Any]:
+def _describe_call(call: Call) -> dict[str, Any]:
     """A call as a trainer in another process sees it: chat messages and tools whatever dialect it came in."""
     return {
         "call_id": call.id,

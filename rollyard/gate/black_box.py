@@ -70,16 +70,16 @@ async def relay(
         async with asyncio.timeout(limit_s):
             await calls.turnstile.enter(session.lane)
             try:
-                if not await calls.stopped(session, route, exchange):
+                if not await calls.stop_if_spent(session, route, exchange):
                     await one.run(through, request)
             finally:
                 calls.turnstile.leave(session.lane)
     except asyncio.CancelledError:  # the reader left or the rollout closed: there is nobody to tell
-        one.left()
+        one.note_leaving()
         exchange.abort()
         raise
     except Exception as error:  # noqa: BLE001 - every failure here is an answer; it is logged by refusal_of
-        await one.failed(error)
+        await one.fail(error)
         _refuse(error, codec, session, exchange)
     finally:
         session.relays.pop(one.id, None)
@@ -139,7 +139,7 @@ class Relay:
         else:
             self._session.refused = msgspec.structs.replace(problem, model=self._model())
 
-    async def failed(self, error: Exception) -> None:
+    async def fail(self, error: Exception) -> None:
         """It got no answer, or not a whole one. A failed call that asked for no model counts while nothing was answered."""
         status = error.status if isinstance(error, UpstreamError | GateError) else None
         cause = f"{type(error).__name__}: {error}"
@@ -151,7 +151,7 @@ class Relay:
             except Exception as problem:  # noqa: BLE001 - the agent must still get its answer; the session is marked broken
                 self._session.broken = f"{type(problem).__name__}: {problem}"
 
-    def left(self) -> None:
+    def note_leaving(self) -> None:
         """The agent did not wait for the end of it; many leave a stream as soon as they have read its last event."""
         if self._session.closing or self._concluded or not self._asks_model:
             return

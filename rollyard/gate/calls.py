@@ -80,10 +80,10 @@ class Calls:
             exchange.respond(error.status, codec.error(error.status, error.code, error.message))
 
     async def _receive_later(self, session: Session, route: Route, exchange: Exchange) -> None:
-        await self.restored(session)
+        await self.restore(session)
         self.receive(session, route, exchange)
 
-    async def restored(self, session: Session) -> None:
+    async def restore(self, session: Session) -> None:
         """Read back the history of a session that outlived a restart, once."""
         if not session.restored or self._log is None:
             return
@@ -160,7 +160,7 @@ class Calls:
         body = b""
         try:
             reply = self._stop(session, call) or await self._ask(session, call)
-            body = first.encoded(reply)
+            body = first.encode(reply)
             await self._commit(session, turn, call, reply)
         except asyncio.CancelledError:  # only we cancel this task: the rollout closed, time ran out, nobody reads
             failure = TimeoutError("the policy took too long") if turn.expired else None
@@ -168,11 +168,11 @@ class Calls:
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is an answer to the agent and a record, never a crash
             failure, refusal = error, None
         else:
-            self._answered(session, turn, call, reply, body, first)
+            self._record_answer(session, turn, call, reply, body, first)
             return
         finally:
             self._live.discard(turn)
-        await self._failed(session, turn, call, failure, refusal)
+        await self._record_failure(session, turn, call, failure, refusal)
 
     async def _ask(self, session: Session, call: Call) -> Reply:
         lane = session.lane
@@ -190,7 +190,7 @@ class Calls:
 
     def _stop(self, session: Session, call: Call) -> Reply | None:
         """Past its budget an agent is told so in words: an empty answer makes some of them ask for ever."""
-        spent = session.spent()
+        spent = session.find_spent()
         if spent is None:
             return None
         session.exhausted = session.exhausted or spent
@@ -231,18 +231,18 @@ class Calls:
                 raise StoreError("the call log did not answer in time", rollout_id=session.rollout_id) from failure
             raise
 
-    def _answered(
+    def _record_answer(
         self, session: Session, turn: PendingTurn, call: Call, reply: Reply, body: bytes, first: PendingReader
     ) -> None:
         now = session.last_activity = time.monotonic()
         if reply.finish != "budget":
             session.note_answer()
         self._counters.count_answer(call.dialect, call.kind, now - first.since)
-        session.turns.done(turn)
-        turn.answered(_replayable(reply), body, first)
+        session.turns.finish(turn)
+        turn.answer(_replayable(reply), body, first)
         session.note(f"{call.dialect} {call.kind} {call.id} -> {reply.finish} in {now - first.since:.3f} s")
 
-    async def _failed(
+    async def _record_failure(
         self,
         session: Session,
         turn: PendingTurn,
@@ -250,7 +250,7 @@ class Calls:
         failure: BaseException | None,
         refusal: GateRefusal | None,
     ) -> None:
-        session.turns.failed(turn)
+        session.turns.fail(turn)
         cause = _GONE if failure is None else f"{type(failure).__name__}: {failure}"
         if refusal is None:
             shown = failure if failure is not None else TimeoutError(_GONE)
@@ -270,7 +270,7 @@ class Calls:
                     await self._commit(session, turn, call, None, error=cause, status=status)
             except Exception as error:  # noqa: BLE001 - the agent must still get its answer; the session is marked broken
                 refusal_of(error, call.dialect, rollout_id=session.rollout_id, call_id=call.id)
-        turn.refused(refusal)
+        turn.refuse(refusal)
         session.last_activity = time.monotonic()
 
     # -- calls that no policy turn answers
@@ -293,9 +293,9 @@ class Calls:
             await self._commit(session, None, call, None)
         exchange.respond(200, codec.count_tokens(estimate(call) if counted is None else counted))
 
-    async def stopped(self, session: Session, route: Route, exchange: Exchange) -> bool:
+    async def stop_if_spent(self, session: Session, route: Route, exchange: Exchange) -> bool:
         """Answer a relayed call that is past the budget; False when it is not."""
-        if session.spent() is None or route.endpoint != "generate":
+        if session.find_spent() is None or route.endpoint != "generate":
             return False
         codec = CODECS[route.dialect]
         try:

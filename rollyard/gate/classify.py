@@ -59,13 +59,13 @@ class Shape(msgspec.Struct):
 
 def label(call: Call, headers: Mapping[str, str], shape: Shape) -> Label:
     """`shape` is filled in by the first call that offers tools."""
-    thread, parent, said = _said(headers)
+    thread, parent, said = _read_headers(headers)
     if said is not None:
         return Label(said, thread, parent)
-    return Label(_seen(call, shape, known_thread=thread is not None), thread, parent)
+    return Label(_guess_kind(call, shape, known_thread=thread is not None), thread, parent)
 
 
-def _said(headers: Mapping[str, str]) -> tuple[str | None, str | None, CallKind | None]:
+def _read_headers(headers: Mapping[str, str]) -> tuple[str | None, str | None, CallKind | None]:
     if not headers:
         return None, None, None
     if (session := headers.get("x-session-id")) is not None:
@@ -82,7 +82,7 @@ def _said(headers: Mapping[str, str]) -> tuple[str | None, str | None, CallKind 
     return headers.get("agent-session-id") or headers.get("session_id"), None, None
 
 
-def _seen(call: Call, shape: Shape, *, known_thread: bool) -> CallKind:
+def _guess_kind(call: Call, shape: Shape, *, known_thread: bool) -> CallKind:
     if call.tools:
         system = next((m.digest for m in call.messages if m.role == "system"), b"")
         if shape.tools is None:

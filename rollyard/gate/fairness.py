@@ -68,7 +68,7 @@ class Turnstile:
             self._ring.append(lane)
         lane.waiting.append(place)
         try:
-            await self._granted(place)
+            await self._grant(place)
         except BaseException:  # cancelled or too late: a place granted in the same instant goes back
             if place.done() and not place.cancelled():
                 self.leave(lane)
@@ -76,7 +76,7 @@ class Turnstile:
                 self._forget(lane, place)
             raise
 
-    async def _granted(self, place: asyncio.Future[None]) -> None:
+    async def _grant(self, place: asyncio.Future[None]) -> None:
         while True:
             try:
                 async with asyncio.timeout(self._wait_s):

@@ -24,7 +24,7 @@ from rollyard.core.lease import Lease
 from rollyard.core.log import Log
 from rollyard.core.protocols import CallLog, Listener, Policy, SessionRecord
 from rollyard.gate.calls import Calls
-from rollyard.gate.keys import KeyRing, checked_key, key_hash
+from rollyard.gate.keys import KeyRing, check_key, key_hash
 from rollyard.gate.limits import Budget, GateLimits, Tls
 from rollyard.gate.listener import Doorway, accept
 from rollyard.gate.metrics import GateCounters
@@ -55,8 +55,8 @@ class Gate:
             raise ConfigError("host must name an address", hint='"127.0.0.1", or None to listen only in sandboxes')
         self.policy = policy
         self.limits = limits
-        self.admin_key = checked_key("admin_key", admin_key)
-        self.trainer_key = checked_key("trainer_key", trainer_key)
+        self.admin_key = check_key("admin_key", admin_key)
+        self.trainer_key = check_key("trainer_key", trainer_key)
         if admin_key is not None and admin_key == trainer_key:
             raise ConfigError("admin_key and trainer_key must differ", hint="no key serves two faces")
         self.sessions: dict[str, Session] = {}
@@ -311,11 +311,11 @@ class Gate:
             if record.closed_at is not None:
                 self._keys.revoke(record.key_hash)
             else:
-                session = self._restored(record)
+                session = self._restore_session(record)
                 self.sessions[record.rollout_id] = session
                 self._keys.add(session)
 
-    def _restored(self, record: SessionRecord) -> Session:
+    def _restore_session(self, record: SessionRecord) -> Session:
         plan = SessionPlan(
             policy=self.policy,
             budget=msgspec.convert(record.settings.get("budget", {}), Budget),

@@ -20,7 +20,7 @@ def key_hash(key: str) -> bytes:
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
-def checked_key(name: str, key: str | None) -> str | None:
+def check_key(name: str, key: str | None) -> str | None:
     """A key that an operator chose. Empty, blank or short ones are refused: they are mistakes, and they open the door."""
     if key is None:
         return None

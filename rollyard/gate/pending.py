@@ -70,12 +70,12 @@ class PendingReader:
             self.last = now
             self.exchange.send(self.codec.keepalive(self.call))
 
-    def left(self) -> None:
+    def leave(self) -> None:
         """Its connection is gone."""
         if self.turn is not None:
-            self.turn.lost_reader()
+            self.turn.lose_reader()
 
-    def encoded(self, reply: Reply) -> bytes:
+    def encode(self, reply: Reply) -> bytes:
         if self.call.stream:
             return b"".join(self.codec.stream(self.call, reply, opened=self.opened))
         return self.codec.encode(self.call, reply)
@@ -86,7 +86,7 @@ class PendingReader:
         if exchange.gone:
             return False
         if body is None or self.opened:
-            body = self.encoded(reply)
+            body = self.encode(reply)
         if self.opened:
             exchange.finish(body)
         elif self.call.stream:
@@ -157,10 +157,10 @@ class PendingTurn:
             return
         self.readers.append(reader)
         reader.turn = self
-        reader.exchange.left = reader.left
+        reader.exchange.left = reader.leave
         self.orphan_at = None
 
-    def lost_reader(self) -> None:
+    def lose_reader(self) -> None:
         if self.reply is None and self.abandoned:
             self.orphan_at = time.monotonic() + self.orphan_s
             if self.orphan_s <= 0.0:
@@ -184,7 +184,7 @@ class PendingTurn:
         if self.task is not None and self.committing is None:
             self.task.cancel()
 
-    def answered(self, reply: Reply, body: bytes | None, first: PendingReader | None) -> None:
+    def answer(self, reply: Reply, body: bytes | None, first: PendingReader | None) -> None:
         self.reply = reply
         readers, self.readers = self.readers, []
         self.call = self.match = self.task = None
@@ -192,7 +192,7 @@ class PendingTurn:
             if reader.answer(reply, body if reader is first else None):
                 self.delivered = True
 
-    def refused(self, refusal: GateRefusal) -> None:
+    def refuse(self, refusal: GateRefusal) -> None:
         readers, self.readers = self.readers, []
         self.call = self.match = self.task = None
         for reader in readers:
@@ -230,11 +230,11 @@ class Turns:
         self._index(turn)
         self._retire(turn)
 
-    def done(self, turn: PendingTurn) -> None:
+    def finish(self, turn: PendingTurn) -> None:
         self.live.discard(turn)
         self._retire(turn)
 
-    def failed(self, turn: PendingTurn) -> None:
+    def fail(self, turn: PendingTurn) -> None:
         """A failed turn is joined by nobody: a retry of it asks again."""
         self.live.discard(turn)
         self._drop(turn)

@@ -132,9 +132,9 @@ class Session:
         """Work that ends with the session at the latest."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._finish_task)
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _finish_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.note(f"{type(error).__name__}: {error}")
@@ -147,7 +147,7 @@ class Session:
         """The one model an agent may see."""
         return asked or str(self.settings.get("model") or "policy")
 
-    def spent(self) -> str | None:
+    def find_spent(self) -> str | None:
         """The part of the budget that is used up, or None."""
         budget = self.budget
         if budget.calls is not None and self.calls >= budget.calls:

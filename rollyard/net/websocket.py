@@ -37,7 +37,7 @@ class WebSocketMessages:
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """What client and server share. A subclass takes the handshake (`_opening`) and says when it is over (`_opened`)."""
+    """What client and server share. A subclass takes the handshake (`_opening`)."""
 
     def __init__(self, protocol: Protocol) -> None:
         self._protocol = protocol

@@ -70,7 +70,7 @@ async def dial(url: str, *, subprotocol: str, headers: Mapping[str, str], connec
         raise EnvUnavailable(f"no environment can be reached at {url}: {type(error).__name__}") from error
 
 
-def refused(url: str, status: int) -> EnvError:
+def refuse(url: str, status: int) -> EnvError:
     if status in (401, 403):
         return EnvError(f"{url} refuses this key", hint="connect(url, key=...)")
     return EnvUnavailable(f"{url} answered {status}")
@@ -98,7 +98,7 @@ class PlainSocket(WebSocketConnection):
                 raise Lost("the server does not speak WebSocket")
             await self._wait()
         if self._answer.status_code != 101:
-            raise refused(self._url, self._answer.status_code)
+            raise refuse(self._url, self._answer.status_code)
         if self._client.handshake_exc is not None:
             raise Lost(f"the server's WebSocket handshake is wrong: {self._client.handshake_exc}")
         self.subprotocol = self._client.subprotocol

@@ -10,7 +10,7 @@ from websockets.asyncio.client import connect as open_socket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
-from rollyard.net.websocket_client import LIMIT, Lost, Socket, refused
+from rollyard.net.websocket_client import LIMIT, Lost, Socket, refuse
 
 
 async def dial_through(url: str, *, subprotocol: str, headers: Mapping[str, str], ping_s: float) -> Socket:
@@ -28,7 +28,7 @@ async def dial_through(url: str, *, subprotocol: str, headers: Mapping[str, str]
             )
         )
     except InvalidStatus as error:
-        raise refused(url, error.response.status_code) from error
+        raise refuse(url, error.response.status_code) from error
     except InvalidHandshake as error:
         raise Lost(str(error)) from error
 

@@ -54,9 +54,9 @@ class Access:
 
     async def admin(self, text: str) -> ApiKey:
         """The key that the server was started with; the same one again is the same key."""
-        return await self.named(text, "admin", "admin")
+        return await self.find_or_make(text, "admin", "admin")
 
-    async def named(self, text: str, role: Role, owner: str) -> ApiKey:
+    async def find_or_make(self, text: str, role: Role, owner: str) -> ApiKey:
         """The key of this text, made where it is not known yet."""
         return (
             await self._store.find_key(_digest(text))

@@ -63,14 +63,14 @@ def plane_app(
     for entry in ROUTES:
         group, _, method = entry.handler.partition(".")
         handler: _Handler = getattr(groups[group], method)
-        routes.append(Route(entry.path, _guarded(parts, entry, handler, log_requests), methods=[entry.method]))
+        routes.append(Route(entry.path, _guard(parts, entry, handler, log_requests), methods=[entry.method]))
     routes += [*bundles.routes(), *parts.gateway.routes()]
     if page is not None:
         routes.append(Mount("/page", page))
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http, Exception: _broken})
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http, Exception: _to_incident})
 
 
-def _guarded(
+def _guard(
     parts: PlaneParts, entry: ApiRoute, handler: _Handler, log_requests: bool
 ) -> Callable[[Request], Awaitable[Response]]:
     async def admitted(request: Request) -> tuple[Response, ApiKey | None]:
@@ -109,7 +109,7 @@ async def _http(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _to_incident(request: Request, error: Exception) -> Response:
     incident = new_id("err")
     _log.error("a request failed", id=incident, method=request.method, exc_info=error)
     told = {"code": "internal", "message": "the server failed; its log says why", "id": incident}

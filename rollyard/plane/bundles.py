@@ -26,20 +26,20 @@ class Bundles:
         self._store, self._signer, self._clock = store, signer, clock
 
     async def upload_url(self, sha256: str, size: int, owner: str, minutes: float, base_url: str) -> tuple[str, float]:
-        _checked(sha256, minutes)
+        _check(sha256, minutes)
         if not 0 < size <= MAX_BUNDLE:
             raise PlaneTooLarge(f"a bundle has 1 to {MAX_BUNDLE} bytes")
         return self._url("upload", (sha256, str(size), owner.encode().hex()), minutes, base_url)
 
     async def download_url(self, sha256: str, caller: ApiKey, minutes: float, base_url: str) -> tuple[str, float]:
-        _checked(sha256, minutes)
+        _check(sha256, minutes)
         if not (await self._store.has_blob(sha256) if caller.role == "admin" else await self.has(sha256, caller.owner)):
             raise PlaneNotFound(f"there is no bundle {sha256}")
         return self._url("download", (sha256,), minutes, base_url)
 
     async def has(self, sha256: str, owner: str) -> bool:
         """Whether this owner has sent it. That another one has is not told."""
-        _checked(sha256, 1.0)
+        _check(sha256, 1.0)
         return owner in await self._store.owners_of("bundle", sha256)
 
     async def receive(self, signed: str, parts: AsyncIterator[bytes]) -> bool:
@@ -77,7 +77,7 @@ class Bundles:
         return fields[:-1]
 
 
-def _checked(sha256: str, minutes: float) -> None:
+def _check(sha256: str, minutes: float) -> None:
     if not _SHA256.fullmatch(sha256):
         raise PlaneInvalid("a bundle is named by the sha256 of its bytes, in lower case hexadecimal")
     if not 0 < minutes <= _MAX_MINUTES:

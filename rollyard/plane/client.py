@@ -203,18 +203,18 @@ class Envs:
         sha256 = hashlib.sha256(data).hexdigest()
         told = await self._plane.json("POST", "/v1/bundles", {"sha256": sha256, "size": len(data)})
         if told.get("exists") is not True:
-            await self._signed("PUT", told.get("url"), data)
+            await self._send_signed("PUT", told.get("url"), data)
         return sha256
 
     async def download(self, sha256: str) -> bytes:
         """A bundle's bytes, checked against their name."""
         told = await self._plane.json("POST", f"/v1/bundles/{sha256}", {})
-        data = await self._signed("GET", told.get("url"))
+        data = await self._send_signed("GET", told.get("url"))
         if hashlib.sha256(data).hexdigest() != sha256:
             raise PlaneUnavailable(f"what came for bundle {sha256} is something else")
         return data
 
-    async def _signed(self, method: str, url: object, data: bytes | None = None) -> bytes:
+    async def _send_signed(self, method: str, url: object, data: bytes | None = None) -> bytes:
         """The key does not go to a signed URL."""
         if not isinstance(url, str):
             raise PlaneUnavailable("the plane gave no URL")

@@ -38,7 +38,7 @@ class InstanceClient:
         return await self._remote("call_tool").call(name, arguments or {})
 
     async def list_functions(self) -> list[str]:
-        found = await self._asked("list_functions", "GET", "functions/list")
+        found = await self._ask("list_functions", "GET", "functions/list")
         if isinstance(found, dict):
             found = found.get("functions", list(found))
         if not isinstance(found, list):
@@ -46,14 +46,14 @@ class InstanceClient:
         return [str(one.get("name") if isinstance(one, dict) else one) for one in found]
 
     async def call_function(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        return await self._asked("call_function", "POST", f"functions/{quote(name, safe='')}", arguments or {})
+        return await self._ask("call_function", "POST", f"functions/{quote(name, safe='')}", arguments or {})
 
     async def call_reward(self, arguments: Mapping[str, Any] | None = None) -> Any:
-        return await self._asked("call_reward", "POST", "task/reward", arguments or {})
+        return await self._ask("call_reward", "POST", "task/reward", arguments or {})
 
     async def check_health(self) -> dict[str, Any]:
         """What the environment's server says of itself."""
-        found = await self._asked("check_health", "GET", "health")
+        found = await self._ask("check_health", "GET", "health")
         if not isinstance(found, dict):
             raise PlaneUnavailable(f"the health of {self.id} is not an object")
         return found
@@ -88,7 +88,7 @@ class InstanceClient:
             self._tools = RemoteTools(url, self._plane.key, timeout_s=self._plane.timeout_s)
         return self._tools
 
-    async def _asked(self, what: str, method: str, path: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    async def _ask(self, what: str, method: str, path: str, arguments: Mapping[str, Any] | None = None) -> Any:
         """The answer's data; what the environment reports as an error is an `EnvError` with its words."""
         self._needs(what)
         data = None if arguments is None else msgspec.json.encode(arguments)

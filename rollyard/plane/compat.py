@@ -102,12 +102,12 @@ class Faces:
         self._at = {sock.getsockname()[:2]: app for sock, app in (at or {}).items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._chosen(scope)
+        app = self._choose(scope)
         if app is self._fleet:
             scope = {**scope, "root_path": scope.get("root_path", "") + _FLEET}
         await app(scope, receive, send)
 
-    def _chosen(self, scope: Scope) -> ASGIApp:
+    def _choose(self, scope: Scope) -> ASGIApp:
         own = self._at.get(tuple(scope.get("server") or ()))
         path: str = scope.get("path", "")
         if own is not None:

@@ -14,7 +14,7 @@ from rollyard.core.errors import PlaneInvalid, UnknownName
 from rollyard.core.ids import new_id
 from rollyard.core.plane import POOL_OWNER, AdmissionTerms, EnvSpec, Instance, InstancePlan
 from rollyard.core.sandbox import Mount, Network, Resources
-from rollyard.plane.engines import Engine, chosen, refuse
+from rollyard.plane.engines import Engine, choose, refuse
 
 _PATHS = ("/", "./", "../", "~")
 _MAX_LABELS = 64
@@ -51,7 +51,7 @@ class CreateDefaults(msgspec.Struct, frozen=True, kw_only=True):
 FROM_POOL = ("owner", "run_id", "rollout_id", "ttl_s", "idle_ttl_s", "labels", "pool")
 
 
-def checked(asked: CreateInstance, settings: CreateDefaults) -> None:
+def check_request(asked: CreateInstance, settings: CreateDefaults) -> None:
     """What is wrong with a request whatever it is made from."""
     if sum(value is not None for value in (asked.env, asked.image, asked.pool)) != 1:
         raise PlaneInvalid("give one of env, image and pool")
@@ -69,7 +69,7 @@ def checked(asked: CreateInstance, settings: CreateDefaults) -> None:
             raise PlaneInvalid(f"one from a pool is made already and cannot take {', '.join(late)}")
 
 
-def planned(
+def plan_instance(
     asked: CreateInstance,
     spec: EnvSpec,
     owner: str,
@@ -78,9 +78,9 @@ def planned(
     now: float,
 ) -> Instance:
     """The row of an instance that is about to be made."""
-    checked(asked, settings)
+    check_request(asked, settings)
     try:
-        engine = chosen(engines, asked.engine or spec.engine)
+        engine = choose(engines, asked.engine or spec.engine)
     except UnknownName as error:
         raise PlaneInvalid(error.message) from error
     ttl = asked.ttl_s or spec.ttl_s or settings.default_ttl_s
@@ -101,10 +101,10 @@ def planned(
         hint = "add it on the server with `rollyard image add SOURCE --name NAME`"
         raise PlaneInvalid("an image is named, not given by a path of the server", hint=hint)
     _honours(engine, engines, plan)
-    return journalled(plan, engine.name, owner, asked, now, settings)
+    return journal_instance(plan, engine.name, owner, asked, now, settings)
 
 
-def journalled(
+def journal_instance(
     plan: InstancePlan, engine: str, owner: str, asked: CreateInstance, now: float, settings: CreateDefaults
 ) -> Instance:
     return Instance(

@@ -254,7 +254,7 @@ def engine(text: str, **options: Any) -> Engine:
     raise UnknownName("engine", name, ["noop", *names("rollyard.engines"), *names("rollyard.sandboxes")])
 
 
-def chosen(engines: Mapping[str, Engine], name: str | None) -> Engine:
+def choose(engines: Mapping[str, Engine], name: str | None) -> Engine:
     """The engine of this name; the first one where none is asked for."""
     if name is None:
         if not engines:

@@ -68,7 +68,7 @@ class Gateway:
 
     async def presign(self, instance_id: str, port: int, minutes: float = 5.0, *, base_url: str) -> tuple[str, float]:
         """A URL to one port, and when it ends. `base_url` is where callers reach this plane."""
-        _checked(port, minutes)
+        _check(port, minutes)
         instance, engine = await self._instances.running(instance_id)
         ends = self._clock() + minutes * 60
         if engine.abilities.dial:
@@ -82,10 +82,10 @@ class Gateway:
 
     def routes(self) -> list[BaseRoute]:
         return [
-            Mount("/v1/instances/{id}/data", app=self._guarded(self._data)),
-            Mount("/v1/instances/{id}/mcp", app=self._guarded(self._mcp)),
-            Mount("/v1/instances/{id}/port/{port}", app=self._guarded(self._any_port)),
-            Mount("/at/{signed}", app=self._guarded(self._signed)),
+            Mount("/v1/instances/{id}/data", app=self._guard(self._data)),
+            Mount("/v1/instances/{id}/mcp", app=self._guard(self._mcp)),
+            Mount("/v1/instances/{id}/port/{port}", app=self._guard(self._any_port)),
+            Mount("/at/{signed}", app=self._guard(self._pass_signed)),
         ]
 
     async def forward(
@@ -96,18 +96,18 @@ class Gateway:
         if isinstance(instance, str):
             instance = await self._instances.record(instance)
         target = target or Target(port=instance.plan.port, path=raw_path(scope, 0))
-        async with self._dialled(instance, target.port) as stream, self._noticed(instance):
+        async with self._dial(instance, target.port) as stream, self._notice(instance):
             passing = forward_http if scope["type"] == "http" else forward_ws
             await passing(scope, receive, send, stream, target, self.limits)
 
     @asynccontextmanager
-    async def dialled(self, instance_id: str, port: int) -> AsyncGenerator[ByteStream]:
+    async def dial(self, instance_id: str, port: int) -> AsyncGenerator[ByteStream]:
         """A connection to a port inside a running instance."""
-        async with self._dialled(await self._instances.record(instance_id), port) as stream:
+        async with self._dial(await self._instances.record(instance_id), port) as stream:
             yield stream
 
     @asynccontextmanager
-    async def _dialled(self, found: Instance, port: int) -> AsyncGenerator[ByteStream]:
+    async def _dial(self, found: Instance, port: int) -> AsyncGenerator[ByteStream]:
         instance, engine = self._instances.running_now(found)
         assert instance.ref is not None
         if not engine.abilities.dial:
@@ -124,7 +124,7 @@ class Gateway:
             await stream.aclose()
 
     @asynccontextmanager
-    async def _noticed(self, instance: Instance) -> AsyncGenerator[None]:
+    async def _notice(self, instance: Instance) -> AsyncGenerator[None]:
         """While this lasts the instance is not idle."""
         every = max(0.05, min(_SEEN_S, (instance.idle_ttl_s or math.inf) / 3))
 
@@ -145,25 +145,25 @@ class Gateway:
     # the four ways in
 
     async def _data(self, scope: Scope, receive: Receive, send: Send) -> None:
-        instance = await self._admitted(scope)
+        instance = await self._admit(scope)
         target = Target(port=instance.plan.port, path=raw_path(scope, 4), prefix=raw_prefix(scope, 4))
         await self.forward(scope, receive, send, instance, target)
 
     async def _mcp(self, scope: Scope, receive: Receive, send: Send) -> None:
-        instance = await self._admitted(scope)
+        instance = await self._admit(scope)
         rest = raw_path(scope, 4)
         path = b"/mcp" + (rest[1:] if rest.startswith(b"/?") or rest == b"/" else rest)
         await self.forward(scope, receive, send, instance, Target(port=instance.plan.port, path=path))
 
     async def _any_port(self, scope: Scope, receive: Receive, send: Send) -> None:
-        instance = await self._admitted(scope)
+        instance = await self._admit(scope)
         text = scope["path_params"]["port"]
         port = int(text) if text.isdigit() and len(text) <= 5 else 0
-        _checked(port, 1.0)
+        _check(port, 1.0)
         target = Target(port=port, path=raw_path(scope, 5), prefix=raw_prefix(scope, 5))
         await self.forward(scope, receive, send, instance, target)
 
-    async def _signed(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_signed(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = self._signer.read("port", scope["path_params"]["signed"], 3)
         if fields is None:
             raise PlaneUnauthorized("this URL was not signed by this plane")
@@ -173,7 +173,7 @@ class Gateway:
         target = Target(port=int(port), path=raw_path(scope, 2), prefix=raw_prefix(scope, 2))
         await self.forward(scope, receive, send, instance_id, target)
 
-    async def _admitted(self, scope: Scope) -> Instance:
+    async def _admit(self, scope: Scope) -> Instance:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"").decode("latin-1")
         instance_id: str = scope["path_params"]["id"]
         text = bearer(header)
@@ -192,7 +192,7 @@ class Gateway:
         except ValueError:  # no instance has such a name
             return b""
 
-    def _guarded(self, passing: _Passing) -> _Passing:
+    def _guard(self, passing: _Passing) -> _Passing:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             started, began, status = False, time.perf_counter(), 101
 
@@ -216,7 +216,7 @@ class Gateway:
                 shown = error if isinstance(error, Error) else PlaneUnavailable("the instance did not answer")
                 response = refusal(shown)
                 status = response.status_code
-                await _refused(scope, receive, send, response)
+                await _refuse(scope, receive, send, response)
             finally:
                 self._counters.passing -= 1
                 method = scope.get("method", "WS")
@@ -225,7 +225,7 @@ class Gateway:
         return app
 
 
-async def _refused(scope: Scope, receive: Receive, send: Send, response: Response) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, response: Response) -> None:
     if scope["type"] == "http":
         await response(scope, receive, send)
     elif "websocket.http.response" in scope.get("extensions", {}):
@@ -236,7 +236,7 @@ async def _refused(scope: Scope, receive: Receive, send: Send, response: Respons
         await send({"type": "websocket.close", "code": 1008})
 
 
-def _checked(port: int, minutes: float) -> None:
+def _check(port: int, minutes: float) -> None:
     if not 1 <= port <= 65535:
         raise PlaneInvalid("port is from 1 to 65535")
     if not 0 < minutes <= MAX_MINUTES:

@@ -27,7 +27,7 @@ class Hub:
         self, name: str, version: str, spec: EnvSpec, *, by: ApiKey, owner: str | None = None
     ) -> EnvRecord:
         """A name belongs to the owner of its first version, so nobody's next version comes from somebody else."""
-        _checked(name, version, spec)
+        _check(name, version, spec)
         now = self._clock()
         record = EnvRecord(
             name=name,
@@ -65,7 +65,7 @@ class Hub:
 
     async def update(self, name: str, version: str, spec: EnvSpec, *, revision: int, by: ApiKey) -> EnvRecord:
         """`revision` is the one the caller read; another change in between is a conflict, never overwritten."""
-        _checked(name, version, spec)
+        _check(name, version, spec)
         before = await self.get(name, version)
         may_change(by, before)
         await self._give_image(spec, before.owner, by)
@@ -101,7 +101,7 @@ class Hub:
         return each_page(lambda cursor: self.page(cursor=cursor, limit=MAX_PAGE))
 
 
-def _checked(name: str, version: str, spec: EnvSpec) -> None:
+def _check(name: str, version: str, spec: EnvSpec) -> None:
     for what, text in (("name", name), ("version", version)):
         if not _NAME.fullmatch(text):
             raise PlaneInvalid(f"{what} {text!r} is not 1 to 100 letters, digits, dots, dashes and underscores")

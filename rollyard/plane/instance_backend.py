@@ -44,9 +44,9 @@ class InstanceBackend:
         plain = SandboxSpec()
         if asked := [name for name in _PLAIN if getattr(spec, name) != getattr(plain, name)]:
             raise Unsupported(f"an instance of the plane takes no {', '.join(asked)}")
-        return PendingSandbox(lambda: self._opened(spec))
+        return PendingSandbox(lambda: self._open(spec))
 
-    async def _opened(self, spec: SandboxSpec) -> Sandbox:
+    async def _open(self, spec: SandboxSpec) -> Sandbox:
         wanted = CreateInstance(
             image=spec.image,
             engine=self._engine.name,
@@ -58,9 +58,9 @@ class InstanceBackend:
             resources=spec.resources,
             network=spec.network,
         )
-        return await self._held(await self._instances.create(wanted, owner=self._owner(spec.labels)))
+        return await self._hold(await self._instances.create(wanted, owner=self._owner(spec.labels)))
 
-    async def _held(self, instance: Instance) -> Sandbox:
+    async def _hold(self, instance: Instance) -> Sandbox:
         try:
             sandbox = await self._instances.sandbox(instance.id)
         except (PlaneGone, PlaneNotFound) as error:
@@ -69,7 +69,7 @@ class InstanceBackend:
 
     async def attach(self, sandbox_id: str) -> Sandbox:
         try:
-            return await self._held(await self._instances.get(sandbox_id))
+            return await self._hold(await self._instances.get(sandbox_id))
         except PlaneNotFound as error:
             raise SandboxGone(error.message) from error
 

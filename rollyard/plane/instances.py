@@ -32,7 +32,14 @@ from rollyard.core.plane import KEYLESS_OWNER, POOL_OWNER, EnvSpec, Happening, I
 from rollyard.core.protocols import Sandbox
 from rollyard.net.paging import each_page
 from rollyard.plane.access import snapshot_id
-from rollyard.plane.create_request import FROM_POOL, CreateDefaults, CreateInstance, checked, journalled, planned
+from rollyard.plane.create_request import (
+    FROM_POOL,
+    CreateDefaults,
+    CreateInstance,
+    check_request,
+    journal_instance,
+    plan_instance,
+)
 from rollyard.plane.cursors import read_cursor, write_cursor
 from rollyard.plane.engines import Engine, refuse
 from rollyard.plane.hub import MAX_PAGE, Hub
@@ -60,11 +67,11 @@ class Instances:
 
     async def create(self, asked: CreateInstance, *, owner: str, caller: str = "", key: str | None = None) -> Instance:
         """`key` is an Idempotency-Key: the same request again gives the instance that the first one made."""
-        checked(asked, self.settings)
+        check_request(asked, self.settings)
         request = (caller, key, hashlib.sha256(msgspec.json.encode(asked)).digest()) if key else None
         if asked.pool is not None:
             pool = await self._store.get_pool(asked.pool)
-            taken = await self._taken(pool, asked, owner, request)
+            taken = await self._take_pooled(pool, asked, owner, request)
             if taken is not None:
                 return taken
             made_from = msgspec.json.decode(pool.plan, type=CreateInstance)
@@ -73,9 +80,9 @@ class Instances:
         spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._env(asked, owner)
         if asked.image is not None:
             await self._check_image(asked.image, owner)
-        return await self.make(planned(asked, spec, owner, self.engines, self.settings, self._clock()), request)
+        return await self.make(plan_instance(asked, spec, owner, self.engines, self.settings, self._clock()), request)
 
-    async def _taken(
+    async def _take_pooled(
         self, pool: WarmPool, asked: CreateInstance, owner: str, request: tuple[str, str, bytes] | None
     ) -> Instance | None:
         """One that waits in the pool and lives; None when there is none, and one is made."""
@@ -111,7 +118,7 @@ class Instances:
             async with asyncio.timeout(self.settings.boot_s):
                 ref = await engine.create(instance, self._plane)
         except (Error, TimeoutError, OSError) as error:
-            await self._abandoned(instance, engine, error)
+            await self._abandon(instance, engine, error)
             if isinstance(error, Error):
                 raise
             raise PlaneUnavailable(f"engine {engine.name} did not make it: {error or 'too late'}") from error
@@ -122,7 +129,7 @@ class Instances:
             raise PlaneConflict(f"{instance.id} was deleted while it was made")
         return running
 
-    async def _abandoned(self, instance: Instance, engine: Engine, error: Exception) -> None:
+    async def _abandon(self, instance: Instance, engine: Engine, error: Exception) -> None:
         """An engine that failed may have made something: it is only over once the engine's list says so. One that refused
         what it was asked for has made nothing."""
         if not isinstance(error, (PlaneInvalid, PlaneUnsupported, ConfigError)):
@@ -228,7 +235,7 @@ class Instances:
     # what can be done with one
 
     async def heartbeat(self, instance_id: str) -> Instance:
-        return await self._touched(instance_id, None)
+        return await self._touch(instance_id, None)
 
     async def extend(self, instance_id: str, ttl_s: float) -> Instance:
         """Its time ends `ttl_s` from now, for the engine and for the plane."""
@@ -239,9 +246,9 @@ class Instances:
             raise refuse(engine, self.engines, "extend", "extend an instance's time")
         if engine.abilities.extend and instance.ref is not None:
             await engine.extend(instance.ref, ttl_s)
-        return await self._touched(instance_id, self._clock() + ttl_s)
+        return await self._touch(instance_id, self._clock() + ttl_s)
 
-    async def _touched(self, instance_id: str, expires_at: float | None) -> Instance:
+    async def _touch(self, instance_id: str, expires_at: float | None) -> Instance:
         found = await self._store.touch(instance_id, at=self._clock(), expires_at=expires_at)
         if found is None:
             raise self._not_running(await self._store.get_instance(instance_id))
@@ -345,7 +352,7 @@ class Instances:
             idle_ttl_s=instance.idle_ttl_s,
         )
         now = self._clock()
-        new = [journalled(plan, instance.engine, instance.owner, again, now, self.settings) for _ in range(count)]
+        new = [journal_instance(plan, instance.engine, instance.owner, again, now, self.settings) for _ in range(count)]
         results = await asyncio.gather(*map(self.make, new), return_exceptions=True)
         made = [one for one in results if isinstance(one, Instance)]
         for error in results:

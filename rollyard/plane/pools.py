@@ -17,7 +17,7 @@ import msgspec
 from rollyard.core.errors import Error, PlaneInvalid, PlaneNotFound, PlaneQuota
 from rollyard.core.log import Log
 from rollyard.core.plane import WarmPool
-from rollyard.plane.create_request import CreateInstance, checked
+from rollyard.plane.create_request import CreateInstance, check_request
 from rollyard.plane.instances import Instances
 from rollyard.plane.storage import PlaneStore
 
@@ -43,7 +43,7 @@ class Pools:
             raise PlaneInvalid(f"pool name {name!r} is not 1 to 100 letters, digits, dots, dashes and underscores")
         if not 0 <= asked.size <= MAX_SIZE:
             raise PlaneInvalid(f"size is from 0 to {MAX_SIZE}")
-        checked(asked.instance, self._instances.settings)
+        check_request(asked.instance, self._instances.settings)
         if asked.instance.pool is not None or asked.instance.owner is not None:
             raise PlaneInvalid("what waits in a pool belongs to it and comes from an env or an image")
         plan = msgspec.json.encode(asked.instance).decode()

@@ -66,7 +66,7 @@ class PlaneProvider:
             await self._ready(instance)
             return instance
         except PlaneError as error:
-            raise _meant(error) from error
+            raise _to_env_error(error) from error
 
     async def _ready(self, instance: PlaneInstance) -> None:
         try:
@@ -109,7 +109,7 @@ class PlaneInstance:
         except (PlaneGone, PlaneNotFound) as error:
             raise EpisodeLost(error.message) from error
         except PlaneError as error:
-            raise _meant(error) from error
+            raise _to_env_error(error) from error
 
     async def _reset(self, seed: int | None) -> None:
         one = self._plane.at(self.id)
@@ -124,7 +124,7 @@ class PlaneInstance:
         except (PlaneGone, PlaneNotFound):
             return
         except PlaneError as error:
-            raise _meant(error) from error
+            raise _to_env_error(error) from error
 
 
 class _InstanceDatabases(SandboxDatabases):
@@ -148,7 +148,7 @@ class _Runs:
             command = ["python3", "-I", program_path(), "sqlite"]
             done = await self._plane.instances.exec(self._id, command, stdin=request + b"\n", timeout_s=_DATABASE_S)
         except PlaneError as error:
-            raise _meant(error) from error
+            raise _to_env_error(error) from error
         if done.exit_code != 0:
             raise EnvError(f"the database's program ended: {done.text[-500:]}")
         return done.stdout.split(b"\n", 1)[0]
@@ -162,5 +162,5 @@ def _variables(request: InstanceRequest) -> dict[str, str]:
     }
 
 
-def _meant(error: PlaneError) -> EnvError:
+def _to_env_error(error: PlaneError) -> EnvError:
     return EnvUnavailable(str(error)) if isinstance(error, _AGAIN) else EnvError(str(error))

@@ -46,7 +46,7 @@ async def push(
     """The environment's record. A draft of this name and version is replaced; a released one is a conflict."""
     project = read_project(folder, image=image)
     name, version = name or project.name, version or project.version
-    sha256 = await plane.envs.upload(packed(folder))
+    sha256 = await plane.envs.upload(pack(folder))
     spec: dict[str, Any] = {**project.spec, "artifacts": {BUNDLE: sha256}}
     try:
         made = await plane.envs.create(name, version, **spec)
@@ -62,7 +62,7 @@ async def pull(plane: Plane, name: str, version: str, target: Path) -> Path:
     sha256 = ((record.get("spec") or {}).get("artifacts") or {}).get(BUNDLE)
     if not isinstance(sha256, str):
         raise ConfigError(f"{name}@{version} was not pushed: it has no bundle")
-    unpacked(await plane.envs.download(sha256), target)
+    unpack(await plane.envs.download(sha256), target)
     return target
 
 
@@ -91,7 +91,7 @@ def _harbor(folder: Path, image: str | None) -> Project:
         "verifier": task.verifier.kind if task.verifier is not None else None,
     }
     name = str(task.package.get("name") or folder.resolve().name)
-    return Project(name=_named(name), version=str(task.package.get("version") or "1.0"), spec=spec)
+    return Project(name=_check_name(name), version=str(task.package.get("version") or "1.0"), spec=spec)
 
 
 def _aenv(folder: Path, image: str | None) -> Project:
@@ -113,7 +113,7 @@ def _aenv(folder: Path, image: str | None) -> Project:
         "tags": ["aenv", *map(str, config.get("tags") or [])],
         "extra": {"aenv": config},
     }
-    return Project(name=_named(name), version=version, spec=spec)
+    return Project(name=_check_name(name), version=version, spec=spec)
 
 
 def _resources(deploy: dict[str, Any]) -> Resources:
@@ -129,11 +129,11 @@ def _amount(said: object) -> tuple[float, str] | None:
     return None if found is None else (float(found[1]), found[2].upper())
 
 
-def _named(name: str) -> str:
+def _check_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100] or "env"
 
 
-def packed(folder: Path) -> bytes:
+def pack(folder: Path) -> bytes:
     """A tar of a folder's files: sorted, without times and owners."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -159,7 +159,7 @@ def _files(folder: Path) -> Iterator[Path]:
             raise ConfigError(f"{path} is neither a file nor a folder")
 
 
-def unpacked(data: bytes, target: Path) -> None:
+def unpack(data: bytes, target: Path) -> None:
     """Plain files and folders only, all of them below `target`, which must not be there yet."""
     target.mkdir(parents=True)
     try:

@@ -88,7 +88,7 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
         )
         await parts.access.admin(key)
         sdk_key = sdk_key_of(key)
-        await parts.access.named(sdk_key, "trainer", "admin")
+        await parts.access.find_or_make(sdk_key, "trainer", "admin")
         page = None
         if store is not None and options.host in LOOPBACK:
             tables = PlaneTables(SqlPlane(store.database), engines, parts.sweeper, options.quota)
@@ -96,7 +96,7 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
             page = NoWebPages(shown, AllowedHosts(options.host), forms=True)
         app = plane_app(parts, page=page, public_url=options.public_url, log_requests=options.log_requests)
         for work in (parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)):
-            stack.push_async_callback(_stopped, asyncio.create_task(work))
+            stack.push_async_callback(_stop, asyncio.create_task(work))
         url = http_url(options.host, port)
         footing = Footing(
             parts=parts,
@@ -133,6 +133,6 @@ def same_key(kept: str, given: str) -> bool:
     return compare_digest(kept.encode(), given.encode())
 
 
-async def _stopped(task: asyncio.Task[None]) -> None:
+async def _stop(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task}, timeout=_STOP_S)

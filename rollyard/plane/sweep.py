@@ -73,7 +73,7 @@ class Sweeper:
         due = ended = failures = 0
         while True:
             claimed = await self._store.claim_due(fence, now=self._clock(), settle_s=self._settle_s, limit=BATCH)
-            done = await self._settled(claimed)
+            done = await self._settle(claimed)
             due, failures = due + len(claimed), failures + len(claimed) - len(done)
             if done:
                 ended += await self._store.finish_due(fence, done, now=self._clock())
@@ -95,7 +95,7 @@ class Sweeper:
                 _log.exception("a sweep failed")
             await asyncio.sleep(every_s)
 
-    async def _settled(self, claimed: list[Instance]) -> list[tuple[str, InstanceState, str]]:
+    async def _settle(self, claimed: list[Instance]) -> list[tuple[str, InstanceState, str]]:
         """Those that are certainly gone from their engines."""
         listings: dict[str, dict[str, str] | None] = {}
         for name in {instance.engine for instance in claimed if instance.ref is None}:
@@ -104,12 +104,12 @@ class Sweeper:
 
         async def settle(instance: Instance) -> bool:
             async with gate:
-                return await self._gone(instance, listings.get(instance.engine))
+                return await self._is_gone(instance, listings.get(instance.engine))
 
         gone = await asyncio.gather(*(settle(instance) for instance in claimed))
         return [(one.id, *_AFTER[one.state]) for one, over in zip(claimed, gone, strict=True) if over]
 
-    async def _gone(self, instance: Instance, listing: dict[str, str] | None) -> bool:
+    async def _is_gone(self, instance: Instance, listing: dict[str, str] | None) -> bool:
         engine = self._engines.get(instance.engine)
         if engine is None:
             return False

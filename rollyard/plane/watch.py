@@ -45,7 +45,7 @@ class Watcher:
         newest = dict(list(self._told.items())[-_REMEMBERED:])
         return write_cursor(repr(self._since), msgspec.json.encode(newest).decode())
 
-    def told(self, instances: Iterable[Instance]) -> None:
+    def note(self, instances: Iterable[Instance]) -> None:
         """The caller knows these as they are."""
         self._told |= {one.id: one.updated_at for one in instances}
 

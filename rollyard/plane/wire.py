@@ -68,7 +68,7 @@ def answer(value: Any, status: int = 200) -> Response:
 
 def refusal(error: Error) -> Response:
     """Every refusal has an id of its own, for the log and the person who asks."""
-    status, code = told(error)
+    status, code = status_of(error)
     shown = {"code": code, "message": error.message, "hint": error.hint, "id": new_id("err")}
     response = answer({"error": shown}, status)
     if isinstance(error, PlaneRateLimited) and error.retry_after is not None:
@@ -78,7 +78,7 @@ def refusal(error: Error) -> Response:
     return response
 
 
-def told(error: Error) -> tuple[int, str]:
+def status_of(error: Error) -> tuple[int, str]:
     """The HTTP status of an error, and its machine word."""
     if isinstance(error, PlaneError):
         return error.status, error.code

@@ -21,7 +21,7 @@ from rollyard.core.errors import ConfigError, UpstreamError
 from rollyard.net.http_client import BadAnswer, HttpPool
 from rollyard.net.http_session import HttpSession
 from rollyard.policy.key_scrubber import HIDDEN
-from rollyard.policy.model_server import shown_url, words_of
+from rollyard.policy.model_server import show_url, words_of
 
 IDLE_S = 4.0
 MAX_BODY = 256 * 2**20
@@ -95,7 +95,7 @@ class ModelConnection:
     ) -> UpstreamError:
         """What the server at `url` said instead of an answer, without our keys."""
         body = self.scrub(body, *secrets)
-        message = f"{shown_url(url)} answered {status}"
+        message = f"{show_url(url)} answered {status}"
         if words := words_of(body):
             message = f"{message}: {words}"
         return UpstreamError(message, status=status, body=body, retry_after=retry_after)
@@ -110,11 +110,11 @@ class ModelConnection:
         try:
             answer = await self._pool.exchange(method, url, body, headers, self.timeouts.total)
         except TimeoutError as error:
-            raise UpstreamError(f"{shown_url(url)} did not answer in time", status=504) from error
+            raise UpstreamError(f"{show_url(url)} did not answer in time", status=504) from error
         except BadAnswer as error:
-            raise UpstreamError(f"the answer of {shown_url(url)} is unreadable ({error})", status=502) from None
+            raise UpstreamError(f"the answer of {show_url(url)} is unreadable ({error})", status=502) from None
         except OSError as error:
-            raise UpstreamError(f"no answer from {shown_url(url)} ({type(error).__name__})", status=502) from None
+            raise UpstreamError(f"no answer from {show_url(url)} ({type(error).__name__})", status=502) from None
         return answer.status, answer.body, seconds(answer.headers.get("retry-after"))
 
     async def aclose(self) -> None:

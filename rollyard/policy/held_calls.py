@@ -80,15 +80,15 @@ class Board:
                     self._untaken.move_to_end(name)
                 else:
                     del self._untaken[name]
-            return batch if batch or self._ended(rollout) else None
+            return batch if batch or self._is_over(rollout) else None
 
-    def _ended(self, rollout: str | None) -> bool:
+    def _is_over(self, rollout: str | None) -> bool:
         return self._closed or (rollout is not None and rollout in self._over)
 
     def enlist(self, rollout: str | None, ring: Ring) -> bool:
         """Leaves a ring, unless there is something for its waiter already."""
         with self._lock:
-            if self._ended(rollout) or (self._untaken if rollout is None else rollout in self._untaken):
+            if self._is_over(rollout) or (self._untaken if rollout is None else rollout in self._untaken):
                 return False
             self._rings.setdefault(rollout, set()).add(ring)
             return True

@@ -57,7 +57,7 @@ def _model(row: dict[str, Any]) -> ServedModel:
     )
 
 
-def chosen_model(asked: str, models: Sequence[ServedModel], url: str) -> str:
+def choose_model(asked: str, models: Sequence[ServedModel], url: str) -> str:
     """For a policy that was given no model: the agent's own name where the server lists it or lists nothing, else the only
     model that there is."""
     if not models or any(model.id == asked for model in models):
@@ -65,7 +65,7 @@ def chosen_model(asked: str, models: Sequence[ServedModel], url: str) -> str:
     if len(models) == 1:
         return models[0].id
     raise ConfigError(
-        f"{shown_url(url)} serves several models and none is named {asked!r}: {listing(models)}",
+        f"{show_url(url)} serves several models and none is named {asked!r}: {listing(models)}",
         hint="name one of them with model= (on the command line --model)",
     )
 
@@ -83,7 +83,7 @@ def listing(models: Sequence[ServedModel]) -> str:
     return ", ".join(model.id for model in models[:MOST_LISTED]) + more
 
 
-def shown_url(url: str) -> str:
+def show_url(url: str) -> str:
     """Without what could be a secret in it."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -17,7 +17,7 @@ from rollyard.core.protocols import RawRequest, RawResponse
 from rollyard.net.http_session import HttpFailure, HttpStream
 from rollyard.policy.connection import ModelConnection, Timeouts, check_url, resolve_key
 from rollyard.policy.key_scrubber import KeyScrubber
-from rollyard.policy.model_server import cannot_answer, shown_url
+from rollyard.policy.model_server import cannot_answer, show_url
 
 HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"}
@@ -55,20 +55,20 @@ class Through:
         try:
             response = await self._connection.session().stream(
                 request.method,
-                joined(self.url, swapped_query(request.path, self._key)),
+                join_url(self.url, swap_query(request.path, self._key)),
                 request.body or None,
                 outgoing(request.headers, self._key),
                 connect_s=limits.connect,
                 idle_s=limits.idle,
             )
         except TimeoutError as error:
-            raise UpstreamError(f"{shown_url(self.url)} did not answer in time", status=504) from error
+            raise UpstreamError(f"{show_url(self.url)} did not answer in time", status=504) from error
         except HttpFailure as error:
-            raise UpstreamError(f"no answer from {shown_url(self.url)} ({error.kind})", status=502) from None
+            raise UpstreamError(f"no answer from {show_url(self.url)} ({error.kind})", status=502) from None
         headers = {name: value for name, value in response.headers.items() if name not in HOP}
 
         def explain(body: bytes) -> str:
-            return self._connection.refusal(joined(self.url, request.path), response.status, body).message
+            return self._connection.refusal(join_url(self.url, request.path), response.status, body).message
 
         scrubber: KeyScrubber | None = None
         if self._key is not None:
@@ -85,7 +85,7 @@ class Through:
     async def check(self, model: str) -> None:
         """Whether somebody listens. Nothing else: how a key is sent, and for which model, is the agent's."""
         try:
-            await self._connection.exchange("GET", joined(self.url, "/v1/models"), None, {})
+            await self._connection.exchange("GET", join_url(self.url, "/v1/models"), None, {})
         except UpstreamError as error:
             raise cannot_answer(error, model, ()) from None
 
@@ -123,7 +123,7 @@ class Chunks(AsyncIterator[bytes]):
         await self._stream.aclose()
 
 
-def joined(url: str, path: str) -> str:
+def join_url(url: str, path: str) -> str:
     """A base url that already ends in `/v1` takes `/v1/...` paths without doubling it."""
     path = "/" + path.lstrip("/")
     for version in ("/v1", "/v1beta"):
@@ -146,7 +146,7 @@ def outgoing(headers: Mapping[str, str], key: str | None) -> dict[str, str]:
     return kept
 
 
-def swapped_query(path: str, key: str | None) -> str:
+def swap_query(path: str, key: str | None) -> str:
     """Gemini clients may send the key as `?key=`; the rollout's own never leaves."""
     before, mark, query = path.partition("?")
     sent = parse_qsl(query, keep_blank_values=True) if mark else []

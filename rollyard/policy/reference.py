@@ -39,7 +39,7 @@ class PolicyText(msgspec.Struct, frozen=True, kw_only=True):
         name, colon, argument = named.partition(":")
         if not name:
             raise ConfigError(f"not a policy: {text!r}", hint=f"known: {', '.join(registry.names(GROUP))}")
-        factory, options = registry.load(GROUP, name), written_options(written)
+        factory, options = registry.load(GROUP, name), read_options(written)
         found = cls(name=name, argument=argument if colon else None, options=options, factory=factory)
         if "key" in options:
             raise ConfigError(
@@ -98,7 +98,7 @@ def parse(text: str, **settings: Any) -> Policy:
     return found.factory(*(() if found.argument is None else (found.argument,)), **given)
 
 
-def written_options(text: str) -> dict[str, str]:
+def read_options(text: str) -> dict[str, str]:
     try:
         return dict(parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text)))
     except ValueError as error:

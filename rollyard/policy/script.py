@@ -98,7 +98,7 @@ def turns_of(steps: Any) -> tuple[ScriptTurn, ...]:
     turns: list[ScriptTurn] = []
     sleep, errors, thinking = 0.0, (), ""
     for number, step in enumerate(steps):
-        known = checked_step(step, number)
+        known = check_step(step, number)
         sleep += float(known.get("sleep", 0))
         if "error" in known:
             errors = (*errors, *([int(known["error"])] * int(known.get("times", 1))))
@@ -119,7 +119,7 @@ def turns_of(steps: Any) -> tuple[ScriptTurn, ...]:
     return tuple(turns)
 
 
-def checked_step(step: Any, number: int) -> Mapping[str, Any]:
+def check_step(step: Any, number: int) -> Mapping[str, Any]:
     if isinstance(step, str):
         return {"text": step}
     if not isinstance(step, Mapping):
@@ -137,7 +137,7 @@ def checked_step(step: Any, number: int) -> Mapping[str, Any]:
 
 def actions_of(step: Mapping[str, Any], number: int) -> tuple[Action, ...]:
     if "parallel" in step:
-        inner = [checked_step(one, number) for one in step["parallel"]]
+        inner = [check_step(one, number) for one in step["parallel"]]
         if any(len([n for n in ("shell", "write", "tool") if n in one]) != 1 for one in inner):
             raise ConfigError(f"step {number}: each of parallel is one shell, write or tool")
         return tuple(action for one in inner for action in actions_of(one, number))

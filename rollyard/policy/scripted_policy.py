@@ -31,7 +31,7 @@ from rollyard.policy.renderers.bytelevel import ByteRenderer
 from rollyard.policy.renderers.load import renderer as load_renderer
 from rollyard.policy.renderers.protocol import Renderer, takes_tools
 from rollyard.policy.script import DONE, Action, Script, ScriptTurn, load_script, turns_of
-from rollyard.policy.toolbox import named, shell_call, write_call
+from rollyard.policy.toolbox import find_tool, shell_call, write_call
 
 Answering = Callable[[Call], Any | Awaitable[Any]]
 STEP = re.compile(r"^s(\d+)_\d+_")
@@ -215,7 +215,7 @@ def resolve_action(action: Action, call: Call) -> tuple[Any, Mapping[str, Any]]:
         found = write_call(call.tools, *action.write)
     elif action.tool is not None:
         exact = next((t for t in call.tools if t.name == action.tool), None)
-        tool = exact or named(call.tools, (action.tool.lower(),))
+        tool = exact or find_tool(call.tools, (action.tool.lower(),))
         found = None if tool is None else (tool, action.args)
     if found is None:
         offered = ", ".join(t.name for t in call.tools)

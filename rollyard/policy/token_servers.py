@@ -80,7 +80,7 @@ def known(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def shared(ask: Ask) -> dict[str, Any]:
+def shared_sampling(ask: Ask) -> dict[str, Any]:
     """Sampling as vLLM, SGLang and llama.cpp alike call it, and what the operator adds for one of them."""
     s = ask.sampling
     return dict(s.extra) | known(
@@ -96,7 +96,7 @@ def shared(ask: Ask) -> dict[str, Any]:
 
 
 def ask_vllm(ask: Ask) -> dict[str, Any]:
-    params = shared(ask) | {
+    params = shared_sampling(ask) | {
         "max_tokens": ask.max_tokens,
         "logprobs": max(1, ask.top_logprobs),
         "stop_token_ids": list(ask.stop_ids),
@@ -123,7 +123,7 @@ def read_vllm(body: dict[str, Any]) -> SampledAnswer:
 
 
 def ask_completions(ask: Ask) -> dict[str, Any]:
-    return shared(ask) | {
+    return shared_sampling(ask) | {
         "model": ask.model,
         "prompt": ask.prompt.tolist(),
         "max_tokens": ask.max_tokens,
@@ -151,7 +151,7 @@ def read_completions(body: dict[str, Any]) -> SampledAnswer:
 
 
 def ask_sglang(ask: Ask) -> dict[str, Any]:
-    params = shared(ask) | {
+    params = shared_sampling(ask) | {
         "max_new_tokens": ask.max_tokens,
         "stop_token_ids": list(ask.stop_ids),
         "skip_special_tokens": False,
@@ -193,7 +193,7 @@ def read_sglang(body: dict[str, Any]) -> SampledAnswer:
 
 
 def ask_llamacpp(ask: Ask) -> dict[str, Any]:
-    return shared(ask) | {
+    return shared_sampling(ask) | {
         "prompt": ask.prompt.tolist(),
         "n_predict": ask.max_tokens,
         "n_probs": max(1, ask.top_logprobs),

@@ -24,7 +24,7 @@ from rollyard.policy.connection import ModelConnection, Timeouts, json_object, r
 from rollyard.policy.model_server import (
     ServedModel,
     cannot_answer,
-    chosen_model,
+    choose_model,
     context_of,
     listing,
     read_models,
@@ -44,8 +44,8 @@ from rollyard.policy.server_probe import (
     tokens_row,
 )
 from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, join_answers
-from rollyard.policy.trainer_reply import sampled_reply
-from rollyard.policy.upstream_policy import CHECK_S, checked_sampling
+from rollyard.policy.trainer_reply import make_reply
+from rollyard.policy.upstream_policy import CHECK_S, check_sampling
 
 _log = Log("rollyard.policy")
 MAX_RESUMES, RESUME_S = 64, 0.05
@@ -88,7 +88,7 @@ def tokens(
         engine=None if kind == "auto" else find_engine(kind),
         connection=ModelConnection(timeouts=timeouts or Timeouts(), secrets=(secret,) if secret else ()),
         headers={"content-type": "application/json"} | ({"authorization": f"Bearer {secret}"} if secret else {}),
-        sampling=checked_sampling(sampling or {}),
+        sampling=check_sampling(sampling or {}),
         limits=TokenLimits(max_tokens_cap, max_context),
     )
 
@@ -293,14 +293,14 @@ class TokensPolicy:
 
     def _model_name(self, asked: str) -> str:
         """The model that is meant where the agent calls it `asked`."""
-        return self.model or chosen_model(asked, self._models, self.root)
+        return self.model or choose_model(asked, self._models, self.root)
 
     def _ask(self, call: Call) -> Ask:
         assert call.prompt_ids is not None
         model = call.options.get("model") or self._model_name(call.model)
         context = self.max_context or context_of(model, self._models)
         unset = {name: value for name, value in OPEN.items() if getattr(call.sampling, name) is None}
-        own = checked_sampling(call.options.get("sampling") or {})
+        own = check_sampling(call.options.get("sampling") or {})
         wanted = msgspec.structs.replace(call.sampling, **{**unset, **self._sampling, **own})
         limit = wanted.max_tokens or DEFAULT_MAX_TOKENS
         for cap in (self._cap, call.options.get("max_tokens_cap")):
@@ -319,7 +319,7 @@ class TokensPolicy:
         )
 
     def _reply(self, call: Call, ask: Ask, found: SampledAnswer, engine: TokenServer, started: float) -> Reply:
-        reply = sampled_reply(call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws)
+        reply = make_reply(call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws)
         spans = found.spans
         return msgspec.structs.replace(
             reply,

@@ -47,7 +47,7 @@ def bare(name: str) -> str:
     return (last or name).lower()
 
 
-def named(tools: Sequence[ToolSpec], names: Sequence[str]) -> ToolSpec | None:
+def find_tool(tools: Sequence[ToolSpec], names: Sequence[str]) -> ToolSpec | None:
     """The first tool that goes by one of `names`, in the order of `names`."""
     found: dict[str, ToolSpec] = {}
     for tool in tools:
@@ -57,7 +57,7 @@ def named(tools: Sequence[ToolSpec], names: Sequence[str]) -> ToolSpec | None:
 
 def shell_call(tools: Sequence[ToolSpec], command: str) -> tuple[ToolSpec, dict[str, Any]] | None:
     """The agent's shell and the arguments that run `command` in it; None when it offers no shell."""
-    tool = named(tools, SHELLS)
+    tool = find_tool(tools, SHELLS)
     if tool is None:
         return None
     properties = schema_of(tool).get("properties") or {}
@@ -72,7 +72,7 @@ def write_call(tools: Sequence[ToolSpec], path: str, text: str) -> tuple[ToolSpe
     """Through the shell where there is one (it works alike everywhere), else through the agent's own file tool."""
     if (call := shell_call(tools, heredoc(path, text))) is not None:
         return call
-    tool = named(tools, WRITERS)
+    tool = find_tool(tools, WRITERS)
     if tool is None:
         return None
     properties = schema_of(tool).get("properties") or {}

@@ -76,7 +76,7 @@ def reply_of(call: Call, given: TrainerReply, renderer: Renderer | None) -> Repl
     return msgspec.structs.replace(reply, version_start=given.version, version_end=given.version, spans=spans)
 
 
-def sampled_reply(
+def make_reply(
     call: Call,
     sampled: array[int],
     logprobs: array[float] | None,

@@ -24,12 +24,12 @@ from rollyard.policy.evidence import level_of
 from rollyard.policy.model_server import (
     ServedModel,
     cannot_answer,
-    chosen_model,
+    choose_model,
     context_of,
     listing,
     owner_of,
     read_models,
-    shown_url,
+    show_url,
 )
 from rollyard.policy.replicas import Replicas, routing_headers, split_urls
 from rollyard.policy.server_probe import (
@@ -106,12 +106,12 @@ def upstream(
     settings = UpstreamSettings(
         url=urls[0],
         model=model,
-        dialect=spoken_at(urls[0]) if dialect == "auto" else dialect,
+        dialect=dialect_of(urls[0]) if dialect == "auto" else dialect,
         top_logprobs=top_logprobs,
         token_ids=token_ids,
         max_tokens_cap=max_tokens_cap,
         disable_thinking=disable_thinking,
-        sampling=checked_sampling(sampling or {}),
+        sampling=check_sampling(sampling or {}),
     )
     return Upstream(settings, Replicas(urls), resolve_key(key, key_env), timeouts or Timeouts())
 
@@ -136,7 +136,7 @@ class Upstream:
         return frozenset(_CALL_OPTIONS - _ABSENT.get(self.settings.dialect, set()))
 
     async def __call__(self, call: Call) -> Reply:
-        settings = await self._fitted(session_settings(self.settings, call.options), call.model)
+        settings = await self._fit(session_settings(self.settings, call.options), call.model)
         server = (settings.url, settings.model or call.model)
         if (known := self._accepted.get(server)) is not None:
             return await self._ask(call, settings, known)
@@ -164,7 +164,7 @@ class Upstream:
             await self(hello("default", tools=(PROBE_TOOL,)))
         except UpstreamError as error:
             refused = error
-        settings = await self._fitted(self.settings, "default")
+        settings = await self._fit(self.settings, "default")
         model = settings.model or reply.model or "default"
         owner = owner_of(model, self._models)
         return ServerProbe(
@@ -184,7 +184,7 @@ class Upstream:
         """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
         try:
             await self._learn()
-            named = (await self._fitted(self.settings, model)).model or model
+            named = (await self._fit(self.settings, model)).model or model
             if not any(served.id == named for served in self._models):
                 async with asyncio.timeout(CHECK_S):
                     await self(hello(model))
@@ -194,7 +194,7 @@ class Upstream:
         except TimeoutError:
             return  # it is there, and busy
 
-    async def _fitted(self, settings: UpstreamSettings, asked: str) -> UpstreamSettings:
+    async def _fit(self, settings: UpstreamSettings, asked: str) -> UpstreamSettings:
         """With what the server's model list says: the model, where none was chosen, and the cap of its context."""
         if settings.url != self.settings.url:
             return settings  # a session's own server
@@ -205,10 +205,10 @@ class Upstream:
                 return settings
         if settings.model is None and settings.dialect == "gemini" and not self._models:
             raise ConfigError(
-                f"{shown_url(settings.url)} names the model in its paths and lists none to choose from",
+                f"{show_url(settings.url)} names the model in its paths and lists none to choose from",
                 hint="name the model with model= (on the command line --model)",
             )
-        model = settings.model or chosen_model(asked, self._models, settings.url)
+        model = settings.model or choose_model(asked, self._models, settings.url)
         cap, context = settings.max_tokens_cap, context_of(model, self._models)
         if cap is None and context is not None:
             cap = max(1, context // 2)
@@ -246,7 +246,7 @@ class Upstream:
         headers = headers_of(codec, key) | routing_headers(call)
         replicas = self.replicas if settings.url == self.settings.url else Replicas([settings.url])
         answer = await replicas.send(call, lambda base: self._connection.post(base + path, body, headers, key or ""))
-        reply = self._decoded(codec, answer, call)
+        reply = self._decode(codec, answer, call)
         reply = msgspec.structs.replace(
             reply,
             capture=level_of(reply),
@@ -258,7 +258,7 @@ class Upstream:
         self.level = reply.capture
         return reply
 
-    def _decoded(self, codec: Codec, answer: bytes, call: Call) -> Reply:
+    def _decode(self, codec: Codec, answer: bytes, call: Call) -> Reply:
         try:
             return codec.decode_reply(answer, call, self._memos.setdefault(call.rollout_id, {}))
         except UpstreamError:
@@ -292,7 +292,7 @@ def ladder(settings: UpstreamSettings) -> tuple[Asks, ...]:
     return tuple(dict.fromkeys((Asks(settings.token_ids, logprobs), Asks(False, logprobs), Asks(False, False))))
 
 
-def spoken_at(url: str) -> Dialect:
+def dialect_of(url: str) -> Dialect:
     """The dialect that a well-known address speaks; chat completions everywhere else."""
     parts = urlsplit(url)
     if parts.hostname == "api.anthropic.com":
@@ -302,7 +302,7 @@ def spoken_at(url: str) -> Dialect:
     return "chat"
 
 
-def checked_sampling(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def check_sampling(overrides: Mapping[str, Any]) -> dict[str, Any]:
     unknown = set(overrides) - set(Sampling.__struct_fields__)
     if unknown:
         raise ConfigError(
@@ -331,7 +331,7 @@ def session_settings(settings: UpstreamSettings, options: Mapping[str, Any]) -> 
     if options.get("disable_thinking") is not None:
         changes["disable_thinking"] = bool(options["disable_thinking"])
     if options.get("sampling"):
-        changes["sampling"] = {**settings.sampling, **checked_sampling(options["sampling"])}
+        changes["sampling"] = {**settings.sampling, **check_sampling(options["sampling"])}
     if "url" in changes:
         changes["url"] = check_url(str(changes["url"]))
     return msgspec.structs.replace(settings, **changes) if changes else settings

@@ -256,7 +256,7 @@ def _engine(name: str) -> DoctorFinding:
     }[name]
     answering = next((path for path in sockets if path and _answers(path)), None)
     if answering:
-        route = "netns" if netns.permitted() else "socket"
+        route = "netns" if netns.may_enter() else "socket"
         return DoctorFinding(
             group="engines", name=name, state="ok", found=f"answers at {answering}; the gate by route {route}"
         )

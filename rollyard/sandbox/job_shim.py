@@ -198,7 +198,7 @@ async def launch(run: Runs, program: Program, *, root: str = ROOT, exact: bool =
     return job
 
 
-def attached_argv(argv: Sequence[str], job_id: str, *, root: str = ROOT) -> list[str]:
+def attach_argv(argv: Sequence[str], job_id: str, *, root: str = ROOT) -> list[str]:
     """The argv of a program that is the job and keeps its own stdin; start it with `MARK` in its environment."""
     return ["/bin/sh", "-c", scripts.ATTACH, "rollyard", f"{root}/{job_id}", scripts.WRAP, *argv]
 

@@ -48,7 +48,7 @@ async def delete_all(ids: Sequence[str], delete: Callable[[str], Awaitable[objec
     return left
 
 
-def described(listed: Iterable[SandboxInfo], labels: Mapping[str, str] | None, older_than: float | None) -> list[str]:
+def to_reap(listed: Iterable[SandboxInfo], labels: Mapping[str, str] | None, older_than: float | None) -> list[str]:
     """Of sandboxes with these labels, the ids of those to reap: with labels or an age, all that they describe; else those
     past their end."""
     named, now = labels is not None or older_than is not None, time.time()
@@ -75,12 +75,12 @@ def one_by_one(delete: Callable[[str, float], bool]) -> DeleteBatch:
             rest = deadline - time.monotonic()
             return rest > 0 and delete(one, rest)
 
-        return [one for one, gone in zip(ids, _mapped(work, ids), strict=True) if not gone]
+        return [one for one, gone in zip(ids, _map(work, ids), strict=True) if not gone]
 
     return each
 
 
-def _mapped(work: Callable[[str], bool], ids: Sequence[str]) -> list[bool]:
+def _map(work: Callable[[str], bool], ids: Sequence[str]) -> list[bool]:
     if len(ids) > 1:
         try:
             with ThreadPoolExecutor(AT_ONCE) as pool:

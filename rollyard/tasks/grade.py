@@ -103,7 +103,7 @@ async def judge(
             notes.append(f"{box.cwd} is no directory any more: the verifier runs in /")
             box.cwd = "/"
         if before is not None:
-            notes += await planted.remove_links(box.sandbox, before, _judged(case))
+            notes += await planted.remove_links(box.sandbox, before, _judged_folders(case))
         await _make_paths(case, box)
         if before is not None:
             notes += await planted.put_back(box.sandbox, before, case.workdir)
@@ -172,7 +172,7 @@ async def _seal(
     return await _wrap_fresh(case, fresh), list(load.notes), before
 
 
-def _judged(case: Judging) -> list[str]:
+def _judged_folders(case: Judging) -> list[str]:
     """The directories that tests look at: the working directory and what the task declares."""
     chosen = transfer.choose_artifacts(case.workdir, case.artifacts, case.workdir)
     return [artifact.source for artifact in chosen]

@@ -78,7 +78,7 @@ def _wash(root: Path, exclude: Sequence[str]) -> None:
     for folder in folders.walk(root):
         prefix = f"{folder.path}/" if folder.names else ""
         for name in folder.folders[:]:
-            if _excluded(prefix, name, exclude):
+            if _excludes(prefix, name, exclude):
                 folder.folders.remove(name)
                 folders.remove(root / f"{prefix}{name}")
             else:
@@ -86,13 +86,13 @@ def _wash(root: Path, exclude: Sequence[str]) -> None:
                 os.chmod(name, mode & 0o777, dir_fd=folder.fd)
         for name in folder.others:
             mode = os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_mode
-            if _excluded(prefix, name, exclude) or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            if _excludes(prefix, name, exclude) or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
                 os.unlink(name, dir_fd=folder.fd)
             elif stat.S_ISREG(mode) and mode & 0o7000:
                 os.chmod(name, mode & 0o777, dir_fd=folder.fd)
 
 
-def _excluded(prefix: str, name: str, exclude: Sequence[str]) -> bool:
+def _excludes(prefix: str, name: str, exclude: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(prefix + name, p) or fnmatch.fnmatchcase(name, p) for p in exclude)
 
 

@@ -29,7 +29,7 @@ def is_trusted(path: Path, *, trust_tasks: bool) -> bool:
     digest = source_digest(place)
     if trust_tasks:
         _remember(digest, place)
-    return trust_tasks or digest in _remembered()
+    return trust_tasks or digest in _load_remembered()
 
 
 def is_own(place: Path) -> bool:
@@ -57,7 +57,7 @@ def _trust_file() -> Path:
     return root / "rollyard" / "trusted-tasks"
 
 
-def _remembered() -> set[str]:
+def _load_remembered() -> set[str]:
     try:
         return {line.partition(" ")[0] for line in _trust_file().read_text().splitlines()}
     except OSError:
@@ -66,7 +66,7 @@ def _remembered() -> set[str]:
 
 def _remember(digest: str, place: Path) -> None:
     file = _trust_file()
-    if digest in _remembered():
+    if digest in _load_remembered():
         return
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as lines:

@@ -22,7 +22,7 @@ from rollyard.core.call import Call, Reply, ids
 from rollyard.core.errors import BadRequest, ConfigError, Error, PolicyError
 from rollyard.core.ids import new_id
 from rollyard.policy.renderers.protocol import Renderer
-from rollyard.policy.trainer_reply import sampled_reply
+from rollyard.policy.trainer_reply import make_reply
 from rollyard.train.sampler import Sampler, SampleRequest, SamplerOutput
 from rollyard.train.tiny import load_weights
 from rollyard.wire import CODECS
@@ -114,7 +114,7 @@ class ModelServer:
         call = codec.decode(WireRequest(call_id=new_id("chat"), rollout_id="chat", body=body, headers={}))
         call = msgspec.structs.replace(call, prompt_ids=self.renderer.render(call.messages, call.tools))
         sampled = await self.sampler.sample(self.chat_request(call))
-        reply = sampled_reply(call, sampled.ids, sampled.logprobs, self.renderer, cut=sampled.finish != "stop")
+        reply = make_reply(call, sampled.ids, sampled.logprobs, self.renderer, cut=sampled.finish != "stop")
         reply = msgspec.structs.replace(reply, model=self.name)
         if call.stream:
             return Response(b"".join(codec.stream(call, reply)), media_type=codec.stream_type(call))

@@ -128,7 +128,7 @@ def place(
     else:
         step, end = _prove(graph, steps, reached, packed, len(call.messages))
     here = AttachPoint(step, end, graph.answer_above(step.node), "root", None)
-    failed = ledger.failed(digest)
+    failed = ledger.note_failure(digest)
     if failed is not None:
         return here._replace(edge="retry_of", parent_call_id=failed)
     repeated = _first_asked(ledger, call, (step,)) or _first_asked(ledger, call, steps)

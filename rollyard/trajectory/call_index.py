@@ -30,7 +30,7 @@ class Ledger:
             for name in _names(orphan):
                 self._awaited.setdefault(name, []).append(record.id)
 
-    def failed(self, body: bytes) -> str | None:
+    def note_failure(self, body: bytes) -> str | None:
         return self._failed.get(body)
 
     def latest(self, thread: str | None) -> CallRecord | None:

@@ -106,9 +106,9 @@ class Graph:
 
     def ids(self, node: int | None) -> array[int] | None:
         """The ids of a whole path, or None where some are unknown."""
-        return None if node is None or self._ends[node] is None else array("i", self.packed(node))
+        return None if node is None or self._ends[node] is None else array("i", self.pack(node))
 
-    def packed(self, node: int) -> bytes:
+    def pack(self, node: int) -> bytes:
         """The same as bytes; every delta on the path is known."""
         return b"".join(self.deltas(node))
 
@@ -133,7 +133,7 @@ class Graph:
 
     def mismatch(self, node: int, packed: bytes) -> int | None:
         """The first token at which a prompt leaves a path."""
-        return None if self._ends[node] is None else common_prefix(self.packed(node), packed) // WIDTH
+        return None if self._ends[node] is None else common_prefix(self.pack(node), packed) // WIDTH
 
     def climb(self, step: WalkStep, packed: bytes) -> tuple[WalkStep, int]:
         """Up from a step to where the recorded ids are known and are a prefix of the prompt."""
@@ -142,7 +142,7 @@ class Graph:
             at = at.previous or START
         if at.node == ROOT:
             return START, 0
-        known = self.packed(at.node)
+        known = self.pack(at.node)
         if packed.startswith(known):
             return at, len(known) // WIDTH
         same = common_prefix(known, packed) // WIDTH
@@ -158,6 +158,6 @@ class Graph:
             last = self.nodes[leaf].ids
             if last and packed[(end - len(last)) * WIDTH : end * WIDTH] != last.tobytes():
                 continue
-            if packed.startswith(self.packed(leaf)):
+            if packed.startswith(self.pack(leaf)):
                 return leaf
         return None

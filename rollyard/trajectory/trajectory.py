@@ -174,8 +174,8 @@ class Trajectory:
         delta: array[int] | None = None
         inserted: tuple[tuple[int, int], ...] = ()
         if self._graph.end(child.prompt_leaf) is not None:
-            whole, known = self._graph.packed(child.prompt_leaf), self._graph.end(answer.id)
-            if known is None or not whole.startswith(self._graph.packed(answer.id)):
+            whole, known = self._graph.pack(child.prompt_leaf), self._graph.end(answer.id)
+            if known is None or not whole.startswith(self._graph.pack(answer.id)):
                 return []
             delta = array("i", whole[known * WIDTH :])
             inserted = shift_ranges(prompt[-1].inserted, len(prompt[-1].ids or ()) - len(delta))

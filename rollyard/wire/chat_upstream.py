@@ -77,7 +77,7 @@ def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any])
     if not call.tools and not body.get("functions"):
         for name in _TOOL_OPTIONS:  # servers refuse an empty tool list, and a choice without tools
             body.pop(name, None)
-    differs = options.changed(call.sampling, sampling)
+    differs = options.find_changes(call.sampling, sampling)
     if differs:
         members = sampling_members(sampling)
         if "max_completion_tokens" in body and "max_tokens" in members:  # some models refuse the older name

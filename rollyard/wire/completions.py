@@ -160,7 +160,7 @@ def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]
 
 def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     """Token ids where the call has them; else its text, where it is a bare prompt."""
-    if call.dialect == "completions" and call.raw and not options.changed(call.sampling, sampling):
+    if call.dialect == "completions" and call.raw and not options.find_changes(call.sampling, sampling):
         body: dict[str, Any] = dict(split_object(call.raw))
         for name in ("stream", "stream_options"):
             body.pop(name, None)

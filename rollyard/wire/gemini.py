@@ -21,7 +21,7 @@ from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.gemini_parts import content_decoder, messages_of, parts_of, wire_parts
 from rollyard.wire.members import BodyReader
 from rollyard.wire.openai_shapes import counts
-from rollyard.wire.options import named_choice, reasoning_of, text_of
+from rollyard.wire.options import name_choice, reasoning_of, text_of
 from rollyard.wire.parts import pieces
 from rollyard.wire.sse import frame
 
@@ -167,7 +167,7 @@ def _choice(config: _ToolConfig | None) -> str | None:
         return None
     names = calling.allowed_function_names or []
     if calling.mode == "ANY" and len(names) == 1:
-        return named_choice(names[0])
+        return name_choice(names[0])
     return {"AUTO": "auto", "ANY": "required", "NONE": "none"}.get(calling.mode)
 
 

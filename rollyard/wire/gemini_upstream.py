@@ -75,7 +75,7 @@ def _tool_config(sampling: Sampling) -> dict[str, Any] | None:
     choice = sampling.tool_choice
     if choice is None:
         return None
-    name = options.chosen_name(choice)
+    name = options.choice_name(choice)
     if name is not None:
         return {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": [name]}}
     return {"functionCallingConfig": {"mode": _MODES[choice]}} if choice in _MODES else None
@@ -106,7 +106,7 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
 
 def _patch(call: Call, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     body: dict[str, Any] = dict(split_object(call.raw))
-    differs = options.changed(call.sampling, sampling)
+    differs = options.find_changes(call.sampling, sampling)
     if differs:
         place = "generation_config" if "generation_config" in body else "generationConfig"
         sent: msgspec.Raw = body.get(place, msgspec.Raw())

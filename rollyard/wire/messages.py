@@ -22,7 +22,7 @@ from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.members import BodyReader
 from rollyard.wire.messages_blocks import blocks, part_of
 from rollyard.wire.openai_shapes import counts
-from rollyard.wire.options import named_choice, reasoning_of, text_of
+from rollyard.wire.options import name_choice, reasoning_of, text_of
 from rollyard.wire.parts import pieces
 from rollyard.wire.sse import frame
 
@@ -128,7 +128,7 @@ def _choice(value: dict[str, Any] | None) -> str | None:
         return None
     kind = value.get("type")
     if kind == "tool" and isinstance(value.get("name"), str):
-        return named_choice(value["name"])
+        return name_choice(value["name"])
     return {"auto": "auto", "any": "required", "none": "none"}.get(str(kind)) or text_of(value)
 
 

@@ -55,7 +55,7 @@ def _choice(sampling: Sampling) -> dict[str, Any] | None:
     wanted = sampling.tool_choice
     choice: dict[str, Any] | None = None
     if wanted is not None:
-        name = options.chosen_name(wanted)
+        name = options.choice_name(wanted)
         value = parse_json(wanted)
         if name is not None:
             choice = {"type": "tool", "name": name}
@@ -112,7 +112,7 @@ def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any])
     body: dict[str, Any] = dict(split_object(call.raw))
     body.pop("stream", None)
     body.pop("thread", None)  # the provider's own message ids never reach the agent, so it could not go on from one
-    differs = options.changed(call.sampling, sampling)
+    differs = options.find_changes(call.sampling, sampling)
     if differs:
         members = _sampling_members(sampling)
         for name in differs & _MEMBERS.keys():

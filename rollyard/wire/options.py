@@ -21,7 +21,7 @@ def text_of(value: Any) -> str:
     return dump(value).decode()
 
 
-def named_choice(name: str) -> str:
+def name_choice(name: str) -> str:
     return text_of({"type": "function", "function": {"name": name}})
 
 
@@ -35,11 +35,11 @@ def choice_of(value: Any) -> str | None:
         function = value.get("function")
         name = value.get("name") or (function.get("name") if isinstance(function, dict) else None)
         if value.get("type") == "function" and isinstance(name, str):
-            return named_choice(name)
+            return name_choice(name)
     return text_of(value)
 
 
-def chosen_name(choice: str) -> str | None:
+def choice_name(choice: str) -> str | None:
     """The function a canonical choice names."""
     value = parse_object(choice)
     function = value.get("function") if value else None
@@ -88,6 +88,6 @@ def schema_of(sampling: Sampling) -> Mapping[str, Any] | None:
     return inner.get("schema") if isinstance(inner, dict) else None
 
 
-def changed(before: Sampling, after: Sampling) -> set[str]:
+def find_changes(before: Sampling, after: Sampling) -> set[str]:
     """Names of the fields that a policy set differently from what the agent asked."""
     return {name for name in Sampling.__struct_fields__ if getattr(before, name) != getattr(after, name)}

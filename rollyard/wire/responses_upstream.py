@@ -46,7 +46,7 @@ def _sampling_members(sampling: Sampling) -> dict[str, Any]:
     if sampling.logprobs:
         out["include"] = [_LOGPROBS]
     if sampling.tool_choice is not None:
-        name = options.chosen_name(sampling.tool_choice)
+        name = options.choice_name(sampling.tool_choice)
         out["tool_choice"] = {"type": "function", "name": name} if name else options.chat_choice(sampling.tool_choice)
     wanted = options.reasoning(sampling)
     reasoning = {name: wanted[name] for name in ("effort", "summary") if isinstance(wanted.get(name), str)}
@@ -80,7 +80,7 @@ def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any])
     body: dict[str, Any] = dict(split_object(call.raw))
     for name in ("stream", "stream_options"):
         body.pop(name, None)
-    differs = options.changed(call.sampling, sampling)
+    differs = options.find_changes(call.sampling, sampling)
     if differs:
         members = _sampling_members(sampling)
         for name in differs & _MEMBERS.keys():

@@ -24,11 +24,10 @@ from rollyard.core.events import POLICY_STOPPED, Event
 from rollyard.core.lease import Attempt
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.core.task import Task, VerifierSpec
-from rollyard.net.binding import LOOPBACK
+from rollyard.net.web_pages import AllowedHosts, NoWebPages
 from rollyard.page.actions import LocalActions
 from rollyard.page.app import page_app
 from rollyard.page.formats import money
-from rollyard.page.hosts import OnlyHosts
 from rollyard.testing.serve import serve_app
 
 pytestmark = pytest.mark.anyio
@@ -122,7 +121,10 @@ async def test_what_is_not_there_is_a_404_and_nothing_can_be_changed_without_a_t
     ],
 )
 async def test_a_website_whose_name_was_pointed_at_loopback_reads_nothing(tmp_path, host, status):
-    async with ry.Store.open(tmp_path / "runs.db") as store, serve_app(OnlyHosts(page_app(store), LOOPBACK)) as url:
+    async with (
+        ry.Store.open(tmp_path / "runs.db") as store,
+        serve_app(NoWebPages(page_app(store), AllowedHosts("127.0.0.1"), forms=True)) as url,
+    ):
 
         def ask():
             request = urllib.request.Request(url, headers={"Host": host})

@@ -14,7 +14,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError, PlaneConflict
 from rollyard.plane.access import NewKey
-from rollyard.plane.push import packed, pull, push, read_project, unpacked
+from rollyard.plane.push import pack, pull, push, read_project, unpack
 from rollyard.store.plane import SqlPlane
 from rollyard.testing.serve import serve_app
 
@@ -53,7 +53,7 @@ async def test_a_task_folder_and_an_aenv_project_are_pushed_and_come_back_the_sa
         assert (made["id"], made["spec"]["image"], made["spec"]["env"]) == ("my-env@0.1", "reg/x:1", {"A": "1"})
         assert made["spec"]["resources"]["cpus"] == 0.5 and made["spec"]["resources"]["memory_mb"] == 2048
         back = await pull(client, made["name"], made["version"], tmp_path / "back")
-        assert packed(back) == packed(aenv)
+        assert pack(back) == pack(aenv)
         where = {**os.environ, "ROLLYARD_URL": url, "ROLLYARD_KEY": key}
         command = [*RY, "push", str(aenv), "--version", "0.2", "--json"]
         process = await asyncio.create_subprocess_exec(*command, env=where, stdout=asyncio.subprocess.PIPE)
@@ -76,7 +76,7 @@ def test_links_are_not_sent_and_hostile_bundles_write_nothing_outside(tmp_path):
     folder = project(tmp_path / "aenv")
     (folder / "passwd").symlink_to("/etc/passwd")
     with pytest.raises(ConfigError, match="is a link"):
-        packed(folder)
+        pack(folder)
     for n, (name, kind, target) in enumerate(
         (
             ("../escaped", tarfile.REGTYPE, ""),
@@ -93,13 +93,13 @@ def test_links_are_not_sent_and_hostile_bundles_write_nothing_outside(tmp_path):
             tar.addfile(entry, io.BytesIO(b""))
         place = tmp_path / f"out{n}"
         try:
-            unpacked(buffer.getvalue(), place)
+            unpack(buffer.getvalue(), place)
         except ConfigError:
             pass
         assert not (tmp_path / "escaped").exists() and not Path("/tmp/escaped-absolute").exists()
         assert not any(path.is_symlink() for path in place.rglob("*"))
     with pytest.raises(ConfigError):
-        unpacked(b"not a tar", tmp_path / "noise")
+        unpack(b"not a tar", tmp_path / "noise")
 
 
 async def test_a_backup_of_a_store_in_use_restores_to_the_same_hub(tmp_path):

@@ -105,7 +105,7 @@ def test_learnability_of_partial_rewards_has_a_bootstrap_interval():
 def test_a_comparison_counts_only_shared_tasks_and_lists_flips():
     before = {"a": [1, 1], "b": [0, 0], "c": [1], "gone": [1], "unscored": []}
     after = {"a": [0, 0], "b": [0, 0], "c": [1], "new": [0], "unscored": [1]}
-    found = statistics.paired(before, after)
+    found = statistics.compare_pairs(before, after)
     assert (found.tasks, found.worse, found.better) == (3, ("a",), ())
     assert found.flips == (("a", 1, 0),)
     assert (found.only_first, found.only_second) == (("gone",), ("new", "unscored"))

@@ -45,7 +45,7 @@ class AenvCallers:
         """An instance's token: 160 bits in lower case, since the package lowers the case of host names."""
         return hmac.new(self._secret, f"aenv {instance_id}".encode(), hashlib.sha256).hexdigest()[:40] + ".instance"
 
-    def admitted(self, instance_id: str, url: str) -> None:
+    def admit(self, instance_id: str, url: str) -> None:
         said = urlsplit(url).hostname or ""
         if not hmac.compare_digest(said.encode(), self.host(instance_id).encode()):
             raise PlaneUnauthorized("this request does not bear the instance's token")

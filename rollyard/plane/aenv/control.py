@@ -20,7 +20,7 @@ from rollyard.core.plane import ApiKey, EnvRecord, Instance, Role
 from rollyard.core.sandbox import Mount
 from rollyard.plane.access import sees, show_env
 from rollyard.plane.aenv.callers import AenvCallers
-from rollyard.plane.aenv.envelope import failed, ok, read, seconds
+from rollyard.plane.aenv.envelope import failure, ok, read, seconds
 from rollyard.plane.aenv.shapes import OWNER_LABEL, instance_shape
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.hub import Hub
@@ -52,12 +52,12 @@ class _Presign(msgspec.Struct, frozen=True, kw_only=True):
     expiration_time_in_minutes: float = 5.0
 
 
-def enveloped(endpoint: Endpoint) -> Endpoint:
+def envelope(endpoint: Endpoint) -> Endpoint:
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request)
         except Error as error:
-            return failed(error)
+            return failure(error)
 
     return answer
 
@@ -71,7 +71,7 @@ class AenvControl:
 
     def routes(self) -> list[Route]:
         def at(path: str, endpoint: Endpoint, method: str) -> Route:
-            return Route(path, enveloped(endpoint), methods=[method])
+            return Route(path, envelope(endpoint), methods=[method])
 
         return [
             at("/env-instance", self.create, "POST"),
@@ -81,8 +81,8 @@ class AenvControl:
             at("/env-instance/{id}/list", self.list, "GET"),
             at("/env-instance/{id}/presign-url", self.presign, "POST"),
             at("/env-service/{id}/list", self.no_services, "GET"),
-            Route("/env-service", enveloped(_no_service), methods=["POST"]),
-            Route("/env-service/{id}", enveloped(_no_service), methods=["GET", "PUT", "DELETE"]),
+            Route("/env-service", envelope(_no_service), methods=["POST"]),
+            Route("/env-service/{id}", envelope(_no_service), methods=["GET", "PUT", "DELETE"]),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -102,7 +102,7 @@ class AenvControl:
             mount_points=tuple(_mount(mount) for mount in asked.mount_points or ()),
         )
         made = await self._instances.create(wanted, owner=caller.owner, caller=caller.id)
-        return ok(await self._shown(made, caller))
+        return ok(await self._show(made, caller))
 
     async def get(self, request: Request) -> Response:
         caller, found = await self._own(request)
@@ -112,7 +112,7 @@ class AenvControl:
             found = await self._instances.record(found.id)
         if not found.live and found.state != "failed":
             raise PlaneNotFound(f"instance {found.id} is gone ({found.state})")
-        return ok(await self._shown(found, caller))
+        return ok(await self._show(found, caller))
 
     async def delete(self, request: Request) -> Response:
         _, own = await self._own(request)
@@ -126,7 +126,7 @@ class AenvControl:
         if wanted == "*":
             wanted = request.query_params.get("envName") or "*"
         status = request.query_params.get("status")
-        shown = [await self._shown(one, caller) for one in await self._all(caller, wanted)]
+        shown = [await self._show(one, caller) for one in await self._all(caller, wanted)]
         items = [one for one in shown if status in (None, "", one["status"])]
         return ok({"items": items, "total": len(items)} if _SDK_MARK in request.headers else items)
 
@@ -153,7 +153,7 @@ class AenvControl:
         found = self._instances.all(owner=owner, env=wanted if "@" in wanted else None)
         return [one async for one in found if "@" in wanted or wanted in ("*", (one.env or "").partition("@")[0])]
 
-    async def _shown(self, instance: Instance, caller: ApiKey) -> dict[str, Any]:
+    async def _show(self, instance: Instance, caller: ApiKey) -> dict[str, Any]:
         return instance_shape(instance, await self._record(instance, caller), self._callers.host(instance.id))
 
     async def _record(self, instance: Instance, caller: ApiKey) -> EnvRecord | None:

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from rollyard.core.errors import Error, PlaneInvalid, PlaneUnavailable
 from rollyard.core.log import Log
 from rollyard.plane.aenv.callers import INSTANCE_HEADER, URL_HEADER, AenvCallers
-from rollyard.plane.aenv.envelope import failed
+from rollyard.plane.aenv.envelope import failure
 from rollyard.plane.engines import START_JOB
 from rollyard.plane.gateway import Gateway
 from rollyard.plane.instance_http import ask
@@ -48,15 +48,15 @@ class DataPort:
             await send(message)
 
         try:
-            await self._answered(scope, receive, sending)
+            await self._answer(scope, receive, sending)
         except (Error, OSError, TimeoutError) as error:
             if started:  # the connection ends in the middle, so that a part is not taken for the whole
                 _log.warning("an answer broke off", kind=type(error).__name__)
                 return
             shown = error if isinstance(error, Error) else PlaneUnavailable("the instance did not answer")
-            await failed(shown)(scope, receive, send)
+            await failure(shown)(scope, receive, send)
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, asks_health = Headers(scope=scope), scope["path"] == "/health" and scope["method"] == "GET"
         instance_id = headers.get(INSTANCE_HEADER, "")
         if not instance_id:
@@ -65,7 +65,7 @@ class DataPort:
             gateway = {"status": "healthy", "message": "the gateway runs; name an instance to ask about it"}
             await JSONResponse(gateway)(scope, receive, send)
             return
-        self._callers.admitted(instance_id, headers.get(URL_HEADER, ""))
+        self._callers.admit(instance_id, headers.get(URL_HEADER, ""))
         if asks_health and await self._coming_up(instance_id):
             await (await self._health(instance_id))(scope, receive, send)
             return
@@ -83,26 +83,26 @@ class DataPort:
         done, _ = await asyncio.wait([asking], timeout=_QUIET_S)
         if done:
             return asking.result()
-        return StreamingResponse(_spaced(asking), media_type="application/json")
+        return StreamingResponse(_keep_alive(asking), media_type="application/json")
 
     async def _until_healthy(self, instance_id: str) -> Response:
         """Its own good answer; the last one it gave, or why there is none, when its time to come up is over."""
-        pause, last = 0.05, failed(PlaneUnavailable("the environment's server does not listen yet"))
+        pause, last = 0.05, failure(PlaneUnavailable("the environment's server does not listen yet"))
         while await self._coming_up(instance_id):
             try:
                 async with asyncio.timeout(_PROBE_S):
-                    last = await self._probed(instance_id)
+                    last = await self._probe(instance_id)
                 if _healthy(last):
                     return last
             except (Error, OSError, TimeoutError) as error:
-                last = failed(error if isinstance(error, Error) else PlaneUnavailable("its server did not answer"))
+                last = failure(error if isinstance(error, Error) else PlaneUnavailable("its server did not answer"))
                 if ending := await self._ending(instance_id):
-                    return failed(PlaneUnavailable(ending))
+                    return failure(PlaneUnavailable(ending))
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 0.5)
         return last
 
-    async def _probed(self, instance_id: str) -> Response:
+    async def _probe(self, instance_id: str) -> Response:
         said = await ask(self._gateway, instance_id, "GET", "/health")
         return Response(said.body, said.status, media_type="application/json")
 
@@ -119,7 +119,7 @@ class DataPort:
         return f"the environment's program ended with code {code}: {said}"
 
 
-async def _spaced(asking: asyncio.Task[Response]) -> AsyncIterator[bytes]:
+async def _keep_alive(asking: asyncio.Task[Response]) -> AsyncIterator[bytes]:
     try:
         while not (await asyncio.wait([asking], timeout=_QUIET_S))[0]:
             yield b" "
@@ -127,7 +127,7 @@ async def _spaced(asking: asyncio.Task[Response]) -> AsyncIterator[bytes]:
             yield bytes(asking.result().body)
         except (Error, OSError, TimeoutError) as error:
             shown = error if isinstance(error, Error) else PlaneUnavailable("the instance did not answer")
-            yield bytes(failed(shown).body)
+            yield bytes(failure(shown).body)
     finally:
         asking.cancel()
 

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from rollyard.core.errors import Error, PlaneInvalid
-from rollyard.plane.wire import answer, told
+from rollyard.plane.wire import answer, status_of
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h)")
@@ -21,9 +21,9 @@ def ok(data: Any) -> Response:
     return answer({"success": True, "code": 0, "message": "", "data": data})
 
 
-def failed(error: Error) -> Response:
+def failure(error: Error) -> Response:
     """`message` is what the control client shows, `error` what the data client does."""
-    status, _ = told(error)
+    status, _ = status_of(error)
     return answer({"success": False, "code": status, "message": str(error), "error": str(error), "data": None}, status)
 
 

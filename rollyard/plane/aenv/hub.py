@@ -10,7 +10,7 @@ from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneNotFound, Pl
 from rollyard.core.plane import ApiKey, EnvRecord, Role
 from rollyard.plane.access import may_change, show_env
 from rollyard.plane.aenv.callers import AenvCallers
-from rollyard.plane.aenv.control import Endpoint, enveloped
+from rollyard.plane.aenv.control import Endpoint, envelope
 from rollyard.plane.aenv.envelope import ok, read
 from rollyard.plane.aenv.shapes import env_shape, spec_of, status_word
 from rollyard.plane.hub import Hub
@@ -26,7 +26,7 @@ class HubFace:
 
     def routes(self) -> list[Route]:
         def at(path: str, endpoint: Endpoint, method: str) -> list[Route]:
-            return [Route(path + slash, enveloped(endpoint), methods=[method]) for slash in ("", "/")]
+            return [Route(path + slash, envelope(endpoint), methods=[method]) for slash in ("", "/")]
 
         return [
             *at("/env", self.create, "POST"),

@@ -56,7 +56,7 @@ class BackendBoxes:
             raise E2bRefusal("unauthenticated", "the API key is not known here")
         return None
 
-    def known(self) -> list[str]:
+    def list_known(self) -> list[str]:
         return list(self._boxes)
 
     async def forget_image(self, image: str) -> None:
@@ -70,7 +70,7 @@ class BackendBoxes:
         *,
         resources: Resources | None = None,
     ) -> E2bSandbox:
-        spec = self._wanted(read_create(asked), resources)
+        spec = self._to_spec(read_create(asked), resources)
         if idempotency_key is None:
             return await self._open(spec)
         now = time.monotonic()
@@ -98,7 +98,7 @@ class BackendBoxes:
         await box.accounts.prepare()
         return box
 
-    def _wanted(self, asked: E2bCreate, resources: Resources | None) -> SandboxSpec:
+    def _to_spec(self, asked: E2bCreate, resources: Resources | None) -> SandboxSpec:
         found = None if asked.template == BASE else self.templates.find("", asked.template)
         built = self.templates.ready("", asked.template) if found is not None else None
         base = self._named.get(asked.template) or (
@@ -140,7 +140,7 @@ class BackendBoxes:
                 return await self._keep(sandbox)
         raise SandboxGone(f"sandbox {sandbox_id} is gone")
 
-    async def seen(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView:
+    async def view(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView:
         await self.find(sandbox_id)
         for one in await self.list(caller, {}):
             if one.id == sandbox_id:

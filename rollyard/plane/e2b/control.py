@@ -66,7 +66,7 @@ class E2bControl:
     async def connect(self, request: Request, caller: ApiKey | None) -> Response:
         """A running one again, a paused one woken; its time is made longer, never shorter."""
         asked = await read_json(request)
-        seen = await self._boxes.seen(caller, request.path_params["id"])
+        seen = await self._boxes.view(caller, request.path_params["id"])
         if seen.state == "paused":
             await self._boxes.resume(caller, seen.id)
         box = await self._boxes.find(seen.id)
@@ -77,7 +77,7 @@ class E2bControl:
         return JSONResponse(show_made(box, self._boxes.tokens), 201 if seen.state == "paused" else 200)
 
     async def get(self, request: Request, caller: ApiKey | None) -> Response:
-        return JSONResponse(describe(await self._boxes.seen(caller, request.path_params["id"])))
+        return JSONResponse(describe(await self._boxes.view(caller, request.path_params["id"])))
 
     async def list(self, request: Request, caller: ApiKey | None) -> Response:
         query = request.query_params
@@ -85,7 +85,9 @@ class E2bControl:
         metadata = {unquote(name): unquote(values[-1]) for name, values in wanted.items()}
         states = {state for part in query.getlist("state") for state in part.split(",") if state}
         found = [
-            describe(seen) for seen in await self._boxes.list(caller, metadata) if _wanted(request, seen.created_at)
+            describe(seen)
+            for seen in await self._boxes.list(caller, metadata)
+            if _is_young_enough(request, seen.created_at)
         ]
         if states:
             found = [one for one in found if one["state"] in states]
@@ -113,7 +115,7 @@ class E2bControl:
         asked = await read_json(request)
         if asked.get("memory") is False:
             raise E2bRefusal("unimplemented", "a pause that keeps the files alone is not served here", 400)
-        seen = await self._boxes.seen(caller, request.path_params["id"])
+        seen = await self._boxes.view(caller, request.path_params["id"])
         if seen.state == "paused":
             raise E2bRefusal("already_exists", "the sandbox is paused already")
         await self._boxes.pause(caller, seen.id)
@@ -122,7 +124,7 @@ class E2bControl:
     async def snapshot(self, request: Request, caller: ApiKey | None) -> Response:
         """The files are kept, and memory is not."""
         asked = await read_json(request)
-        box = await self._boxes.find((await self._boxes.seen(caller, request.path_params["id"])).id)
+        box = await self._boxes.find((await self._boxes.view(caller, request.path_params["id"])).id)
         origin = self._boxes.templates.of_image(box.image)
         build = origin[1] if origin is not None else TemplateBuild(id="", created_at=0.0)
         image = await self._boxes.snapshot(caller, box.id)
@@ -156,7 +158,7 @@ class E2bControl:
         return {"error": {"code": told.status, "message": told.message}}
 
 
-def _wanted(request: Request, created_at: float) -> bool:
+def _is_young_enough(request: Request, created_at: float) -> bool:
     """Whether a sandbox is as young as was asked."""
     text = request.query_params.get("startedAfter")
     try:

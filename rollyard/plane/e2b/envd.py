@@ -56,16 +56,16 @@ class Envd:
         given = request.headers.get("x-access-token", "")
         sandbox_id = _sandbox_id(request, self._boxes.tokens)
         if signed and not given and request.query_params.get("signature"):
-            return await self._boxes.find(self._signed_for(request, sandbox_id))
+            return await self._boxes.find(self._find_signer(request, sandbox_id))
         if not hmac.compare_digest(given.encode(), self._boxes.tokens.of(sandbox_id).encode()):
             raise E2bRefusal("unauthenticated", "the access token is not this sandbox's")
         return await self._boxes.find(sandbox_id)
 
-    def _signed_for(self, request: Request, sandbox_id: str) -> str:
+    def _find_signer(self, request: Request, sandbox_id: str) -> str:
         """The sandbox whose token signed this URL. On one address for all, the URL itself does not say which it is."""
         until = request.query_params.get("signature_expiration", "")
-        for name in [sandbox_id] if sandbox_id else self._boxes.known():
-            if _signed(request, self._boxes.tokens.of(name)):
+        for name in [sandbox_id] if sandbox_id else self._boxes.list_known():
+            if _is_signed(request, self._boxes.tokens.of(name)):
                 if until and int(until) < time.time():
                     raise E2bRefusal("unauthenticated", "signature is already expired")
                 return name
@@ -153,7 +153,7 @@ class Envd:
         except SandboxGone as gone:
             return connect(gone)
         except (Error, E2bRefusal) as error:
-            return Response(_failed(error), media_type=connect_frames.CONTENT_TYPE)
+            return Response(_to_error(error), media_type=connect_frames.CONTENT_TYPE)
 
         async def body() -> AsyncIterator[bytes]:
             try:
@@ -161,7 +161,7 @@ class Envd:
                     yield connect_frames.message(event)
                 yield connect_frames.end()
             except (Error, E2bRefusal) as error:
-                yield _failed(error)
+                yield _to_error(error)
 
         return StreamingResponse(body(), media_type=connect_frames.CONTENT_TYPE)
 
@@ -238,7 +238,7 @@ async def _whole(request: Request) -> bytes:
     return bytes(body)
 
 
-def _failed(error: Error | E2bRefusal) -> bytes:
+def _to_error(error: Error | E2bRefusal) -> bytes:
     found = explain(error)
     return connect_frames.end({"code": found.code, "message": found.message})
 
@@ -255,7 +255,7 @@ def user_of(request: Request) -> str | None:
     return name or None
 
 
-def _signed(request: Request, token: str) -> bool:
+def _is_signed(request: Request, token: str) -> bool:
     query = request.query_params
     until = query.get("signature_expiration", "")
     if until and not until.isdigit():

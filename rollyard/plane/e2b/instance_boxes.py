@@ -43,7 +43,7 @@ class InstanceBoxes:
         self.tokens, self.templates = SandboxTokens(secret), Templates(folder)
         self._boxes: dict[str, E2bSandbox] = {}
 
-    def known(self) -> list[str]:
+    def list_known(self) -> list[str]:
         return list(self._boxes)
 
     async def forget_image(self, image: str) -> None:
@@ -67,12 +67,12 @@ class InstanceBoxes:
     ) -> E2bSandbox:
         wanted = read_create(asked)
         build = None if wanted.template == BASE else self.templates.ready(owner_of(caller), wanted.template)
-        box = await self._made(_known(caller), _wanted(wanted, build, resources), idempotency_key)
+        box = await self._make(_check_known(caller), _to_request(wanted, build, resources), idempotency_key)
         if build is not None:
             await start_or_kill(box, build)
         return box
 
-    async def _made(self, caller: ApiKey, wanted: CreateInstance, key: str | None) -> E2bSandbox:
+    async def _make(self, caller: ApiKey, wanted: CreateInstance, key: str | None) -> E2bSandbox:
         instance = await self._instances.create(wanted, owner=caller.owner, caller=caller.id, key=key)
         async with asyncio.timeout(self._instances.settings.boot_s):
             while instance.state == "creating":  # an earlier try with this key is at it
@@ -114,16 +114,16 @@ class InstanceBoxes:
     async def _own(self, caller: ApiKey | None, sandbox_id: str) -> Instance:
         found = await self._record(sandbox_id)
         try:
-            sees(_known(caller), found)
+            sees(_check_known(caller), found)
         except PlaneNotFound as error:
             raise SandboxGone(f"sandbox {sandbox_id} is gone") from error
         return found
 
-    async def seen(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView:
+    async def view(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView:
         return self._view(await self._own(caller, sandbox_id))
 
     async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[SandboxView]:
-        every = self._instances.all(owner=_known(caller).owner, labels=metadata)
+        every = self._instances.all(owner=_check_known(caller).owner, labels=metadata)
         found = [
             one async for one in every if one.state in ("running", "paused") and not _over(one) and self._runs(one)
         ]
@@ -184,19 +184,19 @@ class InstanceBoxes:
         outcomes: list[E2bSandbox | Error] = []
         for _ in range(count):
             try:
-                outcomes.append(await self._made(_known(caller), wanted, None))
+                outcomes.append(await self._make(_check_known(caller), wanted, None))
             except Error as error:
                 outcomes.append(error)
         return outcomes
 
 
-def _known(caller: ApiKey | None) -> ApiKey:
+def _check_known(caller: ApiKey | None) -> ApiKey:
     if caller is None:
         raise E2bRefusal("unauthenticated", "the API key is not known here")
     return caller
 
 
-def _wanted(asked: E2bCreate, build: TemplateBuild | None, resources: Resources | None) -> CreateInstance:
+def _to_request(asked: E2bCreate, build: TemplateBuild | None, resources: Resources | None) -> CreateInstance:
     if asked.hosts:
         raise E2bRefusal(
             "unimplemented", "an instance's network is its environment's; allowOut is not served here", 400

@@ -19,7 +19,7 @@ _PROBE_S = 5.0
 _PROBE = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 
 
-async def booted(
+async def boot(
     backend: Backend, world: World, variables: Mapping[str, str], labels: Mapping[str, str], ttl_s: float
 ) -> Sandbox:
     """A failure leaves no sandbox behind."""

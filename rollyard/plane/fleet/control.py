@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollyard.core.errors import Error
-from rollyard.plane.fleet.errors import FleetRefusal, refused
+from rollyard.plane.fleet.errors import FleetRefusal, refuse
 from rollyard.plane.fleet.guard import Guard
 from rollyard.plane.fleet.instances import REGIONS, Make, Places, WorldInstance
 from rollyard.plane.wire import rfc3339
@@ -21,14 +21,14 @@ _MAX_BODY = 32 * 2**20
 Endpoint = Callable[[Request, str], Awaitable[Response]]
 
 
-def owned(guard: Guard, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+def for_owner(guard: Guard, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint for callers with an API key; it gets the owner's name."""
 
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request, await guard.owner(request))
         except (FleetRefusal, Error) as error:
-            return refused(error)
+            return refuse(error)
 
     return answer
 
@@ -51,7 +51,7 @@ class FleetControl:
 
     def routes(self) -> list[Route]:
         def route(path: str, endpoint: Endpoint, method: str = "GET") -> Route:
-            return Route(path, owned(self._guard, endpoint), methods=[method])
+            return Route(path, for_owner(self._guard, endpoint), methods=[method])
 
         return [
             route("/v1/env/instances", self.make, "POST"),
@@ -72,7 +72,7 @@ class FleetControl:
     async def make(self, request: Request, owner: str) -> Response:
         asked = await body(request, Make)
         place = await self._places.make(owner, asked, request.headers.get("x-request-id"))
-        return JSONResponse(self._told(place, request))
+        return JSONResponse(self._tell(place, request))
 
     async def instances(self, request: Request, owner: str) -> Response:
         wanted = request.query_params
@@ -83,15 +83,15 @@ class FleetControl:
             found = [place for place in found if place.ended_at is None]
         if run_id := wanted.get("run_id"):
             found = [place for place in found if place.record.make.run_id == run_id]
-        return JSONResponse([self._told(place, request) for place in found])
+        return JSONResponse([self._tell(place, request) for place in found])
 
     async def instance(self, request: Request, owner: str) -> Response:
-        return JSONResponse(self._told(await self._places.find(request.path_params["id"], owner), request))
+        return JSONResponse(self._tell(await self._places.find(request.path_params["id"], owner), request))
 
     async def close(self, request: Request, owner: str) -> Response:
         place = await self._places.find(request.path_params["id"], owner)
         await self._places.close(place)
-        return JSONResponse(self._told(place, request))
+        return JSONResponse(self._tell(place, request))
 
     async def close_all(self, request: Request, owner: str) -> Response:
         run_id, everybody = request.query_params.get("run_id"), request.query_params.get("profile_id")
@@ -101,7 +101,7 @@ class FleetControl:
         chosen = [place for place in found if run_id is None or place.record.make.run_id == run_id]
         for place in chosen:
             await self._places.close(place)
-        return JSONResponse([self._told(place, request) for place in chosen])
+        return JSONResponse([self._tell(place, request) for place in chosen])
 
     async def heartbeat(self, request: Request, owner: str) -> Response:
         place = await self._places.find(request.path_params["id"], owner)
@@ -160,14 +160,14 @@ class FleetControl:
         counts = {"instance_limit": self._places.limit, "instance_count": len(live)}
         return JSONResponse({"team_id": owner, "team_name": owner, **counts})
 
-    def _told(self, place: WorldInstance, request: Request) -> dict[str, Any]:
-        return described(place, str(request.base_url).rstrip("/"), self._guard.page_token(place.id))
+    def _tell(self, place: WorldInstance, request: Request) -> dict[str, Any]:
+        return describe(place, str(request.base_url).rstrip("/"), self._guard.page_token(place.id))
 
     async def runner_token(self, request: Request, owner: str) -> Response:
         return JSONResponse({"token": self._guard.runner_token(owner)})
 
 
-def described(place: WorldInstance, base_url: str, page_token: str) -> dict[str, Any]:
+def describe(place: WorldInstance, base_url: str, page_token: str) -> dict[str, Any]:
     """An instance as clients read it. Its addresses are below the one that the request came to."""
     record, make = place.record, place.record.make
     root = f"{base_url}/i/{place.id}/"

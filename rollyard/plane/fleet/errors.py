@@ -15,7 +15,7 @@ class FleetRefusal(Exception):
         self.status, self.detail = status, detail
 
 
-def refused(error: FleetRefusal | Error) -> JSONResponse:
+def refuse(error: FleetRefusal | Error) -> JSONResponse:
     if isinstance(error, FleetRefusal):
         return JSONResponse({"detail": error.detail}, error.status)
     return JSONResponse({"detail": str(error)}, _status(error))

@@ -50,19 +50,19 @@ class Guard:
     @property
     def name(self) -> str:
         """Of the server that this secret is; it tells nothing about the secret."""
-        return self._derived("name", "")[:16]
+        return self._derive("name", "")[:16]
 
     async def owner(self, request: HTTPConnection) -> str:
         return await self._admit(request.headers.get("authorization"))
 
     def runner_token(self, owner: str) -> str:
-        return self._derived("runner", owner)
+        return self._derive("runner", owner)
 
     def instance_token(self, instance_id: str) -> str:
-        return self._derived("instance", instance_id)
+        return self._derive("instance", instance_id)
 
     def page_token(self, instance_id: str) -> str:
-        return self._derived("page", instance_id)
+        return self._derive("page", instance_id)
 
     def opens(self, token: str, instance_id: str) -> None:
         if not _same(token, self.page_token(instance_id)):
@@ -79,7 +79,7 @@ class Guard:
         if await self.owner(request) != owner:
             raise FleetRefusal(404, f"there is no instance {instance_id}")
 
-    def _derived(self, purpose: str, name: str) -> str:
+    def _derive(self, purpose: str, name: str) -> str:
         return hmac.new(self._secret, f"{purpose}\n{name}".encode(), hashlib.sha256).hexdigest()
 
 

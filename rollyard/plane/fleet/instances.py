@@ -20,7 +20,7 @@ from rollyard.core.ids import new_id
 from rollyard.core.log import Log
 from rollyard.core.protocols import Backend, Sandbox
 from rollyard.envs.fleet.databases import SandboxDatabases
-from rollyard.plane.fleet.boot import booted
+from rollyard.plane.fleet.boot import boot
 from rollyard.plane.fleet.errors import FleetRefusal
 from rollyard.plane.fleet.world import World, WorldCatalog
 
@@ -120,9 +120,9 @@ class Places:
         if request_id is not None and (known := self._requests.get(f"{owner}\n{request_id}")):
             detail = {"error": "duplicate_request_id", "instance_id": known, "message": "this create was seen before"}
             raise FleetRefusal(409, detail)
-        world = self._chosen(asked)
+        world = self._choose(asked)
         self._within_limit(owner)
-        place = self._noted(owner, asked, world)
+        place = self._note(owner, asked, world)
         if request_id is not None:
             self._requests[f"{owner}\n{request_id}"] = place.id
         booting = asyncio.create_task(self._boot(place))
@@ -138,7 +138,7 @@ class Places:
         return place
 
     async def find(self, instance_id: str, owner: str | None = None) -> WorldInstance:
-        place = self._places.get(instance_id) or await self._attached(instance_id)
+        place = self._places.get(instance_id) or await self._attach(instance_id)
         if place is None or owner not in (None, place.record.owner):
             raise FleetRefusal(404, f"there is no instance {instance_id}")
         if place.status == "running" and not await place.sandbox.alive():
@@ -169,7 +169,7 @@ class Places:
         for place in [one for one in self._places.values() if one.status == "running"]:
             await self.close(place, "the server was closed")
 
-    def _chosen(self, asked: Make) -> World:
+    def _choose(self, asked: Make) -> World:
         if asked.env_key not in self.catalog.versions:
             raise FleetRefusal(400, f"Environment '{asked.env_key}' not found")
         world = self.catalog.get(asked.env_key, asked.env_version)
@@ -194,7 +194,7 @@ class Places:
             words = f"You have {live} running instances out of a maximum of {self.limit}."
             raise FleetRefusal(403, {"error_type": "instance_limit_exceeded", "message": words, **counts})
 
-    def _noted(self, owner: str, asked: Make, world: World) -> WorldInstance:
+    def _note(self, owner: str, asked: Make, world: World) -> WorldInstance:
         ended = [name for name, place in self._places.items() if place.ended_at is not None]
         for name in ended[: max(0, len(ended) - _KEPT)]:
             del self._places[name]
@@ -212,16 +212,16 @@ class Places:
         try:
             async with asyncio.timeout(_BOOT_S):
                 place.runs_in(
-                    await booted(self.backend, place.world, _variables(place.record), labels, place.record.ttl_s)
+                    await boot(self.backend, place.world, _variables(place.record), labels, place.record.ttl_s)
                 )
         except (Error, OSError, TimeoutError) as error:
             _log.warning("an instance did not start", instance=place.id, env_key=place.world.key, cause=str(error))
             place.now("error", f"{place.world.key} did not start: {error or 'too late'}")
             return
         if place.record.make.heartbeat_interval is not None:
-            place.watch = asyncio.create_task(self._watched(place))
+            place.watch = asyncio.create_task(self._watch(place))
 
-    async def _watched(self, place: WorldInstance) -> None:
+    async def _watch(self, place: WorldInstance) -> None:
         due = place.deadline
         while due is not None and due > time.time():
             await asyncio.sleep(due - time.time())
@@ -234,9 +234,9 @@ class Places:
         if self.backend.capabilities.list:
             for info in await self.backend.list({SERVER: self.name}):
                 if info.labels[MARK] not in self._places:
-                    await self._attached(info.labels[MARK])
+                    await self._attach(info.labels[MARK])
 
-    async def _attached(self, instance_id: str) -> WorldInstance | None:
+    async def _attach(self, instance_id: str) -> WorldInstance | None:
         """One that an earlier server made."""
         if not (self.backend.capabilities.list and self.backend.capabilities.attach):
             return None

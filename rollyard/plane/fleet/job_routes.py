@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollyard.core.ids import new_id
-from rollyard.plane.fleet.control import Endpoint, body, owned
+from rollyard.plane.fleet.control import Endpoint, body, for_owner
 from rollyard.plane.fleet.errors import FleetRefusal
 from rollyard.plane.fleet.guard import Guard
 from rollyard.plane.fleet.jobs import FleetServerJob, FleetSession, JobRequest, Jobs
@@ -54,7 +54,7 @@ class JobRoutes:
 
     def routes(self) -> list[Route]:
         def route(path: str, endpoint: Endpoint, method: str = "GET") -> Route:
-            return Route(path, owned(self._guard, endpoint), methods=[method])
+            return Route(path, for_owner(self._guard, endpoint), methods=[method])
 
         return [
             route("/v1/jobs", self.create, "POST"),
@@ -76,10 +76,10 @@ class JobRoutes:
         return JSONResponse({"jobs": found, "total": len(found)})
 
     async def get(self, request: Request, owner: str) -> Response:
-        return JSONResponse(_job(self._found(request, owner)))
+        return JSONResponse(_job(self._find(request, owner)))
 
     async def sessions(self, request: Request, owner: str) -> Response:
-        job = self._found(request, owner)
+        job = self._find(request, owner)
         groups: dict[str, list[FleetSession]] = {}
         for session in job.sessions:
             groups.setdefault(session.task.key if session.task else "", []).append(session)
@@ -95,7 +95,7 @@ class JobRoutes:
             for session in job.sessions:
                 if session.id == session_id and job.owner == owner:
                     lines = session.outcome.transcript if session.outcome is not None else ()
-                    about = {"task": _task(session.task), "verifier_execution": _verified(session)}
+                    about = {"task": _task(session.task), "verifier_execution": _describe_verdict(session)}
                     return JSONResponse({**about, "transcript": list(lines)})
         raise FleetRefusal(404, f"Session '{session_id}' not found")
 
@@ -121,7 +121,7 @@ class JobRoutes:
         told = {"success": True, "session_id": session.id, "message_count": len(session.messages)}
         return JSONResponse({**told, "created_new_session": known is None})
 
-    def _found(self, request: Request, owner: str) -> FleetServerJob:
+    def _find(self, request: Request, owner: str) -> FleetServerJob:
         job = self._jobs.jobs.get(request.path_params["id"])
         if job is None or job.owner != owner:
             raise FleetRefusal(404, f"Job '{request.path_params['id']}' not found")
@@ -169,11 +169,11 @@ def _session(session: FleetSession) -> dict[str, Any]:
         "ended_at": rfc3339(session.ended_at),
         "step_count": session.outcome.steps if session.outcome is not None else 0,
         "error": session.error,
-        "verifier_execution": _verified(session),
+        "verifier_execution": _describe_verdict(session),
     }
 
 
-def _verified(session: FleetSession) -> dict[str, Any] | None:
+def _describe_verdict(session: FleetSession) -> dict[str, Any] | None:
     checked = session.outcome.checked if session.outcome is not None else None
     if checked is None:
         return None

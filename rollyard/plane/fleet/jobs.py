@@ -114,7 +114,7 @@ class Jobs:
         runner = self._runner
         if runner is None:
             raise FleetRefusal(501, "this server runs no jobs: nobody answers model calls (--job-policy)")
-        job = FleetServerJob(owner, asked, self._chosen(asked))
+        job = FleetServerJob(owner, asked, self._choose(asked))
         if len(job.sessions) > _MOST_SESSIONS:
             raise FleetRefusal(400, f"a job has at most {_MOST_SESSIONS} sessions")
         for old in [name for name, one in self.jobs.items() if one.status == "completed"][: len(self.jobs) - _KEPT]:
@@ -130,7 +130,7 @@ class Jobs:
             work.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)  # each has recorded how its sessions ended
 
-    def _chosen(self, asked: JobRequest) -> list[FleetTask]:
+    def _choose(self, asked: JobRequest) -> list[FleetTask]:
         for name in ("project_key", "byok_keys"):
             if getattr(asked, name):
                 raise FleetRefusal(400, f"{name} is not served here")
@@ -167,13 +167,13 @@ class Jobs:
         async with gate, self._room:
             session.status, session.started_at = "running", time.time()
             try:
-                done = await self._done(job, session, runner)
+                done = await self._finish(job, session, runner)
                 session.end("completed" if done.error is None else "failed", done, done.error)
             except (Error, FleetRefusal, OSError, TimeoutError) as error:
                 _log.warning("a session failed", job=job.id, session=session.id, cause=str(error))
                 session.end("failed", error=str(error) or type(error).__name__)
 
-    async def _done(self, job: FleetServerJob, session: FleetSession, runner: Runner) -> JobOutcome:
+    async def _finish(self, job: FleetServerJob, session: FleetSession, runner: Runner) -> JobOutcome:
         task, asked = session.task, job.asked
         assert task is not None
         seconds = job.created_at + asked.max_duration_minutes * 60 - time.time()

@@ -23,7 +23,7 @@ from rollyard.net.forward import ForwardLimits, Target, forward_http
 from rollyard.net.forward_websocket import forward_ws
 from rollyard.plane.fleet.boot import reset
 from rollyard.plane.fleet.control import body
-from rollyard.plane.fleet.errors import FleetRefusal, refused
+from rollyard.plane.fleet.errors import FleetRefusal, refuse
 from rollyard.plane.fleet.guard import Guard
 from rollyard.plane.fleet.instances import Places, WorldInstance
 from rollyard.plane.wire import rfc3339
@@ -64,7 +64,7 @@ class Manager:
 
     def routes(self) -> list[BaseRoute]:
         def route(path: str, endpoint: Endpoint, method: str = "POST") -> Route:
-            return Route(_BASE + path, self._managed(endpoint), methods=[method])
+            return Route(_BASE + path, self._manage(endpoint), methods=[method])
 
         return [
             route("/health", self.health, "GET"),
@@ -81,19 +81,19 @@ class Manager:
             Mount("/p/{token}/{id}", app=self.pages),
         ]
 
-    def _managed(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    def _manage(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
                 place = await self._places.find(request.path_params["id"])
                 self._guard.manages(request, place.record.owner)
                 return await endpoint(request, place)
             except (FleetRefusal, Error) as error:
-                return refused(error)
+                return refuse(error)
 
         return answer
 
     async def _unknown(self, request: Request) -> Response:
-        return refused(FleetRefusal(501, "this part of an instance's manager is not served here"))
+        return refuse(FleetRefusal(501, "this part of an instance's manager is not served here"))
 
     async def health(self, request: Request, place: WorldInstance) -> Response:
         alive = place.status == "running"
@@ -155,7 +155,7 @@ class Manager:
 
     async def execute(self, request: Request, place: WorldInstance) -> Response:
         asked = await body(request, VerifierFunction)
-        done = await run_check(self._places.backend, checked(place, asked), place.databases)
+        done = await run_check(self._places.backend, check_code(place, asked), place.databases)
         if done.score is None:
             return JSONResponse({"success": False, "result": None, "error": done.error, "message": done.stdout})
         return JSONResponse({"success": True, "result": done.result, "error": None, "message": done.stdout})
@@ -199,25 +199,23 @@ class Manager:
             async with asyncio.timeout(_DIAL_S):
                 stream = await place.sandbox.dial(place.world.port)
         except (FleetRefusal, Error) as error:
-            return await _told(refused(error), scope, receive, send)
+            return await _send(refuse(error), scope, receive, send)
         except (OSError, TimeoutError):
-            return await _told(
-                refused(FleetRefusal(502, "the instance's server does not answer")), scope, receive, send
-            )
+            return await _send(refuse(FleetRefusal(502, "the instance's server does not answer")), scope, receive, send)
         outside: str = scope.get("root_path") or prefix  # where this app is mounted counts for cookies and links
         target = Target(port=place.world.port, path=_inner_path(scope, prefix), prefix=outside.encode())
         try:
             passing = forward_http if scope["type"] == "http" else forward_ws
             return await passing(scope, receive, send, stream, target, self._limits)
         except (PlaneError, SandboxError, OSError, TimeoutError) as error:
-            return await _told(
-                refused(FleetRefusal(502, f"the instance's server broke off: {error}")), scope, receive, send
+            return await _send(
+                refuse(FleetRefusal(502, f"the instance's server broke off: {error}")), scope, receive, send
             )
         finally:
             await stream.aclose()
 
 
-def checked(place: WorldInstance, asked: VerifierFunction) -> VerifierCode:
+def check_code(place: WorldInstance, asked: VerifierFunction) -> VerifierCode:
     return VerifierCode(
         code=asked.function_code,
         function=asked.function_name,
@@ -240,7 +238,7 @@ def _inner_path(scope: Scope, prefix: str) -> bytes:
     return path + b"?" + query if query else path
 
 
-async def _told(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+async def _send(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
         await response(scope, receive, send)
     else:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollyard.core.errors import ConfigError
-from rollyard.plane.fleet.control import body, owned
+from rollyard.plane.fleet.control import body, for_owner
 from rollyard.plane.fleet.errors import FleetRefusal
 from rollyard.plane.fleet.guard import Guard
 from rollyard.plane.fleet.verifiers import Shelf, verifier_json
@@ -76,17 +76,17 @@ class TaskRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/tasks", owned(self._guard, self.list), methods=["GET"]),
-            Route("/v1/tasks", owned(self._guard, self.create), methods=["POST"]),
-            Route("/v1/tasks/{key}", owned(self._guard, self.get), methods=["GET"]),
-            Route("/v1/tasks/{key}", owned(self._guard, self.update), methods=["PUT"]),
+            Route("/v1/tasks", for_owner(self._guard, self.list), methods=["GET"]),
+            Route("/v1/tasks", for_owner(self._guard, self.create), methods=["POST"]),
+            Route("/v1/tasks/{key}", for_owner(self._guard, self.get), methods=["GET"]),
+            Route("/v1/tasks/{key}", for_owner(self._guard, self.update), methods=["PUT"]),
         ]
 
     async def list(self, request: Request, owner: str) -> Response:
         wanted = request.query_params
         keys = wanted.getlist("task_keys")
         found = [
-            self._told(task, at, owner)
+            self._tell(task, at, owner)
             for task, at in self._tasks.list()
             if (not keys or task.key in keys)
             and wanted.get("env_key") in (None, task.env)
@@ -100,26 +100,26 @@ class TaskRoutes:
         if not task.env:
             raise FleetRefusal(422, "a task names its environment")
         self._tasks.put(task)
-        return JSONResponse(self._told(*self._found(task.key), owner))
+        return JSONResponse(self._tell(*self._find(task.key), owner))
 
     async def get(self, request: Request, owner: str) -> Response:
-        return JSONResponse(self._told(*self._found(request.path_params["key"]), owner))
+        return JSONResponse(self._tell(*self._find(request.path_params["key"]), owner))
 
     async def update(self, request: Request, owner: str) -> Response:
-        task, _ = self._found(request.path_params["key"])
+        task, _ = self._find(request.path_params["key"])
         asked = await body(request, TaskUpdate)
         changes = {"prompt": asked.prompt, "verifier_func": asked.verifier_code, "metadata": asked.metadata}
         given = {name: value for name, value in changes.items() if value is not None}
         self._tasks.put(msgspec.structs.replace(task, **given))
-        return JSONResponse(self._told(*self._found(task.key), owner))
+        return JSONResponse(self._tell(*self._find(task.key), owner))
 
-    def _found(self, key: str) -> tuple[FleetTask, float]:
+    def _find(self, key: str) -> tuple[FleetTask, float]:
         found = self._tasks.get(key)
         if found is None:
             raise FleetRefusal(404, f"Task '{key}' not found")
         return found
 
-    def _told(self, task: FleetTask, at: float, owner: str) -> dict[str, Any]:
+    def _tell(self, task: FleetTask, at: float, owner: str) -> dict[str, Any]:
         told: dict[str, Any] = {
             "key": task.key,
             "prompt": task.prompt,

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from rollyard.core.ids import new_id
 from rollyard.envs.fleet.verifier_code import Checked, VerifierCode, run_check
-from rollyard.plane.fleet.control import body, owned
+from rollyard.plane.fleet.control import body, for_owner
 from rollyard.plane.fleet.errors import FleetRefusal
 from rollyard.plane.fleet.guard import Guard
 from rollyard.plane.fleet.instances import Places
@@ -81,9 +81,9 @@ class Verifiers:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/verifiers/check", owned(self._guard, self.check), methods=["GET"]),
-            Route("/v1/verifiers/execute", owned(self._guard, self.execute), methods=["POST"]),
-            Route("/v1/verifiers/{id}", owned(self._guard, self.get), methods=["GET"]),
+            Route("/v1/verifiers/check", for_owner(self._guard, self.check), methods=["GET"]),
+            Route("/v1/verifiers/execute", for_owner(self._guard, self.execute), methods=["POST"]),
+            Route("/v1/verifiers/{id}", for_owner(self._guard, self.get), methods=["GET"]),
         ]
 
     async def check(self, request: Request, owner: str) -> Response:
@@ -98,7 +98,7 @@ class Verifiers:
 
     async def execute(self, request: Request, owner: str) -> Response:
         asked = await body(request, Execute)
-        known, hit = self._known(asked)
+        known, hit = self._find_known(asked)
         place = await self._places.find(_instance_of(asked), owner)
         check = VerifierCode(
             code=known.code,
@@ -111,9 +111,9 @@ class Verifiers:
         limit = min(max(asked.timeout or 60, 1), _MAX_TIMEOUT_S)
         done = await run_check(self._places.backend, check, place.databases, timeout_s=limit)
         told = {"key": known.key, "version": 1, "verifier_id": known.id, "bundle_cache_hit": hit}
-        return JSONResponse({**told, **executed(done)})
+        return JSONResponse({**told, **describe_run(done)})
 
-    def _known(self, asked: Execute) -> tuple[StoredVerifier, bool]:
+    def _find_known(self, asked: Execute) -> tuple[StoredVerifier, bool]:
         if asked.bundle is None:
             known = self._shelf.find(asked.sha256 or "")
             if known is None:
@@ -126,10 +126,10 @@ class Verifiers:
         digest = hashlib.sha256(packed).hexdigest()
         if asked.sha256 is not None and asked.sha256 != digest:
             raise FleetRefusal(400, "the bundle is not the one that sha256 says")
-        return self._shelf.put(asked.key or "", unpacked(packed), digest), False
+        return self._shelf.put(asked.key or "", unpack_code(packed), digest), False
 
 
-def unpacked(packed: bytes) -> str:
+def unpack_code(packed: bytes) -> str:
     """The code in a bundle; nothing else of it is looked at."""
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as bundle, bundle.open("verifier.py") as file:
@@ -144,7 +144,7 @@ def unpacked(packed: bytes) -> str:
         raise FleetRefusal(400, "verifier.py is not text") from error
 
 
-def executed(done: Checked) -> dict[str, Any]:
+def describe_run(done: Checked) -> dict[str, Any]:
     """A check's end as clients read it; one without a score is no success, whatever the code returned."""
     cause = done.cause or {"type": "Error", "message": done.error or ""}
     error = None

@@ -22,22 +22,22 @@ class WatchHandlers:
 
     async def changes(self, request: Request, caller: ApiKey) -> Response:
         cursor, wait_s = request.query_params.get("cursor"), waiting(request)
-        watcher = Watcher(self._store, watched(request, caller), cursor, self._clock())
+        watcher = Watcher(self._store, choose_owner(request, caller), cursor, self._clock())
         found = await watcher.wait(wait_s, self._duty.over) if cursor else []
         return answer({"items": [instance_json(one) for one in found], "next": watcher.cursor})
 
     async def stream(self, request: Request, caller: ApiKey) -> Response:
         cursor = request.headers.get("last-event-id") or request.query_params.get("cursor")
-        owner = watched(request, caller)
+        owner = choose_owner(request, caller)
         watcher = Watcher(self._store, owner, cursor, self._clock())
         first = [] if cursor else (await self._instances.page(owner=owner, limit=_FIRST))[0]
-        watcher.told(first)
+        watcher.note(first)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         lines = events(watcher, first, self._duty.over)
         return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
 
 
-def watched(request: Request, caller: ApiKey) -> str | None:
+def choose_owner(request: Request, caller: ApiKey) -> str | None:
     """Whose instances: an admin may name anybody or nobody, others see their own."""
     asked = request.query_params.get("owner")
     return asked if caller.role == "admin" else owner_for(caller, asked)

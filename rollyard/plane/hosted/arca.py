@@ -18,7 +18,7 @@ from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream, Sandbox
 from rollyard.core.sandbox import Resources
 from rollyard.plane.engines import Abilities, Made
-from rollyard.plane.hosted.envelope import Service, removed, text
+from rollyard.plane.hosted.envelope import Service, remove, text
 
 _INSTANCES = "/arca/openapi/v1/sandbox/instances"
 _GATEWAY = "/arca/api/v1"
@@ -52,7 +52,7 @@ class ArcaEngine:
                     raise PlaneUnavailable(f"arca's sandbox is {status or 'in no state'} instead of running")
                 await asyncio.sleep(self._look_s)
         except BaseException:  # also when nobody waits any more: what came up half is removed
-            await asyncio.shield(removed(self.delete, ref))
+            await asyncio.shield(remove(self.delete, ref))
             raise
         return ref
 

@@ -87,7 +87,7 @@ def text(data: Any, *names: str) -> str:
     return next((value for name in names if isinstance(value := found.get(name), str) and value), "")
 
 
-async def removed(delete: Callable[[str], Awaitable[None]], ref: str) -> None:
+async def remove(delete: Callable[[str], Awaitable[None]], ref: str) -> None:
     """What came up wrong is deleted. A failure here is not told: the one that led here is."""
     try:
         async with asyncio.timeout(_CLEANUP_S):

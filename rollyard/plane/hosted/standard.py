@@ -17,7 +17,7 @@ from rollyard.core.errors import PlaneNotFound, PlaneUnavailable, PlaneUnsupport
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream, Sandbox
 from rollyard.plane.engines import INSTANCE_LABEL, PLANE_LABEL, Abilities, Made
-from rollyard.plane.hosted.envelope import Service, removed, text
+from rollyard.plane.hosted.envelope import Service, remove, text
 from rollyard.sandbox.streams import SocketStream
 
 _INSTANCES = "/aenvironment/instance"
@@ -60,18 +60,18 @@ class StandardEngine:
                 if status not in ("Pending", "Creating"):
                     raise PlaneUnavailable(f"the service's instance is {status or 'in no state'} instead of running")
                 await asyncio.sleep(self._look_s)
-                status = text(await self._found(ref), "status")
+                status = text(await self._find(ref), "status")
         except BaseException:  # also when nobody waits any more: what came up half is removed
-            await asyncio.shield(removed(self.delete, ref))
+            await asyncio.shield(remove(self.delete, ref))
             raise
         return ref
 
-    async def _found(self, ref: str) -> Any:
+    async def _find(self, ref: str) -> Any:
         return await self._service.call("GET", f"{_INSTANCES}/{ref}")
 
     async def alive(self, ref: str) -> bool:
         try:
-            return text(await self._found(ref), "status") in ("Running", "Pending", "Creating")
+            return text(await self._find(ref), "status") in ("Running", "Pending", "Creating")
         except PlaneNotFound:
             return False
 
@@ -100,7 +100,7 @@ class StandardEngine:
 
     async def dial(self, ref: str, port: int) -> ByteStream:
         try:
-            ip = text(await self._found(ref), "ip")
+            ip = text(await self._find(ref), "ip")
         except PlaneNotFound as error:
             raise SandboxGone(f"the service has no instance {ref}") from error
         if not ip:

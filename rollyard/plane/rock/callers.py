@@ -13,7 +13,7 @@ from rollyard.core.errors import Error, PlaneForbidden, PlaneInvalid, PlaneUnaut
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.plane.access import Access, sees
 from rollyard.plane.instances import Instances
-from rollyard.plane.wire import MAX_BODY, answer, raw_body, told
+from rollyard.plane.wire import MAX_BODY, answer, raw_body, status_of
 
 T = TypeVar("T")
 Endpoint = Callable[[Request, ApiKey], Awaitable[Any]]
@@ -35,7 +35,7 @@ class RockCallers:
         sees(caller, found)
         return found
 
-    def enveloped(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    def envelope(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         """`{status, message, error, result}`: the client reads `status` and not HTTP's, except for a key that is wrong."""
 
         async def answered(request: Request) -> Response:
@@ -45,7 +45,7 @@ class RockCallers:
                 return answer({"status": "Failed", "message": error.message, "error": error.message}, 401)
             except (Error, OSError, TimeoutError) as error:
                 words = str(error) or type(error).__name__
-                status = told(error)[0] if isinstance(error, Error) else 500
+                status = status_of(error)[0] if isinstance(error, Error) else 500
                 failed = {"code": _CLIENT if status < 500 else _SERVER, "exit_code": -1, "failure_reason": words}
                 return answer({"status": "Failed", "message": words, "error": words, "result": failed})
             return answer({"status": "Success", "message": None, "error": None, "result": result})
@@ -59,7 +59,7 @@ class RockCallers:
             try:
                 return answer(await endpoint(request, await self.caller(request)))
             except Error as error:
-                return answer({"detail": str(error)}, told(error)[0])
+                return answer({"detail": str(error)}, status_of(error)[0])
             except (OSError, TimeoutError) as error:
                 return answer({"detail": str(error) or "the environment did not answer"}, 502)
 

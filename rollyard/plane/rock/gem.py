@@ -65,14 +65,12 @@ class Gem:
 
     async def reset(self, request: Request, caller: ApiKey) -> dict[str, Any]:
         asked = await body(request, _Move)
-        found = await self._called(
-            caller, asked.sandbox_id, "reset", {} if asked.seed is None else {"seed": asked.seed}
-        )
+        found = await self._call(caller, asked.sandbox_id, "reset", {} if asked.seed is None else {"seed": asked.seed})
         return {"observation": found.get("observation"), "info": found.get("info", {})}
 
     async def step(self, request: Request, caller: ApiKey) -> dict[str, Any]:
         asked = await body(request, _Move)
-        found = await self._called(caller, asked.sandbox_id, "step", {"action": asked.action})
+        found = await self._call(caller, asked.sandbox_id, "step", {"action": asked.action})
         if missing := {"observation", "reward", "terminated", "truncated"} - set(found):
             raise EnvError(f"the environment's step has no {', '.join(sorted(missing))}")
         return {"info": {}, **found}
@@ -83,7 +81,7 @@ class Gem:
         await self._instances.delete(own.id)
         return {"sandbox_id": own.id}
 
-    async def _called(self, caller: ApiKey, sandbox_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _call(self, caller: ApiKey, sandbox_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         own = await self._callers.own(caller, sandbox_id)
         async with asyncio.timeout(_STEP_S):
             said = await ask(self._gateway, own.id, "POST", f"/functions/{name}", msgspec.json.encode(arguments))

@@ -68,7 +68,7 @@ class Sandboxes:
 
     def routes(self) -> list[Route]:
         def at(name: str, endpoint: Endpoint, method: str = "POST") -> Route:
-            return Route(f"{_PLACE}/{name}", self._callers.enveloped(endpoint), methods=[method])
+            return Route(f"{_PLACE}/{name}", self._callers.envelope(endpoint), methods=[method])
 
         return [
             at("start_async", self.start),
@@ -84,7 +84,7 @@ class Sandboxes:
             at("upload", self.upload),
             at("stop", self.stop),
             at("delete", self.stop),
-            *(at(name, _refused) for name in ("restart", "commit", "sandboxes/{id}/archive", "sandboxes/{id}/restart")),
+            *(at(name, _refuse) for name in ("restart", "commit", "sandboxes/{id}/archive", "sandboxes/{id}/restart")),
         ]
 
     async def start(self, request: Request, caller: ApiKey) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Sandboxes:
         return _status(await self._callers.own(caller, sandbox_id))
 
     async def execute(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._asked(request, caller)
+        asked, own = await self._read_request(request, caller)
         sandbox = await self._instances.sandbox(own.id)
         limit = asked.timeout or _COMMAND_S
         done = await sandbox.exec(asked.command, env=asked.env or {}, cwd=asked.cwd, timeout=limit)
@@ -121,10 +121,10 @@ class Sandboxes:
         return {**texts, "exit_code": done.exit_code}
 
     async def open_shell(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._asked(request, caller)
+        asked, own = await self._read_request(request, caller)
         if (own.id, asked.session) in self._shells:
             raise PlaneInvalid(f"there is a session named {asked.session}")
-        shell = await Shell.opened(
+        shell = await Shell.open(
             await self._instances.sandbox(own.id),
             env=asked.env or {},
             user=asked.remote_user,
@@ -134,7 +134,7 @@ class Sandboxes:
         return {"output": "", "session_type": "bash"}
 
     async def run(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._asked(request, caller)
+        asked, own = await self._read_request(request, caller)
         shell = self._shells.get((own.id, asked.session))
         if shell is None or not isinstance(asked.command, str):
             raise PlaneNotFound(f"there is no session named {asked.session}")
@@ -150,14 +150,14 @@ class Sandboxes:
         return {"output": done.output, "exit_code": done.exit_code, "session_type": "bash"}
 
     async def close_shell(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._asked(request, caller)
+        asked, own = await self._read_request(request, caller)
         shell = self._shells.pop((own.id, asked.session), None)
         if shell is not None:
             await shell.close()
         return {"session_type": "bash"}
 
     async def read(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._asked(request, caller)
+        asked, own = await self._read_request(request, caller)
         data = await (await self._instances.sandbox(own.id, "files")).read(asked.path, max_bytes=_MAX_FILE)
         try:
             return {"content": data.decode(asked.encoding or "utf-8", asked.errors or "strict")}
@@ -165,7 +165,7 @@ class Sandboxes:
             raise PlaneInvalid(f"{asked.path} is no such text: {error}") from error
 
     async def write(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._asked(request, caller)
+        asked, own = await self._read_request(request, caller)
         await (await self._instances.sandbox(own.id, "files")).write(asked.path, asked.content)
         return {"success": True, "message": ""}
 
@@ -190,7 +190,7 @@ class Sandboxes:
             return {"sandbox_id": asked.sandbox_id}  # again does no harm, as there
         return {"sandbox_id": own.id}
 
-    async def _asked(self, request: Request, caller: ApiKey) -> tuple[_In, Instance]:
+    async def _read_request(self, request: Request, caller: ApiKey) -> tuple[_In, Instance]:
         asked = await body(request, _In)
         return asked, await self._callers.own(caller, asked.sandbox_id)
 
@@ -201,7 +201,7 @@ def _size(text: str | None) -> int | None:
     return megabytes(f"{plain}i" if plain[-1:].isalpha() else plain)
 
 
-async def _refused(request: Request, caller: ApiKey) -> Any:
+async def _refuse(request: Request, caller: ApiKey) -> Any:
     raise PlaneUnsupported("a stopped sandbox is gone here", hint="use snapshots of the plane")
 
 

@@ -31,9 +31,7 @@ class Shell:
         self._lock = asyncio.Lock()
 
     @classmethod
-    async def opened(
-        cls, sandbox: Sandbox, *, env: Mapping[str, str], user: str | None, sources: Sequence[str]
-    ) -> Shell:
+    async def open(cls, sandbox: Sandbox, *, env: Mapping[str, str], user: str | None, sources: Sequence[str]) -> Shell:
         job = await sandbox.start(["bash", "--norc", "--noprofile"], env=env, user=user, stdin=True)
         shell = cls(job)
         await job.write(b"exec 2>&1\n")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from rollyard.core.message import Message, ToolSpec
-from rollyard.policy.parsers.protocol import assembled
+from rollyard.policy.parsers.protocol import assemble
 
 _MESSAGE = re.compile(
     r"(?:<\|start\|>assistant)?(?P<early>\s*to=\S+?)?<\|channel\|>(?P<channel>\w+)(?P<header>[^<]*)"
@@ -27,7 +27,7 @@ class Harmony:
         calls: list[tuple[str, str]] = []
         found = list(_MESSAGE.finditer(text))
         if not found:
-            return assembled(None, text, ())
+            return assemble(None, text, ())
         for message in found:
             to = _TO.search(f"{message['early'] or ''} {message['header']}")
             if to is not None:
@@ -36,7 +36,7 @@ class Harmony:
                 thinking.append(message["body"])
             else:
                 said.append(message["body"])
-        return assembled("\n".join(thinking), "\n".join(said), calls)
+        return assemble("\n".join(thinking), "\n".join(said), calls)
 
     def format(self, message: Message) -> str:
         pieces: list[str] = []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rollyard.core.message import Message, ToolSpec
-from rollyard.policy.parsers.protocol import assembled
+from rollyard.policy.parsers.protocol import assemble
 
 TAG = "<|python_tag|>"
 
@@ -28,8 +28,8 @@ class Llama:
         body = after if tag else text
         calls = read_calls(body)
         if calls is None:
-            return assembled(None, text, ())
-        return assembled(None, said.rstrip() if tag else "", calls)
+            return assemble(None, text, ())
+        return assemble(None, said.rstrip() if tag else "", calls)
 
     def format(self, message: Message) -> str:
         written = [

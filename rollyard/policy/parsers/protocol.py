@@ -23,7 +23,7 @@ class ReplyParser(Protocol):
     def format(self, message: Message) -> str: ...
 
 
-def assembled(thinking: str | None, text: str, calls: Sequence[tuple[str, str]]) -> Message:
+def assemble(thinking: str | None, text: str, calls: Sequence[tuple[str, str]]) -> Message:
     """A message of what was found; `calls` are (name, JSON arguments). `stamp_call_ids` makes their ids unique."""
     parts: list[Part] = []
     if thinking:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.message import Message, ToolCall, ToolSpec
-from rollyard.policy.parsers.protocol import assembled
+from rollyard.policy.parsers.protocol import assemble
 
 # what stands between the tags -> (name, JSON arguments), or None when it is not a call
 Body = Callable[[str, Sequence[ToolSpec]], tuple[str, str] | None]
@@ -53,7 +53,7 @@ class Tagged:
             at = found.end()
         kept.append(rest[at:])
         said = "".join(kept) if not calls else "".join(piece.rstrip() for piece in kept)
-        return assembled(thinking, said, calls)
+        return assemble(thinking, said, calls)
 
     def format(self, message: Message) -> str:
         tags = self._tags

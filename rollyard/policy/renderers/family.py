@@ -14,7 +14,7 @@ from typing import Any
 from rollyard.core.call import ids as to_ids
 from rollyard.core.errors import ConfigError, MissingExtra
 from rollyard.core.message import Message, ToolSpec, canonical_json
-from rollyard.policy.parsers.protocol import assembled
+from rollyard.policy.parsers.protocol import assemble
 from rollyard.policy.renderers.chat_template import as_chat, to_json, tool_as_chat
 from rollyard.policy.renderers.protocol import Bridged, SampledTurn, Unbridgeable
 
@@ -87,7 +87,7 @@ class FamilyRenderer:
                 continue
             arguments = call.arguments if isinstance(call.arguments, str) else to_json(call.arguments or {})
             calls.append((call.name, arguments))
-        return assembled(found.reasoning_content, text, calls)
+        return assemble(found.reasoning_content, text, calls)
 
     def decode(self, ids: array[int]) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)

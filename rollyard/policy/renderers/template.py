@@ -67,15 +67,15 @@ class TemplateRenderer:
         self._close = self._closing()
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> array[int]:
-        return self._vocabulary.encode(self._template.render(messages, self._offered(tools), generation=True))
+        return self._vocabulary.encode(self._template.render(messages, self._offer(tools), generation=True))
 
     def bridge(self, turn: SampledTurn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
         try:
-            suffix = self._suffix(turn, new, self._offered(tools))
+            suffix = self._suffix(turn, new, self._offer(tools))
         except TemplateRefused as refusal:
             raise Unbridgeable("template_refused", refusal.message) from refusal
         closed = len(turn.completion) > 0 and turn.completion[-1] in self.stop_ids
-        opening = to_ids() if closed else self._closed_by_us(turn)
+        opening = to_ids() if closed else self._close_turn(turn)
         inserted = ((0, len(opening)),) if opening else ()
         return Bridged(opening + self._vocabulary.encode(suffix), inserted)
 
@@ -92,7 +92,7 @@ class TemplateRenderer:
     def decode(self, ids: array[int]) -> str:
         return self._vocabulary.decode(ids)
 
-    def _offered(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
+    def _offer(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
         if not tools or self._tools == "omit":
             return ()
         if not self._template.takes_tools:
@@ -144,7 +144,7 @@ class TemplateRenderer:
             parts.insert(0, Thinking(THOUGHT))
         return Message("assistant", (*parts, *turn.message.tool_calls))
 
-    def _closed_by_us(self, turn: SampledTurn) -> array[int]:
+    def _close_turn(self, turn: SampledTurn) -> array[int]:
         """A turn that was cut is closed: its reasoning first, where it was cut inside it."""
         opened, closed = self.parser.think
         text = self._vocabulary.decode(turn.completion)

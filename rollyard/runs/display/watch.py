@@ -20,9 +20,9 @@ _EVERY_S = 0.3
 
 async def follow(where: str, run: str | None, style: str) -> None:
     """Until no attempt of the run is owed or leased. A runner that died shows as attempts that stay leased."""
-    style = chosen_style(style, tty=moves_cursor(sys.stdout))
+    style = choose_style(style, tty=moves_cursor(sys.stdout))
     async with Store.open(where, create=False) as store:
-        run_id = await _chosen(store, run)
+        run_id = await _choose(store, run)
         if style == "table":
             from rollyard.runs.display.watch_screen import watch_screen
 
@@ -63,7 +63,7 @@ async def in_flight(store: Store, info: RunInfo) -> list[Flying]:
     return list(found.values())[:leased]
 
 
-def chosen_style(style: str, *, tty: bool) -> str:
+def choose_style(style: str, *, tty: bool) -> str:
     """On a terminal, the table where textual is installed, and rich's display where it is not."""
     if style != "auto":
         return style
@@ -75,7 +75,7 @@ def chosen_style(style: str, *, tty: bool) -> str:
         return "rich"
 
 
-async def _chosen(store: Store, run: str | None) -> str:
+async def _choose(store: Store, run: str | None) -> str:
     if run is not None:
         kind, found = await store.resolve(run)
         if kind != "run":

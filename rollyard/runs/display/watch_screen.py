@@ -100,7 +100,7 @@ class WatchApp(App[None]):
         ended = {row.id: _cells(row) for row in page.rows}
         self._failed = {row.id for row in page.rows if row.boundary is not None}
         self._flying = {
-            one.id: _started_cells(one) for one in await in_flight(self._store, info) if one.id not in ended
+            one.id: _running_cells(one) for one in await in_flight(self._store, info) if one.id not in ended
         }
         self._show({**self._flying, **ended})
         self.query_one("#head", Static).update(Text(_head(info, len(self._flying))))
@@ -157,7 +157,7 @@ class WatchApp(App[None]):
         return ShownRollout(await self._store.get_rollout(rollout_id), events).text("all")
 
 
-def _started_cells(one: Flying) -> tuple[str, ...]:
+def _running_cells(one: Flying) -> tuple[str, ...]:
     number = "" if one.attempt is None else str(one.attempt)
     return (one.task or one.id, number, one.agent, one.policy or "-", one.stage, "", "", "", "", "")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 
 from rollyard.core.errors import ConfigError
-from rollyard.runs.report.statistics import Paired, paired
+from rollyard.runs.report.statistics import Paired, compare_pairs
 from rollyard.store import Store
 
 
 async def compare(store: Store, first: str, second: str) -> Paired:
     """Only scored attempts count; tasks that one run lacks are listed, not guessed."""
-    found = paired(await _rewards(store, first), await _rewards(store, second))
+    found = compare_pairs(await _rewards(store, first), await _rewards(store, second))
     if not found.tasks:
         raise ConfigError(f"runs {first} and {second} share no task with a score")
     return found

@@ -71,14 +71,14 @@ def bootstrap_mean(values: Sequence[float], *, confidence: float = 0.95, seed: i
         return Interval(mean, mean, mean)
     tails = (1 - confidence) / 2, (1 + confidence) / 2
     if len(values) > _RESAMPLED:
-        return Interval(mean, *(_expanded(values, mean, tail) for tail in tails))
+        return Interval(mean, *(_expand(values, mean, tail) for tail in tails))
     random = Random(seed)
     n = len(values)
     means = sorted(math.fsum(random.choices(values, k=n)) / n for _ in range(_DRAWS))
     return Interval(mean, *(_quantile(means, tail) for tail in tails))
 
 
-def _expanded(values: Sequence[float], mean: float, q: float) -> float:
+def _expand(values: Sequence[float], mean: float, q: float) -> float:
     """A quantile of the mean of n draws from `values`, by Cornish and Fisher's expansion."""
     n = len(values)
     second, third, fourth = (math.fsum((v - mean) ** power for v in values) / n for power in (2, 3, 4))
@@ -110,7 +110,9 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     only_second: tuple[str, ...]
 
 
-def paired(first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]], *, seed: int = 0) -> Paired:
+def compare_pairs(
+    first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]], *, seed: int = 0
+) -> Paired:
     """Compare mean reward task by task; the test flips the signs of the differences."""
     shared = sorted(task for task in first if first[task] and second.get(task))
     before = {task: fmean(first[task]) for task in shared}

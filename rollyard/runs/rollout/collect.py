@@ -109,12 +109,12 @@ def patch(before: DirectoryCopy, after: DirectoryCopy) -> str:
     for name in sorted(set(before.files) | set(after.files)):
         old, new = before.files.get(name), after.files.get(name)
         if old != new:
-            out.extend(_file_patch(_shown(name), old, new))
+            out.extend(_file_patch(_show(name), old, new))
     text = "".join(out)
     return text if len(text) <= MAX_DIFF else text[:MAX_DIFF] + "\n[cut here: the patch is larger]\n"
 
 
-def _shown(name: str) -> str:
+def _show(name: str) -> str:
     """A file's name as text that can be kept: bytes that are no UTF-8 are written out."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
@@ -139,7 +139,7 @@ async def artifacts(sandbox: Sandbox, patterns: Sequence[str], *, limit: int = 2
     for pattern in patterns:
         try:
             if "*" not in pattern and (await sandbox.stat(pattern)).kind == "file":
-                found[_shown(pattern)] = await sandbox.read(pattern, max_bytes=MAX_FILE)
+                found[_show(pattern)] = await sandbox.read(pattern, max_bytes=MAX_FILE)
                 continue
             wanted = pattern if "*" in pattern else pattern.rstrip("/") + "/*"
             names = await _walk(sandbox, wanted.split("*", 1)[0].rsplit("/", 1)[0] or "/", limit=limit)
@@ -148,7 +148,7 @@ async def artifacts(sandbox: Sandbox, patterns: Sequence[str], *, limit: int = 2
         for path, size in names.items():
             if fnmatch.fnmatchcase(path, wanted) and size <= MAX_FILE and len(found) < limit:
                 with suppress(PathError):  # it cannot be read, or is gone
-                    found[_shown(path)] = await sandbox.read(path, max_bytes=MAX_FILE)
+                    found[_show(path)] = await sandbox.read(path, max_bytes=MAX_FILE)
     return found
 
 

@@ -62,7 +62,7 @@ async def find_direct_outage(context: RolloutContext) -> PolicyError | None:
         answer = _Answer(200, await connection.post(request.url, request.body.encode(), request.headers))
         return _why_not(context, request, connection, answer)
     except UpstreamError as error:
-        return None if error.status in AGENTS_OWN else _failed(error.message, error.status)
+        return None if error.status in AGENTS_OWN else _failure(error.message, error.status)
     finally:
         await connection.aclose()
 
@@ -133,20 +133,20 @@ def _why_not(
 ) -> PolicyError | None:
     if not answer.status:
         words = answer.body[:2000].decode("utf-8", "replace")
-        return _failed(f"no answer from {request.url} inside the sandbox ({words})", 502)
+        return _failure(f"no answer from {request.url} inside the sandbox ({words})", 502)
     if answer.status >= 300:
         if answer.status in AGENTS_OWN:  # it is there, and does not like this question
             return None
-        return _failed(connection.refusal(request.url, answer.status, answer.body).message, answer.status)
+        return _failure(connection.refusal(request.url, answer.status, answer.body).message, answer.status)
     dialect = context.plan.options.dialect or context.plan.agent.dialect or "chat"
     try:
         CODECS[dialect].decode_reply(answer.body)
     except (PolicyError, msgspec.MsgspecError, ValueError, KeyError, TypeError):
-        return _failed(f"the answer of {request.url} is not a {dialect} reply", 502)
+        return _failure(f"the answer of {request.url} is not a {dialect} reply", 502)
     return None
 
 
-def _failed(message: str, status: int) -> UpstreamError:
+def _failure(message: str, status: int) -> UpstreamError:
     return UpstreamError(f"the model's answers failed: {message}", status=status)
 
 

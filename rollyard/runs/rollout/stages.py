@@ -99,14 +99,14 @@ class Stages:
 
 
 def _late(stage: str, deadline: Deadline, limits: Limits) -> Error:
-    text = f"{stage} ran past {deadline.name} ({deadline.limit_s:g} s{_kept_back(deadline, limits)})"
+    text = f"{stage} ran past {deadline.name} ({deadline.limit_s:g} s{_name_reserve(deadline, limits)})"
     hint = f"raise {deadline.name}"
     if stage == "wait":
         return AgentTimeout(text, hint=hint)
     return VerifierError(text, hint=hint) if stage == "verify" else CommandTimeout(text, hint=hint)
 
 
-def _kept_back(deadline: Deadline, limits: Limits) -> str:
+def _name_reserve(deadline: Deadline, limits: Limits) -> str:
     if deadline.name != "limits.total":
         return ""
     whole = "" if limits.total is not None else ", the sum of the stages' limits"

@@ -48,7 +48,7 @@ def select_tasks(tasks: Iterable[Task], config: RunConfig) -> list[Task]:
 
 def owner_name() -> str:
     """Who holds a lease. A later run on the same machine can see that this process is gone."""
-    started = _started(os.getpid()) or "0"
+    started = _start_time(os.getpid()) or "0"
     return f"{socket.gethostname()}/{os.getpid()}/{started}"
 
 
@@ -56,10 +56,10 @@ def owner_is_dead(owner: str) -> bool:
     """True only for an owner on this machine whose process no longer exists."""
     host, _, rest = owner.partition("/")
     pid, _, started = rest.partition("/")
-    return host == socket.gethostname() and pid.isdigit() and _started(int(pid)) != started
+    return host == socket.gethostname() and pid.isdigit() and _start_time(int(pid)) != started
 
 
-def _started(pid: int) -> str | None:
+def _start_time(pid: int) -> str | None:
     """The kernel's start time of a process: pids come back, the pair does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()

@@ -69,13 +69,13 @@ async def evaluate_remotely(task: Task, models: Sequence[str], attempts: int, jo
         mode=job.mode,
         harness=job.harness,
     )
-    sessions = await _ended(client, created.job_id, job, expected=attempts * len(models))
+    sessions = await _await_end(client, created.job_id, job, expected=attempts * len(models))
     scores, broken = _scores(sessions, models, attempts)
     found = judge_task(task.id, scores, verifier_errors=broken)
     return msgspec.structs.replace(found, job_id=created.job_id)
 
 
-async def _ended(client: Any, job_id: str, job: FleetJob, *, expected: int) -> list[Any]:
+async def _await_end(client: Any, job_id: str, job: FleetJob, *, expected: int) -> list[Any]:
     """The job's sessions, once all have ended or the time is up."""
     deadline = time.monotonic() + job.limit_s
     sessions: list[Any] = []

@@ -188,7 +188,7 @@ class _RayWorkers:
         try:
             ended: WorkerEnd = await actor.run.remote()
         except self._ray.exceptions.RayError as error:
-            self._lost(name, time.monotonic() - began, error)
+            self._note_lost(name, time.monotonic() - began, error)
             await anyio.sleep(_LOOK_S)
             self._actors.pop(name, None)
             return
@@ -200,7 +200,7 @@ class _RayWorkers:
             await _off_loop(lambda: self._ray.kill(actor))
         self._actors.pop(name, None)
 
-    def _lost(self, name: str, lived_s: float, error: Exception) -> None:
+    def _note_lost(self, name: str, lived_s: float, error: Exception) -> None:
         """A worker or its node died: its leases run out and its attempts are done elsewhere."""
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         self._log.warning("worker.lost", worker=name, lived_s=round(lived_s, 1), error=reason)

@@ -73,12 +73,12 @@ class Run:
             config=self.config,
             tasks={task.id: task for task in select_tasks(_taskset(tasks), self.config)},
             agents=agents_of([agent] if isinstance(agent, str | Agent) else agent or self.config.agents),
-            policies=_named(policies, self.config, gate),
+            policies=_policy_names(policies, self.config, gate),
             verifier=as_judge(verifier),
             hooks=hooks or Hooks(),
         )
         if policies:
-            _known(self.config, policies)
+            _check_known(self.config, policies)
         place = sandbox if sandbox is not None else self.config.sandbox
         self._given = RunResources(store, place, gate, dict(policies or {}), provision, sink)
         self._executor: Executor = executor or Local()
@@ -173,7 +173,7 @@ def _taskset(tasks: Iterable[Task | Mapping[str, Any] | str]) -> Taskset:
     return tasks if isinstance(tasks, Taskset) else Taskset(as_tuple(tasks, "tasks"))
 
 
-def _known(config: RunConfig, policies: Mapping[str, Policy]) -> None:
+def _check_known(config: RunConfig, policies: Mapping[str, Policy]) -> None:
     """A setting by policy name is for policies that are there."""
     for field in ("concurrency", "prices"):
         for name in getattr(config, field):
@@ -189,7 +189,7 @@ def _only(group: BaseExceptionGroup[BaseException]) -> Error | None:
     return found if isinstance(found, Error) else None
 
 
-def _named(policies: Mapping[str, Policy] | None, config: RunConfig, gate: Gate | None) -> tuple[str, ...]:
+def _policy_names(policies: Mapping[str, Policy] | None, config: RunConfig, gate: Gate | None) -> tuple[str, ...]:
     """The names that attempts have. A run whose only policy is the gate's has one without a name."""
     if policies:
         return tuple(policies)

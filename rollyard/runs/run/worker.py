@@ -177,7 +177,7 @@ class Worker:
         try:
             answering = self._answering(attempt)
             plan = self._plan(attempt, answering)
-            await tell(self._begun(attempt, plan.rollout_id))
+            await tell(self._begin_event(attempt, plan.rollout_id))
             return await rollout(
                 task,
                 plan,
@@ -308,7 +308,7 @@ class Worker:
 
     # events
 
-    def _begun(self, attempt: Attempt, rollout_id: str) -> Event:
+    def _begin_event(self, attempt: Attempt, rollout_id: str) -> Event:
         fields = {"task": attempt.task_id, "attempt": attempt.number, "agent": attempt.agent, "policy": attempt.policy}
         return Event(at=time.time(), name=STARTED, run_id=self._work.run_id, rollout_id=rollout_id, fields=fields)
 

@@ -86,7 +86,7 @@ class DockerBackend:
             await self._engine.aclose()
             raise UnknownName("container runtime", self._runtime, known)
         if self._asked_route is None and self._same_host:
-            self.route = "netns" if await asyncio.to_thread(netns.permitted) else "socket"
+            self.route = "netns" if await asyncio.to_thread(netns.may_enter) else "socket"
         return self
 
     async def __aexit__(

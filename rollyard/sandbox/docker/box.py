@@ -63,17 +63,17 @@ class DockerSandbox(DockerFiles):
             launched = msgspec.structs.replace(program, job_id=name, env=merged, cwd=place, user=user)
             await job_shim.launch(self.plain, launched)
             return DockerJob(self, name)
-        argv = job_shim.attached_argv(program.argv, name)
+        argv = job_shim.attach_argv(program.argv, name)
         if not (await self.exists(place)):
             raise container.no_directory(place)
         entered = ["/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "rollyard", place, *argv]
         _, stream = await self.attach(entered, env={**merged, job_shim.MARK: name}, user=user)
         job = DockerJob(self, name, stdin=stream)
         self._jobs.append(job)
-        await self._known(job)
+        await self._await_known(job)
         return job
 
-    async def _known(self, job: DockerJob) -> None:
+    async def _await_known(self, job: DockerJob) -> None:
         """The engine starts an attached program in its own time; a job exists once its directory does."""
         deadline = time.monotonic() + job_shim.STEP_S
         while time.monotonic() < deadline:

@@ -59,7 +59,7 @@ def find_host(kind: str, host: str | None) -> str:
     )
 
 
-def shown(host: str) -> str:
+def show_host(host: str) -> str:
     """An address without the user name and password it may carry."""
     parts = urlsplit(host)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -120,7 +120,8 @@ class DockerEngine:
             await self.aclose()
             if isinstance(error, (OSError, TimeoutError, ValueError)) or _foreign(error):
                 raise SandboxUnavailable(
-                    f"no engine answers at {shown(self.host)}: {type(error).__name__}", hint="is its daemon running?"
+                    f"no engine answers at {show_host(self.host)}: {type(error).__name__}",
+                    hint="is its daemon running?",
                 ) from None
             raise
         return self
@@ -147,7 +148,7 @@ class DockerEngine:
     @contextlib.asynccontextmanager
     async def request(self, method: str, path: str, *, timeout: float = CALL_S, **options: Any) -> AsyncGenerator[Any]:
         """The response of a call that succeeded. `timeout` is for the whole call, with what is done in the block."""
-        with self._typed(f"{method} {path}", timeout):
+        with self._type_errors(f"{method} {path}", timeout):
             async with asyncio.timeout(timeout):
                 response = await self._send(method, path, **options)
                 try:
@@ -156,14 +157,14 @@ class DockerEngine:
                     response.release()
 
     @contextlib.contextmanager
-    def _typed(self, what: str, timeout: float) -> Generator[None]:
+    def _type_errors(self, what: str, timeout: float) -> Generator[None]:
         import aiohttp
 
         try:
             yield
         except aiohttp.ClientConnectorError:
             raise SandboxUnavailable(
-                f"no engine answers at {shown(self.host)}", hint="is its daemon running?"
+                f"no engine answers at {show_host(self.host)}", hint="is its daemon running?"
             ) from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise SandboxInterrupted(f"the engine broke off {what}: {type(error).__name__}") from None
@@ -210,7 +211,7 @@ class DockerEngine:
 
     async def hijack(self, path: str, *, body: Any = None, params: Mapping[str, Any] | None = None) -> Stream:
         """Ask for a raw connection and take it over from the HTTP client."""
-        with self._typed(f"POST {path}", CALL_S):
+        with self._type_errors(f"POST {path}", CALL_S):
             async with asyncio.timeout(CALL_S):
                 response = await self._send(
                     "POST", path, body=body if body is not None else {}, params=params,
@@ -287,7 +288,7 @@ def _client(host: str) -> Any:
         return aiodocker.Docker(host, timeout=timeout)
     except ValueError:
         raise ConfigError(
-            f"{shown(host)!r} is no engine's address", hint="unix:///path, tcp://host:port, ssh://host"
+            f"{show_host(host)!r} is no engine's address", hint="unix:///path, tcp://host:port, ssh://host"
         ) from None
 
 

@@ -55,7 +55,7 @@ class DockerFiles(DockerPrograms):
             raise PathError(path, "EINVAL", hint="a path is not empty and has no NUL")
         return posixpath.normpath(posixpath.join(self._who.workdir, path)).replace("//", "/")
 
-    async def paused(self) -> bool:
+    async def is_paused(self) -> bool:
         with speaking(self.id):
             found = await self._engine.call("GET", f"containers/{self._container}/json")
         return bool(found["State"].get("Paused"))

@@ -25,7 +25,7 @@ class DockerJob(ShimJob):
         self._cpu: tuple[float, float | None] = (-_CPU_EVERY_S, None)
 
     async def tail(self, n: int = 4096, *, stderr: bool = False) -> bytes:
-        if not await self._files.paused():
+        if not await self._files.is_paused():
             return await super().tail(n, stderr=stderr)
         data = await self._files.read(f"{self._place}/{'err' if stderr else 'out'}", max_bytes=2**30)
         return data[-n:]

@@ -19,7 +19,7 @@ _CLONE_NEWNET = 0x40000000
 _BACKLOG = 1024
 
 
-def permitted() -> bool:
+def may_enter() -> bool:
     """Whether this process may enter network namespaces at all: tried on its own."""
     try:
         _inside(os.getpid(), lambda: None)
@@ -56,7 +56,7 @@ def listening(pid: int, port: int) -> socket.socket:
     return _inside(pid, make)
 
 
-def unconnected(pid: int) -> socket.socket:
+def open_socket(pid: int) -> socket.socket:
     """A socket that connects from there."""
     return _inside(pid, socket.socket)
 

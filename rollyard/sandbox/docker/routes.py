@@ -64,7 +64,7 @@ class NetnsWay:
 
     async def dial(self, port: int) -> SocketStream:
         try:
-            sock = netns.unconnected(self._pid)
+            sock = netns.open_socket(self._pid)
         except FileNotFoundError:
             raise SandboxGone(f"sandbox {self._id} is gone", hint="open another sandbox") from None
         sock.setblocking(False)

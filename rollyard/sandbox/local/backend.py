@@ -277,7 +277,7 @@ class LocalBackend:
 
     async def attach(self, sandbox_id: str) -> LocalSandbox:
         home = self._journal.home(sandbox_id)
-        sock = await _connected(home)
+        sock = await _connect(home)
         try:
             entry = home.read()
             pidfd = os.pidfd_open(entry.info.pid or 0)
@@ -315,7 +315,7 @@ class LocalBackend:
         return gone
 
 
-async def _connected(home: Home) -> socket.socket:
+async def _connect(home: Home) -> socket.socket:
     for _ in range(round(ANSWER_S / _AGAIN_S)):
         try:
             return home.connect()

@@ -77,7 +77,7 @@ def find() -> Cgroups:
     """The hierarchies in which a group can really be made, with what it then has."""
     found: list[Hierarchy] = []
     taken: set[Controller] = set()
-    for mount, version in _mounted():
+    for mount, version in _find_mounts():
         base = Path(mount, "rollyard")
         try:
             base.mkdir(exist_ok=True)
@@ -107,7 +107,7 @@ _LIMIT_FILE: dict[int, dict[Controller, str]] = {
 _SWAP_FILE = {1: "memory.memsw.limit_in_bytes", 2: "memory.swap.max"}
 
 
-def _mounted() -> Iterator[tuple[str, Literal[1, 2]]]:
+def _find_mounts() -> Iterator[tuple[str, Literal[1, 2]]]:
     """Mount points of cgroup trees, v2 first."""
     v1: list[str] = []
     for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -179,20 +179,20 @@ def _files(hierarchy: Hierarchy, controller: Controller, resources: Resources) -
 def sweep(cgroups: Cgroups) -> None:
     """Remove groups that no process is in and whose zygote (the number they begin with) is dead. A process that has just
     died may still be leaving its group, so the busy ones are tried for a moment; some hold a sandbox that lives on."""
-    left = [path for hierarchy in cgroups.hierarchies for path in Path(hierarchy.root).iterdir() if _orphaned(path)]
+    left = [path for hierarchy in cgroups.hierarchies for path in Path(hierarchy.root).iterdir() if _is_orphan(path)]
     for _ in range(_SWEEP_ROUNDS):
-        left = [path for path in left if not _removed(path)]
+        left = [path for path in left if not _remove(path)]
         if not left:
             return
         time.sleep(0.01)
 
 
-def _orphaned(path: Path) -> bool:
+def _is_orphan(path: Path) -> bool:
     pid, _, number = path.name.partition("-")
     return pid.isdigit() and number.isdigit() and not Path("/proc", pid).exists()
 
 
-def _removed(path: Path) -> bool:
+def _remove(path: Path) -> bool:
     try:
         path.rmdir()
     except FileNotFoundError:

@@ -42,17 +42,17 @@ class LocalDiskWatch:
         self._limits.pop(sandbox_id, None)
 
     async def _watch(self) -> None:
-        before = _used(self._root)
+        before = _measure(self._root)
         while self._limits:
             await asyncio.sleep(self._every)
-            now = _used(self._root)
+            now = _measure(self._root)
             if now.bytes - before.bytes < _NOTICEABLE and now.inodes - before.inodes < _NOTICEABLE_INODES:
                 before = DiskUse(min(before.bytes, now.bytes), min(before.inodes, now.inodes))
                 continue
             before = now
             for box, limit in list(self._limits.values()):
                 try:
-                    used = await asyncio.to_thread(_used_by, box)
+                    used = await asyncio.to_thread(_measure_box, box)
                 except OSError as error:
                     self._log.warning("sandbox.disk_not_counted", sandbox=box.id, error=str(error))
                     continue
@@ -83,12 +83,12 @@ def disk_limit(limit_mb: int) -> DiskUse:
     return DiskUse(limit_mb * 2**20, limit_mb * 2**20 // _BYTES_PER_INODE)
 
 
-def _used(root: Path) -> DiskUse:
+def _measure(root: Path) -> DiskUse:
     status = os.statvfs(root)
     return DiskUse((status.f_blocks - status.f_bfree) * status.f_frsize, status.f_files - status.f_ffree)
 
 
-def _used_by(box: LocalSandbox) -> DiskUse:
+def _measure_box(box: LocalSandbox) -> DiskUse:
     named = tree_pipe.usage(str(box.written))
     nameless = _nameless_files(box.info.pid) if box.capabilities.images and box.info.pid else DiskUse(0, 0)
     return DiskUse(named.bytes + nameless.bytes, named.inodes + nameless.inodes)
@@ -102,7 +102,7 @@ def _nameless_files(first: int) -> DiskUse:
         return DiskUse(0, 0)
     found: dict[tuple[int, int], int] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        for link in _held_files(pid, namespace):
+        for link in _list_open_files(pid, namespace):
             with contextlib.suppress(OSError):
                 status = Path(link).stat()
                 kind = stat.S_IFMT(status.st_mode)
@@ -111,7 +111,7 @@ def _nameless_files(first: int) -> DiskUse:
     return DiskUse(sum(found.values()), len(found))
 
 
-def _held_files(pid: str, namespace: Path) -> list[str]:
+def _list_open_files(pid: str, namespace: Path) -> list[str]:
     links: list[str] = []
     with contextlib.suppress(OSError):
         if Path(f"/proc/{pid}/ns/pid").readlink() != namespace:

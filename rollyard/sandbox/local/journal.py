@@ -108,7 +108,7 @@ class Home:
                 f"sandbox {self.path.name} is gone", hint="`Backend.list` shows those that live"
             ) from error
 
-    def locked(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether the sandbox (or its opening) is alive."""
         try:
             fd = os.open(self._entry, os.O_RDONLY | os.O_CLOEXEC)
@@ -171,7 +171,7 @@ class SandboxJournal:
 
     def live(self) -> Iterator[tuple[Home, SandboxEntry]]:
         for home in self.homes():
-            if home.locked():
+            if home.is_locked():
                 try:
                     yield home, home.read()
                 except SandboxGone:  # it ended, or is so new that its entry is not written yet
@@ -187,7 +187,7 @@ class SandboxJournal:
                     folders.remove(path)
         for home in self.homes():
             with _stepping_over(home.path):
-                if not home.locked():
+                if not home.is_locked():
                     self._remove(home)
                     gone.append(home.path.name)
         return gone

@@ -73,8 +73,8 @@ class DaytonaBackend(RemoteBackend):
         image = self._image_of(spec)
         return {"cpus", "memory_mb", "disk_mb"} if image and not image.startswith(_SNAPSHOT) else set()
 
-    def _refused(self, spec: SandboxSpec) -> dict[str, object]:
-        return {**super()._refused(spec), f"label {_THEIRS!r}, which is the SDK's own": _THEIRS in spec.labels}
+    def _list_refused(self, spec: SandboxSpec) -> dict[str, object]:
+        return {**super()._list_refused(spec), f"label {_THEIRS!r}, which is the SDK's own": _THEIRS in spec.labels}
 
 
 class DaytonaProvider(SandboxProvider):

@@ -62,9 +62,9 @@ class HFBackend(RemoteBackend):
         provider = HFProvider(token, namespace, flavor, threads)
         super().__init__(provider, image=image, isolation=isolation, lease_s=lease_s, limits=limits, **can)
 
-    def _refused(self, spec: SandboxSpec) -> dict[str, object]:
+    def _list_refused(self, spec: SandboxSpec) -> dict[str, object]:
         taken = [name for name in spec.labels if name == _NAME or name.startswith(_THEIRS)]
-        return {**super()._refused(spec), **{f"label {name!r}, which is the SDK's own": True for name in taken}}
+        return {**super()._list_refused(spec), **{f"label {name!r}, which is the SDK's own": True for name in taken}}
 
 
 class HFProvider(SandboxProvider):

@@ -28,7 +28,7 @@ from rollyard.sandbox.remote.errors import SecretFilter, gone_error, translate_e
 from rollyard.sandbox.remote.images import MadeImage, RemoteImages
 from rollyard.sandbox.remote.provider import FoundSandbox, SandboxLink, SandboxProvider, SandboxRequest
 from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retrying
-from rollyard.sandbox.teardown import Owned, delete_all, described, not_deleted
+from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, to_reap
 
 MARK = "rollyard"
 _OWN = "rollyard."
@@ -149,12 +149,12 @@ class RemoteBackend:
     async def remove_baked(self) -> list[str]:
         """Delete every image that this project made at the provider's; their names."""
         with translate_errors(self._provider):
-            found = await self._images.kept()
+            found = await self._images.list_kept()
             for one in found:
                 await self._provider.delete_image(one.image)
         return [one.name for one in found]
 
-    def _refused(self, spec: SandboxSpec) -> dict[str, object]:
+    def _list_refused(self, spec: SandboxSpec) -> dict[str, object]:
         """What was asked for and cannot be had, by name. Providers that have more say so."""
         made = self._images.find(spec.image)
         limits = {"cpus", "memory_mb", "disk_mb", "pids"} - self._limits_taken(spec)
@@ -181,7 +181,7 @@ class RemoteBackend:
             raise IsolationTooWeak(
                 f"this {self.name} backend gives isolation {self._can.isolation!r}, {spec.min_isolation!r} was asked for"
             )
-        for name, asked in self._refused(spec).items():
+        for name, asked in self._list_refused(spec).items():
             if asked:
                 raise Unsupported(f"the {self.name} backend has no {name}", hint="leave it out, or use another backend")
         if spec.network == "none" and not self._can.network_none:
@@ -300,7 +300,7 @@ class RemoteBackend:
 
     async def _delete_others(self, key: str, kept: str) -> None:
         try:
-            made = [found.id for found in await self._listed({f"{_OWN}open": key})]
+            made = [found.id for found in await self._list({f"{_OWN}open": key})]
             left = await delete_all([name for name in made if name != kept], self._delete)
         except Error as error:
             left = {"of a create that broke": error}
@@ -368,9 +368,9 @@ class RemoteBackend:
         return self._box(link, found)
 
     async def list(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
-        return [self._info(found) for found in await self._listed(labels or {})]
+        return [self._info(found) for found in await self._list(labels or {})]
 
-    async def _listed(self, labels: Mapping[str, str]) -> list[FoundSandbox]:
+    async def _list(self, labels: Mapping[str, str]) -> list[FoundSandbox]:
         async def look() -> list[FoundSandbox]:
             with translate_errors(self._provider):
                 async with asyncio.timeout(_CALL_S):
@@ -381,7 +381,7 @@ class RemoteBackend:
 
     async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
         """Delete sandboxes of this project; with labels or an age, those that they describe, else those past their end."""
-        old = described(await self.list(labels), labels, older_than)
+        old = to_reap(await self.list(labels), labels, older_than)
         if left := await delete_all(old, self._delete):
             raise not_deleted(left)
         return old

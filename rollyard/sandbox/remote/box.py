@@ -103,7 +103,7 @@ class RemoteSandbox(RemoteFiles):
         if not await self.exists(place):
             raise PathError(place, "ENOENT", hint="the working directory")
         line = await self._fit_line(
-            ["/bin/sh", "-c", _ENTER, "rollyard", place, *job_shim.attached_argv(argv, name)], user
+            ["/bin/sh", "-c", _ENTER, "rollyard", place, *job_shim.attach_argv(argv, name)], user
         )
         running = await self.ask(link.start(line, env={**env, job_shim.MARK: name}), timeout=job_shim.STEP_S)
         await self.repeat_script(_STARTED, f"{job_shim.ROOT}/{name}")

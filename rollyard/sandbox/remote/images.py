@@ -94,7 +94,7 @@ class RemoteImages:
         assert made.folder is not None
         await carry_out(made.folder, self._backend, box, BuildOptions(timeout_s=timeout_s, network=self._network))
 
-    async def kept(self) -> list[KeptImage]:
+    async def list_kept(self) -> list[KeptImage]:
         return [one for one in await self._provider.list_images() if one.name.startswith(KEPT)]
 
     async def _keep(
@@ -104,7 +104,7 @@ class RemoteImages:
             return None
         lock = cache_home() / "baked" / f"{self._name}-{name}"
         async with self._locks.setdefault(name, asyncio.Lock()), hold_lock_async(lock, _BAKE_S):
-            if (found := await self._found(name)) is not None:
+            if (found := await self._find(name)) is not None:
                 return found
             spec = SandboxSpec(
                 image=base,
@@ -120,7 +120,7 @@ class RemoteImages:
                 await act(box)
                 return await box.keep_image(name)
 
-    async def _found(self, name: str) -> str | None:
+    async def _find(self, name: str) -> str | None:
         """It is there, or another machine is making it: then until it is there, or its maker is gone."""
         until = time.monotonic() + _BAKE_S
         while True:

@@ -33,7 +33,7 @@ class TaskFiles:
             self._specs[directory] = GitIgnoreSpec.from_lines(lines)
         return self._specs[directory]
 
-    def excluded(self, path: Path) -> bool:
+    def excludes(self, path: Path) -> bool:
         if path.name == IGNORE_FILE:
             return True
         parts = path.relative_to(self.folder).parts
@@ -58,11 +58,11 @@ class TaskFiles:
         """Files below `directory`, through links as long as they stay inside the task."""
         for root, folders, files in os.walk(directory, followlinks=True):
             here = Path(root)
-            folders[:] = sorted(name for name in folders if not self.excluded(here / name))
+            folders[:] = sorted(name for name in folders if not self.excludes(here / name))
             for name in folders:
                 self._check_link(here / name)
             for name in sorted(files):
-                if not self.excluded(here / name):
+                if not self.excludes(here / name):
                     self._check_link(here / name)
                     yield here / name
 

@@ -93,7 +93,7 @@ def _tests(load: TaskFolder, step: schema.StepTable | None, field: str) -> tuple
     if not present:
         wanted = "tests/test.sh" if step is None else f"steps/{step.name}/tests/test.sh or tests/test.sh"
         raise load.fail(field, f"the task has no {wanted}")
-    if all(load.files.excluded(script) for script in present):
+    if all(load.files.excludes(script) for script in present):
         raise load.fail(field, f"{present[-1].relative_to(load.root)} is excluded by .harborignore")
     for directory in directories:
         for _ in load.files.walk(Path(directory)):

@@ -88,11 +88,11 @@ def wake_on_children() -> tuple[int, int]:
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, _noted)
+    signal.signal(signal.SIGCHLD, _ignore_signal)
     return wake, woken
 
 
-def _noted(_number: int, _frame: object) -> None:
+def _ignore_signal(_number: int, _frame: object) -> None:
     """Python only writes to the wake-up descriptor for signals that have a handler."""
 
 

@@ -91,7 +91,7 @@ class Supervisor:
                 elif fd in self._clients:
                     self._hear(self._clients[fd])
                 elif fd in self._by_control:
-                    self._heard(self._by_control[fd])
+                    self._hear_job(self._by_control[fd])
             self._reap()
             if self._over():
                 self._exit()
@@ -184,7 +184,7 @@ class Supervisor:
     def op_run(self, message: Message, fds: list[int], client: _Client) -> Message | None:
         known = self._jobs.get(message["job"])
         if known is not None:
-            return self._seen_before(known, message, client)
+            return self._rejoin(known, message, client)
         user = users.find(message["user"])
         env = {"HOME": user.home, "USER": user.name, "LOGNAME": user.name, **message["env"]}
         launch = {**message, "env": env, "uid": user.uid, "gid": user.gid, "groups": user.groups}
@@ -224,14 +224,14 @@ class Supervisor:
         self._keepers.add(pid)
         return pid, ours
 
-    def _seen_before(self, job: _Job, message: Message, client: _Client) -> Message | None:
+    def _rejoin(self, job: _Job, message: Message, client: _Client) -> Message | None:
         """At most once: a launch with a known id joins that job instead of starting another."""
         if message["wait"] and job.result is None:
             job.waiting.append((client, message["n"]))
             return None
         return {"job": job.id, "pid": job.program, "known": True, **(job.result or {})}
 
-    def _heard(self, job: _Job) -> None:
+    def _hear_job(self, job: _Job) -> None:
         try:
             got = protocol.receive(job.control)
         except BlockingIOError:
