@@ -7,14 +7,19 @@ what may be done with it, all from one table in `runs`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-from rollyard.core.errors import Boundary
+from rollyard.core.errors import Boundary, StoreError
 from rollyard.core.events import AgentEvent
 from rollyard.core.sandbox import Exit
 from rollyard.core.task import Grade, Task
+
+if TYPE_CHECKING:
+    from rollyard.trajectory.trajectory import Trajectory
+else:
+    Trajectory = Any  # it stands above this package, and is never part of what is encoded
 
 Status = Literal["completed", "agent_error", "infra_error", "timeout", "cancelled", "budget"]
 Mode = Literal["black_box", "transparent_proxy", "interception_gate"]
@@ -131,7 +136,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_at: float = 0.0
     wall_s: float = 0.0
     fence: int | None = None
-    trajectory: Any = None  # a `Trajectory` while in memory; the store keeps it as calls and nodes
+    trajectory: Trajectory | None = None  # while in memory; the store keeps it as calls and nodes
 
     @property
     def reward(self) -> float | None:
@@ -140,6 +145,13 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def trainable(self) -> bool:
         return self.failure is None or self.failure.trainable
+
+    @property
+    def captured(self) -> Trajectory:
+        """The trajectory of a rollout that has one: it ran in this process, or was read from the store with its calls."""
+        if self.trajectory is None:
+            raise StoreError(f"rollout {self.id} was loaded without its calls", hint="load it with store.get_rollout")
+        return self.trajectory
 
     @property
     def turns(self) -> list[Turn]:

@@ -42,13 +42,13 @@ async def run_page(store: Store, run_id: str) -> tuple[str, str]:
     async for rollout in store.rollouts(run_id, trajectories=True):
         if len(shown) == ROLLOUTS:
             break
-        branches = rollout.trajectory.branches
+        branches = rollout.captured.branches
         nodes = branches[0].nodes if branches else ()
         shown.append(
             {
                 "rollout": rollout,
                 "cost": cost(prices, row_of(rollout)),
-                "timeline": timeline(rollout, rollout.trajectory.records),
+                "timeline": timeline(rollout, rollout.captured.records),
                 "steps": steps.show(nodes[:STEPS], 0),
                 "total": len(nodes),
                 "branches": len(branches),

@@ -62,7 +62,7 @@ async def under_way(store: Store, rollout_id: str) -> dict[str, Any] | None:
 
 async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, Any]:
     found = await _rollout(store, rollout_id)
-    branches: tuple[Branch, ...] = found.trajectory.branches
+    branches: tuple[Branch, ...] = found.captured.branches
     chosen = min(branch, max(0, len(branches) - 1))
     events = await store.events(rollout_id=found.id, limit=EVENTS)
     prices, config = {}, dict[str, Any]()
@@ -77,7 +77,7 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
         "branch": chosen,
         "flaws": branches[chosen].flaws[:CHIPS] if branches else (),
         "graph": branch_graph(branches),
-        "timeline": timeline(found, found.trajectory.records),
+        "timeline": timeline(found, found.captured.records),
         "spent": time_spent(found),
         "events": [_line(stored) for stored in events],
         "artifacts": await store.artifacts(found.id),
@@ -91,7 +91,7 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
 
 async def steps(store: Store, rollout_id: str, *, branch: int, start: int) -> dict[str, Any]:
     found = await _rollout(store, rollout_id)
-    return {"rollout": found, "branch": branch, **_window(found.trajectory.branches, branch, start)}
+    return {"rollout": found, "branch": branch, **_window(found.captured.branches, branch, start)}
 
 
 def _window(branches: Sequence[Branch], branch: int, start: int) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _window(branches: Sequence[Branch], branch: int, start: int) -> dict[str, An
 
 def time_spent(found: Rollout) -> dict[str, float]:
     """Seconds of the model, of the agent beside it, and of everything around the agent. Calls may overlap; their union counts."""
-    spans = sorted((r.received_at, r.finished_at) for r in found.trajectory.records if r.finished_at is not None)
+    spans = sorted((r.received_at, r.finished_at) for r in found.captured.records if r.finished_at is not None)
     model, end = 0.0, float("-inf")
     for begin, finish in spans:
         model += max(0.0, finish - max(begin, end))
@@ -121,13 +121,13 @@ def time_spent(found: Rollout) -> dict[str, float]:
 async def tokens(store: Store, rollout_id: str, *, branch: int, start: int | None) -> dict[str, Any]:
     """One branch token by token: id, logprob, whether it trains, the policy's version, what was inserted."""
     found = await _rollout(store, rollout_id)
-    branches: tuple[Branch, ...] = found.trajectory.branches
+    branches: tuple[Branch, ...] = found.captured.branches
     if not branches:
         raise ConfigError(f"rollout {rollout_id} has no recorded calls")
     chosen = branches[min(branch, len(branches) - 1)]
     if start is None:  # where it gets interesting: a little before the first sampled token
         start = max(0, chosen.prompt_len - 100)
-    sources = {record.id: record.prompt_source for record in found.trajectory.records}
+    sources = {record.id: record.prompt_source for record in found.captured.records}
     return {
         "rollout": found,
         "branch": chosen,

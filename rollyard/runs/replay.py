@@ -34,9 +34,9 @@ async def replay(
     if kind != "rollout":
         raise ConfigError(f"{target!r} is a run; replay takes one rollout", hint=f"rollyard list {target} shows them")
     kept = await store.get_rollout(found)
-    if not kept.trajectory.records:
+    if not kept.captured.records:
         raise ConfigError(f"rollout {found} has no recorded calls to answer from")
-    policy = policies.replay(kept.trajectory, strict=strict)
+    policy = policies.replay(kept.captured, strict=strict)
     again = await run_rollout(
         kept.task, agent=agent or kept.agent, policy=policy, sandbox=sandbox, seed=kept.seed, store=store,
         labels={"replay_of": found},

@@ -62,7 +62,7 @@ async def check_run(store: Store, run_id: str) -> RunCheck:
     }
     found: list[LawViolation] = []
     async for rollout in store.rollouts(run_id, trajectories=True):
-        trajectory: Trajectory = rollout.trajectory
+        trajectory: Trajectory = rollout.captured
         found += findings(trajectory)
         one = counts(trajectory)
         numbers["rollouts"] += 1

@@ -93,7 +93,7 @@ class ShownRollout:
     def document(self, part: str) -> Any:
         rollout = self._rollout
         parts: dict[str, Any] = {
-            "calls": [_call(record) for record in rollout.trajectory.records],
+            "calls": [_call(record) for record in rollout.captured.records],
             "messages": rollout.turns,
             "events": [{"seq": stored.seq, **msgspec.to_builtins(stored.event)} for stored in self._events],
             "verdict": rollout.verdict,
@@ -145,8 +145,8 @@ class ShownRollout:
 
     def _calls(self) -> str:
         lines: list[str] = []
-        for record in self._rollout.trajectory.records:
-            answer = self._rollout.trajectory.answer(record.id)
+        for record in self._rollout.captured.records:
+            answer = self._rollout.captured.answer(record.id)
             tokens = f"{record.usage.prompt_tokens or '?'}+{record.usage.completion_tokens or '?'}"
             why = f"  {record.break_reason}" if record.break_reason else ""
             said = record.error or ("" if answer is None else _short(answer.message))
@@ -155,7 +155,7 @@ class ShownRollout:
 
     def _messages(self) -> str:
         lines: list[str] = []
-        for branch in self._rollout.trajectory.branches:
+        for branch in self._rollout.captured.branches:
             lines.append(
                 f"=== branch {branch.index} ({branch.kind}), {len(branch.ids or ())} tokens, {branch.trained} train"
             )

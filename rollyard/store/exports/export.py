@@ -105,7 +105,7 @@ async def _give_tools(store: Store, rollout: Rollout, writer: Writer) -> None:
     from rollyard.store.exports.atif import AtifDocuments
 
     assert isinstance(writer, AtifDocuments)
-    for record in rollout.trajectory.records:
+    for record in rollout.captured.records:
         if record.tools_digest and record.tools_digest not in writer.tools:
             try:
                 packed = await store.load_blob(record.tools_digest)

@@ -44,7 +44,7 @@ class TurnLines(JsonLines):
             "reward": rollout.reward,
         }
         for index, turn in enumerate(turns(rollout.trajectory)):
-            prompt = rollout.trajectory.prompt_ids(turn.call_id)
+            prompt = rollout.captured.prompt_ids(turn.call_id)
             self.rows += 1
             self.write(
                 {

@@ -18,7 +18,7 @@ async def two_turns(ground: AgentFixture) -> None:
     check(
         seen.rollout.exit_code in (0, None), f"exit code {seen.rollout.exit_code}"
     )  # None: it lingered after its last word
-    check(len(seen.rollout.trajectory.branches) == 1, f"{len(seen.rollout.trajectory.branches)} branches, not one")
+    check(len(seen.rollout.captured.branches) == 1, f"{len(seen.rollout.captured.branches)} branches, not one")
     check(all(turn.completion_ids for turn in seen.rollout.turns), "a turn has no sampled ids")
 
 

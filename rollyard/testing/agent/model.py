@@ -68,7 +68,7 @@ async def compaction(ground: AgentFixture) -> None:
 async def echo(ground: AgentFixture) -> None:
     seen = await ground.run(odd_answers)
     seen.check_solved()
-    check(len(seen.rollout.trajectory.branches) == 1, f"{len(seen.rollout.trajectory.branches)} branches, not one")
+    check(len(seen.rollout.captured.branches) == 1, f"{len(seen.rollout.captured.branches)} branches, not one")
 
 
 def odd_answers(call: Call) -> Reply:

@@ -101,7 +101,7 @@ async def subagents(ground: AgentFixture) -> None:
     seen = await ground.run(answer, collect=["part.txt"])
     parts = seen.rollout.files.get("/workspace/part.txt", b"")
     check(parts == b"part\npart\n", f"the sub-agents wrote {parts!r}")
-    branches = seen.rollout.trajectory.branches
+    branches = seen.rollout.captured.branches
     check(len(branches) >= 3, f"{len(branches)} branches; the agent and two sub-agents are three")
 
 

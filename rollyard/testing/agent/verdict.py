@@ -66,7 +66,7 @@ class AgentCheck:
             agent_s=agent_s,
             overhead_s=done.wall_s - agent_s,
             calls=done.calls,
-            branches=len(done.trajectory.branches),
+            branches=len(done.captured.branches),
             rewrites=changed,
         )
         return self._figures

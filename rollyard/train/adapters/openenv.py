@@ -57,5 +57,5 @@ def _turn(answer: TrainedCall) -> dict[str, Any]:
 
 
 def _texts(rollout: Rollout, call_id: str) -> list[str]:
-    answer = rollout.trajectory.answer(call_id)
+    answer = rollout.captured.answer(call_id)
     return list(answer.texts) if answer is not None else []
