@@ -38,14 +38,16 @@ class AllowedHosts:
 
 
 def page_reason(method: str, headers: Mapping[bytes, bytes], hosts: AllowedHosts, *, forms: bool = False) -> str | None:
-    """Why a request is a web page's, or None. Header names are in lower case. `forms` lets forms of one's own pages in."""
+    """Why a request is a web page's, or None. Header names are in lower case. `forms`: this server has pages of its own, whose
+    forms and scripts are let in."""
     host = headers.get(b"host", b"")
     if host not in hosts:
         return "this server is asked for under its own name only"
     origin = headers.get(b"origin")
     if origin is not None and origin.rpartition(b"://")[2].lower() != host.lower():
         return "requests of web pages are not answered here"
-    if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+    own = (b"none", b"same-origin") if forms else (b"none",)
+    if headers.get(b"sec-fetch-site", b"none") not in own:
         return "requests of web pages are not answered here"
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if not forms and method not in _READS and kind in _SIMPLE:

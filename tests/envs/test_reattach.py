@@ -92,7 +92,7 @@ async def test_an_answer_that_was_made_before_the_kill_is_given_and_not_made_aga
         async with connect(url) as env:
             await env.reset()
             wire = env._wire
-            first = await wire._sent("step", {"action": {"add": 1}}, 30)
+            first = await wire._send("step", {"action": {"add": 1}}, 30)
             sent = wire._seen.pop()
             await server.kill()
             await server.start()

@@ -462,10 +462,10 @@ async def test_provisioning_is_tried_three_times_on_transient_errors(caplog):
     assert made.id == "standing-0"
     first, second, completed = lines(caplog)
     for line, attempt, delay, words in ((first, 1, 0.01, "health check"), (second, 2, 0.02, "too busy")):
-        assert line.startswith("event=env.provisioning_retry") and "env_key=tickets" in line
+        assert line.startswith("env.provisioning_retry") and "env_key=tickets" in line
         assert f"attempt={attempt} max_attempts=3 error_type=EnvUnavailable" in line
         assert f'message="{words}"' in line and f"delay_s={delay}" in line
-    assert completed.startswith("event=env.provisioning_completed") and "env_key=tickets" in completed
+    assert completed.startswith("env.provisioning_completed") and "env_key=tickets" in completed
     assert "seconds=" in completed and "instance_id=standing-0" in completed
 
 
@@ -477,7 +477,7 @@ async def test_provisioning_gives_up_after_three_and_says_so(caplog):
         await provisioned(provider)
     assert len(provider.requests) == 3
     last = lines(caplog)[-1]
-    assert last.startswith("event=env.provisioning_failed") and "env_key=tickets" in last and 'message="no 2"' in last
+    assert last.startswith("env.provisioning_failed") and "env_key=tickets" in last and 'message="no 2"' in last
 
 
 async def test_an_instance_that_nobody_waits_for_any_more_is_given_back():
@@ -507,7 +507,7 @@ async def test_permanent_errors_raise_at_once(caplog):
     with pytest.raises(EnvError, match="no such environment"):
         await provisioned(provider)
     assert len(provider.requests) == 1
-    assert [line.split()[0] for line in lines(caplog)] == ["event=env.provisioning_failed"]
+    assert [line.split()[0] for line in lines(caplog)] == ["env.provisioning_failed"]
 
 
 async def test_the_blocking_path_says_the_same(server, caplog):
@@ -523,11 +523,7 @@ async def test_the_blocking_path_says_the_same(server, caplog):
             env.reset()
 
     await asyncio.to_thread(blocking)
-    assert (
-        asynchronous
-        == [line.split()[0] for line in lines(caplog)]
-        == ["event=env.provisioning_completed", "event=env.closed"]
-    )
+    assert asynchronous == [line.split()[0] for line in lines(caplog)] == ["env.provisioning_completed", "env.closed"]
 
 
 @pytest.mark.parametrize(

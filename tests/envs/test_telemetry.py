@@ -95,7 +95,7 @@ async def test_lines_name_what_happened_and_nothing_that_was_said(caplog):
         await env.reset(seed=41)
         await env.step({"add": 987654})
     lines = [record.getMessage() for record in caplog.records if record.name == "rollyard.envs"]
-    words = [line.split()[0].removeprefix("event=") for line in lines]
+    words = [line.split()[0] for line in lines]
     assert words == [
         *("env.session.opened", "env.session.attached", "env.reset", "env.step"),
         *("env.session.detached", "env.session.closed"),

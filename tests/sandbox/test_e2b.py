@@ -170,7 +170,6 @@ async def test_an_owned_sandbox_is_leased_and_the_lease_renewed_while_its_opener
 async def test_what_the_template_decides_is_refused_before_anything_is_opened(backend):
     async with serving(backend) as url, through(url) as remote:
         for spec in (
-            ry.SandboxSpec(resources=ry.Resources(memory_mb=100)),
             ry.SandboxSpec(layers=("layer_x",)),
             ry.SandboxSpec(options={"privileged": "1"}),
         ):

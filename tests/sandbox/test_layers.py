@@ -139,7 +139,7 @@ async def test_an_empty_or_option_like_request_is_refused(store, spec):
 
 
 async def test_an_unknown_layer_or_python_says_what_to_do(store):
-    with pytest.raises(UnknownName, match=r"ry\.layer"):
+    with pytest.raises(UnknownName, match=r"images\.layer"):
         await store.resolve("host", ["ly_nothing"])
     with pytest.raises(UnknownName):
         await store.resolve("host", ["../../etc"])

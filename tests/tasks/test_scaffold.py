@@ -26,7 +26,7 @@ async def test_new_tasks_pass_their_check(backend, tmp_path):
 
 @pytest.mark.anyio
 async def test_a_new_taskset_runs_and_its_verifier_judges(backend, tmp_path):
-    task = ry.Taskset.load(new_taskset(tmp_path / "mine"))["count-2"]
+    task = ry.Taskset.load(new_taskset(tmp_path / "mine"), trust_tasks=True)["count-2"]
     idle = await run_rollout(task, agent="nop", policy=scripted([]), sandbox=backend)
     assert (idle.reward, idle.verdict.grade) == (0.0, "sealed")
     right = await run_rollout(

@@ -5,6 +5,7 @@ import json
 import stat
 import subprocess
 import tarfile
+import uuid
 
 import msgspec
 import pytest
@@ -161,29 +162,30 @@ async def test_python_of_a_task_does_not_run_in_this_process(tmp_path, backend, 
     assert mark.exists()
 
 
-def source_archive(folder, mark):
+def source_archive(folder, mark, name):
     """A package without a wheel, whose setup.py runs when it is asked for anything."""
     code = f"import pathlib, setuptools\npathlib.Path({str(mark)!r}).touch()\n"
-    code += "setuptools.setup(name='rollyard-evil', version='1')\n"
+    code += f"setuptools.setup(name='{name}', version='1')\n"
     folder.mkdir()
-    with tarfile.open(folder / "rollyard_evil-1.tar.gz", "w:gz") as archive:
-        for name, text in {
+    with tarfile.open(folder / f"{name.replace('-', '_')}-1.tar.gz", "w:gz") as archive:
+        for file, text in {
             "setup.py": code,
-            "PKG-INFO": "Metadata-Version: 1.0\nName: rollyard-evil\nVersion: 1\n",
+            "PKG-INFO": f"Metadata-Version: 1.0\nName: {name}\nVersion: 1\n",
         }.items():
-            member = tarfile.TarInfo(f"rollyard_evil-1/{name}")
+            member = tarfile.TarInfo(f"{name.replace('-', '_')}-1/{file}")
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
 
 
 async def test_packages_that_an_untrusted_task_names_run_no_code_here(tmp_path, sandbox_root, monkeypatch):
-    source_archive(tmp_path / "archives", tmp_path / "ran")
+    name = f"rollyard-evil-{uuid.uuid4().hex[:8]}"  # of this run: layers outlive it
+    source_archive(tmp_path / "archives", tmp_path / "ran", name)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "archives"))
     layers = Layers(sandbox_root)
     with pytest.raises(CommandFailed, match="rollyard-evil"):
-        await layers.build(layer_spec("pip:rollyard-evil==1", scripts=False))
+        await layers.build(layer_spec(f"pip:{name}==1", scripts=False))
     assert not (tmp_path / "ran").exists()
-    await layers.build(layer_spec("pip:rollyard-evil==1"))
+    await layers.build(layer_spec(f"pip:{name}==1"))
     assert (tmp_path / "ran").exists()
 
 

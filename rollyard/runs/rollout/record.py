@@ -85,7 +85,7 @@ class Record:
             return
         status, failure = classify(failed.error, stage=failed.stage, boundary=failed.boundary)
         self.note(status=status, failure=failure)
-        if not failure.grade:
+        if not failure.grade and self._reached.reward is not None:
             self.note(verdict=None)
 
     def fail_teardown(self, failed: StageFailed) -> None:
