@@ -185,6 +185,13 @@ class RawResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
+class LearnsModel(Protocol):
+    """A policy that asks its server which model it has, and how that model's prompts are written, where it was not told."""
+
+    async def discover(self) -> object: ...
+
+
+@runtime_checkable
 class DeclaresOptions(Protocol):
     """A policy that says which options of a rollout's calls it acts on; the others are refused before anything opens. One
     that does not say is the caller's own code, which finds them in `Call.options`."""
