@@ -99,7 +99,7 @@ MUTANTS = (
         "policy/passthrough_policy.py",
         "        if self._key is not None:\n            try:\n                scrubber",
         "        if False:\n            try:\n                scrubber",
-        f"{TABLE} black_box'",
+        "tests/policy/test_passthrough.py",
     ),
     Mutant(
         "runs/rollout/route_check.py", "if not session.reached:", "if False:", f"{OUTAGES} -k 'nowhere or another_gate'"
