@@ -1,7 +1,8 @@
 """`make mutants`: each law's code is broken on purpose, one place at a time, and the tests named beside it must notice.
 
 A mutant is a change of one line in a copy of the tree, never in the tree itself. A mutant that survives is a law that no test
-guards: add the test. `python tests/mutants.py WORD` runs those whose file or line has the word in it.
+guards: add the test. A kill counts only where the same tests pass in the copy before it is changed. `python tests/mutants.py
+WORD` runs those whose file or line has the word in it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,12 @@ MUTANTS = (
         "if False:",
         f"{TABLE} black_box'",
     ),
+    Mutant(
+        "runs/rollout/model_outage.py",
+        "        return session.exhausted\n",
+        "        pass\n",
+        "tests/runs/test_rollout.py -k end_of_its_budget",
+    ),
     Mutant("runs/rollout/model_outage.py", 'refused.model not in ("", model)', "False", f"{OUTAGES} -k was_not_given"),
     Mutant(
         "runs/rollout/model_outage.py",
@@ -90,9 +97,9 @@ MUTANTS = (
     Mutant("gate/refusals.py", 'return "content_filter" if _FILTERED.search(words) else None', "return None", JUDGED),
     Mutant(
         "policy/passthrough_policy.py",
-        "self._connection.scrub if response.status >= 400 else None",
-        "None",
-        "tests/gate/test_black_box.py",
+        "        if self._key is not None:\n            try:\n                scrubber",
+        "        if False:\n            try:\n                scrubber",
+        "tests/policy/test_passthrough.py",
     ),
     Mutant(
         "runs/rollout/route_check.py", "if not session.reached:", "if False:", f"{OUTAGES} -k 'nowhere or another_gate'"
@@ -140,17 +147,20 @@ MUTANTS = (
         "runs/rollout/conclude.py",
         "            await opened.sandbox.kill_processes()\n",
         "            pass\n",
-        "tests/runs tests/tasks/test_forgery.py -k 'process or survive or dead' -m 'not slow and not agent'",
+        "tests/runs/test_rollout.py -k no_process_of_the_agent",
     ),
     Mutant(
         "runs/rollout/lifecycle.py",
         "    await context.provision.prove_route(sandbox, listener.port)\n",
         "",
-        "tests/runs/test_rollout.py -k 'gate_that_is_not_running or route'",
+        "tests/runs/test_rollout.py -k listener_that_does_not_lead",
     ),
     # judging
     Mutant(
-        "tasks/grade.py", "if failure is not None and not failure.grade:", "if False:", "tests/tasks/test_judging.py"
+        "tasks/grade.py",
+        "if failure is not None and not failure.grade:",
+        "if False:",
+        "tests/tasks/test_judging.py -k may_not_be_graded",
     ),
     Mutant(
         "tasks/grade.py",
@@ -162,7 +172,7 @@ MUTANTS = (
         "tasks/transfer.py",
         "            elif stat.S_ISREG(mode) and mode & 0o7000:\n",
         "            elif False:\n",
-        "tests/tasks/test_judging.py",
+        "tests/tasks/test_transfer.py",
     ),
     Mutant(
         "images/tree_pipe.py",
@@ -204,7 +214,7 @@ MUTANTS = (
         "gate/listener.py",
         "if self._session is not None and session is not self._session:",
         "if False:",
-        "tests/gate/test_security.py tests/gate/test_serve.py",
+        "tests/gate/test_sessions.py -k bound_to_a_session",
     ),
     # leases and quotas
     Mutant(
@@ -250,11 +260,19 @@ MUTANTS = (
 
 def main(words: list[str]) -> int:
     chosen = [one for one in MUTANTS if all(word in f"{one.file} {one.line}" for word in words)]
+    if wrong := [why for one in MUTANTS if (why := find_misfit(one)) is not None]:
+        raise SystemExit("\n".join((*wrong, "bring the list up to date")))
+    if not chosen:
+        raise SystemExit(f"no mutant has {' and '.join(words)} in its file or line")
     survived: list[Mutant] = []
+    passed: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="rollyard-mutants-") as folder:
         tree = copy_tree(Path(folder))
         for number, mutant in enumerate(chosen, 1):
             began = time.monotonic()
+            if mutant.tests not in passed:
+                check_tests(mutant.tests, tree)
+                passed.add(mutant.tests)
             killed = is_killed(mutant, tree)
             if not killed:
                 survived.append(mutant)
@@ -268,6 +286,15 @@ def main(words: list[str]) -> int:
     return 1 if survived else 0
 
 
+def find_misfit(mutant: Mutant) -> str | None:
+    """Why a mutant cannot be made of the code as it is."""
+    file = ROOT / "rollyard" / mutant.file
+    if not file.is_file():
+        return f"{mutant.file} is not there"
+    times = file.read_text().count(mutant.line)
+    return None if times == 1 else f"{mutant.file} has {times} times: {mutant.line!r}"
+
+
 def copy_tree(folder: Path) -> Path:
     """The package as files to change, everything else by links."""
     for found in ROOT.iterdir():
@@ -277,27 +304,36 @@ def copy_tree(folder: Path) -> Path:
     return folder
 
 
+def check_tests(tests: str, tree: Path) -> None:
+    code, said = run_tests(tests, tree)
+    if code != 0:
+        raise SystemExit(f"these fail with no change at all, so they can kill nothing: {tests}\n{said}")
+
+
 def is_killed(mutant: Mutant, tree: Path) -> bool:
     file = tree / "rollyard" / mutant.file
     whole = file.read_text()
-    if whole.count(mutant.line) != 1:
-        raise SystemExit(
-            f"{mutant.file} has {whole.count(mutant.line)} times: {mutant.line!r}; bring the list up to date"
-        )
     file.write_text(whole.replace(mutant.line, mutant.broken))
-    command = f"{sys.executable} -m pytest {mutant.tests} -x -q -n 0 --timeout 300 -p no:cacheprovider --basetemp={tree}/.pytest"
+    try:
+        code, said = run_tests(mutant.tests, tree)
+    finally:
+        file.write_text(whole)
+    if code not in (0, 1, None):
+        raise SystemExit(f"{mutant.file}: pytest cannot run {mutant.tests!r}:\n{said}")
+    return code != 0  # None: it hangs, which is noticed
+
+
+def run_tests(tests: str, tree: Path) -> tuple[int | None, str]:
+    """The exit code, None after `LIMIT_S`, and the end of what was said."""
+    command = (
+        f"{sys.executable} -m pytest {tests} -x -q -n 0 --timeout 300 -p no:cacheprovider --basetemp={tree}/.pytest"
+    )
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(["sh", "-c", command], cwd=tree, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        return True  # it hangs: noticed
-    finally:
-        file.write_text(whole)
-    if done.returncode not in (0, 1):
-        raise SystemExit(
-            f"{mutant.file}: pytest cannot run {mutant.tests!r}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        )
-    return done.returncode == 1
+        return None, f"not done after {LIMIT_S} s"
+    return done.returncode, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ class SandboxWrapper(ProgramCalls):
     async def upload_dir(self, source: str, path: str, *, user: str | None = None) -> None:
         await self.sandbox.upload_dir(source, path, user=user)
 
-    async def download_dir(self, path: str, target: str, *, max_bytes: int = 2**30) -> None:
-        await self.sandbox.download_dir(path, target, max_bytes=max_bytes)
+    async def download_dir(self, path: str, target: str, *, max_bytes: int = 2**30) -> int:
+        return await self.sandbox.download_dir(path, target, max_bytes=max_bytes)
 
     async def listen(self, port: int = 0) -> Listener:
         return await self.sandbox.listen(port)

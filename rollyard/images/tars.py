@@ -80,16 +80,18 @@ class _NoLinks(dict[Any, Any]):
         return
 
 
-def unpack(fd: int, target: str, max_bytes: int) -> None:
-    """A tar from a pipe into a directory of this host, through the reader that follows no link."""
+def unpack(fd: int, target: str, max_bytes: int) -> int:
+    """A tar from a pipe into a directory of this host, through the reader that follows no link. Gives how many entries were
+    left out."""
     with os.fdopen(fd, "rb") as source, tarfile.open(fileobj=source, mode="r|", errorlevel=2) as archive:
         entries = _Entries(archive)
-        tree_pipe.unpack(cast(BinaryIO, entries), target, max_bytes=max_bytes)
+        left_out = tree_pipe.unpack(cast(BinaryIO, entries), target, max_bytes=max_bytes)
     for name, origin in entries.hard_links:
         place, first = Path(target, name), Path(target, origin)
         if all(path.parent.resolve() == path.parent.absolute() and not path.is_symlink() for path in (place, first)):
             place.unlink(missing_ok=True)
             shutil.copy2(first, place, follow_symlinks=False)
+    return left_out
 
 
 class _Entries(io.RawIOBase):
@@ -113,7 +115,10 @@ class _Entries(io.RawIOBase):
     def _stream(self, archive: tarfile.TarFile) -> Iterator[bytes]:
         for member in archive:
             name = _below(member.name)
-            if not name or len(os.fsencode(name)) > tree_pipe.LONGEST:
+            if not name:
+                continue
+            if len(os.fsencode(name)) > tree_pipe.LONGEST:
+                yield _head({"kind": tree_pipe.LEFT_OUT, "number": 1})
                 continue
             entry: dict[str, Any] = {"path": name, "mode": modes.S_IMODE(member.mode)}
             if member.isreg():

@@ -3,7 +3,7 @@
 Both ends walk by directory descriptors and never follow a symlink, so neither a hostile tree nor one that changes under
 the walk leads outside. The stream is a header per entry (length, JSON), then a file's bytes; a file that shrinks while it
 is read is padded, so the stream never loses step. Sockets, pipes and devices are left out, and so is what lies so deep that
-no path can name it where the stream is unpacked.
+no path can name it where the stream is unpacked; a header says how many entries that were.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 2**18
 LONGEST = 3500  # bytes of a path in a stream; the kernel takes 4096, with the place it is unpacked to
 NAME = 255  # bytes of one name
+LEFT_OUT = "left_out"  # a header that stands for what is not in the stream
 
 
 class DiskUse(NamedTuple):
@@ -48,7 +49,8 @@ def pack(path: str, out: BinaryIO, *, max_bytes: int | None = None) -> None:
     left = [max_bytes if max_bytes is not None else 2**62]
     for folder in folders.walk(path):
         prefix = f"{folder.path}/" if folder.names else ""
-        if len(os.fsencode(prefix)) > LONGEST - NAME:
+        if folder.folders and len(os.fsencode(prefix)) > LONGEST - NAME:
+            _header(out, kind=LEFT_OUT, number=len(folder.folders))
             folder.folders.clear()
         if prefix:
             _header(out, path=folder.path, kind="dir", mode=stat.S_IMODE(os.fstat(folder.fd).st_mode))
@@ -108,13 +110,18 @@ def _exactly(source: BinaryIO, size: int) -> bytes:
     return data
 
 
-def unpack(source: BinaryIO, path: str, *, owner: tuple[int, int] | None = None, max_bytes: int | None = None) -> None:
-    """Write a stream below the existing directory `path`. What is in the way of a file is replaced, never followed."""
+def unpack(source: BinaryIO, path: str, *, owner: tuple[int, int] | None = None, max_bytes: int | None = None) -> int:
+    """Write a stream below the existing directory `path`. What is in the way of a file is replaced, never followed. Gives how
+    many entries were left out of the stream."""
     at = _Parents(path)
+    left_out = 0
     closed: list[tuple[str, int]] = []
     left = max_bytes if max_bytes is not None else 2**62
     try:
         for entry in _headers(source):
+            if entry["kind"] == LEFT_OUT:
+                left_out += entry["number"]
+                continue
             *parents, name = entry["path"].split("/")
             if not all(part not in ("", ".", "..") for part in (*parents, name)):
                 raise OSError(errno.EPROTO, "a name in the stream leads elsewhere", entry["path"])
@@ -132,6 +139,7 @@ def unpack(source: BinaryIO, path: str, *, owner: tuple[int, int] | None = None,
             at.set_mode(parents, name, mode)
     finally:
         at.close()
+    return left_out
 
 
 class _Parents:

@@ -26,7 +26,7 @@ from rollyard.core.rollout import MODES, Rollout
 from rollyard.core.task import Task
 from rollyard.runs.rescore import rescore
 from rollyard.runs.rollout.modes import choose
-from rollyard.runs.rollout.open_policy import open_policy
+from rollyard.runs.rollout.open_policy import learn_model, open_policy
 from rollyard.runs.rollout.options import OPTIONS, Option, RolloutFields, merge_options, read_options, write_options
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.store import Store
@@ -101,7 +101,13 @@ class LocalActions:
         policy = form.get("policy", "")
         opens = agent.calls_model and (bool(policy) or options.base_url is None)
         opened = await open_policy(policy, store=self._store, model=options.model) if opens else None
-        answering = choose(options, policy=opened, agent=agent)
+        try:
+            await learn_model(opened, agent)
+            answering = choose(options, policy=opened, agent=agent)
+        except BaseException:
+            if opened is not None:
+                await opened.aclose()
+            raise
         rollout_id = new_id("ro")
         options = msgspec.structs.replace(
             options,

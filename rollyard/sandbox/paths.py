@@ -121,7 +121,7 @@ class PathSteps(ABC):
                 number += 1
         await self._step(_UNPACK, path, carried, user=user, timeout=TREE_S)
 
-    async def download_dir(self, path: str, target: str, *, max_bytes: int = 2**30) -> None:
+    async def download_dir(self, path: str, target: str, *, max_bytes: int = 2**30) -> int:
         """What is in the directory `path` goes into `target` on this machine, which is made if it is absent."""
         carried = f"{ROOT}/x/{new_id('tar')}"
         await self._step(_PACK, path, carried, timeout=TREE_S)
@@ -130,7 +130,7 @@ class PathSteps(ABC):
             archive.write(await self.read(carried, max_bytes=max_bytes + 2**26))
             await self.remove(carried)
             archive.seek(0)
-            await asyncio.to_thread(tars.unpack, os.dup(archive.fileno()), target, max_bytes)
+            return await asyncio.to_thread(tars.unpack, os.dup(archive.fileno()), target, max_bytes)
 
 
 def _pack(source: str, archive: IO[bytes]) -> None:

@@ -8,7 +8,7 @@ they were there before the agent. They are looked at while the judge's directori
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS
 _TIMEOUT_S = 60.0
 _MAX_BYTES = 64 * 2**20
 _NAMED = 20
+_LONGEST = 4095  # bytes of a path that the kernel takes
 _HOPS = 40  # as many as the kernel follows
 _CLOSED = (TESTS, LOGS, HOME, "/proc", "/dev", "/sys")
 _OPEN = ("/dev/null",)
@@ -67,14 +68,26 @@ async def remove_links(sandbox: Sandbox, places: Sequence[str], before: Links) -
     bad = {path: why for path, link in found.items() if (why := _fault(path, link, targets, before)) is not None}
     if not bad:
         return []
-    names = b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in bad)
-    done = await _run(sandbox, "exec xargs -0 rm -f --", (), stdin=names)
+    named = [path.encode("utf-8", "surrogateescape") for path in bad]
+    above = {_cut(path) for path in named if len(path) > _LONGEST}
+    done = await _run(sandbox, "exec xargs -0 rm -f --", (), stdin=_join(p for p in named if len(p) <= _LONGEST))
     if not done.ok:
         raise VerifierError(f"links of the agent cannot be removed: {done.text.strip()[-400:]}")
+    if above:  # no path leads to them, the tests' neither; only a walk does, as find's own
+        await _run(sandbox, "exec xargs -0 sh -c 'find \"$@\" -type l -delete' sh", (), stdin=_join(sorted(above)))
     notes = [
         f"link left behind, {why}: {ascii(path)[1:-1]} -> {ascii(targets[path])[1:-1]}" for path, why in bad.items()
     ]
     return [*notes[:_NAMED], *([f"and {len(notes) - _NAMED} links more"] if len(notes) > _NAMED else [])]
+
+
+def _join(paths: Iterable[bytes]) -> bytes:
+    return b"".join(path + b"\0" for path in paths)
+
+
+def _cut(path: bytes) -> bytes:
+    """The deepest directory above it that a path can name."""
+    return path[:_LONGEST].rpartition(b"/")[0]
 
 
 def _fault(path: str, link: FoundLink, links: Links, before: Links) -> str | None:

@@ -58,7 +58,8 @@ async def take(sandbox: Sandbox, artifacts: Sequence[Artifact], scratch: Path, *
         try:
             kind = (await sandbox.stat(path)).kind
             if kind == "dir":
-                await sandbox.download_dir(path, str(host), max_bytes=max_bytes)
+                if left_out := await sandbox.download_dir(path, str(host), max_bytes=max_bytes):
+                    notes.append(f"{path}: {describe_left_out(left_out)}")
                 await anyio.to_thread.run_sync(_wash, host, artifact.exclude)
                 items.append(Carried(path=path, host=host, folder=True))
             elif kind == "file":
@@ -71,6 +72,10 @@ async def take(sandbox: Sandbox, artifacts: Sequence[Artifact], scratch: Path, *
         except PathError as error:
             notes.append(f"{path} was left behind: {error}")
     return Load(items=tuple(items), notes=tuple(notes))
+
+
+def describe_left_out(entries: int) -> str:
+    return f"entries left out that lie deeper than a path can name: {entries}"
 
 
 def _wash(root: Path, exclude: Sequence[str]) -> None:

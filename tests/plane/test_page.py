@@ -199,6 +199,20 @@ async def test_the_page_shows_the_command_that_does_the_same_and_asks_no_token_f
     assert json.loads(said)["reward"] == 1.0, problem
 
 
+async def test_an_option_that_can_be_no_can_be_given_as_no_on_the_page(tmp_path):
+    form = {"agent": "shell-agent", "policy": "scripted:x.yaml", "instruction": "x", "do": "show"}
+    async with ry.Store.open(tmp_path / "runs.db") as store, LocalActions(store, None) as actions:
+        async with serve_app(page_app(store, actions=actions, token="t" * 20)) as url:
+            for value, words in {"": 0, "true": "--disable-thinking", "false": "--no-disable-thinking"}.items():
+                _, _, body, _ = await get(f"{url}/start", {**form, "disable_thinking": value})
+                shown = html.unescape(re.search(r'<pre[^>]*id="command">(.*?)</pre>', body, re.S)[1])
+                assert [word for word in shlex.split(shown) if "thinking" in word] == ([words] if words else [])
+                choice = re.search(r'<select name="disable_thinking".*?</select>', body, re.S)[0]
+                assert re.findall(r'value="(\w*)"( selected)?', choice) == [
+                    (one, " selected" if one == value else "") for one in ("", "true", "false")
+                ]
+
+
 async def test_a_stored_task_is_run_as_it_is_and_not_mixed_with_typed_commands(tmp_path):
     async with ry.Store.open(tmp_path / "runs.db") as store, LocalActions(store, "examples/tasks") as actions:
         form = {"agent": "oracle", "task": "file-edit"}

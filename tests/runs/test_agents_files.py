@@ -65,6 +65,11 @@ async def test_what_an_agent_leaves_is_judged(tmp_path, backend, left, grade):
         assert (done.status, done.failure, done.reward) == ("completed", None, reward), (done.verdict, done.failure)
         kept = await store.get_rollout(done.id)
     assert kept.reward == reward and kept.diff is not None
+    deep = "60 directories" in left
+    assert kept.diff.endswith("[entries left out that lie deeper than a path can name: 1]\n") is deep
+    assert ("/work/app: entries left out that lie deeper than a path can name: 1" in kept.verdict.log) is (
+        deep and grade == "sealed"
+    )
 
 
 async def test_a_step_that_leaves_a_file_in_place_of_the_working_directory_costs_only_its_own_work(backend):

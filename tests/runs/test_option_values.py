@@ -9,7 +9,8 @@ import rollyard as ry
 from rollyard.core.agent import Addition, Agent
 from rollyard.core.call import NO_THINKING, Call, Sampling
 from rollyard.core.errors import ConfigError, Unsupported
-from rollyard.runs.coding_env import CodingEnv
+from rollyard.core.task import VerifierSpec
+from rollyard.runs.coding_env import CodingAction, CodingEnv
 from rollyard.runs.coding_request import CodingOptions
 from rollyard.runs.rollout.modes import choose
 from rollyard.runs.rollout.options import RolloutOptions
@@ -144,7 +145,12 @@ def test_a_runs_number_that_means_nothing_is_refused_by_its_name(field):
 
 
 async def test_an_environments_seed_chooses_the_task_where_calls_are_left_alone():
-    tasks = [ry.Task(id=name, instruction="x") for name in ("one", "two")]
-    env = CodingEnv(CodingOptions(mode="black_box", base_url=URL, agent="nop"), tasks)
-    await env.reset(seed=1)
-    assert env.state["task_id"] == "two"
+    judge = VerifierSpec(kind="commands", options={"commands": [CHECK]})
+    tasks = [ry.Task(id=name, instruction="x", verifier=judge) for name in ("one", "two")]
+    async with ry.Gate(ry.policy.scripted(HELLO), host="127.0.0.1") as server:
+        key = (await server.open_session("server")).key
+        options = CodingOptions(mode="black_box", base_url=f"{server.url}/v1", key=key, agent="shell-agent")
+        env = CodingEnv(options, tasks)
+        await env.reset(seed=1)
+        done = await env.step(CodingAction())  # a seed for its calls would be refused
+    assert (env.state["task_id"], done.reward) == ("two", 1.0)

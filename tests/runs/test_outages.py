@@ -12,6 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from aiohttp import web
 from msgspec.structs import replace
 
 import rollyard as ry
-from rollyard.core.agent import Addition, Agent
 from rollyard.core.call import Reply
 from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Text
@@ -34,32 +34,7 @@ pytestmark = pytest.mark.anyio
 KEY = "sk-operator-secret-0123456789abcdef"
 MODEL = "smol"
 WORK = "echo hello > out.txt"
-# An agent that prints what went wrong and exits 0, as aider does; it asks twice, again for as long as it is told to.
-_ASKS = """
-import json, os, subprocess, time, urllib.request
-asked = [{"role": "user", "content": "go"}]
-def ask():
-    for attempt in range(4):
-        body = json.dumps({"model": os.environ["MODEL"], "messages": asked}).encode()
-        headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["ROLLYARD_KEY"]}
-        request = urllib.request.Request(os.environ["URL"] + "/chat/completions", body, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=900) as answer:
-                return json.loads(answer.read())["choices"][0]["message"]["content"] or ""
-        except Exception as error:
-            print("error:", error, flush=True)
-            time.sleep(0.1)
-    raise SystemExit(0)
-subprocess.run(["sh", "-c", ask()])
-asked.append({"role": "user", "content": "more"})
-print(ask())
-"""
-QUIET = Agent(
-    name="quiet",
-    argv=("python3", "-c", _ASKS),
-    env={"ROLLYARD_KEY": "{key}", "URL": "{base_url}", "MODEL": "{model}"},
-    wires={"chat": Addition()},
-)
+QUIET = ry.agents.from_toml(Path(__file__).with_name("quiet.toml"))
 
 
 class Faults:
@@ -297,9 +272,9 @@ async def test_a_model_that_the_agent_was_not_given_is_its_own_request(backend, 
 
 @pytest.mark.parametrize("way", ["black_box", "interception_gate"])
 async def test_an_agent_that_leaves_its_own_call_is_judged(backend, way):
-    leaves = replace(
-        QUIET, argv=("python3", "-c", _ASKS.replace("timeout=900", "timeout=900 if len(asked) < 2 else 1"))
-    )
+    *python, asks = QUIET.argv
+    assert asks.count("timeout=900") == 1
+    leaves = replace(QUIET, argv=(*python, asks.replace("timeout=900", "timeout=900 if len(asked) < 2 else 1")))
     async with serve("hang", range(2, 1000)) as server:
         done = await attempt(backend, server, leaves, way)
     assert (done.reward, done.failure) == (1.0, None)

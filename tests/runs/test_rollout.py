@@ -9,6 +9,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, SandboxInterrupted, Unsupported
+from rollyard.core.sandbox_wrapper import SandboxWrapper
 from rollyard.core.task import Step, Task, VerifierSpec
 from rollyard.runs.rollout.plan import Hooks
 from tests.runs.conftest import CHECK, HELLO
@@ -181,6 +182,55 @@ async def test_a_gate_that_is_not_running_fails_before_the_agent_starts(backend)
     assert (done.status, done.failure.boundary, done.failure.stage) == ("infra_error", "gate", "provision")
     assert "not running" in done.failure.message
     assert done.exit_code is None
+
+
+class Elsewhere:
+    """A backend that says the wrong port of a sandbox's listener: nothing answers there."""
+
+    def __init__(self, real):
+        self.real = real
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    async def open(self, spec):
+        return NoListener(await self.real.open(spec))
+
+
+class NoListener(SandboxWrapper):
+    async def listen(self, port=0):
+        listener, unused = await self.sandbox.listen(port), await self.sandbox.listen(0)
+        listener.port = unused.port
+        await unused.aclose()
+        return listener
+
+
+async def test_a_listener_that_does_not_lead_to_the_gate_fails_before_the_agent_starts(backend):
+    done = await ry.run_rollout("x", policy=scripted(), sandbox=Elsewhere(backend), **FAST)
+    assert (done.status, done.failure.boundary, done.failure.stage) == ("infra_error", "gate", "provision")
+    assert "does not answer at 127.0.0.1:" in done.failure.message
+    assert (done.reward, done.failure.retry, done.exit_code) == (None, True, None)
+
+
+async def test_an_agent_at_the_end_of_its_budget_is_judged(backend):
+    done = await ry.run_rollout("x", policy=scripted(), sandbox=backend, max_calls=1, **FAST)
+    assert (done.status, done.stop_reason, done.reward, done.failure) == ("budget", "calls", 1.0, None)
+
+
+@pytest.mark.parametrize("judged", [True, False])
+async def test_no_process_of_the_agent_is_there_when_its_files_are_taken_and_judged(backend, judged):
+    seen = []
+
+    async def look(sandbox, rollout):
+        seen.append((await sandbox.exec("test -d /proc/$(cat /tmp/left)", cwd="/", timeout=20)).exit_code)
+
+    steps = [{"shell": "setsid sleep 600 >/dev/null 2>&1 & echo $! > /tmp/left; test -d /proc/$!"}, {"text": "done"}]
+    hooks = Hooks(after_agent=(look,), **{"before_verdict" if judged else "teardown": (look,)})
+    verify = ["true"] if judged else []
+    done = await ry.run_rollout(
+        "x", agent="shell-agent", policy=scripted({"steps": steps}), sandbox=backend, hooks=hooks, verify=verify
+    )
+    assert done.failure is None and seen == [0, 1]  # it lived until the agent had ended, and no longer
 
 
 @pytest.mark.parametrize(

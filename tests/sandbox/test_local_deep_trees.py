@@ -137,8 +137,19 @@ async def test_of_a_working_directory_with_endless_names_all_is_copied_that_a_pa
     async with LocalBackend(root=tmp_path / "home") as backend, backend.open(ry.SandboxSpec()) as box:
         await nest(box, LONG, "/workspace")
         await box.write("/workspace/beside", b"kept")
-        await box.download_dir("/workspace", str(tmp_path / "out"))
+        assert await box.download_dir("/workspace", str(tmp_path / "out")) == 1
         assert (tmp_path / "out" / "beside").read_bytes() == b"kept"
         copied = await copy_out(box, "/workspace")
-        assert copied.why is None and copied.files["beside"] == b"kept"
+        assert copied.why is None and copied.files["beside"] == b"kept" and copied.left_out == 1
         assert max(len(name) for name in copied.files) < 4096 < 60 * 255
+
+
+def test_of_an_archive_with_endless_names_all_is_unpacked_that_a_path_can_name(tmp_path):
+    with (tmp_path / "packed.tar").open("w+b") as packed:
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for name in ("top/beside", f"top/{'n/' * 2000}file"):
+                archive.addfile(tarfile.TarInfo(name))
+        packed.seek(0)
+        (tmp_path / "out").mkdir()
+        assert tars.unpack(os.dup(packed.fileno()), str(tmp_path / "out"), 2**20) == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["beside"]

@@ -23,6 +23,7 @@ from rollyard.core import folders
 from rollyard.core.errors import PathError, SandboxError
 from rollyard.core.protocols import Sandbox
 from rollyard.core.scratch import scratch
+from rollyard.tasks.transfer import describe_left_out
 
 MAX_DIFF = 2 * 2**20
 MAX_FILE = 16 * 2**20
@@ -33,20 +34,23 @@ _SKIP_DIRS = frozenset({".git", "node_modules", "__pycache__", ".venv", "venv"})
 
 class DirectoryCopy(msgspec.Struct, frozen=True, kw_only=True):
     """A directory as it was. `files` maps paths below it to contents, without what nobody reads in a patch (`.git`, caches);
-    `tar` is all of it, None when it was too large or could not be read; `why` says which."""
+    `tar` is all of it, None when it was too large or could not be read; `why` says which. `left_out` is how much of it lies
+    deeper than a path can name."""
 
     files: Mapping[str, bytes] = {}
     tar: bytes | None = None
     why: str | None = None
+    left_out: int = 0
 
 
 async def copy_out(sandbox: Sandbox, path: str) -> DirectoryCopy:
     with scratch("copy") as folder:
         try:
-            await sandbox.download_dir(path, str(folder), max_bytes=MAX_WORKDIR)
+            left_out = await sandbox.download_dir(path, str(folder), max_bytes=MAX_WORKDIR)
         except SandboxError as error:
             return DirectoryCopy(why=f"the working directory was not copied: {error}")
-        return await anyio.to_thread.run_sync(_read, folder)
+        copy = await anyio.to_thread.run_sync(_read, folder)
+        return msgspec.structs.replace(copy, left_out=left_out)
 
 
 def _read(root: Path) -> DirectoryCopy:
@@ -111,7 +115,9 @@ def patch(before: DirectoryCopy, after: DirectoryCopy) -> str:
         if old != new:
             out.extend(_file_patch(_show(name), old, new))
     text = "".join(out)
-    return text if len(text) <= MAX_DIFF else text[:MAX_DIFF] + "\n[cut here: the patch is larger]\n"
+    if len(text) > MAX_DIFF:
+        text = text[:MAX_DIFF] + "\n[cut here: the patch is larger]\n"
+    return text if not after.left_out else f"{text}[{describe_left_out(after.left_out)}]\n"
 
 
 def _show(name: str) -> str:

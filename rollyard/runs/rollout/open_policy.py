@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+import anyio
+
 from rollyard import policy as policies
-from rollyard.core.errors import ConfigError
-from rollyard.core.protocols import Policy
+from rollyard.core.agent import Agent
+from rollyard.core.errors import ConfigError, UpstreamError
+from rollyard.core.protocols import LearnsModel, Policy
 from rollyard.core.rollout import Rollout
 from rollyard.policy import PolicyText
 from rollyard.store import Store
+
+_LEARN_S = 60.0  # a server that is slower is waited for by the calls
 
 
 def refuse_queue(found: PolicyText) -> None:
@@ -30,6 +36,14 @@ async def open_policy(text: str, *, store: Store | None = None, served: bool = F
     if found.name == "replay" and found.argument is not None:
         given["recorded"] = (await read_recording(found, store)).trajectory
     return policies.parse(text, **given)
+
+
+async def learn_model(policy: Policy | None, agent: Agent) -> None:
+    """What only the model server can say about a policy's settings, asked before anything opens: a template without a place
+    for tools, a model whose files are not here. A server that does not answer is the rollout's failure, not the caller's."""
+    if agent.calls_model and isinstance(policy, LearnsModel):
+        with suppress(UpstreamError), anyio.move_on_after(_LEARN_S):
+            await policy.discover()
 
 
 async def read_recording(found: PolicyText, store: Store | None) -> Rollout:

@@ -24,7 +24,7 @@ from rollyard.gate import Budget, Gate
 from rollyard.runs.rollout.lifecycle import rollout
 from rollyard.runs.rollout.modes import choose, find_direct
 from rollyard.runs.rollout.open_backend import open_named
-from rollyard.runs.rollout.open_policy import open_policy
+from rollyard.runs.rollout.open_policy import learn_model, open_policy
 from rollyard.runs.rollout.options import OPTIONS, RolloutFields, RolloutOptions, merge_options
 from rollyard.runs.rollout.plan import Hooks, RolloutPlan, SessionOptions
 from rollyard.runs.rollout.provision import Provision
@@ -80,29 +80,30 @@ async def run_rollout(
     if key is not None and options.key_env is not None:
         raise ConfigError("key and key_env both give the key", hint="give one of them")
     direct = find_direct(options, key)
-    opened = None
-    if isinstance(policy, str):
-        policy = opened = await open_policy(policy, store=store, model=options.model, key=key, key_env=options.key_env)
-    elif policy is None and gate is not None and options.base_url is None:
-        policy = gate.policy
-    answering = choose(options, policy=policy, key=key, agent=one)
     tools = as_tuple(arguments.get("tools", ()), "tools")
     if tools:
         agents.refuse(one, {"mcp": (McpServer(name="rollyard"),)})
-    plan = RolloutPlan(
-        rollout_id=arguments.get("rollout_id") or new_id("ro"),
-        agent=one,
-        options=options,
-        mode=answering.mode,
-        switches=answering.switches,
-        episode_id=arguments.get("episode_id"),
-        verifier=as_judge(arguments.get("verifier")),
-        hooks=arguments.get("hooks") or Hooks(),
-        direct=direct,
-    )
     async with AsyncExitStack() as stack:
-        if answering.owned or opened is not None:
+        if isinstance(policy, str):
+            policy = await open_policy(policy, store=store, model=options.model, key=key, key_env=options.key_env)
+            stack.push_async_callback(policy.aclose)
+        elif policy is None and gate is not None and options.base_url is None:
+            policy = gate.policy
+        await learn_model(policy, one)
+        answering = choose(options, policy=policy, key=key, agent=one)
+        if answering.owned:
             stack.push_async_callback(answering.policy.aclose)
+        plan = RolloutPlan(
+            rollout_id=arguments.get("rollout_id") or new_id("ro"),
+            agent=one,
+            options=options,
+            mode=answering.mode,
+            switches=answering.switches,
+            episode_id=arguments.get("episode_id"),
+            verifier=as_judge(arguments.get("verifier")),
+            hooks=arguments.get("hooks") or Hooks(),
+            direct=direct,
+        )
         offered = Toolset(tools) if tools else None
         if offered is not None:
             stack.push_async_callback(offered.aclose)

@@ -246,7 +246,7 @@ class DockerFiles(DockerPrograms):
         async with tars.pipe_chunks(lambda out: tars.pack(source, place.lstrip("/"), owner, out)) as chunks:
             await self._put(path, chunks)
 
-    async def download_dir(self, path: str, target: str, *, max_bytes: int = 2**30) -> None:
+    async def download_dir(self, path: str, target: str, *, max_bytes: int = 2**30) -> int:
         """What is in the directory `path` goes into `target` on the host, which is made if it is absent."""
         place, found = await self._final(self._path(path))
         if found is None or _kind(found) != "dir":
@@ -264,7 +264,7 @@ class DockerFiles(DockerPrograms):
             with contextlib.suppress(Exception):  # the first error is the one that counts
                 await asyncio.wait([taking], timeout=tars.TREE_S)
         try:
-            taking.result()
+            return taking.result()
         except OSError as error:
             raise PathError(path, _errno(error)) from error
 

@@ -131,17 +131,21 @@ class LocalFiles:
         read, write = os.pipe()
         await self._transfer("unpack", fields, read, write, send)
 
-    async def download_dir(self, path: str, target: str, *, max_bytes: int = 2**30) -> None:
+    async def download_dir(self, path: str, target: str, *, max_bytes: int = 2**30) -> int:
         """What is in the directory `path` goes into `target` on the host, which is made if it is absent."""
         Path(target).mkdir(parents=True, exist_ok=True)
         fields = {"path": self._path(path), "max_bytes": max_bytes}
 
+        left_out = 0
+
         def take(fd: int) -> None:
+            nonlocal left_out
             with open(fd, "rb") as source:
-                tree_pipe.unpack(source, target, max_bytes=max_bytes)
+                left_out = tree_pipe.unpack(source, target, max_bytes=max_bytes)
 
         read, write = os.pipe()
         await self._transfer("pack", fields, write, read, take)
+        return left_out
 
     async def _transfer(
         self, op: str, fields: dict[str, Any], theirs: int, ours: int, move: Callable[[int], None]
