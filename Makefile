@@ -54,8 +54,8 @@ test-slow: torch  ## soaks, churn, long waits, engines, foreign venvs, training
 	-@bash .ci/engine-packages docker && bash .ci/engine-packages podman
 	$(BIN)/python -m pytest -m slow
 
-attack: setup  ## every attack that is tried, and a table of parties, attempts and successes
-	$(BIN)/python -m tests.attack -n 2 --dist loadgroup --timeout 600
+attack: setup  ## every attack that is tried, and a table of parties, attempts and successes; ARGS=tests/gate for some of them
+	$(BIN)/python tests/attack.py -n 2 --dist loadgroup --timeout 600 $(ARGS)
 
 check: torch  ## formatting, lint, types (torch's too), layers
 	$(BIN)/ruff format --check .

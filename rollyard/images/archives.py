@@ -1,9 +1,10 @@
 """Unpacking a tar that nobody vouches for into a directory.
 
 No member leaves the directory: names are cleaned, and links met on the way to a member are followed as the image itself
-would follow them, with the directory as `/`. Device nodes and pipes are left out. Hard links stay hard links. In an OCI
-layer the whiteouts of that format become the ones overlayfs knows. `step_inside` and `clear` are for others who write below a
-directory in which an archive may have left links.
+would follow them, with the directory as `/`. Device nodes and pipes are left out. Hard links stay hard links. The number of
+members and the size of their headers are bounded, and no list of members is kept. In an OCI layer the whiteouts of that format
+become the ones overlayfs knows. `step_inside` and `clear` are for others who write below a directory in which an archive may
+have left links.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import shutil
 import stat
 import subprocess
 import tarfile
+import zlib
 from collections.abc import Generator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
@@ -29,6 +31,9 @@ from rollyard.core.errors import ConfigError
 
 OPAQUE = "user.overlay.opaque"
 MAX_LINKS = 40
+MAX_MEMBERS = 2_000_000  # of one tar; a root file system has a few hundred thousand
+MAX_BLOBS = 100_000  # members of an image archive: layers and their descriptions
+_MAX_HEADER = 1 << 20  # bytes of one member's long name or extended header
 MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -59,12 +64,16 @@ class Hashed:
         return self._digest.hexdigest()
 
 
+def compression(stream: IO[bytes]) -> str | None:
+    start = stream.read(6)
+    stream.seek(0)
+    return next((name for magic, name in MAGIC.items() if start.startswith(magic)), None)
+
+
 @contextlib.contextmanager
 def decompress(stream: IO[bytes]) -> Generator[IO[bytes]]:
     """The stream without its compression, whatever that is."""
-    start = stream.read(6)
-    stream.seek(0)
-    kind = next((name for magic, name in MAGIC.items() if start.startswith(magic)), None)
+    kind = compression(stream)
     if kind == "zstd":
         with _zstd(stream) as plain:
             yield plain
@@ -94,24 +103,75 @@ def _zstd(stream: IO[bytes]) -> Generator[IO[bytes]]:
             raise ConfigError("zstd could not read this archive: it is damaged")
 
 
-def unpack(stream: IO[bytes], root: Path, *, whiteouts: bool = False, passing: bool = False) -> Unpacked:
+class _Header(tarfile.TarInfo):
+    """A member whose long name or extended header, which tarfile reads whole, is of a size that is no attack."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo | None:
+        if self.type not in (*tarfile.REGULAR_TYPES, tarfile.LNKTYPE, tarfile.SYMTYPE) and self.size > _MAX_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size} bytes")
+        return cast(Any, super())._proc_member(archive)  # noqa: SLF001 - tarfile's own hook for subclasses
+
+
+@contextlib.contextmanager
+def _damage_named() -> Generator[None]:
+    """What the decoders of tars and compressions raise for damaged bytes becomes `ConfigError`; errors of the disk stay."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise _damaged(error) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise _damaged(error) from error  # bz2 says it like this
+
+
+def _damaged(error: Exception) -> ConfigError:
+    hint = "a rootfs tar, `docker save` or OCI archive is wanted"
+    return ConfigError(f"not a tar that can be read: {error}", hint=hint)
+
+
+def _too_many(limit: int) -> ConfigError:
+    return ConfigError(f"the tar has more than {limit:,} members", hint="pack large sets of small files into archives")
+
+
+@contextlib.contextmanager
+def open_archive(stream: IO[bytes]) -> Generator[tarfile.TarFile]:
+    """A tar that is read by name; not one packed by zstd, which cannot be read from the middle."""
+    with (
+        _damage_named(),
+        decompress(stream) as plain,
+        tarfile.open(fileobj=plain, mode="r:", tarinfo=_Header) as archive,
+    ):
+        yield archive
+
+
+def list_members(archive: tarfile.TarFile, limit: int = MAX_BLOBS) -> dict[str, tarfile.TarInfo]:
+    found: dict[str, tarfile.TarInfo] = {}
+    for count, member in enumerate(archive):
+        if count >= limit:
+            raise _too_many(limit)
+        found[member.name.removeprefix("./")] = member
+    return found
+
+
+def unpack(
+    stream: IO[bytes], root: Path, *, whiteouts: bool = False, passing: bool = False, max_members: int = MAX_MEMBERS
+) -> Unpacked:
     """Unpack a tar into `root`, which must be ours. A damaged or hostile archive raises `ConfigError`. `passing`: the tree only
     passes through this host, so nothing gets an owner of the archive's choice or a set-user-id bit."""
-    try:
-        with decompress(stream) as plain:
-            hashed = Hashed(plain)
-            with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="r|", errorlevel=2) as archive:
-                unpacker = _Unpacker(root, whiteouts, passing)
-                for member in archive:
-                    unpacker.take(archive, member)
-            unpacker.finish()
-            return Unpacked(
-                digest=hashed.drain(), members=unpacker.members, bytes=unpacker.bytes, left_out=unpacker.left_out
-            )
-    except (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise ConfigError(
-            f"not a tar that can be read: {error}", hint="a rootfs tar, `docker save` or OCI archive is wanted"
-        ) from error
+    with _damage_named(), decompress(stream) as plain:
+        hashed = Hashed(plain)
+        with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="r|", errorlevel=2, tarinfo=_Header) as archive:
+            unpacker = _Unpacker(root, whiteouts, passing)
+            for member in archive:
+                if unpacker.seen >= max_members:
+                    raise _too_many(max_members)
+                unpacker.take(archive, member)
+                cast(Any, archive).members.clear()  # tarfile keeps each one it has given
+        unpacker.finish()
+        return Unpacked(
+            digest=hashed.drain(), members=unpacker.members, bytes=unpacker.bytes, left_out=unpacker.left_out
+        )
 
 
 class _Unpacker:
@@ -121,9 +181,10 @@ class _Unpacker:
         self._owned = os.geteuid() == 0 and not passing
         self._bits = 0o777 if passing else 0o7777
         self._directories: dict[Path, tarfile.TarInfo] = {}
-        self.members = self.bytes = self.left_out = 0
+        self.members = self.bytes = self.left_out = self.seen = 0
 
     def take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        self.seen += 1
         parts = clean(member.name)
         if not parts:
             if member.isdir():

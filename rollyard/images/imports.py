@@ -10,7 +10,7 @@ from typing import IO
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.images.archives import unpack
+from rollyard.images.archives import compression, open_archive, unpack
 from rollyard.images.catalog import ImageRecord
 from rollyard.images.oci import ArchiveBlobs, Blobs, DirectoryBlobs, ImageConfig, is_oci, read_image
 from rollyard.images.snapshots import copy_upper
@@ -26,12 +26,11 @@ def import_image(stacks: Stacks, path: Path) -> tuple[ImageRecord, tuple[str, ..
         if (path / "oci-layout").is_file():
             return _import_oci(stacks, DirectoryBlobs(path), str(path))
         return _import_directory(stacks, path), ()
-    try:
-        with tarfile.open(path) as archive:
-            if is_oci(_first_names(archive)):
-                return _import_oci(stacks, ArchiveBlobs(archive), str(path))
-    except tarfile.ReadError:
-        pass  # compressed in a way tarfile does not know, or no tar at all: unpacking says which
+    with path.open("rb") as stream:
+        if compression(stream) != "zstd":
+            with open_archive(stream) as archive:
+                if is_oci(_first_names(archive)):
+                    return _import_oci(stacks, ArchiveBlobs(archive), str(path))
     with path.open("rb") as stream:
         tree, size = _unpack(stacks, stream, None)
     return _record([f"tree:{tree}"], str(path), ImageConfig(), size), ()

@@ -17,6 +17,7 @@ from typing import IO, Any, Protocol
 import msgspec
 
 from rollyard.core.errors import ConfigError
+from rollyard.images.archives import list_members
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -54,7 +55,7 @@ class OciImage(msgspec.Struct, frozen=True, kw_only=True):
 class ArchiveBlobs:
     def __init__(self, archive: tarfile.TarFile) -> None:
         self._archive = archive
-        self._members = {member.name.removeprefix("./"): member for member in archive.getmembers()}
+        self._members = list_members(archive)
 
     def names(self) -> set[str]:
         return set(self._members)

@@ -57,6 +57,8 @@ class SocketProtocol(WebSocketConnection):
 
     async def accept(self, subprotocol: str | None = None) -> None:
         assert self._asked is not None
+        if self._gone:  # it said goodbye, or what is no frame, right behind its handshake
+            return
         response = self._server.accept(self._asked)
         if subprotocol is not None and response.status_code == 101:
             response.headers["Sec-WebSocket-Protocol"] = subprotocol
@@ -132,7 +134,7 @@ class SocketProtocol(WebSocketConnection):
 
     async def _asgi_send(self, message: Any) -> None:
         """Only a refusal comes this way: what is accepted is spoken to as a `Peer`."""
-        if message["type"] == "websocket.close" and self._server.state is State.CONNECTING:
+        if message["type"] == "websocket.close" and not self._gone and self._server.state is State.CONNECTING:
             self._server.send_response(self._server.reject(403, ""))
             self._flush()
             self._end()

@@ -122,6 +122,10 @@ def show_env(caller: ApiKey, record: EnvRecord) -> EnvRecord:
     return msgspec.structs.replace(record, spec=hidden)
 
 
+def is_snapshot(image: str) -> bool:
+    return _SNAPSHOT.search(image) is not None
+
+
 def snapshot_id(image: str) -> str:
     """One name for a snapshot, however its engine lets an image be named (with a registry or without, by tag or alone)."""
     found = _SNAPSHOT.search(image)

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from rollyard.core.errors import PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec
 from rollyard.net.paging import each_page
-from rollyard.plane.access import may_change, snapshot_id
+from rollyard.plane.access import is_snapshot, may_change, snapshot_id
 from rollyard.plane.cursors import read_cursor, write_cursor
 from rollyard.plane.storage import PlaneStore
 
@@ -46,7 +46,7 @@ class Hub:
     async def _give_image(self, spec: EnvSpec, owner: str, by: ApiKey) -> None:
         """A snapshot that an admin puts into an owner's environment is that owner's, too."""
         name = snapshot_id(spec.image)
-        if by.role == "admin" and await self._store.owners_of("snapshot", name):
+        if by.role == "admin" and (is_snapshot(name) or await self._store.owners_of("snapshot", name)):
             await self._store.own("snapshot", name, owner, at=self._clock())
 
     async def _owner_of(self, name: str) -> str | None:

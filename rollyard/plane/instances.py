@@ -31,7 +31,7 @@ from rollyard.core.log import Log
 from rollyard.core.plane import KEYLESS_OWNER, POOL_OWNER, EnvSpec, Happening, Instance, InstanceState, Taking, WarmPool
 from rollyard.core.protocols import Sandbox
 from rollyard.net.paging import each_page
-from rollyard.plane.access import snapshot_id
+from rollyard.plane.access import is_snapshot, snapshot_id
 from rollyard.plane.create_request import (
     FROM_POOL,
     CreateDefaults,
@@ -167,11 +167,12 @@ class Instances:
         return replace(record.spec, env={})
 
     async def _check_image(self, image: str, owner: str) -> None:
-        """A snapshot of an instance opens for its owner, whatever it is called by."""
+        """A snapshot of an instance opens for its owner, whatever it is called by. One that nobody owns, made before there were
+        owners or beside this plane, opens for nobody until an admin gives it away in an environment."""
         if image == "host":
             return
         owners = await self._store.owners_of("snapshot", snapshot_id(image))
-        if owners and owner not in owners and not owner.startswith(POOL_OWNER):
+        if (owners or is_snapshot(image)) and owner not in owners and not owner.startswith(POOL_OWNER):
             raise PlaneNotFound(f"there is no image {image}")
 
     # what there is

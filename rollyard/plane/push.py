@@ -21,6 +21,7 @@ from rollyard.plane.client import Plane
 from rollyard.tasks.harbor.load import is_task, load_folder
 
 BUNDLE = "bundle"
+MAX_FILES = 20_000  # of one bundle
 _SKIPPED = frozenset((".git", ".venv", "__pycache__", "node_modules", ".pytest_cache"))
 _AMOUNT = re.compile(r"([0-9.]+)\s*([A-Za-z]*)")
 _MEGABYTES = {"": 1.0, "M": 1.0, "MI": 1.0, "MB": 1.0, "G": 1024.0, "GI": 1024.0, "GB": 1024.0}
@@ -160,12 +161,15 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def unpack(data: bytes, target: Path) -> None:
-    """Plain files and folders only, all of them below `target`, which must not be there yet."""
+    """Plain files and folders only, all of them below `target`, which must not be there yet. A bundle is a tar as `pack` makes
+    it: what unpacks to more than was sent, by compression or by holes in files, is refused."""
     target.mkdir(parents=True)
     try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            for entry in tar.getmembers():
-                if not (entry.isreg() or entry.isdir()):
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            for count, entry in enumerate(tar):
+                if count >= MAX_FILES:
+                    raise ConfigError(f"the bundle has more than {MAX_FILES:,} files")
+                if not (entry.isreg() or entry.isdir()) or entry.issparse():
                     raise ConfigError(f"the bundle has {entry.name!r}, which is neither a file nor a folder")
             tar.extractall(target, filter="data")
     except (tarfile.TarError, OSError) as error:

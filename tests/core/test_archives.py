@@ -1,15 +1,20 @@
 """Unpacking: what is in a tar stays in its directory, and comes out as it went in."""
 
+import bz2
+import gzip
 import io
+import lzma
 import os
+import random
 import stat
 import tarfile
+import tracemalloc
 import zlib
 
 import pytest
 
 from rollyard.core.errors import ConfigError
-from rollyard.images.archives import OPAQUE, is_whiteout, unpack
+from rollyard.images.archives import OPAQUE, is_whiteout, list_members, open_archive, unpack
 
 
 def tar_of(*members, mode="w"):
@@ -167,3 +172,52 @@ def test_a_cut_off_archive_gets_a_typed_error(root):
     whole = tar_of(("f", FILE, b"x" * 100_000), mode="w:gz").getvalue()
     with pytest.raises(ConfigError):
         unpack(io.BytesIO(whole[: len(whole) // 2]), root)
+
+
+@pytest.mark.adversarial
+def test_members_without_end_are_refused_and_none_are_kept(root):
+    archive = tar_of(*((f"d{n % 10}/{n}", SYM, "x") for n in range(10_000)))
+    held = tracemalloc_peak(lambda: unpack(archive, root))
+    assert held < 4 << 20
+    archive.seek(0)
+    with pytest.raises(ConfigError, match="more than 5,000 members"):
+        unpack(archive, root, max_members=5000)
+    archive.seek(0)
+    with open_archive(archive) as opened, pytest.raises(ConfigError, match="more than 100 members"):
+        list_members(opened, 100)
+
+
+def tracemalloc_peak(work):
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XGLTYPE, b"V"])
+def test_a_header_that_unpacks_without_end_is_refused(root, kind):
+    info = tarfile.TarInfo("long")
+    info.type, info.size = kind, 64 << 20
+    bomb = io.BytesIO(gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + bytes(info.size)))
+    held = tracemalloc_peak(lambda: unpack_refused(bomb, root))
+    assert held < 8 << 20
+
+
+def unpack_refused(stream, root):
+    with pytest.raises(ConfigError, match="a header of"):
+        unpack(stream, root)
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_damage_below_a_compression_is_an_error_with_a_name(root, pack):
+    whole = pack(tar_of(("f", FILE, random.Random(1).randbytes(20_000).hex().encode())).getvalue())
+    for bad in (whole[:2], whole[:30], whole[:-100], whole[:1000] + b"\0" * 200 + whole[1200:]):
+        with pytest.raises(ConfigError):
+            unpack(io.BytesIO(bad), root)
+    for bad in (whole[:2], whole[:30]):
+        with pytest.raises(ConfigError), open_archive(io.BytesIO(bad)) as opened:
+            list_members(opened)

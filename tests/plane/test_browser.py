@@ -344,6 +344,7 @@ async def test_the_control_planes_tables_are_searched_sorted_and_opened(tmp_path
                     await shot(page, f"quotas-{theme}")
 
 
+@pytest.mark.adversarial
 async def test_an_exported_run_opens_from_a_file_without_a_script_or_a_request(tmp_path, backend):
     from rollyard.page.export import run_page
 

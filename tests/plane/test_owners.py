@@ -93,6 +93,23 @@ async def test_a_snapshot_opens_for_its_owner_alone(plane, shared):
     await shared["bob"].instances.create(env="given@1")  # ann gives it in her environment
 
 
+@pytest.mark.parametrize("plane_url", ["sqlite", "redis"], indirect=True)
+async def test_what_is_older_than_owners_is_the_admins_to_give(plane, shared):
+    name, data = "snap_" + "1" * 25, b"sent before there were owners"
+    sha256 = hashlib.sha256(data).hexdigest()
+    await plane.store.put_blob(sha256, data, owner="ann", at=1.0)
+    for client in (shared["ann"], shared["bob"]):
+        with pytest.raises(PlaneNotFound):
+            await client.envs.download(sha256)
+        with pytest.raises(PlaneNotFound, match="no image"):
+            await client.instances.create(image=f"rollyard-snapshots:{name}")
+    assert await shared["admin"].envs.download(sha256) == data
+    await shared["admin"].envs.create("old", "1", owner="ann", image=name)
+    await shared["ann"].instances.create(image=name)
+    with pytest.raises(PlaneNotFound, match="no image"):
+        await shared["bob"].instances.create(image=name)
+
+
 async def test_a_bundle_is_fetched_by_those_who_sent_it(shared):
     data = b"the tests and their answers"
     sha256 = hashlib.sha256(data).hexdigest()

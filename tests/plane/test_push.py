@@ -14,7 +14,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError, PlaneConflict
 from rollyard.plane.access import NewKey
-from rollyard.plane.push import pack, pull, push, read_project, unpack
+from rollyard.plane.push import MAX_FILES, pack, pull, push, read_project, unpack
 from rollyard.store.plane import SqlPlane
 from rollyard.testing.serve import serve_app
 
@@ -100,6 +100,28 @@ def test_links_are_not_sent_and_hostile_bundles_write_nothing_outside(tmp_path):
         assert not any(path.is_symlink() for path in place.rglob("*"))
     with pytest.raises(ConfigError):
         unpack(b"not a tar", tmp_path / "noise")
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize("attack", ["many", "packed", "holes"])
+def test_a_bundle_unpacks_to_no_more_than_was_sent(tmp_path, attack):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz" if attack == "packed" else "w") as tar:
+        if attack == "many":
+            for number in range(MAX_FILES + 1):
+                tar.addfile(tarfile.TarInfo(str(number)))
+        elif attack == "packed":
+            entry = tarfile.TarInfo("zeros")
+            entry.size = 64 << 20
+            tar.addfile(entry, io.BytesIO(bytes(entry.size)))
+        else:
+            entry = tarfile.TarInfo("holes")
+            entry.pax_headers = {"GNU.sparse.size": str(1 << 40), "GNU.sparse.map": f"{(1 << 40) - 1},1"}
+            entry.size = 1
+            tar.addfile(entry, io.BytesIO(b"x"))
+    with pytest.raises(ConfigError):
+        unpack(buffer.getvalue(), tmp_path / "bundle")
+    assert not list((tmp_path / "bundle").iterdir())
 
 
 async def test_a_backup_of_a_store_in_use_restores_to_the_same_hub(tmp_path):

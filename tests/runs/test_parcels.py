@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from rollyard.core.agent import LayerSpec
 from rollyard.images.store import ImageStore
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.config import RunConfig
+from rollyard.runs.run.ray_executor import read_secrets
+from rollyard.runs.run.ray_worker import NodeAssignment
 from rollyard.runs.run.shipping import pack_work, unpack_work
 from rollyard.tasks.taskset import Taskset
 
@@ -79,3 +82,32 @@ async def test_a_store_of_one_machine_ships_nothing(tmp_path):
         parcels = await pack_work(work, store, ImageStore(tmp_path / "here"))
         assert (parcels.files, parcels.parts) == ((), ())
         assert await unpack_work(work, parcels, store, ImageStore(tmp_path / "there")) is work
+
+
+@pytest.mark.adversarial
+async def test_a_key_reaches_workers_as_a_named_secret_and_nothing_else(tmp_path, postgres_url, monkeypatch):
+    """Whoever reads the store, the tasks and parcels that are shipped, or what Ray prints, finds no key."""
+    key, password = "sk-" + "k" * 30, "hunter2hunter2"
+    monkeypatch.setenv("MODEL_KEY", key)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-" + "o" * 30)
+    folder = tmp_path / "file-edit"
+    shutil.copytree(EXAMPLES / "tasks" / "file-edit", folder)
+    task = next(iter(Taskset.load(str(folder))))
+    agent = ry.agents.get("shell-agent")
+    config = RunConfig(tasks=str(folder), policies={"policy": "upstream:http://127.0.0.1:1/v1"}, key_env="MODEL_KEY")
+    work = Assignment(
+        run_id="run1", config=config, tasks={task.id: task}, agents={agent.name: replace(agent, layer=LayerSpec())}
+    )
+    async with ry.Store.open(postgres_url) as store:
+        parcels = await pack_work(work, store, ImageStore(tmp_path / "here"))
+        pieces = [await store.get_blob(piece) for parcel in parcels.files for piece in parcel.pieces]
+    posting = NodeAssignment(
+        work=work,
+        store=f"postgresql://ry:{password}@db/x",
+        slots=1,
+        parcels=parcels,
+        secrets=read_secrets("MODEL_KEY"),
+    )
+    assert posting.secrets == {"MODEL_KEY": key}, "the variable that the policies read, and no other"
+    for shipped in (pickle.dumps((work, parcels)), *pieces, repr(posting).encode(), str(posting).encode()):
+        assert not [word for word in (key, "sk-ooo", password) if word.encode() in shipped]

@@ -1,9 +1,11 @@
 """A report counts what was scored, names what failed, and never turns a failure into a zero."""
 
 import msgspec
+import pytest
 
 from rollyard.core.rollout import Failure, Rollout, StageRecord, Verdict
 from rollyard.core.task import Task
+from rollyard.runs.report.plots import draw_all, page
 from rollyard.runs.report.report import Report, summarise, text
 from rollyard.runs.report.spending import Price
 
@@ -61,6 +63,23 @@ def test_the_text_shows_agents_and_failures_and_the_json_round_trips():
     assert "codex" in shown
     assert "failed at sandbox: SandboxGone 1" in shown
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) is not None
+
+
+@pytest.mark.adversarial
+def test_a_report_as_a_page_shows_hostile_names_as_text():
+    hostile = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+    attempts = [rollout(hostile, 0, 1.0, agent=hostile), rollout("=1+1", 0, None, agent="=1+1", failure=LOST)]
+    shown = page(summarise(hostile, attempts), [])
+    assert "&lt;script&gt;" in shown and "<script" not in shown and "<img" not in shown
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize("hostile", ["a$\\frac$b", "<script>--></script>"])
+def test_a_name_is_drawn_as_it_is(hostile):
+    pytest.importorskip("matplotlib")
+    report = summarise("r", [rollout(hostile, 0, 1.0, agent=hostile)])
+    for _, svg in draw_all(report, {(hostile, hostile): 1.0}):
+        assert "<script" not in svg
 
 
 def test_a_run_without_a_single_attempt_still_reports():

@@ -44,11 +44,11 @@ async def _grid(store: Store, run_id: str) -> Grid:
 async def pictures(store: Store, report: Report) -> list[tuple[str, str]]:
     """Each plot as a title and an SVG element."""
     grid = await _grid(store, report.run_id)
+    return await anyio.to_thread.run_sync(draw_all, report, grid)
 
-    def draw() -> list[tuple[str, str]]:
-        return [(name.replace("_", " "), _element(_picture(plot, report, grid)[0])) for name, plot in _PLOTS.items()]
 
-    return await anyio.to_thread.run_sync(draw)
+def draw_all(report: Report, grid: Grid) -> list[tuple[str, str]]:
+    return [(name.replace("_", " "), _element(_picture(plot, report, grid)[0])) for name, plot in _PLOTS.items()]
 
 
 def _element(svg: bytes) -> str:
@@ -92,18 +92,20 @@ def page(report: Report, drawn: list[tuple[str, str]]) -> str:
 
 def _picture(draw: Callable[[Any, Report, Grid], None], report: Report, grid: Grid) -> tuple[bytes, bytes]:
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra("matplotlib", "report", why="drawing a report") from error
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    draw(axes, report, grid)
-    svg, png = io.BytesIO(), io.BytesIO()
-    FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
-    FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
+    with rc_context({"text.parse_math": False}):  # names of tasks are no formulas
+        figure = Figure(figsize=(8, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        axes.spines[["top", "right"]].set_visible(False)
+        draw(axes, report, grid)
+        svg, png = io.BytesIO(), io.BytesIO()
+        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
+        FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
     return svg.getvalue(), png.getvalue()
 
 

@@ -85,7 +85,7 @@ class Ray:
             store=_reachable(given.store.where),
             slots=math.ceil(work.config.parallel / (len(nodes) * self._per_node)),
             parcels=await pack_work(work, given.store),
-            secrets=_secrets(work.config.key_env),
+            secrets=read_secrets(work.config.key_env),
         )
         crew = _RayWorkers(ray, posting, given, self._per_node, self._detached)
         await crew.listen()
@@ -286,6 +286,7 @@ def _reachable(where: str) -> str:
     return where if "://" in where else str(Path(where).absolute())
 
 
-def _secrets(variable: str | None) -> dict[str, str]:
+def read_secrets(variable: str | None) -> dict[str, str]:
+    """The one variable of this machine that workers need, by its name."""
     value = os.environ.get(variable) if variable is not None else None
     return {variable: value} if variable is not None and value else {}

@@ -38,6 +38,10 @@ class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
     parcels: Parcels
     secrets: Mapping[str, str] = {}
 
+    def __repr__(self) -> str:
+        """As it may stand in Ray's logs: the store's URL may hold a password."""
+        return f"NodeAssignment(run_id={self.work.run_id!r}, slots={self.slots}, secrets={sorted(self.secrets)})"
+
 
 class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker ended: by itself, or with an error that another try would meet again. A plain value, since an error's own
