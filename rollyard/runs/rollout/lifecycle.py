@@ -35,7 +35,7 @@ from rollyard.runs.rollout.context import (
     run_hooks,
 )
 from rollyard.runs.rollout.judge import Judge
-from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_trust
+from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_options
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.sandbox_spec import rollout_spec, task_spec
@@ -58,7 +58,7 @@ async def rollout(
 ) -> Rollout:
     """Run one attempt at one task. Bad options raise `ConfigError` before anything opens; all else is in the result."""
     check(plan, task, backend)
-    task = with_trust(plan, task)
+    task = with_options(plan, task)
     limits = plan.limits_for(task)
     stages = Stages(plan.rollout_id, limits, sink, plan.run_id)
     record = Record(task, plan, backend.name, stages)
