@@ -54,9 +54,12 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str | None, _help("the image to open tasks from, instead of their own; on e2b a template's name", "server")
     ] = None
     prebaked: Annotated[
-        bool,
-        _help("look for the agent on the image's PATH first; one of the right version is used, and none installed"),
-    ] = False
+        bool | None,
+        _help(
+            "look for the agent on the image's PATH first; one of the right version is used, and none installed (unset: where "
+            "the backend mounts no layers)"
+        ),
+    ] = None
     agent_setup: Annotated[
         tuple[str, ...], _help("a shell command that the agent needs run in its sandbox before the task's setup")
     ] = ()
@@ -109,7 +112,7 @@ class RolloutFields(TypedDict, total=False):
     seed: int | None
     labels: Mapping[str, str] | None
     image: str | None
-    prebaked: bool
+    prebaked: bool | None
     agent_setup: Sequence[str]
     collect: Sequence[str]
     gate_url: str | None

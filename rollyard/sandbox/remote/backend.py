@@ -141,6 +141,10 @@ class RemoteBackend:
         with translate_errors(self._provider):
             return await self._images.bake(image, layer, title=title, source=source, prefix=prefix, resources=resources)
 
+    async def find_baked(self, image: str, layer: str, *, title: str, resources: Resources) -> str | None:
+        with translate_errors(self._provider):
+            return await self._images.find_baked(image, layer, title=title, resources=resources)
+
     async def remove_image(self, image: str) -> None:
         """A snapshot, or an image that was built or baked."""
         with translate_errors(self._provider):
