@@ -113,6 +113,8 @@ class RemoteBackend:
                 self._log.warning("sandboxes.not_deleted", error=str(not_deleted(left)))
         for lease in self._leases.values():
             lease.cancel()
+        for box in self._boxes.values():  # they live on, without this process
+            box.close_link()
         with anyio.move_on_after(_CLEANUP_S, shield=True), translate_errors(self._provider):
             await self._provider.leave()
         await self._stack.aclose()
