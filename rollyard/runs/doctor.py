@@ -77,13 +77,15 @@ GATE = {
 
 
 class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`group` puts related rows together; `advice` is one line, and there is one for every row that is not `ok`."""
+    """`group` puts related rows together; `advice` is one line, and there is one for every row that is not `ok`; `seconds` is
+    what a step took that was timed."""
 
     group: str
     name: str
     state: State
     found: str
     advice: str = ""
+    seconds: float | None = None
 
 
 async def examine() -> list[DoctorFinding]:
