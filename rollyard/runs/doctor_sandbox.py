@@ -20,9 +20,10 @@ _RUN_S = 60.0
 async def examine_sandbox(name: str, image: str = "host") -> list[DoctorFinding]:
     """A row for each step; the step that failed is the last one, and what was opened is killed all the same."""
     found: list[DoctorFinding] = []
+    made = backend(name)
     try:
         async with _timed(found, "enter"):
-            opened = await (made := backend(name)).__aenter__()
+            opened = await made.__aenter__()
         try:
             closed = opened.capabilities.network_none
             spec = SandboxSpec(
