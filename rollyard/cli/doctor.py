@@ -13,22 +13,34 @@ MARKS = {"ok": "ok", "weak": "weak", "bad": "BAD", "absent": "-"}
 
 @app.command()
 def doctor(
+    sandbox: Annotated[
+        str | None, typer.Option(help="use this sandbox backend once and time it, instead of examining the machine")
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="with --sandbox: the image to open")] = None,
     base_url: Annotated[str | None, typer.Option(help="examine this model server instead of the machine")] = None,
     model: Annotated[str | None, typer.Option(help="the model to ask for, where the server has several")] = None,
     key_env: Annotated[str | None, typer.Option(help="variable that holds the server's key")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
 ) -> None:
     """Test what sandboxes and agents need on this machine, or with --base-url what a model server gives: token ids, logprobs,
-    tools, thinking, and what to start it with. Exit code 3 when something required does not work."""
+    tools, thinking, and what to start it with; or with --sandbox how long a backend takes to open, run, upload and kill. Exit
+    code 3 when something required does not work."""
     from rollyard.cli.printing import print_json, print_table
     from rollyard.core.errors import ConfigError
     from rollyard.runs.doctor import examine, healthy
+    from rollyard.runs.doctor_sandbox import examine_sandbox
     from rollyard.runs.doctor_server import examine_server
 
+    if sandbox is not None and base_url is not None:
+        raise ConfigError("--sandbox and --base-url are two examinations", hint="ask for one at a time")
+    if image is not None and sandbox is None:
+        raise ConfigError("--image is of a sandbox backend", hint="name it with --sandbox NAME")
     if base_url is not None:
         findings = anyio.run(examine_server, base_url, model, key_env)
     elif model is not None or key_env is not None:
         raise ConfigError("--model and --key-env are of a model server", hint="name it with --base-url URL")
+    elif sandbox is not None:
+        findings = anyio.run(examine_sandbox, sandbox, image or "host")
     else:
         findings = anyio.run(examine)
     if json:

@@ -147,6 +147,10 @@ class BakesLayers(Protocol):
         into each sandbox. `layer` is the id that the layer's contents give, `title` what people call it."""
         ...
 
+    async def find_baked(self, image: str, layer: str, *, title: str, resources: Resources) -> str | None:
+        """What `bake_layer` would give, where it was made before."""
+        ...
+
     async def remove_baked(self) -> list[str]:
         """Delete every image that was built or baked, whoever did it; their names."""
         ...

@@ -21,7 +21,7 @@ from rollyard.runs.rollout.options import OPTIONS, RolloutOptions
 from rollyard.runs.rollout.run_rollout import RolloutArguments
 
 # beside the options whose setter is the server
-_SERVERS_OWN = ("key", "sandbox", "template", *(name for name, one in OPTIONS.items() if one.setter == "server"))
+_SERVERS_OWN = ("key", "sandbox", *(name for name, one in OPTIONS.items() if one.setter == "server"))
 
 
 class CodingOptions(RolloutOptions, frozen=True, kw_only=True):
@@ -65,7 +65,6 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     agent: str | None = None
     key: str | None = None
     sandbox: str | None = None
-    template: str | None = None
     files: dict[str, str] | None = None
     setup: list[str] | None = None
     verify: list[str] | None = None

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -77,13 +78,15 @@ GATE = {
 
 
 class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`group` puts related rows together; `advice` is one line, and there is one for every row that is not `ok`."""
+    """`group` puts related rows together; `advice` is one line, and there is one for every row that is not `ok`; `seconds` is
+    what a step took that was timed."""
 
     group: str
     name: str
     state: State
     found: str
     advice: str = ""
+    seconds: float | None = None
 
 
 async def examine() -> list[DoctorFinding]:
@@ -111,12 +114,12 @@ def _kernel() -> list[DoctorFinding]:
 
 
 def _user_namespaces() -> DoctorFinding:
-    row = {"group": "kernel", "name": "user namespaces"}
+    row = partial(DoctorFinding, group="kernel", name="user namespaces")
     tried = subprocess.run(
         ["unshare", "--user", "--map-root-user", "true"], capture_output=True, timeout=20, check=False
     )
     if tried.returncode == 0:
-        return DoctorFinding(**row, state="ok", found="allowed")
+        return row(state="ok", found="allowed")
     if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
         advice = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or run as root"
     elif _sysctl("user/max_user_namespaces") == "0":
@@ -125,7 +128,7 @@ def _user_namespaces() -> DoctorFinding:
         advice = "sysctl -w kernel.unprivileged_userns_clone=1"
     else:
         advice = "in a container: start it with --security-opt seccomp=unconfined, or use the docker backend"
-    return DoctorFinding(**row, state="bad", found="refused", advice=advice)
+    return row(state="bad", found="refused", advice=advice)
 
 
 def _overlay() -> DoctorFinding:

@@ -12,7 +12,10 @@ from rollyard.core.agent import Agent, LayerSpec
 from rollyard.core.errors import ConfigError
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Task
+from rollyard.images.store import ImageStore
+from rollyard.runs.rollout.provision import Provision
 from tests.runs.conftest import CHECK
+from tests.runs.test_hosted_tasks import ground
 
 pytestmark = pytest.mark.anyio
 SCRIPT = "#!/bin/sh\ncat $(dirname $0)/../share/word > out.txt\n"
@@ -118,3 +121,32 @@ async def test_an_agent_in_the_image_is_used_when_its_version_is_right(store_bac
 async def test_an_agent_that_cannot_be_looked_for_is_refused(store_backend, program):
     with pytest.raises(ConfigError, match="has no check"):
         await ry.run_rollout("x", agent=agent(folder=str(program)), sandbox=store_backend, prebaked=True)
+
+
+@pytest.mark.parametrize("name", ["e2b", "hf"])
+async def test_hosted_sandboxes_use_the_images_agent_and_build_nothing_on_the_host(
+    name, tmp_path, program, monkeypatch
+):
+    """Nobody asked: a look comes before an upload. Another version is baked or uploaded, and then there is no look for it."""
+    monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "environment"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text("FROM host\nCOPY mine /usr/local/bin/mine\nRUN chmod 755 /usr/local/bin/mine\n")
+    (folder / "mine").write_text("#!/bin/sh\necho mine v1.2.3\necho image > out.txt\n")
+    async with ground(name, tmp_path) as hosted:
+        provision = Provision(ImageStore(tmp_path / "layers"))
+        for version, prebaked, word in (("1.2.3", None, "image"), ("1.2.3", False, "hello"), ("9.9.9", None, "hello")):
+            one = Agent(
+                name="mine", version=version, layer=LayerSpec(folder=str(program)),
+                check=("{prefix}/bin/mine", "--version"), argv=("{prefix}/bin/mine",),
+            )  # fmt: skip
+            done = await ry.run_rollout(
+                Task(id="t", instruction="x", workdir="/work", build=str(folder)), agent=one, sandbox=hosted,
+                prebaked=prebaked, provision=provision, collect=["out.txt"], limits=ry.Limits(boot=60.0),
+            )  # fmt: skip
+            assert done.failure is None, done.failure
+            assert done.files["/work/out.txt"].decode() == f"{word}\n", version
+            assert len(provision.images.layers.ids()) == (word != "image")
+        assert await hosted.list({"rollyard.role": "look"}) == []
+        looked = [key for key in provision._prebaked if key[2] == "9.9.9"]
+        assert len(looked) == (1 if name == "hf" else 0)  # e2b has the baked image of the rollout before

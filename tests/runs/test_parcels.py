@@ -51,7 +51,7 @@ async def test_tasks_scripts_layers_and_images_are_the_same_on_a_machine_that_ha
     (task,) = Taskset.load(str(folder))
     task = replace(task, image="mine:1", build=None)
     agent = replace(ry.agents.get("shell-agent"), layer=spec)
-    config = RunConfig(tasks=str(folder), policies={"policy": f"scripted:{script}"})
+    config = RunConfig(tasks=str(folder), policies={"policy": f"scripted:{script}"}, image=str(tmp_path / "rootfs"))
     work = Assignment(run_id="run1", config=config, tasks={task.id: task}, agents={agent.name: agent})
     async with ry.Store.open(postgres_url) as store:
         parcels = await pack_work(work, store, here)
@@ -67,6 +67,7 @@ async def test_tasks_scripts_layers_and_images_are_the_same_on_a_machine_that_ha
     assert all(Path(tests).is_dir() for tests in found.verifier.tests) and found.verifier.tests
     assert Path(found.solution).exists()
     assert Path(arrived.config.policies["policy"].removeprefix("scripted:")).read_text() == "steps: []\n"
+    assert str(there.root) in arrived.config.image and (Path(arrived.config.image) / "hello").is_file()
     assert await there.build_layer(spec) == layer  # found, not built
     program = there.layers.tree(layer) / "opt/rollyard/0123456789ab/bin/agent"
     assert program.stat().st_mode & 0o777 == 0o755 and program.stat().st_nlink == 2

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import anyio
 import pytest
 from anyio.from_thread import start_blocking_portal
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
@@ -209,6 +211,55 @@ async def test_two_kills_at_once_are_one_and_both_wait_for_it(name, backend):
         assert sorted(await asyncio.gather(killed(), killed())) == [(False, 0), (True, 0)]
 
 
+def connections_to(server):
+    """Of this process, as a client."""
+    port, found = int(server.url.split(":")[2].split("/")[0]), 0
+    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+        _, _, remote, state, *_ = line.split()
+        found += state == "01" and int(remote.split(":")[1], 16) == port
+    return found
+
+
+@pytest.mark.anyio
+async def test_a_sandbox_that_ended_holds_no_connection(each, backend):
+    async with serving(each, backend) as server, made_by_name(each, **server.options) as remote:
+        ended, counts = [], []
+        for _ in range(4):
+            async with remote.open(ry.SandboxSpec()) as box:
+                await box._link.keep(30)  # as its lease does
+            ended.append(box)  # kept: nothing is closed because nobody has it
+            counts.append(connections_to(server))
+        assert max(counts) <= counts[0] + 1, counts
+
+
+HELD = {"hf": "POST /api/jobs/[^/]+/[^/]+/cancel", "daytona": "DELETE /api/sandbox/", "prime": "DELETE /api/v1/sandbox"}
+
+
+@pytest.mark.anyio
+async def test_a_batch_is_deleted_at_once(each, backend):
+    """The server answers no delete before all of them have come."""
+    count = 1 if each == "prime" else 6  # prime deletes many by one call
+    came, all_came = [], anyio.Event()
+
+    async def hold(request, call_next):
+        if re.match(HELD[each], f"{request.method} {request.url.path}"):
+            came.append(request.url.path)
+            if len(came) >= count:
+                all_came.set()
+            await all_came.wait()
+        return await call_next(request)
+
+    async with serving(each, backend) as server:
+        server.app.add_middleware(BaseHTTPMiddleware, dispatch=hold)
+        server.app.middleware_stack = None
+        with anyio.fail_after(120):
+            async with made_by_name(each, **server.options) as remote:
+                for _ in range(count):
+                    await remote.open(ry.SandboxSpec(boot_s=60))
+        assert await backend.list() == []
+        assert len(came) >= count
+
+
 @pytest.mark.anyio
 async def test_what_outlives_its_opener_is_kept_by_its_provider_for_its_ttl(name, backend):
     async with serving(name, backend) as server:
@@ -310,6 +361,41 @@ async def test_the_suite_runs_on_it_by_the_command_line(name, backend):
         out, _ = await asyncio.wait_for(check.communicate(), 120)
     assert check.returncode == 0
     assert [json.loads(out)[key] for key in ("backend", "passed", "failed")] == [name, 1, 0]
+
+
+DOCTOR = [*CLEAN[:3], "doctor", "--json", "--sandbox"]
+STEPS = ["enter", "open", "run", "upload 10 MB", "check upload", "kill"]
+
+
+@pytest.mark.anyio
+async def test_the_doctor_uses_a_sandbox_once_and_times_each_step(name, backend):
+    async with serving(name, backend) as server:
+        env = {**os.environ, **credentials(name, server)}
+        right = await anyio.run_process([*DOCTOR, name], env=env, check=False)
+        wrong = await anyio.run_process([*DOCTOR, name, "--image", "no/such:1"], env=env, check=False)
+        assert await backend.list() == []
+    told = json.loads(right.stdout)
+    assert (right.returncode, told["healthy"]) == (0, True), told
+    assert [row["name"] for row in told["findings"] if row.get("seconds", 0) > 0] == STEPS
+    told = json.loads(wrong.stdout)
+    assert (wrong.returncode, told["healthy"]) == (3, False), told
+    assert [row["name"] for row in told["findings"]] == STEPS[:2] and "no/such:1" in told["findings"][-1]["found"]
+
+
+def test_a_backend_that_is_not_there_is_wrong_usage():
+    done = subprocess.run([*DOCTOR, "nope"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "'nope'" in done.stderr
+
+
+LIVE = "ROLLYARD_LIVE_SANDBOX"  # the name of a backend whose account is in the environment
+
+
+@pytest.mark.skipif(LIVE not in os.environ, reason=f"{LIVE} names no backend whose account may be used")
+def test_a_live_account_opens_runs_takes_a_file_and_ends():
+    done = subprocess.run([*DOCTOR, os.environ[LIVE]], capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["healthy"]) == (0, True), told
+    assert [row["name"] for row in told["findings"] if "seconds" in row] == STEPS
 
 
 def test_sandboxes_are_deleted_without_an_event_loop_and_those_that_stay_are_named(name, tmp_path):

@@ -16,7 +16,6 @@ import msgspec
 
 from rollyard.core.agent import LayerSpec
 from rollyard.core.errors import AgentInstallFailed, Error, SandboxUnavailable
-from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, BakesLayers, EventSink, Sandbox
 from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import SandboxSpec
@@ -35,10 +34,10 @@ from rollyard.runs.rollout.context import (
     run_hooks,
 )
 from rollyard.runs.rollout.judge import Judge
-from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_trust
+from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_options
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
-from rollyard.runs.rollout.sandbox_spec import rollout_spec, task_spec
+from rollyard.runs.rollout.sandbox_spec import rollout_spec
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
@@ -58,7 +57,7 @@ async def rollout(
 ) -> Rollout:
     """Run one attempt at one task. Bad options raise `ConfigError` before anything opens; all else is in the result."""
     check(plan, task, backend)
-    task = with_trust(plan, task)
+    task = with_options(plan, task)
     limits = plan.limits_for(task)
     stages = Stages(plan.rollout_id, limits, sink, plan.run_id)
     record = Record(task, plan, backend.name, stages)
@@ -96,10 +95,11 @@ async def _install(context: RolloutContext) -> str | None:
     tools = [spec.layers or (spec.site is not None and spec.site.layers) for spec in specs]
     if agent.layer == LayerSpec() and not context.task.layers and not any(tools):
         return None
+    prebaked = await _is_prebaked(context)
     async with context.stages.stage("install") as deadline:
         await provision.layers(context.task.layers, context.task)
         await provision.verifier_layers(context.task, specs)
-        if await _is_prebaked(context, deadline):
+        if prebaked:
             return None
         try:
             return await provision.agent_layer(agent, context.backend, deadline)
@@ -126,14 +126,24 @@ async def _install_inside(context: RolloutContext, opened: OpenedSandbox) -> str
     return prefix
 
 
-async def _is_prebaked(context: RolloutContext, deadline: Deadline) -> bool:
-    task, agent, backend = context.task, context.plan.agent, context.backend
-    if not context.plan.options.prebaked or agent.layer == LayerSpec():
+async def _is_prebaked(context: RolloutContext) -> bool:
+    """Whether the image brings the agent. It is looked for where that was asked for, and where the backend mounts no layers:
+    there an agent that is found saves an upload, and one that was baked already needs no look."""
+    plan, agent, backend, asked = context.plan, context.plan.agent, context.backend, context.plan.options.prebaked
+    looks = asked if asked is not None else bool(agent.check) and not backend.capabilities.layers
+    if not looks or agent.layer == LayerSpec():
         return False
-    built = await context.provision.image(await _choose_image(context), backend, deadline)
-    labels = {"rollyard.rollout": context.plan.rollout_id, "rollyard.role": "look"}
-    place = task_spec(task, built, (), labels=labels, limits=context.limits)
-    return await context.provision.find_prebaked(agent, place, backend, deadline)
+    task = await _choose_image(context)
+    limit_s, bound = context.limits.boot, "limits.boot"
+    if task.build is not None:
+        limit_s, bound = limit_s + task.build_timeout_s, f"{bound} + environment.build_timeout_sec"
+    async with context.stages.stage("provision", limit_s=limit_s, limit_name=bound) as deadline:
+        built = await context.provision.image(task, backend, deadline)
+        if not asked and await context.provision.find_baked(task, agent, built.image, backend) is not None:
+            return False
+        place = rollout_spec(plan, task, built, (), backend)
+        place = msgspec.structs.replace(place, labels={**place.labels, "rollyard.role": "look"})
+        return await context.provision.find_prebaked(agent, place, backend, deadline)
 
 
 def _note_failed_install(context: RolloutContext, failed: AgentInstallFailed) -> None:

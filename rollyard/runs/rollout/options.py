@@ -50,10 +50,16 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     limits: Annotated[Limits | None, _help("seconds a stage may take, as STAGE=SECONDS")] = None
     seed: Annotated[int | None, _help("seed of the first attempt; the next one has the next number")] = None
     labels: Annotated[Mapping[str, str], _help("a label of the rollout, as NAME=VALUE")] = {}
+    image: Annotated[
+        str | None, _help("the image to open tasks from, instead of their own; on e2b a template's name", "server")
+    ] = None
     prebaked: Annotated[
-        bool,
-        _help("look for the agent on the image's PATH first; one of the right version is used, and none installed"),
-    ] = False
+        bool | None,
+        _help(
+            "look for the agent on the image's PATH first; one of the right version is used, and none installed (unset: where "
+            "the backend mounts no layers)"
+        ),
+    ] = None
     agent_setup: Annotated[
         tuple[str, ...], _help("a shell command that the agent needs run in its sandbox before the task's setup")
     ] = ()
@@ -80,6 +86,8 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         check_sequences(self)
+        if self.image == "":
+            raise ConfigError("image names nothing", hint="leave it out for the task's own, or say host")
         check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls)
         check_least(0, top_logprobs=self.top_logprobs, seed=self.seed)
 
@@ -103,7 +111,8 @@ class RolloutFields(TypedDict, total=False):
     limits: Limits | None
     seed: int | None
     labels: Mapping[str, str] | None
-    prebaked: bool
+    image: str | None
+    prebaked: bool | None
     agent_setup: Sequence[str]
     collect: Sequence[str]
     gate_url: str | None

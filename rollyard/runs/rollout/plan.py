@@ -103,16 +103,21 @@ def check_mode(mode: str) -> Mode:
     raise ConfigError(f"unknown mode {mode!r}; the modes are {', '.join(MODES)}")
 
 
-def with_trust(plan: RolloutPlan, task: Task) -> Task:
-    """The task, trusted as far as the options say."""
+def with_options(plan: RolloutPlan, task: Task) -> Task:
+    """The task with the image that the options name, trusted as far as they say."""
+    if plan.options.image is not None:
+        task = msgspec.structs.replace(task, image=plan.options.image, build=None)
     return trust.apply_trust(task, trust_tasks=plan.options.trust_tasks, env=plan.options.env)
 
 
 def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
     """Everything that can be refused before a sandbox opens, refused by name."""
     can, options = backend.capabilities, plan.options
+    if options.image not in (None, "host") and not can.images:
+        raise Unsupported(f"backend {backend.name!r} has no images, so not image={options.image!r}", hint="drop image")
+    task = with_options(plan, task)
     if plan.verifier is None:
-        trust.refuse_host_code(with_trust(plan, task))
+        trust.refuse_host_code(task)
     requirements.refuse(task, backend.name, can, allow_network=options.allow_network)
     if not can.listen and options.gate_url is None and plan.agent.dialect is not None:
         raise Unsupported(

@@ -1,7 +1,8 @@
 """From a task and an agent to something a backend can open: the image, the agent's layer, and the route to the gate.
 
 Backends with layers mount the agent read-only. Backends without keep an image with the layer in it, or get it uploaded
-into each sandbox, unless the image already has the agent. Nothing is ever installed by piping a download into a shell.
+into each sandbox, unless the image already has the agent: there it is looked for first. Nothing is ever installed by piping a
+download into a shell.
 """
 
 from __future__ import annotations
@@ -94,6 +95,13 @@ class Provision:
             image, layer, title=agent.name, source=str(source), prefix=prefix, resources=task.resources
         )
 
+    async def find_baked(self, task: Task, agent: Agent, image: str, backend: Backend) -> str | None:
+        """The image with the agent in it, where a rollout before this one made it."""
+        layer = self.images.layers.find(agent.layer)
+        if layer is None or not isinstance(backend, BakesLayers):
+            return None
+        return await backend.find_baked(image, layer, title=agent.name, resources=task.resources)
+
     async def verifier_layers(self, task: Task, specs: Sequence[VerifierSpec]) -> None:
         """Build what judging will need before the agent runs: a tool that cannot be had must not cost an agent's work."""
         try:
@@ -135,9 +143,10 @@ class Provision:
     async def find_prebaked(self, agent: Agent, place: SandboxSpec, backend: Backend, deadline: Deadline) -> bool:
         """Whether the image brings this agent in this version. A sandbox is opened to look, once for each image."""
         key = (place.image, agent.name, agent.version)
-        if key not in self._prebaked:
-            async with backend.open(place) as box:
-                self._prebaked[key] = await self._is_there(box, agent, deadline)
+        async with self._locks.setdefault(f"look for {key}", anyio.Lock()):
+            if key not in self._prebaked:
+                async with backend.open(place) as box:
+                    self._prebaked[key] = await self._is_there(box, agent, deadline)
         return self._prebaked[key]
 
     async def _is_there(self, sandbox: Sandbox, agent: Agent, deadline: Deadline) -> bool:
@@ -176,11 +185,8 @@ class Provision:
         await (self._own.remove_image(image) if self._own is not None else self.images.remove(image))
 
     async def upload_agent(self, sandbox: Sandbox, agent: Agent, ground: ProvisionedImage, deadline: Deadline) -> str:
-        """The prefix the agent lies under in a sandbox that mounts no layers; "" when it was there already, found on PATH."""
-        if ground.agent_layer is None:
-            return ""
-        if agent.check and await self._is_there(sandbox, agent, deadline):
-            return ""
+        """The prefix that the agent then lies under, in a sandbox that mounts no layers."""
+        assert ground.agent_layer is not None
         source = self.images.layers.tree(ground.agent_layer) / ground.prefix.lstrip("/")
         try:
             async for attempt in stamina.retry_context(on=_may_repeat, attempts=3, timeout=deadline.left):

@@ -39,7 +39,6 @@ from rollyard.tools import Tool, Toolset
 class RolloutArguments(RolloutFields, total=False):
     """The keywords of `run_rollout` beside its options: what the task is given, who it is, and the caller's own objects."""
 
-    template: str | None
     files: Mapping[str, str | bytes] | Sequence[File] | None
     setup: str | Sequence[str]
     verify: str | Sequence[str]
@@ -68,10 +67,10 @@ async def run_rollout(
     """Run an agent once on an instruction (a string, a mapping with a task's fields, or a `Task`).
 
     Who answers its model calls: `policy`, or `base_url` with `model` and `key` (or `key_env`). Options are those of
-    `RolloutOptions`, as one value or as keywords over it. `files` maps paths to contents, `template` is the image; `setup` and
-    `verify` are shell commands, or one, the reward being the share of `verify` commands that succeed; `verifier` is a function
-    of the sandbox and the rollout instead, which gives a `Verdict` or a number. `tools` run on this side and are offered to
-    the agent over MCP. Options a mode, agent or backend cannot honour are refused by name before anything opens."""
+    `RolloutOptions`, as one value or as keywords over it. `files` maps paths to contents; `setup` and `verify` are shell
+    commands, or one, the reward being the share of `verify` commands that succeed; `verifier` is a function of the sandbox
+    and the rollout instead, which gives a `Verdict` or a number. `tools` run on this side and are offered to the agent over
+    MCP. Options a mode, agent or backend cannot honour are refused by name before anything opens."""
     asked = _check_names(arguments)
     options = merge_options(asked, options)
     task = _task(instruction, arguments)
@@ -143,12 +142,10 @@ def _check_names(arguments: RolloutArguments) -> RolloutFields:
 
 def _task(instruction: str | Mapping[str, Any] | Task, arguments: RolloutArguments) -> Task:
     task = as_task(instruction)
-    files, template, task_id = arguments.get("files"), arguments.get("template"), arguments.get("task_id")
+    files, task_id = arguments.get("files"), arguments.get("task_id")
     setup, verify = arguments.get("setup", ()), arguments.get("verify", ())
     if files is not None:
         task = replace(task, files=(*task.files, *_files(files)))
-    if template is not None:
-        task = replace(task, image=template)
     if setup:
         task = replace(task, setup=(*task.setup, *as_commands(setup, "setup")))
     if verify:

@@ -104,6 +104,7 @@ async def unpack_work(work: Assignment, parcels: Parcels, store: Store, images: 
 def _roots(work: Assignment) -> list[str]:
     """Host paths that tasks and scripts lie under; none lies under another."""
     found = {path for task in work.tasks.values() for path in _paths_in(task)}
+    found |= {work.config.image} if work.config.image is not None else set()
     found |= {text.removeprefix(_SCRIPT) for text in work.config.policies.values() if text.startswith(_SCRIPT)}
     if Path(work.config.tasks).is_absolute() and Path(work.config.tasks).is_dir():
         found.add(work.config.tasks)
@@ -130,7 +131,7 @@ def _images_of(work: Assignment, images: ImageStore) -> tuple[set[str], dict[str
     """The parts of the image store that the tasks' images are made of, and the names those have."""
     parts: set[str] = set()
     names: dict[str, str] = {}
-    for name in {task.image for task in work.tasks.values()} - {"host"}:
+    for name in {work.config.image or "host", *(task.image for task in work.tasks.values())} - {"host"}:
         record = images.catalog.look_up(name)
         if record is None:  # a path, or a name that only the nodes know
             continue
@@ -208,7 +209,9 @@ def _move_work(work: Assignment, places: Mapping[str, str]) -> Assignment:
         name: _SCRIPT + _move_path(text.removeprefix(_SCRIPT), places) if text.startswith(_SCRIPT) else text
         for name, text in work.config.policies.items()
     }
-    config = msgspec.structs.replace(work.config, policies=policies, tasks=_move_path(work.config.tasks, places))
+    image = None if work.config.image is None else _move_path(work.config.image, places)
+    moved = _move_path(work.config.tasks, places)
+    config = msgspec.structs.replace(work.config, policies=policies, tasks=moved, image=image)
     tasks = {task_id: _move_value(task, places) for task_id, task in work.tasks.items()}
     return msgspec.structs.replace(work, config=config, tasks=tasks)
 

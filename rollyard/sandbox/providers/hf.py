@@ -211,6 +211,9 @@ class HFLink(SandboxLink):
     async def keep(self, seconds: float) -> None:
         await self._call(self._made.processes)
 
+    def close(self) -> None:
+        self._made.close()  # the SDK makes a client for each sandbox
+
 
 def status_of(error: Exception) -> int | None:
     """Of the SDK's own error, or of the response that an HTTP error carries."""

@@ -113,6 +113,8 @@ class RemoteBackend:
                 self._log.warning("sandboxes.not_deleted", error=str(not_deleted(left)))
         for lease in self._leases.values():
             lease.cancel()
+        for box in self._boxes.values():  # they live on, without this process
+            box.close_link()
         with anyio.move_on_after(_CLEANUP_S, shield=True), translate_errors(self._provider):
             await self._provider.leave()
         await self._stack.aclose()
@@ -140,6 +142,10 @@ class RemoteBackend:
     ) -> str | None:
         with translate_errors(self._provider):
             return await self._images.bake(image, layer, title=title, source=source, prefix=prefix, resources=resources)
+
+    async def find_baked(self, image: str, layer: str, *, title: str, resources: Resources) -> str | None:
+        with translate_errors(self._provider):
+            return await self._images.find_baked(image, layer, title=title, resources=resources)
 
     async def remove_image(self, image: str) -> None:
         """A snapshot, or an image that was built or baked."""

@@ -210,7 +210,12 @@ class RemoteSandbox(RemoteFiles):
             self._dead = True
             self._forget(self.id)
         await self._way.aclose()
+        self.close_link()
         return done
+
+    def close_link(self) -> None:
+        """Give back the connections to it; it may live on."""
+        self._link.close()
 
 
 async def _text_after(nonce: str, chunks: AsyncIterator[str]) -> AsyncIterator[bytes]:

@@ -79,7 +79,7 @@ class RemoteImages:
         made = self.find(image)
         if made is not None and made.folder is not None:
             return None
-        name = name_image(title, self._means(image).encode(), layer.encode(), msgspec.json.encode(resources))
+        name = self._name_baked(image, layer, title, resources)
 
         async def act(box: Sandbox) -> None:
             await box.upload_dir(source, prefix)
@@ -89,6 +89,12 @@ class RemoteImages:
             built = made.built if made is not None else Built(image=kept, workdir="")
             self._made[kept] = MadeImage(image=kept, built=built, resources=resources)
         return kept
+
+    async def find_baked(self, image: str, layer: str, *, title: str, resources: Resources) -> str | None:
+        return await self._provider.find_image(self._name_baked(image, layer, title, resources))
+
+    def _name_baked(self, image: str, layer: str, title: str, resources: Resources) -> str:
+        return name_image(title, self._means(image).encode(), layer.encode(), msgspec.json.encode(resources))
 
     async def carry_out(self, made: MadeImage, box: RemoteSandbox, timeout_s: float) -> None:
         assert made.folder is not None

@@ -69,6 +69,10 @@ class SandboxLink(ABC):
     async def keep(self, seconds: float) -> None:
         """Let it live for `seconds` more without us: said to the provider, or anything that it counts as use."""
 
+    def close(self) -> None:
+        """Let go of what this process holds for it, such as connections; the sandbox is left as it is."""
+        return
+
     def as_user(self, user: str) -> SandboxLink:
         """The same sandbox, with programs and files of this user."""
         raise Unsupported(f"sandbox {self.id} runs programs as one user", hint="leave `user` out")
