@@ -41,7 +41,7 @@ async def main():
             pass
 asyncio.run(main())
 with Telemetry(name="blocking").span("env.step", session="s") as span:
-    span.found(code="OK")
+    span.mark_found(code="OK")
 told = [[s.name, dict(s.attributes)] for s in kept.get_finished_spans()]
 for _, attributes in told:
     attributes.pop("env.session")
