@@ -136,7 +136,7 @@ MUTANTS = (
     # the lifecycle
     Mutant(
         "runs/rollout/record.py",
-        "        if not failure.grade:\n            self.note(verdict=None)\n",
+        "        if not failure.grade and self._reached.reward is not None:\n            self.note(verdict=None)\n",
         "",
         f"{OUTAGES} -k verdict_of_a_step",
     ),

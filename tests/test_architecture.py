@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -58,9 +59,14 @@ def module_name(path: Path) -> str:
 MODULES_OF_OURS = {module_name(path): path for path in FILES}
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path) -> Iterator[str]:
     """Every module an import statement of this file names, wherever in the file it stands."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -72,7 +78,7 @@ def imports_of(path: Path) -> Iterator[str]:
 def test_a_public_class_name_has_one_meaning():
     places: dict[str, list[str]] = defaultdict(list)
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        for node in parse(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(module_name(path))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
@@ -98,9 +104,10 @@ def test_there_is_no_cycle_between_sub_packages():
     assert [group for group in find_cycles(graph) if not all(name.startswith("rollyard.plane") for name in group)] == []
 
 
+@cache
 def guard_of(path: Path, name: str) -> str:
     """The condition an import stands under, as text; "" for a plain one."""
-    tree = ast.parse(path.read_text())
+    tree = parse(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             for inner in node.body:

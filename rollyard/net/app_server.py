@@ -59,7 +59,8 @@ class GuardedHttp(HttpToolsProtocol):
     def __init__(self, *args: Any, limits: HttpLimits, capacity: int, **named: Any) -> None:
         super().__init__(*args, **named)
         self._limits, self._capacity = limits, capacity
-        self._unread: int | None = None  # bytes of the request under way that are neither its body nor read yet
+        self._unread: int | None = None  # bytes of the request under way since its beginning or the last of its body
+        self._in_body = False  # whether what was just read held a part of a body
         self._stalled: float | None = None  # since when the reader has not read
         self.deadline: float | None = None  # for what has to arrive; None while a request is answered
 
@@ -72,8 +73,9 @@ class GuardedHttp(HttpToolsProtocol):
             (others[min(waiting)[1]] if waiting else self).transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        self._in_body = False
         super().data_received(data)
-        if self._unread is not None:
+        if self._unread is not None and not self._in_body:
             self._unread += len(data)
             if self._unread > self._limits.header_bytes:
                 self.send_400_response("The headers of this request are too large.")
@@ -95,7 +97,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        self._unread = 0
+        self._unread, self._in_body = 0, True
         if self.deadline is not None:
             self.deadline += len(body) / SLOWEST
 

@@ -83,6 +83,16 @@ async def test_a_body_that_comes_steadily_is_not_cut_off():
         writer.close()
 
 
+async def test_a_body_that_comes_in_large_pieces_is_no_header():
+    async with served(PATIENT) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"POST /body HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 3000000\r\n\r\n" + b"x" * 3_000_000
+        )
+        assert (await ends(reader)).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
 async def test_an_answer_that_nobody_reads_is_given_up():
     FINISHED.clear()
     async with served() as port:
@@ -111,6 +121,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", list(COMMANDS))
 async def test_connections_beyond_the_descriptors_stop_no_server(server, tmp_path):
     script, store = tmp_path / "script.json", tmp_path / "runs.db"

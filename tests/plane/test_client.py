@@ -23,7 +23,7 @@ from rollyard.plane.parts import assemble
 from rollyard.store import Store
 from rollyard.store.plane import SqlPlane
 from rollyard.testing.serve import serve_app
-from tests.plane.conftest import OWNER
+from tests.plane.conftest import ADMIN, OWNER
 from tests.plane.images import PLAIN_START, plain_image
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +35,7 @@ async def world(tmp_path):
     async with Store.open(tmp_path / "p.db") as store, engine("local") as local:
         parts = await assemble(SqlPlane(store.database), {"local": local}, runs=store)
         spec = EnvSpec(image=await plain_image(PROJECT), start=tuple(PLAIN_START), env={"UNITS": "C"})
-        await parts.hub.create("weather", "1", spec, by=OWNER)
+        await parts.hub.create("weather", "1", spec, by=ADMIN, owner=OWNER.owner)
         _, key = await parts.access.issue(NewKey(role="owner", owner=OWNER.owner))
         async with serve_app(plane_app(parts)) as url:
             yield url, key, parts

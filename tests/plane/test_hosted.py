@@ -86,7 +86,7 @@ async def test_what_arca_cannot_do_is_refused_by_name_and_costs_no_quota(tmp_pat
                 with pytest.raises(PlaneUnsupported, match="arca"):
                     await call
             with pytest.raises(PlaneUnsupported, match="presign"):
-                async with plane.gateway.dialled(one.id, 8081):
+                async with plane.gateway.dial(one.id, 8081):
                     pass
             with pytest.raises(PlaneUnsupported):
                 await instances.engines["arca"].list("test-plane")
@@ -143,7 +143,7 @@ async def test_a_standard_service_is_an_engine_with_gateway_and_list(tmp_path, a
             (listed,) = await made.list("test-plane")
             assert (listed.ref, listed.instance_id) == (one.ref, one.id)
             assert await made.list("another-plane") == []
-            async with plane.gateway.dialled(one.id, urlsplit(url).port) as stream:
+            async with plane.gateway.dial(one.id, urlsplit(url).port) as stream:
                 await stream.send(b"GET /inside HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
                 got = b""
                 async with asyncio.timeout(20):
@@ -195,4 +195,4 @@ async def test_a_service_that_is_not_there_is_unavailable_and_a_missing_instance
         assert not await made.alive("x")
         await made.delete("x")
         with pytest.raises(PlaneNotFound):
-            await made._found("x")
+            await made._find("x")

@@ -50,7 +50,9 @@ def task(grade: str) -> Task:
 
 
 @pytest.mark.parametrize("grade", ["sealed", "shared"])
-@pytest.mark.parametrize("left", LEFT)
+@pytest.mark.parametrize(
+    "left", [pytest.param(left, marks=pytest.mark.slow) if "30,000" in left else left for left in LEFT]
+)
 async def test_what_an_agent_leaves_is_judged(tmp_path, backend, left, grade):
     command, reward = LEFT[left]
     async with ry.Store.open(tmp_path / "runs.db") as store:

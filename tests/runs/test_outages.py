@@ -200,7 +200,7 @@ async def run_table(backend, agents: Iterable[Any], way: str, begins: int, hang_
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("begins", [1, 2])
+@pytest.mark.parametrize("begins", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_an_outage_has_no_reward_and_is_run_again(backend, way, begins):
     ends = await run_table(backend, ("shell-agent", QUIET), way, begins, hang_s=10)
     assert sum(ends.values()) == 2 * len(FAULTS)

@@ -101,7 +101,7 @@ def test_a_run_that_is_over_is_printed_line_by_line_to_a_pipe(tmp_path):
 )
 def test_without_textual_a_terminal_gets_riches_display(there, tty, style):
     hidden = "" if there else "sys.modules['textual'] = None; "
-    code = f"import sys; {hidden}from rollyard.runs.display.watch import chosen_style; print(chosen_style('auto', tty={tty}))"
+    code = f"import sys; {hidden}from rollyard.runs.display.watch import choose_style; print(choose_style('auto', tty={tty}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == style
 

@@ -180,7 +180,7 @@ async def test_an_attack_is_real(plant, tmp_path, name):
     assert done.exit_code == 0, done.text
 
 
-@pytest.mark.parametrize("grade", GRADES)
+@pytest.mark.parametrize("grade", [g if g == "sealed" else pytest.param(g, marks=pytest.mark.slow) for g in GRADES])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_an_attack_fails(plant, tmp_path, name, kind, grade):
