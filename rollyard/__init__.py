@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rollyard.tasks.taskset import Taskset as Taskset
     from rollyard.tasks.verifiers.python import verifier as verifier
     from rollyard.trajectory.samples import samples as samples
+else:
+    __getattr__, __dir__ = attach(__name__)  # hidden from type checkers, to which a misspelt name is an error
 
 __version__ = "0.1.0"
-
-__getattr__, __dir__ = attach(__name__)

@@ -132,3 +132,17 @@ def test_type_hints_of_protocols_resolve():
             for method in vars(value).values():
                 if inspect.isfunction(method):
                     typing.get_type_hints(method)
+
+
+def test_a_misspelt_name_is_an_error_to_a_type_checker(tmp_path):
+    program = tmp_path / "misspelt.py"
+    program.write_text("import rollyard as ry\n\nry.Taskset\nry.policy.Queue\nry.Tasksett\nry.policy.Queu\n")
+    told = subprocess.run(
+        [Path(sys.executable).with_name("pyright"), "--pythonpath", sys.executable, program],
+        capture_output=True,
+        text=True,
+    )
+    assert [line for line in told.stdout.splitlines() if "is not a known attribute" in line and ":5:" in line], (
+        told.stdout
+    )
+    assert "Queu" in told.stdout and "2 errors" in told.stdout, told.stdout

@@ -15,5 +15,5 @@ if TYPE_CHECKING:
     from rollyard.envs.fleet.task_config import TaskConfig as TaskConfig
     from rollyard.envs.fleet.task_env import TaskLimits as TaskLimits
     from rollyard.envs.server import EnvServer as EnvServer
-
-__getattr__, __dir__ = attach(__name__)
+else:
+    __getattr__, __dir__ = attach(__name__)  # hidden from type checkers, to which a misspelt name is an error

@@ -9,5 +9,5 @@ from rollyard.lazy import attach
 if TYPE_CHECKING:
     from rollyard.images.store import ImageStore as ImageStore
     from rollyard.images.store import layer as layer
-
-__getattr__, __dir__ = attach(__name__)
+else:
+    __getattr__, __dir__ = attach(__name__)  # hidden from type checkers, to which a misspelt name is an error

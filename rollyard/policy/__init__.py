@@ -23,5 +23,5 @@ if TYPE_CHECKING:
     from rollyard.policy.scripted_policy import scripted as scripted
     from rollyard.policy.tokens_policy import tokens as tokens
     from rollyard.policy.upstream_policy import upstream as upstream
-
-__getattr__, __dir__ = attach(__name__)
+else:
+    __getattr__, __dir__ = attach(__name__)  # hidden from type checkers, to which a misspelt name is an error

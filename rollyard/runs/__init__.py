@@ -11,5 +11,5 @@ if TYPE_CHECKING:
     from rollyard.runs.run.config import RunConfig as RunConfig
     from rollyard.runs.run.evaluate import evaluate_task as evaluate_task
     from rollyard.runs.run.fleet_job import FleetJob as FleetJob
-
-__getattr__, __dir__ = attach(__name__)
+else:
+    __getattr__, __dir__ = attach(__name__)  # hidden from type checkers, to which a misspelt name is an error

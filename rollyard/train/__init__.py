@@ -9,5 +9,5 @@ from rollyard.lazy import attach
 if TYPE_CHECKING:
     from rollyard.train.ray_rollouts import RayOptions as RayOptions
     from rollyard.train.ray_rollouts import RayRollouts as RayRollouts
-
-__getattr__, __dir__ = attach(__name__)
+else:
+    __getattr__, __dir__ = attach(__name__)  # hidden from type checkers, to which a misspelt name is an error

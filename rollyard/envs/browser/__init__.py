@@ -15,5 +15,5 @@ if TYPE_CHECKING:
     from rollyard.envs.browser.client import LeasedBrowser as LeasedBrowser
     from rollyard.envs.browser.leases import Browsers as Browsers
     from rollyard.envs.browser.server import BrowserServer as BrowserServer
-
-__getattr__, __dir__ = attach(__name__)
+else:
+    __getattr__, __dir__ = attach(__name__)  # hidden from type checkers, to which a misspelt name is an error
