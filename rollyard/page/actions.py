@@ -104,7 +104,7 @@ class LocalActions:
         try:
             await learn_model(opened, agent)
             answering = choose(options, policy=opened, agent=agent)
-        except BaseException:
+        except BaseException:  # cancelled too: a policy that nobody will use is closed
             if opened is not None:
                 await opened.aclose()
             raise

@@ -85,7 +85,7 @@ def fuzzed(read, seeds: list[bytes], *allowed: type[BaseException]) -> None:
         count += 1
         try:
             one(data)
-        except BaseException:
+        except BaseException:  # the input that did it is shown, whatever it broke
             print(f"input {count}: {data!r}")
             raise
 

@@ -76,7 +76,7 @@ def test_a_report_as_a_page_shows_hostile_names_as_text():
 @pytest.mark.adversarial
 @pytest.mark.parametrize("hostile", ["a$\\frac$b", "<script>--></script>"])
 def test_a_name_is_drawn_as_it_is(hostile):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
     report = summarise("r", [rollout(hostile, 0, 1.0, agent=hostile)])
     for _, svg in draw_all(report, {(hostile, hostile): 1.0}):
         assert "<script" not in svg

@@ -4,13 +4,14 @@ import asyncio
 import os
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import text
 
 from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.events import Event
-from rollyard.store import Store, sqlite_file
+from rollyard.store import Store
 from rollyard.store.sqlite import SQLite
 
 pytestmark = pytest.mark.anyio
@@ -39,30 +40,34 @@ async def test_a_new_file_appears_with_the_first_write_and_answers_before(tmp_pa
         assert [run.id for run in await store.list_runs()] == ["run_a"]
 
 
-async def test_a_read_between_the_file_and_its_tables_answers_as_an_empty_store_does(tmp_path, monkeypatch):
-    """The reader looked before the file was there and opens it a moment later, when the writer has made it but no table."""
-    made, go_on = threading.Event(), threading.Event()
-    make_file, to_thread = sqlite_file.make_file, asyncio.to_thread
+async def test_a_read_between_the_file_and_its_tables_answers_as_an_empty_store_does(tmp_path):
+    """The reader looks before the file is there and opens it a moment later, when the writer has made it but no table."""
+    made, go_on, reading_may_start = threading.Event(), threading.Event(), threading.Event()
 
-    def make_and_wait(path):
-        make_file(path)
-        made.set()
-        go_on.wait(10)
+    def set_up(connection):
+        if threading.current_thread().name == "rollyard-store":  # the writer's, once its file is there
+            made.set()
+            go_on.wait(30)
+        connection.execute(text("CREATE TABLE kept (word TEXT)"))
 
-    async def once_the_file_is_there(function, *args):
-        await to_thread(made.wait, 10)
-        return await to_thread(function, *args)
+    def words(connection):
+        return [row.word for row in connection.execute(text("SELECT word FROM kept"))]
 
-    async with Store.open(tmp_path / "runs.db") as store:
-        monkeypatch.setattr(sqlite_file, "make_file", make_and_wait)
-        monkeypatch.setattr(asyncio, "to_thread", once_the_file_is_there)
-        reading = asyncio.create_task(store.list_runs())
-        await asyncio.sleep(0)
-        writing = asyncio.create_task(store.create_run({}, id="run_a"))
-        assert await reading == []
-        go_on.set()
-        await writing
-        assert [run.id for run in await store.list_runs()] == ["run_a"]
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    database = SQLite(tmp_path / "runs.db")
+    await database.prepare(set_up)
+    busy = asyncio.create_task(asyncio.to_thread(reading_may_start.wait, 30))
+    reading = asyncio.create_task(database.read(words))  # looks now, and waits for the one thread
+    await asyncio.sleep(0)
+    writing = asyncio.create_task(database.write(lambda c: c.execute(text("INSERT INTO kept VALUES ('first')"))))
+    while not made.is_set():
+        await asyncio.sleep(0.001)
+    reading_may_start.set()
+    assert await reading == []
+    go_on.set()
+    await asyncio.gather(busy, writing)
+    assert await database.read(words) == ["first"]
+    await database.aclose()
 
 
 async def test_a_file_that_another_made_meanwhile_is_read(tmp_path):
