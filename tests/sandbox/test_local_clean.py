@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import sys
@@ -40,3 +41,17 @@ async def test_clean_removes_what_is_dead_and_ends_only_what_is_named(tmp_path):
         assert await kept.alive() and not await ended.alive()
         assert await clean(tmp_path, "--all") == [kept.id]
         assert not await kept.alive()
+
+
+async def test_a_sandbox_whose_first_process_ended_is_not_listed_though_its_lock_is_still_held(tmp_path):
+    async with LocalBackend(root=tmp_path) as backend:
+        sandbox = await backend.open(ry.SandboxSpec(image="host"))
+        [entry] = tmp_path.rglob(f"{sandbox.id}/box.json")
+        written = entry.read_bytes()
+        await sandbox.kill()
+        entry = entry.parent.with_name("sbx_left") / "box.json"  # not its own place, which is being removed
+        entry.parent.mkdir()
+        entry.write_bytes(written)
+        with entry.open() as held:  # as a blank does that was cloned beside it and has not closed what it inherited
+            fcntl.flock(held, fcntl.LOCK_EX)
+            assert await backend.list() == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import signal
 import socket
 import time
@@ -21,7 +20,7 @@ from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.files import LocalFiles
 from rollyard.sandbox.local.inner import protocol
 from rollyard.sandbox.local.job import ANSWER_S, LocalJob
-from rollyard.sandbox.local.journal import Home, SandboxEntry
+from rollyard.sandbox.local.journal import Home, SandboxEntry, has_ended
 from rollyard.sandbox.streams import SocketListener, SocketStream
 
 _GRACE_S = 5.0
@@ -219,7 +218,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         if pidfd is None:
             return False
         try:
-            was_dead = _has_ended(pidfd)
+            was_dead = has_ended(pidfd)
             if not was_dead:
                 if not self.capabilities.images:  # no namespace: nobody but the supervisor can end what it started
                     with contextlib.suppress(SandboxError):
@@ -239,12 +238,6 @@ class LocalSandbox(ProgramCalls, LocalFiles):
                 f"the local backend cannot {capability} at isolation {self.info.isolation!r}",
                 hint="`rollyard doctor` says what is missing",
             )
-
-
-def _has_ended(pidfd: int) -> bool:
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(0))
 
 
 async def _end(pidfd: int, timeout: float) -> None:

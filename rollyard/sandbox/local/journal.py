@@ -2,7 +2,8 @@
 
 One directory per sandbox: `box.json` (the entry), `sock` (attach), `fs` (what it wrote), `jobs` (output of its programs).
 The entry is locked by the sandbox's own first process for as long as it lives: a lock that can be taken means that it is
-dead, whatever its pid is now used for.
+dead, whatever its pid is now used for. A blank that was cloned beside it may hold the lock a moment longer, so of a locked
+entry the first process is looked at too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -47,6 +49,24 @@ def _stepping_over(path: Path) -> Generator[None]:
             Log("rollyard.sandbox.local").warning(
                 "sandbox.left_on_disk", path=str(path), error=str(error), hint="remove it by hand; nothing uses it"
             )
+
+
+def has_ended(pidfd: int) -> bool:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether there is no such process, or nothing of it but its exit status."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return has_ended(pidfd)
+    finally:
+        os.close(pidfd)
 
 
 class SandboxEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,9 +193,11 @@ class SandboxJournal:
         for home in self.homes():
             if home.is_locked():
                 try:
-                    yield home, home.read()
+                    entry = home.read()
                 except SandboxGone:  # it ended, or is so new that its entry is not written yet
                     continue
+                if not entry.info.pid or not _is_dead(entry.info.pid):
+                    yield home, entry
 
     def sweep(self) -> list[str]:
         """Remove what sandboxes left whose first process is dead. Safe at any time, beside any other process. What cannot be
