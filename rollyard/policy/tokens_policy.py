@@ -333,7 +333,9 @@ class TokensPolicy:
         )
 
     def _reply(self, call: Call, ask: Ask, found: SampledAnswer, engine: TokenServer, started: float) -> Reply:
-        reply = make_reply(call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws)
+        reply = make_reply(
+            call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws, experts=found.experts
+        )
         spans = found.spans
         return msgspec.structs.replace(
             reply,

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from rollyard.core.call import floats
+from rollyard.core.experts import RoutedExperts
 from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout
 from rollyard.trajectory.branch import Branch, BranchKind, Span, can_train
@@ -50,6 +51,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     parent: int | None = None
     shared: int = 0
+    experts: RoutedExperts | None = (
+        None  # that each token but the last was computed with, where the engine said it for all
+    )
     stale_call_ids: tuple[str, ...] = ()  # answers that do not train because their policy was too old (`max_staleness`)
 
     @property
@@ -206,6 +210,7 @@ def _row(
         reward=rollout.reward,
         parent=parent,
         shared=shared,
+        experts=branch.experts,
         stale_call_ids=_stale_calls(branch, rollout.stale_before),
     )
 
