@@ -16,7 +16,7 @@ import msgspec
 from rollyard.core.call import floats
 from rollyard.core.experts import RoutedExperts
 from rollyard.core.node import Node
-from rollyard.core.rollout import Rollout
+from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.trajectory.branch import Branch, BranchKind, Span, can_train
 from rollyard.trajectory.trajectory import Trajectory
 
@@ -133,6 +133,22 @@ def _shared_tokens(branch: Branch, other: Branch) -> int:
             break
         end = own.end
     return end
+
+
+def merge_counts(trajectory: Trajectory) -> MergeCounts | None:
+    """Of all branches whose answers could train, whatever becomes of the rollout."""
+    branches = [b for b in trajectory.branches if b.kind in TRAINED_KINDS and b.ids is not None and b.trained]
+    if not branches:
+        return None
+    ends = {span.node: span.end for branch in branches for span in branch.spans if span.sampled}
+    row_tokens = sum(len(branch.ids or ()) for branch in branches)
+    return MergeCounts(
+        calls=len(ends),
+        rows=len(branches),
+        call_tokens=sum(ends.values()),
+        row_tokens=row_tokens,
+        tree_tokens=row_tokens - sum(shared for _, shared in _parents(branches)),
+    )
 
 
 def advantages(rows: Iterable[Sample], *, scale: bool = True) -> dict[str, float]:
