@@ -44,7 +44,7 @@ def display(style: str, out: IO[str] | None = None) -> Display:
     stream: IO[str] = out if out is not None else sys.stderr
     if style == "auto":
         style = "rich" if moves_cursor(stream) else "plain"
-    kinds: dict[str, type[Display]] = {"rich": _Rich, "plain": _Plain, "json": _Json, "none": _Nothing}
+    kinds: dict[str, type[Display]] = {"rich": _Rich, "plain": _Plain, "json": _Json, "none": Silent}
     if style not in kinds:
         raise ConfigError(f"no display named {style!r}; there are {', '.join(kinds)} and auto")
     return kinds[style](stream)  # type: ignore[call-arg]  # all four take the stream
@@ -76,7 +76,7 @@ def _cause(failure: Failure) -> str:
     return f"{failure.boundary}: {message[:_CAUSE] + '...' if len(message) > _CAUSE else message}"
 
 
-class _Nothing:
+class Silent:
     def __init__(self, out: IO[str]) -> None:
         self._out = out
         self.run_id = ""
@@ -102,7 +102,7 @@ class _Nothing:
         return None
 
 
-class _Plain(_Nothing):
+class _Plain(Silent):
     def begin(self, run_id: str, owed: int, done: int) -> None:
         super().begin(run_id, owed, done)
         already = f", {done} already done" if done else ""
@@ -115,7 +115,7 @@ class _Plain(_Nothing):
         print(_STOPPING, file=self._out, flush=True)
 
 
-class _Json(_Nothing):
+class _Json(Silent):
     """One JSON object a line: `{"event": ...}` and `{"rollout": ...}`."""
 
     def _line(self, value: Any) -> None:
@@ -147,7 +147,7 @@ def summary(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-class _Rich(_Nothing):
+class _Rich(Silent):
     """What is in flight by stage, what ended how, failures by boundary, rate and time left; redrawn four times a second, and
     gone when the run is over: the report says the rest."""
 
