@@ -14,7 +14,7 @@ _LINES = 15  # of a log or of an output that are shown
 _NO_ANSWER = "the agent made no model call"
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class Clue(msgspec.Struct, frozen=True):
     title: str
     text: str
 
@@ -26,7 +26,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     reward: float | None
     cause: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Clue, ...]
     remedy: str
 
     def text(self) -> str:
@@ -119,25 +119,25 @@ def _advice(rollout: Rollout) -> str:
     )
 
 
-def _evidence(rollout: Rollout) -> list[Evidence]:
+def _evidence(rollout: Rollout) -> list[Clue]:
     found = [_command("install", one) for one in rollout.install if one.exit_code != 0]
     found += [_command("setup", one) for one in rollout.setup if one.exit_code != 0]
     if rollout.failure is not None and rollout.failure.status is not None:
-        found.append(Evidence("the model server", f"HTTP status {rollout.failure.status}"))
-    found += [Evidence("a model call that failed", error) for error in _call_errors(rollout)[-1:]]
+        found.append(Clue("the model server", f"HTTP status {rollout.failure.status}"))
+    found += [Clue("a model call that failed", error) for error in _call_errors(rollout)[-1:]]
     if rollout.verdict is not None and rollout.reward != 1:
         found += [_command("verify", one) for one in rollout.verdict.commands if one.exit_code != 0]
-        found.append(Evidence("the verifier's log", _tail(rollout.verdict.log)))
+        found.append(Clue("the verifier's log", _tail(rollout.verdict.log)))
     if rollout.failure is not None or rollout.exit_code:
-        found.append(Evidence("the end of what the agent printed", _tail(rollout.log_tail)))
+        found.append(Clue("the end of what the agent printed", _tail(rollout.log_tail)))
     if (rollout.failure is None or rollout.failure.grade) and (last := _last_words(rollout)):
-        found.append(Evidence("the model's last words", last))
+        found.append(Clue("the model's last words", last))
     return found
 
 
-def _command(stage: str, record: CommandRecord) -> Evidence:
+def _command(stage: str, record: CommandRecord) -> Clue:
     ending = "ran past its limit" if record.timed_out else f"exit code {record.exit_code}"
-    return Evidence(f"{stage}: {record.command} ({ending})", _tail(f"{record.stdout}\n{record.stderr}"))
+    return Clue(f"{stage}: {record.command} ({ending})", _tail(f"{record.stdout}\n{record.stderr}"))
 
 
 def _call_errors(rollout: Rollout) -> list[str]:
