@@ -25,6 +25,10 @@ def view(
     as_json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
     """Serve a page with runs, rollouts, trajectories and tokens. It is read-only unless --write is given."""
-    from rollyard.page.serve import serve_page
+    from rollyard.page.serve import PageOptions, serve_page
+    from rollyard.plane.storage.sql import SqlPlane
 
-    serve_page(store, host=host, port=port, write=write, tasks=tasks, as_json=as_json, say=typer.echo)
+    options = PageOptions(
+        store=store, plane_records=SqlPlane, host=host, port=port, write=write, tasks=tasks, as_json=as_json
+    )
+    serve_page(options, say=typer.echo)
