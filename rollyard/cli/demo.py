@@ -38,11 +38,14 @@ def demo(
 
     if base_url is None and (model or key_env):
         raise ConfigError("--model and --key-env go with --base-url")
-    say = (lambda line: None) if json else typer.echo
-    done = anyio.run(run_demo, agent, base_url, model, key_env, store, say)
+    done = anyio.run(run_demo, agent, base_url, model, key_env, store, _say_nothing if json else typer.echo)
     if json:
         print_json(summary(done))
     if done.status == "infra_error":
         raise typer.Exit(INFRASTRUCTURE)
     if base_url is None and done.reward != 1.0:
         raise typer.Exit(ROLLOUTS_FAILED)
+
+
+def _say_nothing(line: str) -> None:
+    """For a program, which reads the outcome alone."""

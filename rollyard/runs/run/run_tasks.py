@@ -53,13 +53,12 @@ async def run(
     `RunConfig`'s: attempts, parallel, name, limit, max_calls, ..."""
     named, agents = _by_name(policy), agents_of([agent] if isinstance(agent, str | Agent) else agent)
     config = _config(fields, tasks, agents, named)
-    allowed = {"allow_network": config.allow_network, "trust_tasks": config.trust_tasks}
     shown = display(progress) if isinstance(progress, str) else progress
     async with AsyncExitStack() as stack:
         kept = store if isinstance(store, Store) else None
         if kept is None:
             kept = await stack.enter_async_context(Store.open(str(store or default_store())))
-        chosen = await anyio.to_thread.run_sync(partial(_load, tasks, allowed))
+        chosen = await anyio.to_thread.run_sync(partial(_load, tasks, config))
         opened = await _open(stack, config, named, kept)
         await check_servers(opened, config.model)
         gate = await stack.enter_async_context(Gate(next(iter(opened.values())), log=kept))
@@ -107,10 +106,12 @@ def _config(
     return config
 
 
-def _load(tasks: Tasks, allowed: Mapping[str, bool]) -> Iterable[Task | Mapping[str, Any] | str]:
+def _load(tasks: Tasks, config: RunConfig) -> Iterable[Task | Mapping[str, Any] | str]:
     if isinstance(tasks, Task):
         return [tasks]
-    return Taskset.load(tasks, **allowed) if isinstance(tasks, str | Path) else tasks
+    if not isinstance(tasks, str | Path):
+        return tasks
+    return Taskset.load(tasks, allow_network=config.allow_network, trust_tasks=config.trust_tasks)
 
 
 async def _open(
