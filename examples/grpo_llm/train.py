@@ -148,6 +148,8 @@ def interval(rewards: Sequence[float], draws: int = 2000) -> tuple[float, float]
 async def evaluate(rollouts: Rollouts, count: int) -> dict[str, Any]:
     """The held-out chores, one attempt at each, sampled like those of training. They are the same for every seed."""
     done = await rollouts.run(range(count), "held-out", 1)
+    if not done:
+        raise SystemExit(f"no rollout has a reward: {rollouts.failures[:3]}")
     rewards = [rollout.reward or 0.0 for rollout in done]
     low, high = interval(rewards)
     kinds = {kind: [r.reward or 0.0 for r in done if r.task.metadata["kind"] == kind] for kind in KINDS}
@@ -173,6 +175,8 @@ async def learn(rollouts: Rollouts, learner: Learner, options: Options, until: f
         done = await rollouts.run(range(first, first + options.prompts), "train", options.group)
         sampled = time.monotonic() - began
         rows = rows_of(done, step)
+        if not rows:
+            raise SystemExit(f"step {step} has no rows to train on: {rollouts.failures[-3:]}")
         report = await asyncio.to_thread(learner.step, rows)
         mean = fmean(rollout.reward or 0.0 for rollout in done)
         point = {"step": step, "reward": round(mean, 4), "rollouts": len(done), **msgspec.structs.asdict(report)}
@@ -246,6 +250,7 @@ def read_options() -> Options:
 
 def main() -> None:
     options = read_options()
+    sys.setswitchinterval(0.001)  # the sampler's thread waits for its turn after every token
     result = asyncio.run(train(options))
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
