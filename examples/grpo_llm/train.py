@@ -131,11 +131,16 @@ class Rollouts:
 
 
 def rows_of(rollouts: Sequence[ry.Rollout], version: int) -> list[Sample]:
-    """Rows that the present weights sampled, every token of them: an older one would be a bug of this loop."""
     rows = [row for rollout in rollouts for row in samples(rollout).rows]
-    stale = [row.rollout_id for row in rows if set(row.versions) - {-1, version}]
-    assert not stale, f"sampled by other weights than version {version}: {stale}"
+    refuse_stale(rows, version)
     return rows
+
+
+def refuse_stale(rows: Sequence[Sample], version: int) -> None:
+    """The present weights sampled every token that trains: an older one would be a bug of this loop."""
+    stale = [row.rollout_id for row in rows if set(row.versions) - {-1, version}]
+    if stale:
+        raise ValueError(f"sampled by other weights than version {version}: {stale}")
 
 
 def interval(rewards: Sequence[float], draws: int = 2000) -> tuple[float, float]:
@@ -197,7 +202,7 @@ async def train(options: Options) -> dict[str, Any]:
     losses = await asyncio.to_thread(
         warm_up, model, renderer, steps=options.warm, seed=options.seed, skill=options.skill
     )
-    print(f"warm-up: {len(losses)} steps, loss {losses[-1]:.3f}, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"warm-up: {len(losses)} steps, loss {losses[-1:]}, {time.monotonic() - began:.0f} s", flush=True)
     queue = ry.policy.Queue(renderer=renderer)
     async with (
         SlotSampler(model, stop_ids=renderer.stop_ids, slots=options.parallel, length=length) as sampler,
