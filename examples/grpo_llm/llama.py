@@ -74,7 +74,9 @@ class LlamaBlock(nn.Module):
         wide = (part.repeat_interleave(share, 1) for part in (k, v))
         return self.finish(x, F.scaled_dot_product_attention(q, *wide, is_causal=True)), k, v
 
-    def decode(self, x: Tensor, turn: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], at: Tensor, slots: Slots) -> Tensor:
+    def decode(
+        self, x: Tensor, turn: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], at: Tensor, slots: Slots
+    ) -> Tensor:
         q, k, v = self.project(x, turn)
         keys, values = cache
         keys[slots.rows, :, at], values[slots.rows, :, at] = k[:, :, 0], v[:, :, 0]

@@ -130,7 +130,9 @@ class SlotSampler:
         free = [slot for slot in range(self._slots.count) if slot not in self._live]
         while len(new) < len(free):
             try:
-                request = self._waiting.get(timeout=IDLE_S) if not self._live and not new else self._waiting.get_nowait()
+                request = (
+                    self._waiting.get(timeout=IDLE_S) if not self._live and not new else self._waiting.get_nowait()
+                )
             except queue.Empty:
                 break
             if request is None:
