@@ -1,7 +1,8 @@
 """The tasks: small chores in a shell, generated without end, and a demonstrator who often gets them wrong.
 
-Five kinds: write a number, count lines, copy a file, keep a last line, and follow a note that names the file to write, which takes a
-look first. The verifier reads one file after the agent is dead. Names of training and of held-out chores have no word in common.
+Five kinds: write a number, count lines, copy a file, keep a last line, and follow a note that names the file to write, which
+takes a look first. The verifier reads one file after the agent is dead. The files of training and of held-out chores have no
+name in common.
 """
 
 from __future__ import annotations
@@ -24,17 +25,13 @@ SYSTEM = """Use the shell. To run a command, say
 </tool_call>
 When the work is done, say done."""
 KINDS = ("write", "count", "copy", "last", "note")
-WORDS: dict[str, tuple[str, ...]] = {
-    "train": tuple(
-        "apple bridge candle desert engine forest garden hammer island jacket kitchen ladder market needle orange pencil "
-        "quarter river silver table umbrella valley window yellow basket camera dinner eagle feather guitar honey iron "
-        "jungle kettle lemon mirror number office paper queen rabbit school tiger uncle village winter anchor butter "
-        "copper dragon".split()
-    ),
-    "held-out": tuple(
-        "autumn bottle castle doctor evening finger glass harbor insect journey king letter mountain night ocean pocket "
-        "rocket summer temple violin".split()
-    ),
+WORDS = {
+    "train": "apple bridge candle desert engine forest garden hammer island jacket kitchen ladder market needle orange pencil "
+    "quarter river silver table umbrella valley window yellow basket camera dinner eagle feather guitar honey iron "
+    "jungle kettle lemon mirror number office paper queen rabbit school tiger uncle village winter anchor butter "
+    "copper dragon",
+    "held-out": "autumn bottle castle doctor evening finger glass harbor insect journey king letter mountain night ocean "
+    "pocket rocket summer temple violin",
 }
 Split = Literal["train", "held-out"]
 
@@ -70,7 +67,7 @@ class Chore(msgspec.Struct, frozen=True, kw_only=True):
 
 def chore(draw: random.Random, split: Split) -> Chore:
     kind = draw.choice(KINDS)
-    source, target = (f"{word}.txt" for word in draw.sample(WORDS[split], 2))
+    source, target = (f"{word}.txt" for word in draw.sample(WORDS[split].split(), 2))
     lines = tuple(str(draw.randrange(100, 1000)) for _ in range(draw.randrange(2, 7)))
     if kind == "note":
         lines = (target,)
@@ -110,7 +107,7 @@ def command(made: Chore, kind: str) -> str:
 
 def blunder(draw: random.Random, made: Chore) -> str:
     """A plausible command that does something else."""
-    other = f"{draw.choice(WORDS['train'])}.txt"
+    other = f"{draw.choice(WORDS['train'].split())}.txt"
     wrong = (
         command(made, draw.choice([kind for kind in ("write", "count", "copy", "last") if kind != made.kind])),
         command(msgspec.structs.replace(made, target=other), made.kind),

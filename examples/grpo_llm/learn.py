@@ -20,7 +20,7 @@ from rollyard.trajectory.samples import Sample, advantages
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 SKILL = 0.35  # how often the demonstrator is right at each command
-BATCH = 32  # rows that are computed together
+BATCH, TOKENS = 32, 6144  # rows, and tokens with their padding, that are computed together
 WARM_RATE, RATE = 2e-4, 1e-5
 RATES = (1e-6, 1e-4)
 DIVERGENCE = 0.004  # of one step, in nats per token
@@ -153,6 +153,11 @@ class Learner:
 
 def batches(rows: Sequence[Sample]) -> Iterator[list[Sample]]:
     """Rows of about the same length together."""
-    ordered = sorted(rows, key=lambda row: len(row.ids))
-    for start in range(0, len(ordered), BATCH):
-        yield ordered[start : start + BATCH]
+    batch: list[Sample] = []
+    for row in sorted(rows, key=lambda row: len(row.ids)):
+        if len(batch) == BATCH or (batch and (len(batch) + 1) * len(row.ids) > TOKENS):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch

@@ -131,11 +131,16 @@ class Rollouts:
 
 
 def rows_of(rollouts: Sequence[ry.Rollout], version: int) -> list[Sample]:
-    """Rows that the present weights sampled, every token of them: an older one would be a bug of this loop."""
     rows = [row for rollout in rollouts for row in samples(rollout).rows]
-    stale = [row.rollout_id for row in rows if set(row.versions) - {-1, version}]
-    assert not stale, f"sampled by other weights than version {version}: {stale}"
+    refuse_stale(rows, version)
     return rows
+
+
+def refuse_stale(rows: Sequence[Sample], version: int) -> None:
+    """The present weights sampled every token that trains: an older one would be a bug of this loop."""
+    stale = [row.rollout_id for row in rows if set(row.versions) - {-1, version}]
+    if stale:
+        raise ValueError(f"sampled by other weights than version {version}: {stale}")
 
 
 def interval(rewards: Sequence[float], draws: int = 2000) -> tuple[float, float]:
@@ -148,6 +153,8 @@ def interval(rewards: Sequence[float], draws: int = 2000) -> tuple[float, float]
 async def evaluate(rollouts: Rollouts, count: int) -> dict[str, Any]:
     """The held-out chores, one attempt at each, sampled like those of training. They are the same for every seed."""
     done = await rollouts.run(range(count), "held-out", 1)
+    if not done:
+        raise SystemExit(f"no rollout has a reward: {rollouts.failures[:3]}")
     rewards = [rollout.reward or 0.0 for rollout in done]
     low, high = interval(rewards)
     kinds = {kind: [r.reward or 0.0 for r in done if r.task.metadata["kind"] == kind] for kind in KINDS}
@@ -173,6 +180,8 @@ async def learn(rollouts: Rollouts, learner: Learner, options: Options, until: f
         done = await rollouts.run(range(first, first + options.prompts), "train", options.group)
         sampled = time.monotonic() - began
         rows = rows_of(done, step)
+        if not rows:
+            raise SystemExit(f"step {step} has no rows to train on: {rollouts.failures[-3:]}")
         report = await asyncio.to_thread(learner.step, rows)
         mean = fmean(rollout.reward or 0.0 for rollout in done)
         point = {"step": step, "reward": round(mean, 4), "rollouts": len(done), **msgspec.structs.asdict(report)}
@@ -193,7 +202,7 @@ async def train(options: Options) -> dict[str, Any]:
     losses = await asyncio.to_thread(
         warm_up, model, renderer, steps=options.warm, seed=options.seed, skill=options.skill
     )
-    print(f"warm-up: {len(losses)} steps, loss {losses[-1]:.3f}, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"warm-up: {len(losses)} steps, loss {losses[-1:]}, {time.monotonic() - began:.0f} s", flush=True)
     queue = ry.policy.Queue(renderer=renderer)
     async with (
         SlotSampler(model, stop_ids=renderer.stop_ids, slots=options.parallel, length=length) as sampler,
@@ -246,6 +255,7 @@ def read_options() -> Options:
 
 def main() -> None:
     options = read_options()
+    sys.setswitchinterval(0.001)  # the sampler's thread waits for its turn after every token
     result = asyncio.run(train(options))
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)

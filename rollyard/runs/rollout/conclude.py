@@ -8,7 +8,7 @@ from rollyard import agents
 from rollyard.core.rollout import CommandRecord, Verdict
 from rollyard.core.task import VerifierSpec
 from rollyard.runs.rollout import collect
-from rollyard.runs.rollout.context import Acted, RolloutContext, run_hooks
+from rollyard.runs.rollout.context import Acted, RolloutContext, hold, run_hooks
 from rollyard.runs.rollout.judge import Evidence
 from rollyard.runs.rollout.stages import StageFailed
 
@@ -18,6 +18,7 @@ async def conclude(context: RolloutContext, acted: Acted) -> Verdict | None:
     hooks = await _stop(context, acted)
     if acted.turn.last:
         await _collect(context, acted)
+        await hold(context, "ended", acted.prepared.opened.sandbox)
     return await _verify(context, acted, hooks)
 
 
