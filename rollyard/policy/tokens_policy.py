@@ -162,6 +162,11 @@ class TokensPolicy:
         return self.prompts.renderer
 
     @property
+    def version(self) -> int | None:
+        """The one published last through this policy."""
+        return self.weights.version
+
+    @property
     def takes_tools(self) -> bool | None:
         """None: not known before the server was asked for its model."""
         return None if self._prompts is None else takes_tools(self._prompts.renderer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rollyard import agents
 from rollyard.core.agent import Launch
-from rollyard.core.errors import AgentTimeout
+from rollyard.core.errors import AgentTimeout, RolloutStale
 from rollyard.core.protocols import Job
 from rollyard.core.task import McpServer
 from rollyard.runs.rollout import model_outage, prepare
@@ -79,7 +79,12 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
     session, own_s = acted.prepared.opened.session, acted.turn.own_limit_s
     limit_s = own_s if own_s is not None else limits.agent
     limit_name = "the step's agent_timeout_s" if own_s is not None else None
-    monitor = AgentMonitor(job, agents.parse(agent), session, limits.idle, context.stages, record.log)
+    max_staleness = context.plan.options.max_staleness if context.plan.options.when_stale == "cancel" else None
+
+    def is_stale() -> bool:
+        return max_staleness is not None and session is not None and session.staleness > max_staleness
+
+    monitor = AgentMonitor(job, agents.parse(agent), session, limits.idle, context.stages, record.log, is_stale)
     try:
         async with context.stages.stage("wait", limit_s=limit_s, limit_name=limit_name):
             try:
@@ -89,6 +94,12 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 record.note_ending(Ending(how="exited", exit_code=None, events=seen))
                 raise
             record.note_ending(ending)
+            if session is not None and is_stale():
+                raise RolloutStale(
+                    f"answers of policy version {session.oldest_version} are too old: the newest is {session.newest_version}, "
+                    f"and max_staleness is {max_staleness}",
+                    hint='raise max_staleness, or let such rollouts end with when_stale="mask"',
+                )
             spent = model_outage.weigh(ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle)
             if spent is not None:
                 record.note(status="budget", stop_reason=spent)

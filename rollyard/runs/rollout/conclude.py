@@ -30,6 +30,9 @@ async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, .
         if opened.session is not None:
             await (opened.session.close() if acted.turn.last else opened.session.lock())
             context.record.note_session(opened.session)
+            limit, newest = context.plan.options.max_staleness, opened.session.newest_version
+            if limit is not None and newest is not None:
+                context.record.note(stale_before=newest - limit)
         await run_hooks(context, "after_agent", opened.sandbox)
         spec = context.judge.spec(context.task, acted.turn.step)
         collected = await context.judge.collect(spec, opened.sandbox, workdir) if spec else ()
