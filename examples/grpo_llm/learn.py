@@ -21,8 +21,8 @@ from rollyard.trajectory.samples import Sample, advantages
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 SKILL = 0.35  # how often the demonstrator is right at each command
 BATCH, TOKENS = 32, 6144  # rows, and tokens with their padding, that are computed together
-WARM_RATE, RATE = 2e-4, 1e-5
-RATES = (1e-6, 1e-4)
+WARM_RATE, RATE = 2e-4, 2e-5
+RATES = (1e-6, 2e-4)
 DIVERGENCE = 0.004  # of one step, in nats per token
 UPDATES = 2  # of one step, each on half of its rollouts
 
