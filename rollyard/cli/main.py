@@ -36,7 +36,7 @@ VERBS: dict[str, str] = {
     "check": "check an agent, a run, a sandbox backend or tasks",
     "push": "send a task folder or an aenv project to a control plane",
     "store": "back up a store while it is in use, and restore it",
-    "rotate": "replace the secret that signs a control plane's URLs and tokens",
+    "plane": "replace the secret that a control plane signs URLs and tokens with",
     "serve": "run a server: gate, environment, browsers, model or control plane",
 }
 
