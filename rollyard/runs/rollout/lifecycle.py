@@ -113,8 +113,8 @@ async def _install(context: RolloutContext) -> str | None:
         return None
     prebaked = await _is_prebaked(context)
     async with context.stages.stage("install") as deadline:
-        await provision.layers(context.task.layers, context.task)
-        await provision.verifier_layers(context.task, specs)
+        await provision.layers(context.task.layers, context.task, context.backend)
+        await provision.verifier_layers(context.task, specs, context.backend)
         if prebaked:
             return None
         try:
