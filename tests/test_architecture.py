@@ -30,6 +30,7 @@ MODULES = {
     "prime-sandboxes": "prime_sandboxes",
     "prometheus-client": "prometheus_client",
     "python-multipart": "multipart",
+    "runloop-api-client": "runloop_api_client",
     "pyyaml": "yaml",
     "sqlalchemy": "sqlalchemy",
 }
