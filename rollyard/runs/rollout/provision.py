@@ -34,7 +34,9 @@ from rollyard.core.task import Site, Step, Task, VerifierSpec
 from rollyard.images.build import build
 from rollyard.images.build_types import BuildOptions, Built, FileCache
 from rollyard.images.layers import layer_prefix
+from rollyard.images.mirrors import find_mirrors
 from rollyard.images.store import ImageStore
+from rollyard.net.egress.decide import EgressRules
 from rollyard.runs.rollout.layer_commands import layer_by_commands, run_apart
 from rollyard.tasks.layers import layer_spec
 
@@ -168,9 +170,20 @@ class Provision:
         async with lock:
             timeout_s = min(site.build_timeout_s, max(1.0, deadline.left))
             if isinstance(backend, OwnImages):
+                if site.build_hosts:
+                    raise Unsupported(
+                        f"backend {backend.name!r} builds {site.build} without a network",
+                        hint="say --network task or none, or name a ready image in environment.docker_image",
+                    )
                 image = await backend.build_image(site.build, resources=site.resources, timeout_s=timeout_s)
                 return Built(image=image, workdir="")
-            options = BuildOptions(timeout_s=timeout_s, resources=site.resources)
+            options = BuildOptions(
+                timeout_s=timeout_s,
+                resources=site.resources,
+                network="allowlist" if site.build_hosts else "none",
+                allowed_hosts=site.build_hosts,
+                env=find_mirrors(EgressRules(site.build_hosts).permits) if site.build_hosts else {},
+            )
             return await build(site.build, backend, self.images, self._builds, options)
 
     async def _ready_image(self, image: str, backend: Backend) -> bool:
