@@ -36,7 +36,8 @@
     ├── EnvError                   boundary: env
     │   ├── EnvUnavailable         no place, or no server, for now
     │   ├── UnknownTool            no server offers a tool of this name; nothing was asked
-    │   └── EpisodeLost            the session is gone: begin another episode
+    │   ├── EpisodeLost            the session is gone: begin another episode
+    │   └── SessionNotStarted      a rollout ended before its agent ran; carries the rollout
     ├── StoreError                 boundary: store
     │   └── LeaseLost              another owner holds the claim now
     ├── Untrainable                a rollout with a reward has no token that may be trained on; lists the reasons
@@ -50,7 +51,10 @@ text), and what the user can do next (`hint`). Values that could hold a secret a
 from __future__ import annotations
 
 import errno
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from rollyard.core.rollout import Rollout
 
 Boundary = Literal["sandbox", "agent", "gate", "policy", "verifier", "env", "store"]
 Retry = Literal["safe", "if_idempotent", "reattach", "gone", "timeout", "configuration", "never"]
@@ -293,6 +297,16 @@ class UnknownTool(EnvError):
 
 class EpisodeLost(EnvError):
     retry: ClassVar[Retry] = "gone"
+
+
+class SessionNotStarted(EnvError):
+    """What failed is in the message; `rollout` has the commands, their exit codes and their output."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        failure = rollout.failure
+        where = failure.stage if failure is not None else rollout.status
+        super().__init__(f"{where}: {rollout.error or 'the agent was not started'}", rollout_id=rollout.id)
+        self.rollout = rollout
 
 
 class StoreError(Error):

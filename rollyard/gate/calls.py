@@ -200,6 +200,8 @@ class Calls:
         finally:
             self.turnstile.leave(lane)
         session.charge(reply)
+        if reply.finished_at is None:
+            reply = msgspec.structs.replace(reply, finished_at=time.time())
         if version is not None and reply.version_start is None:
             reply = msgspec.structs.replace(reply, version_start=version, version_end=self.policy_version)
         if reply.version_end is not None:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rollyard.core.agent import DEFAULT_AGENT
 from rollyard.core.errors import ConfigError, Error
 from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt
@@ -279,7 +280,7 @@ class RayRollouts:
         *,
         store: str,
         policy: str,
-        agent: str = "shell-agent",
+        agent: str = DEFAULT_AGENT,
         verifier: Checks | None = None,
         hooks: Hooks | None = None,
         ray: RayOptions | None = None,

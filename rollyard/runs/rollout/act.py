@@ -9,7 +9,8 @@ from rollyard.core.protocols import Job
 from rollyard.core.task import McpServer
 from rollyard.runs.rollout import model_outage, prepare
 from rollyard.runs.rollout.agent_monitor import AgentMonitor, Ending
-from rollyard.runs.rollout.context import Acted, AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed
+from rollyard.runs.rollout.context import Acted, AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed, hold
+from rollyard.runs.rollout.phases import enter_phase
 from rollyard.runs.rollout.route_check import check_route, find_direct_outage
 from rollyard.runs.rollout.stages import StageFailed
 from rollyard.tasks.host_variables import resolve_env, resolve_servers
@@ -21,9 +22,11 @@ _NOTHING = ("/bin/sh", "-c", ":")  # what an agent without a program runs, so th
 async def act(context: RolloutContext, prepared: Prepared, turn: AgentTurn) -> Acted:
     """An agent that did not end well raises `WaitFailed`, which holds what this would have returned."""
     async with context.stages.stage("launch"):
+        enter_phase(prepared.opened.sandbox, prepared.opened.hosts, "agent")
         asks_again = await check_route(context, prepared.opened)
         launch = await _describe_launch(context, prepared, turn)
         job = await _start(context, prepared, turn, launch)
+    await hold(context, "started", prepared.opened.sandbox)
     acted = Acted(prepared, turn, launch)
     try:
         await _wait(context, job, acted)
@@ -51,7 +54,7 @@ async def _describe_launch(context: RolloutContext, prepared: Prepared, turn: Ag
         disable_thinking=plan.switches.disable_thinking,
         max_tokens=plan.switches.max_tokens,
         dialect=options.dialect,
-        mcp=(*_task_servers(context), *options.mcp, *_gate_servers(opened)),
+        mcp=(*_task_servers(context), *options.mcp, *_gate_servers(context, opened)),
         solution=await context.provision.solution(opened.sandbox, context.task, turn.step, plan.agent),
         allow_unsafe=options.allow_unsafe,
     )
@@ -123,9 +126,9 @@ def _task_servers(context: RolloutContext) -> tuple[McpServer, ...]:
     return resolve_servers(context.task.mcp, readable_variables(context.task), where=f"task {context.task.id}")
 
 
-def _gate_servers(opened: OpenedSandbox) -> tuple[McpServer, ...]:
+def _gate_servers(context: RolloutContext, opened: OpenedSandbox) -> tuple[McpServer, ...]:
     """The gate's tool endpoint, for a rollout that was given tools on the trainer's side."""
-    if opened.session is None or opened.session.tools is None:
+    if opened.session is None or context.session.tools is None or not context.session.tools.tools:
         return ()
     headers = {"Authorization": f"Bearer {opened.key}"}
     return (McpServer(name="rollyard", url=f"{opened.root_url}/mcp", headers=headers),)

@@ -8,8 +8,9 @@ from rollyard import agents
 from rollyard.core.rollout import CommandRecord, Verdict
 from rollyard.core.task import VerifierSpec
 from rollyard.runs.rollout import collect
-from rollyard.runs.rollout.context import Acted, RolloutContext, run_hooks
+from rollyard.runs.rollout.context import Acted, RolloutContext, hold, run_hooks
 from rollyard.runs.rollout.judge import Evidence
+from rollyard.runs.rollout.phases import enter_phase
 from rollyard.runs.rollout.stages import StageFailed
 from rollyard.trajectory.samples import merge_counts
 
@@ -19,6 +20,7 @@ async def conclude(context: RolloutContext, acted: Acted) -> Verdict | None:
     hooks = await _stop(context, acted)
     if acted.turn.last:
         await _collect(context, acted)
+        await hold(context, "ended", acted.prepared.opened.sandbox)
     return await _verify(context, acted, hooks)
 
 
@@ -39,6 +41,7 @@ async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, .
         collected = await context.judge.collect(spec, opened.sandbox, workdir) if spec else ()
         if spec is None or spec.grade != "live":
             await opened.sandbox.kill_processes()
+        enter_phase(opened.sandbox, opened.hosts, "verify")
     return collected
 
 
