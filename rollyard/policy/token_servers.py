@@ -286,9 +286,12 @@ def spans_of(rows: Any) -> tuple[VersionSpan, ...]:
     it was started with `default`) is not known."""
     found: list[VersionSpan] = []
     for row in rows if isinstance(rows, list) else ():
-        one = [row.get(name) for name in VersionSpan.__struct_fields__] if isinstance(row, dict) else row
-        if not isinstance(one, list) or len(one) != 3 or whole(one[1]) is None or whole(one[2]) is None:
+        one: Any = [row.get(name) for name in VersionSpan.__struct_fields__] if isinstance(row, dict) else row
+        if not isinstance(one, list) or len(one) != 3:
             return ()
-        if (version := whole(one[0])) is not None:
-            found.append(VersionSpan(version, int(one[1]), int(one[2])))
+        version, start, end = (whole(value) for value in one)
+        if start is None or end is None:
+            return ()
+        if version is not None:
+            found.append(VersionSpan(version, start, end))
     return tuple(found)
