@@ -19,7 +19,7 @@ def rotate(
 ) -> None:
     """Replace the secret that signs a control plane's URLs and tokens. Those from before end when its servers restart."""
     from rollyard.cli.printing import print_json
-    from rollyard.plane.signing import rotate_secret
+    from rollyard.plane.service.signing import rotate_secret
 
     written = rotate_secret(signing_file)
     if json:

@@ -1,9 +1,9 @@
 """`Toolset`: tools as an MCP server over streamable HTTP, in the form of an ASGI application.
 
 A gate mounts it at `/mcp` for one rollout and puts that rollout's id into `scope["state"]`; handlers get it as their
-context. Only the tools it was made with exist: there is nothing to look up by a name that the agent chose. What an agent that
-vanishes leaves behind ends with the toolset. The `mcp` package is imported by the first request, in a thread: it takes a
-second.
+context. Only the tools that the host gave it exist: there is nothing to look up by a name that the agent chose. What an
+agent that vanishes leaves behind ends with the toolset. The `mcp` package is imported by the first request, in a thread: it
+takes a second.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class Toolset:
     def __init__(self, tools: Iterable[Tool], *, allow: Iterable[str] | None = None, name: str = "rollyard") -> None:
         by_name: dict[str, Tool] = {}
         for tool in as_tuple(tools, "tools"):
-            if tool.name in by_name:
-                raise ConfigError(f"two tools are named {tool.name!r}")
-            by_name[tool.name] = tool
+            _put(by_name, tool)
         if allow is not None:
             wanted = as_tuple(allow, "allow")
             if missing := [n for n in wanted if n not in by_name]:
@@ -48,6 +46,10 @@ class Toolset:
         self._runner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._running: set[asyncio.Task[tuple[Any, bool]]] = set()
+
+    def add(self, tool: Tool) -> None:
+        """One more; an agent that has asked for the list already may not ask again."""
+        _put(self.tools, tool)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         manager = await self._manager()
@@ -117,3 +119,9 @@ class Toolset:
             if not ready.done():
                 ready.set_exception(error)
             raise
+
+
+def _put(tools: dict[str, Tool], tool: Tool) -> None:
+    if tool.name in tools:
+        raise ConfigError(f"two tools are named {tool.name!r}")
+    tools[tool.name] = tool

@@ -151,10 +151,8 @@ async def test_python_of_a_task_does_not_run_in_this_process(tmp_path, backend, 
     (path.parent / "evil.py").write_text(CODE)
     path = rows(tmp_path, verifier={"kind": "python", "options": {"ref": f"{path.parent}/evil.py:check"}})
     (task,) = ry.Taskset.load(path)
-    with pytest.raises(ConfigError, match="would run in this process") as refused:
-        await reward(task, backend)
-    assert "--trust-tasks" in refused.value.hint
-    assert any("runner's process" in finding.message for finding in lint(task))
+    assert not [finding for finding in lint(task) if finding.level == "error"]
+    assert await reward(task, backend, agent="nop") is None  # in its sandbox there is no MARK
     with pytest.raises(ConfigError, match="would run here"):
         ry.Taskset.load(path.parent / "evil.py")
     assert not mark.exists()

@@ -9,7 +9,7 @@ failure is a value on the `Rollout`, charged to the boundary it crossed, and onl
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import anyio
 import msgspec
@@ -31,6 +31,7 @@ from rollyard.runs.rollout.context import (
     RolloutContext,
     WaitFailed,
     call_hook,
+    hold,
     run_hooks,
 )
 from rollyard.runs.rollout.judge import Judge
@@ -64,14 +65,29 @@ async def rollout(
     judge = Judge(backend, provision, plan.verifier, gate.policy)
     context = RolloutContext(task, plan, session, backend, gate, provision, judge, limits, stages, record)
     async with AsyncExitStack() as stack:
+        opened: OpenedSandbox | None = None
         try:
             opened = await _provision(context, await _install(context), stack)
             prepared = await _prepare(context, opened, await _install_inside(context, opened))
+            await hold(context, "prepared", opened.sandbox)
             await _attempt(context, prepared)
         except StageFailed as failed:
             record.fail(failed)
             await _judge_what_is_left(context, failed)
+        if opened is not None and plan.pace is not None:
+            await _hold_open(context, opened)
     return record.rollout
+
+
+async def _hold_open(context: RolloutContext, opened: OpenedSandbox) -> None:
+    """Before the caller looks around the agent is dead and its key worth nothing, also where nobody came to judge it."""
+    with anyio.move_on_after(_CLEANUP_S), suppress(Error):
+        if opened.session is not None:
+            await opened.session.close()
+            context.record.note_session(opened.session)
+        await opened.sandbox.kill_processes()
+    with suppress(StageFailed):  # held for too long: it is closed
+        await hold(context, "over", opened.sandbox)
 
 
 async def _judge_what_is_left(context: RolloutContext, failed: StageFailed) -> None:

@@ -46,6 +46,7 @@ def rollout_spec(plan: RolloutPlan, task: Task, built: Built, layers: tuple[str,
     network, hosts = _with_direct(spec, plan, backend)
     return msgspec.structs.replace(
         spec,
+        ttl_s=spec.ttl_s + (plan.pace.ttl_s if plan.pace is not None else 0.0),
         network=network,
         allowed_hosts=hosts,
         mounts=plan.options.mounts,
