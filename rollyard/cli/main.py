@@ -51,7 +51,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Serve": {
         "serve": "run a server: gate, environment, browsers, model or control plane",
         "push": "send a task folder or an aenv project to a control plane",
-        "rotate": "replace the secret that signs a control plane's URLs and tokens",
+        "plane": "replace the secret that a control plane signs URLs and tokens with",
     },
 }
 VERBS: dict[str, str] = {verb: line for group in GROUPS.values() for verb, line in group.items()}

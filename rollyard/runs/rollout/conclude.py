@@ -10,6 +10,7 @@ from rollyard.core.task import VerifierSpec
 from rollyard.runs.rollout import collect
 from rollyard.runs.rollout.context import Acted, RolloutContext, hold, run_hooks
 from rollyard.runs.rollout.judge import Evidence
+from rollyard.runs.rollout.phases import enter_phase
 from rollyard.runs.rollout.stages import StageFailed
 
 
@@ -38,6 +39,7 @@ async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, .
         collected = await context.judge.collect(spec, opened.sandbox, workdir) if spec else ()
         if spec is None or spec.grade != "live":
             await opened.sandbox.kill_processes()
+        enter_phase(opened.sandbox, opened.hosts, "verify")
     return collected
 
 

@@ -111,7 +111,7 @@ def _load(tasks: Tasks, config: RunConfig) -> Iterable[Task | Mapping[str, Any] 
         return [tasks]
     if not isinstance(tasks, str | Path):
         return tasks
-    return Taskset.load(tasks, allow_network=config.allow_network, trust_tasks=config.trust_tasks)
+    return Taskset.load(tasks, trust_tasks=config.trust_tasks)
 
 
 async def _open(
