@@ -377,5 +377,5 @@ def estimate(call: Call) -> int:
 def _replayable(reply: Reply) -> Reply:
     """What is needed to say it again: not the ids, not the raw body; those are in the log."""
     return msgspec.structs.replace(
-        reply, raw=b"", prompt_ids=None, completion_ids=None, logprobs=None, engine={}, sampling=None
+        reply, raw=b"", prompt_ids=None, completion_ids=None, logprobs=None, experts=None, engine={}, sampling=None
     )
