@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.message import ToolSpec
@@ -79,19 +80,19 @@ class AdoptedEnv(Env):
         if not self._has_tools:
             return ()
         listed = self._thread.submit(lambda: self._env.step(self._list_action())).result()
-        return [bridge(_spec(tool), self._call, timeout_s=TOOL_S) for tool in listed.tools]
+        return [bridge(_spec(tool), self._call, timeout_s=TOOL_S, as_value=True) for tool in listed.tools]
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         seen = await self._run("step", self._call_action(tool_name=name, arguments=dict(arguments)))
         if seen.error is not None:
             return ToolAnswer(value={"error": seen.error.message}, text=seen.error.message, is_error=True)
         result = seen.result
-        if hasattr(result, "content"):
-            return read(
-                [part.model_dump() for part in result.content], result.structured_content, is_error=result.is_error
-            )
-        text = result if isinstance(result, str) else msgspec.json.encode(result).decode()
-        return ToolAnswer(value=result, text=text)
+        if not hasattr(result, "content"):
+            return ToolAnswer(value=result, text=str(result))
+        answer = read(
+            [part.model_dump() for part in result.content], result.structured_content, is_error=result.is_error
+        )
+        return answer if answer.is_error or result.data is None else replace(answer, value=result.data)
 
     async def close(self) -> None:
         try:
