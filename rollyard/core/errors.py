@@ -30,6 +30,7 @@
     │   ├── UpstreamError          the model server said no; carries its status
     │   │   └── ContextFull        the prompt does not fit into the model's context: the agent's doing
     │   ├── PolicyClosed           nobody answers any more
+    │   ├── RolloutStale           its answers are of a policy too many versions ago
     │   └── ReplyRefused           a second, late or invalid reply
     ├── VerifierError              boundary: verifier
     ├── EnvError                   boundary: env
@@ -266,6 +267,10 @@ class ContextFull(UpstreamError):
 
 class PolicyClosed(PolicyError):
     pass
+
+
+class RolloutStale(PolicyError):
+    retry: ClassVar[Retry] = "never"
 
 
 class ReplyRefused(PolicyError):

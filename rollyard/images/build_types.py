@@ -91,13 +91,15 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`network` is what RUN commands may reach; `timeout_s` covers the whole build."""
+    """`network` is what RUN commands may reach; `env` is for them alone, and is in no image and no key; `timeout_s` covers the
+    whole build."""
 
     dockerfile: str = "Dockerfile"
     args: Mapping[str, str] = {}
     target: str | None = None
     network: Network = "none"
     allowed_hosts: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
     timeout_s: float = 600.0
     resources: Resources = Resources()
     min_isolation: Isolation = "landlock"

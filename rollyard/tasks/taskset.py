@@ -47,7 +47,6 @@ class Taskset(Sequence[Task]):
         cls,
         source: Any,
         *,
-        allow_network: bool = False,
         trust_tasks: bool = False,
         limit: int | None = None,
         cache: str | Path | None = None,
@@ -59,9 +58,7 @@ class Taskset(Sequence[Task]):
         if not isinstance(source, (str, Path)):
             return cls(first(rows_of(source, "tasks"), limit))
         text = str(source)
-        found = _open(
-            text, allow_network=allow_network, cache=Path(cache) if cache is not None else None, trust=trust_tasks
-        )
+        found = _open(text, cache=Path(cache) if cache is not None else None, trust=trust_tasks)
         return cls(first(found, limit), name=text.rstrip("/").rpartition("/")[2] or text)
 
     @property
@@ -118,21 +115,21 @@ class Taskset(Sequence[Task]):
         return root
 
 
-def _open(text: str, *, allow_network: bool, cache: Path | None, trust: bool) -> Iterator[Task]:
+def _open(text: str, *, cache: Path | None, trust: bool) -> Iterator[Task]:
     name, _, fragment = text.partition("#")
     path = Path(name).expanduser()
     if path.is_dir():
-        return _judge_folders(_folder(path, allow_network=allow_network), trust)
+        return _judge_folders(_folder(path), trust)
     if path.is_file():
         if path.name == "dataset.toml":
-            return _judge_folders(from_dataset(path, allow_network=allow_network), trust)
+            return _judge_folders(from_dataset(path), trust)
         if path.name == "task.toml":
-            return _judge_folders(iter([load_folder(path.parent, allow_network=allow_network)]), trust)
+            return _judge_folders(iter([load_folder(path.parent)]), trust)
         if path.suffix == ".jsonl":
             own = is_trusted(path, trust_tasks=trust)
             return (task if own else mark_untrusted(task, path.parent) for task in from_jsonl(path))
         if path.suffix == ".json":
-            found = from_registry(path, fragment or None, allow_network=allow_network, cache=cache)
+            found = from_registry(path, fragment or None, cache=cache)
             return _judge_folders(found, trust)
         if path.suffix == ".py":
             return _run_python(text, path, trust)
@@ -164,12 +161,12 @@ def _run_python(text: str, file: Path, trust: bool) -> Iterator[Task]:
     return from_python(text)
 
 
-def _folder(path: Path, *, allow_network: bool) -> Iterator[Task]:
+def _folder(path: Path) -> Iterator[Task]:
     if is_task(path):
-        return iter([load_folder(path, allow_network=allow_network)])
+        return iter([load_folder(path)])
     if (path / "dataset.toml").is_file():
-        return from_dataset(path / "dataset.toml", allow_network=allow_network)
+        return from_dataset(path / "dataset.toml")
     folders = task_folders(path)
     if not folders:
         raise ConfigError(f"{path}: no task folders in it", hint="a task folder holds a task.toml")
-    return (load_folder(folder, allow_network=allow_network) for folder in folders)
+    return (load_folder(folder) for folder in folders)

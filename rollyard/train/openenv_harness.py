@@ -50,7 +50,7 @@ class RolloutHarness:
         session.start_agent()
         result = kinds.HarnessRolloutResult(messages=session.initial_messages())
         turn = 0
-        while (asked := sync.run(session.trainer.next_request())) is not None:
+        while (asked := sync.wait(session.trainer.next_request())) is not None:
             if turn == bounds.max_turns:
                 result.metrics["truncated"] = True
                 session.end_agent()
@@ -58,7 +58,7 @@ class RolloutHarness:
             tools = [_tool(spec) for spec in asked["tools"]]
             step = model_step(asked["messages"], tools, dict(bounds.sampling))
             message = step.response.to_message_dict()
-            sync.run(session.deliver(asked, _completion(message, step)))
+            sync.wait(session.deliver(asked, _completion(message, step)))
             result.prompt_ids.extend(step.prompt_ids)
             result.completion_ids.extend(step.completion_ids)
             result.logprobs.extend(step.logprobs)

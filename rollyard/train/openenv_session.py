@@ -192,7 +192,7 @@ class OpenEnvSession:
 
     def end_agent(self) -> None:
         """Ends the agent alone; what it did until now can be judged."""
-        sync.run(self.sandbox.value.kill_processes())
+        sync.wait(self.sandbox.value.kill_processes())
 
     def close(self) -> None:
         """Ends the agent, its relay and its sandbox if they still run; a second close does nothing."""

@@ -79,7 +79,7 @@ class SessionTrainer:
             return ToolAnswer(value=found, text=text)
 
         self._tools.add(bridge(spec, ask))
-        sync.run(self._tools.ready())  # no agent waits for a tool server that is slow to come
+        sync.wait(self._tools.ready())  # no agent waits for a tool server that is slow to come
 
 
 def describe_call(call: Call) -> dict[str, Any]:

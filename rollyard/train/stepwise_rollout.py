@@ -46,12 +46,12 @@ class StepwiseRollout:
 
     def go(self, past: PausePoint) -> None:
         """Lets it go on from there, now or when it comes there."""
-        sync.run(self._allow(ORDER.index(past)))
+        sync.wait(self._allow(ORDER.index(past)))
 
     def reach(self, point: PausePoint, timeout_s: float | None = None) -> Rollout:
         """The rollout when it has come so far, or has ended before; its error where it raised one. `TimeoutError` leaves it
         running."""
-        return sync.run(self._reach(ORDER.index(point), timeout_s))
+        return sync.wait(self._reach(ORDER.index(point), timeout_s))
 
     def require(self, point: PausePoint, timeout_s: float | None = None) -> None:
         """Waits until it has come so far; `SessionNotStarted` where it ended before, and then nothing of it is left."""
@@ -61,7 +61,7 @@ class StepwiseRollout:
 
     def printed(self) -> bytes:
         """All that the agent has printed until now."""
-        return sync.run(self._read())
+        return sync.wait(self._read())
 
     def end(self) -> None:
         """Closes its sandbox: a rollout that was judged ends by itself, any other is cancelled. A second time does nothing."""

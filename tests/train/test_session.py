@@ -119,7 +119,7 @@ def test_a_black_box_has_no_trace_and_no_calls_to_answer(make):
     assert held.wait_for_completion(120) == 0
     assert held.fetch_proxy_trace() == []
     with pytest.raises(ConfigError, match="interception_gate"):
-        sync.run(held.next_request())
+        sync.wait(held.next_request())
     with pytest.raises(ConfigError, match="interception_gate"):
         held.register_tool_handler("add", handler=None)
 
@@ -127,16 +127,16 @@ def test_a_black_box_has_no_trace_and_no_calls_to_answer(make):
 def test_the_trainers_half_has_a_key_that_the_agent_has_not(make):
     held = make(policy=ry.policy.Queue())
     held.start_agent()
-    asked = sync.run(held.next_request(120))
+    asked = sync.wait(held.next_request(120))
     assert asked["rollout_id"] == held.id and asked["messages"][-1]["content"] == "say hello"
     assert [tool["function"]["name"] for tool in asked["tools"]] == ["shell"]
     printed = held.sandbox.exec("cat /proc/[0-9]*/environ; cat -- ~/.* 2>/dev/null", timeout=30).stdout
     assert held.trainer.key.encode() not in printed
-    sync.run(held.deliver(asked, "done"))
-    assert sync.run(held.next_request(120)) is None
+    sync.wait(held.deliver(asked, "done"))
+    assert sync.wait(held.next_request(120)) is None
     assert held.wait_for_completion(120) == 0
     with pytest.raises(ReplyRefused, match="nobody"):
-        sync.run(held.deliver({"request_id": "nobody"}, "late"))
+        sync.wait(held.deliver({"request_id": "nobody"}, "late"))
 
 
 def test_a_tool_handler_is_refused_by_name_where_the_agent_takes_no_tools(make):
@@ -175,7 +175,7 @@ def test_an_agent_calls_the_trainers_tool(make):
     held.start_agent()
     with pytest.raises(ConfigError, match="has read its list of tools"):
         held.register_tool_handler("more", add)
-    said = sync.run(_answer_with_tool(held))
+    said = sync.wait(_answer_with_tool(held))
     assert given == [{"a": 1, "b": 2}] and '"sum":3' in said
     assert held.wait_for_completion(120) == 0
 

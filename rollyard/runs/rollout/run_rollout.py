@@ -13,7 +13,7 @@ from typing import Any, Unpack, cast
 from msgspec.structs import replace
 
 from rollyard import agents
-from rollyard.core.agent import Agent
+from rollyard.core.agent import DEFAULT_AGENT, Agent
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Backend, EventSink, Policy
@@ -58,7 +58,7 @@ class RolloutArguments(RolloutFields, total=False):
 async def run_rollout(
     instruction: str | Mapping[str, Any] | Task,
     *,
-    agent: str | Agent = "opencode",
+    agent: str | Agent = DEFAULT_AGENT,
     policy: Policy | str | None = None,
     sandbox: str | Backend = "local",
     store: Store | None = None,

@@ -1,4 +1,4 @@
-"""One task folder being read: its `task.toml`, what the caller allows, and errors that name the file and the field."""
+"""One task folder being read: its `task.toml`, and errors that name the file and the field."""
 
 from __future__ import annotations
 
@@ -46,11 +46,10 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class TaskFolder:
-    """One load: the parsed file, the folder, and what the caller allows."""
+    """One load: the parsed file and the folder."""
 
-    def __init__(self, root: Path, allow_network: bool) -> None:
+    def __init__(self, root: Path) -> None:
         self.root, self.toml = root, root / "task.toml"
-        self.allow_network = allow_network
         self.files = TaskFiles(root)
         self._refuse_way_out(root)
         raw = read_toml(self.toml)
@@ -65,16 +64,10 @@ class TaskFolder:
     def fail(self, field: str, message: str, hint: str | None = None) -> ConfigError:
         return ConfigError(f"{self.toml}: {field}: {message}", hint=hint)
 
-    def network(self, table: schema.EnvironmentTable | Any, field: str) -> tuple[str | None, tuple[str, ...]]:
+    def network(self, table: schema.EnvironmentTable | Any) -> tuple[str | None, tuple[str, ...]]:
         mode = table.mode if isinstance(table, schema.EnvironmentTable) else table.network_mode
         if mode is None:
             return None, ()
-        if mode == "public" and not self.allow_network:
-            raise self.fail(
-                f"{field}.network_mode",
-                "the task asks for the public network",
-                "pass allow_network=True (--allow-network), or set network_mode = 'no-network'",
-            )
         return _NETWORK[mode], tuple(schema.normal_host(host) for host in table.allowed_hosts or ())
 
     def _refuse_way_out(self, place: Path) -> None:
