@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import anyio
+import msgspec
 
 from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxGone, SandboxUnavailable, UnknownName
 from rollyard.core.ids import new_id
@@ -130,6 +131,14 @@ class DockerBackend:
             creates_per_s=self._limits.creates_per_s,
         )
 
+    def _bound(self, spec: SandboxSpec) -> SandboxSpec:
+        """With a share of the engine's memory, where no limit is named and the engine keeps one."""
+        total = self._engine.info.get("MemTotal") or 0
+        if spec.resources.memory_mb is not None or not total or not self.capabilities.memory_limit:
+            return spec
+        memory_mb = max(1, int(total * container.MEMORY_SHARE) >> 20)
+        return msgspec.structs.replace(spec, resources=msgspec.structs.replace(spec.resources, memory_mb=memory_mb))
+
     def open(self, spec: SandboxSpec) -> PendingSandbox[DockerSandbox]:
         container.check(spec, self.capabilities, self._mounts)
         if spec.network == "host":
@@ -167,7 +176,7 @@ class DockerBackend:
             workdir=spec.workdir or defaults.workdir or "/",
         )
         place = self._dirs.make(who.id) if self.route == "socket" else None
-        body = container.request(spec, who, self._binds(spec, place), self._runtime)
+        body = container.request(self._bound(spec), who, self._binds(spec, place), self._runtime)
         making = asyncio.ensure_future(self._make(who, body, attach=spec.lifetime == "owner"))
         try:
             async with asyncio.timeout(spec.boot_s):

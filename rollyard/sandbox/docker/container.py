@@ -22,6 +22,8 @@ from rollyard.sandbox.docker import keeper
 MARK = "rollyard.sandbox"
 _OWN = "rollyard.label."
 DEFAULT_PIDS = 4096
+CPU_SHARES = 512  # half of the usual, of processors that others want too
+MEMORY_SHARE = 0.5  # of the engine's machine, for a sandbox that names no limit
 SPARE_PIDS = 16  # the keeper, and the threads an engine needs for a moment to start a program
 DROPPED = ["NET_RAW", "MKNOD", "AUDIT_WRITE"]
 SOCKET_DIR = "/run/rollyard"
@@ -159,6 +161,8 @@ def _host(spec: SandboxSpec, binds: list[dict[str, Any]], runtime: str | None) -
         host |= {"Memory": asked.memory_mb * 2**20, "MemorySwap": asked.memory_mb * 2**20}
     if asked.cpus is not None:
         host["NanoCpus"] = int(asked.cpus * 10**9)
+    else:
+        host["CpuShares"] = CPU_SHARES
     if "shm_mb" in extra:
         host["ShmSize"] = extra["shm_mb"] * 2**20
     if "cpuset" in extra:
