@@ -116,6 +116,7 @@ class DockerBackend:
             listen=True,
             dial=True,
             network_none=True,
+            network_allowlist=True,
             attach=True,
             list=True,
             ttl=True,
@@ -184,6 +185,12 @@ class DockerBackend:
             self._owned.add(who.id)
         if spec.resources.disk_mb is not None:
             self._watch.add(box, spec.resources.disk_mb)
+        if spec.network == "allowlist":
+            try:
+                await box.attach_egress(spec.allowed_hosts)
+            except BaseException:  # cancelled too: nobody would close it
+                await box.kill()
+                raise
         return box
 
     async def _make(

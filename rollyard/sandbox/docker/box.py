@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -15,7 +15,7 @@ from rollyard.core.log import Log
 from rollyard.core.program import Program, check_job_id
 from rollyard.core.protocols import ByteStream, Listener
 from rollyard.core.sandbox import Capabilities, SandboxInfo
-from rollyard.sandbox import job_shim
+from rollyard.sandbox import egress, job_shim
 from rollyard.sandbox.docker import container, keeper
 from rollyard.sandbox.docker.container import Identity
 from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream
@@ -23,7 +23,7 @@ from rollyard.sandbox.docker.faults import is_gone, speaking
 from rollyard.sandbox.docker.files import DockerFiles
 from rollyard.sandbox.docker.images import SNAPSHOTS
 from rollyard.sandbox.docker.job import DockerJob
-from rollyard.sandbox.docker.routes import Way
+from rollyard.sandbox.docker.routes import NetnsWay, Way
 
 _COMMIT_S = 600.0
 _KILL_S = 60.0
@@ -109,6 +109,17 @@ class DockerSandbox(DockerFiles):
     async def listen(self, port: int = 0) -> Listener:
         return await self._way.listen(port)
 
+    async def attach_egress(self, hosts: Sequence[str]) -> None:
+        """Put the proxy of its allow-list to work. With a socket in its namespace names are served too."""
+        ports = self._way if isinstance(self._way, NetnsWay) else None
+        if ports is not None:
+            line = (
+                f"printf '%s' '{egress.RESOLV_CONF}' > /etc/resolv.conf"  # a mount of the engine's: not to be replaced
+            )
+            await self.exec(line, user="0", cwd="/", timeout=_KILL_S)
+        self._env = {**egress.variables(egress.ADDRESS if ports is not None else egress.RELAYED), **self._env}
+        self.egress = await egress.attach(self, hosts, ports)
+
     async def dial(self, port: int) -> ByteStream:
         return await self._way.dial(port)
 
@@ -152,6 +163,8 @@ class DockerSandbox(DockerFiles):
                 job.let_go()
             if self._lifeline is not None:
                 self._lifeline.close()
+            if self.egress is not None:
+                await self.egress.aclose()
             await self._way.aclose()
             self._forget(self.id)
 
