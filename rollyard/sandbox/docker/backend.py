@@ -232,6 +232,11 @@ class DockerBackend:
             binds.append(container.bind(str(place), container.SOCKET_DIR))
         return binds
 
+    async def resolve(self, image: str) -> container.ContainerDefaults:
+        """What an image says about programs now, for a build that is carried out in sandboxes."""
+        name = self._image if image == "host" else image
+        return await images.resolve(self._engine, name, pull=self._pull == "missing")
+
     async def _resolve(self, image: str) -> container.ContainerDefaults:
         if image not in self._defaults:
             self._defaults[image] = await images.resolve(self._engine, image, pull=self._pull == "missing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -53,6 +54,7 @@ class DockerSandbox(DockerFiles):
         self._way, self._lifeline, self._forget = way(self), lifeline, forget
         self._jobs: list[DockerJob] = []
         self._killed = False
+        self._names: bytes | None = None  # `resolv.conf` as the image has it, where the proxy's is in its place
         self._log = Log("rollyard.sandbox.docker")
 
     async def _start(self, program: Program) -> DockerJob:
@@ -113,18 +115,30 @@ class DockerSandbox(DockerFiles):
         """Put the proxy of its allow-list to work. With a socket in its namespace names are served too."""
         ports = self._way if isinstance(self._way, NetnsWay) else None
         if ports is not None:
-            line = (
-                f"printf '%s' '{egress.RESOLV_CONF}' > /etc/resolv.conf"  # a mount of the engine's: not to be replaced
-            )
-            await self.exec(line, user="0", cwd="/", timeout=_KILL_S)
+            self._names = (await self.plain(["/bin/sh", "-c", "cat /etc/resolv.conf"], timeout=_KILL_S)).stdout
+            await self._write_names(egress.RESOLV_CONF.encode())
         self._env = {**egress.variables(egress.ADDRESS if ports is not None else egress.RELAYED), **self._env}
         self.egress = await egress.attach(self, hosts, ports)
+
+    async def _write_names(self, content: bytes) -> None:
+        """Into `resolv.conf` as it is: on most engines it is a mount, which cannot be replaced."""
+        line = f"printf '%s' {shlex.quote(content.decode('utf-8', 'replace'))} > /etc/resolv.conf"
+        await self.plain(["/bin/sh", "-c", line], timeout=_KILL_S)
 
     async def dial(self, port: int) -> ByteStream:
         return await self._way.dial(port)
 
     async def snapshot(self) -> str:
         """The name of an image with all that was written here. What is in mounts and layers is not in it."""
+        if self._names is None:
+            return await self._commit()
+        await self._write_names(self._names)
+        try:
+            return await self._commit()
+        finally:
+            await self._write_names(egress.RESOLV_CONF.encode())
+
+    async def _commit(self) -> str:
         tag = new_id("snap")
         params = {"container": self._container, "repo": SNAPSHOTS, "tag": tag, "pause": True}
         config = {"Entrypoint": ["/bin/sh"], "Cmd": [], "User": self._who.user, "WorkingDir": self._who.workdir}
