@@ -21,6 +21,7 @@ Finish = Literal["stop", "tool_calls", "length", "refusal", "budget", "error"]
 CaptureLevel = Literal["tokens", "logprobs", "text", "none"]
 Edge = Literal["root", "extends", "retry_of", "compacted_from", "spawned_by"]
 PromptSource = Literal["bridge", "bridged_by_id", "render", "engine"]
+PauseMode = Literal["abort", "wait", "keep"]  # what becomes of answers under way while a model server takes new weights
 
 NO_THINKING = '{"enabled":false}'  # as `Sampling.reasoning`
 Ids = array  # array("i"): token ids

@@ -136,6 +136,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_at: float = 0.0
     wall_s: float = 0.0
     fence: int | None = None
+    stale_before: int | None = None  # answers with tokens of an older policy version do not train (`max_staleness`)
     trajectory: Trajectory | None = None  # while in memory; the store keeps it as calls and nodes
 
     @property

@@ -95,6 +95,7 @@ class Session:
         self.budget_stops = 0
         self.exhausted: str | None = None  # which part of the budget ran out first
         self.refused: RefusedCall | None = None  # None again once a later call was answered
+        self.oldest_version: int | None = None  # that sampled any token of its answers
         self.answered = 0  # calls that the policy answered
         self.reached = False  # whether any request with this key arrived
         self.closing = False
@@ -183,6 +184,22 @@ class Session:
         self.completion_tokens += usage.completion_tokens or (
             len(reply.completion_ids) if reply.completion_ids is not None else 0
         )
+
+    def note_version(self, reply: Reply) -> None:
+        known = [span.version for span in reply.spans] or [reply.version_start]
+        versions = [version for version in (*known, self.oldest_version) if version is not None]
+        self.oldest_version = min(versions, default=None)
+
+    @property
+    def newest_version(self) -> int | None:
+        """Of the policy that answers it, as far as the gate knows."""
+        return self.gate.calls.newest_version(self.policy)
+
+    @property
+    def staleness(self) -> int:
+        """Versions between its oldest answer and the newest there is; 0 where they are not known."""
+        newest, oldest = self.newest_version, self.oldest_version
+        return 0 if newest is None or oldest is None else max(0, newest - oldest)
 
     def record(self) -> SessionRecord:
         """What outlives a restart."""

@@ -53,11 +53,10 @@ class TokenServer(msgspec.Struct, frozen=True):
 
 
 def join_answers(before: SampledAnswer, after: SampledAnswer) -> SampledAnswer:
-    """Two parts of one completion. A version that is known for both is known for each token."""
+    """Two parts of one completion, each token with its own version where that is known."""
     count, total = len(before.ids), len(before.ids) + len(after.ids)
-    spans: tuple[VersionSpan, ...] = ()
-    if (first := spans_known(before)) is not None and (second := spans_known(after)) is not None:
-        spans = (*first, *(VersionSpan(s.version, s.start + count, s.end + count) for s in second))
+    shifted = (VersionSpan(s.version, s.start + count, s.end + count) for s in known_spans(after))
+    spans = join_spans((*known_spans(before), *shifted))
     whole = before.logprobs is not None and after.logprobs is not None
     return msgspec.structs.replace(
         after,
@@ -70,10 +69,21 @@ def join_answers(before: SampledAnswer, after: SampledAnswer) -> SampledAnswer:
     )
 
 
-def spans_known(part: SampledAnswer) -> tuple[VersionSpan, ...] | None:
-    if part.spans or not part.ids:
+def known_spans(part: SampledAnswer) -> tuple[VersionSpan, ...]:
+    if part.spans or not part.ids or part.version is None:
         return part.spans
-    return None if part.version is None else (VersionSpan(part.version, 0, len(part.ids)),)
+    return (VersionSpan(part.version, 0, len(part.ids)),)
+
+
+def join_spans(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Neighbours of one version are one span."""
+    found: list[VersionSpan] = []
+    for span in spans:
+        if found and (found[-1].version, found[-1].end) == (span.version, span.start):
+            found[-1] = VersionSpan(span.version, found[-1].start, span.end)
+        else:
+            found.append(span)
+    return tuple(found)
 
 
 def known(**values: Any) -> dict[str, Any]:
@@ -108,15 +118,13 @@ def ask_vllm(ask: Ask) -> dict[str, Any]:
 def read_vllm(body: dict[str, Any]) -> SampledAnswer:
     choice = first(body, "choices")
     entries = (choice.get("logprobs") or {}).get("content")
-    spans = spans_of(body.get("weight_versions"))
     return SampledAnswer(
         ids=id_array(choice.get("token_ids")),
         logprobs=None if entries is None else logprob_array([entry.get("logprob") for entry in entries]),
         cut=choice.get("finish_reason") == "length",
         aborted=choice.get("finish_reason") == "abort",
         mode=body.get("logprobs_mode"),
-        version=whole(body.get("weight_version")),
-        spans=spans,
+        spans=spans_of(choice.get("weight_versions")),
         stop_reason=choice.get("finish_reason"),
         engine=known(request_id=body.get("request_id")),
     )
@@ -145,6 +153,7 @@ def read_completions(body: dict[str, Any]) -> SampledAnswer:
         prompt=None if prompt is None else id_array(prompt),
         cut=choice.get("finish_reason") == "length",
         aborted=choice.get("finish_reason") == "abort",
+        spans=spans_of(choice.get("weight_versions")),
         stop_reason=choice.get("finish_reason"),
         engine=known(request_id=body.get("id")),
     )
@@ -256,9 +265,13 @@ def whole(value: Any) -> int | None:
 
 
 def spans_of(rows: Any) -> tuple[VersionSpan, ...]:
-    if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == 3 for r in rows):
-        return ()
-    found = [(whole(row[0]), whole(row[1]), whole(row[2])) for row in rows]
-    if any(value is None for row in found for value in row):
-        return ()
-    return tuple(VersionSpan(int(v or 0), int(a or 0), int(b or 0)) for v, a, b in found)
+    """SGLang's rows `[version, start, end]`, or vLLM's objects of these names. A version that is no number (vLLM calls the one
+    it was started with `default`) is not known."""
+    found: list[VersionSpan] = []
+    for row in rows if isinstance(rows, list) else ():
+        one = [row.get(name) for name in VersionSpan.__struct_fields__] if isinstance(row, dict) else row
+        if not isinstance(one, list) or len(one) != 3 or whole(one[1]) is None or whole(one[2]) is None:
+            return ()
+        if (version := whole(one[0])) is not None:
+            found.append(VersionSpan(version, int(one[1]), int(one[2])))
+    return tuple(found)

@@ -46,6 +46,7 @@ from rollyard.policy.server_probe import (
 from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, join_answers
 from rollyard.policy.trainer_reply import make_reply
 from rollyard.policy.upstream_policy import CHECK_S, check_sampling
+from rollyard.policy.weight_updates import WeightUpdates
 
 _log = Log("rollyard.policy")
 MAX_RESUMES, RESUME_S = 64, 0.05
@@ -117,7 +118,8 @@ class TokenLimits(NamedTuple):
 
 
 class TokensPolicy:
-    """A `Policy`. `prompts.counts` says how many prompts were bridged, and why the others were not."""
+    """A `Policy`. `prompts.counts` says how many prompts were bridged, and why the others were not; `weights` brings servers new
+    weights."""
 
     honours = frozenset({"max_tokens_cap", "seed"})
 
@@ -144,6 +146,7 @@ class TokensPolicy:
         self._cap = limits.answer
         self._sampling = sampling
         self._headers, self._connection = headers, connection
+        self.weights = WeightUpdates(replicas.urls, connection, headers, self._engine_name)
         self._models: tuple[ServedModel, ...] = ()
         self._known = False  # whether the server was asked for its models
         self._discovering = asyncio.Lock()
@@ -157,6 +160,11 @@ class TokensPolicy:
     @property
     def renderer(self) -> Renderer:
         return self.prompts.renderer
+
+    @property
+    def version(self) -> int | None:
+        """The one published last through this policy."""
+        return self.weights.version
 
     @property
     def takes_tools(self) -> bool | None:
@@ -192,11 +200,14 @@ class TokensPolicy:
     async def _once(self, call: Call, engine: TokenServer, ask: Ask) -> SampledAnswer:
         request = msgspec.json.encode(engine.request(ask))
         headers = self._headers | routing_headers(call)
+        version = self.weights.version
         body = await self.replicas.send(call, lambda root: self._connection.post(root + engine.path, request, headers))
         try:
             found = engine.read(json_object(body))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise UpstreamError(f"the answer is not {engine.name}'s", status=502, body=body[:4096]) from error
+        if not found.spans and found.version is None and version == self.weights.version:
+            found = msgspec.structs.replace(found, version=version)  # nothing was published since it was asked
         if found.prompt is not None and found.prompt != ask.prompt:
             flaw = "the engine sampled from other prompt ids than it was given"
             found = msgspec.structs.replace(found, flaws=(*found.flaws, flaw))
@@ -251,6 +262,9 @@ class TokensPolicy:
             if self.engine is None:
                 self.engine = await self._recognise()
             return self.engine
+
+    async def _engine_name(self) -> str:
+        return (await self.discover()).name
 
     async def _load_prompts(self) -> Prompts:
         """Rendered as the files of the served model say."""
@@ -327,7 +341,7 @@ class TokensPolicy:
             sampling=ask.sampling,
             stop_reason=found.stop_reason,
             logprobs_mode=found.mode,
-            version_start=spans[0].version if spans else found.version,
+            version_start=spans[0].version if spans and not spans[0].start else found.version,
             version_end=spans[-1].version if spans else found.version,
             spans=spans,
             engine={**found.engine, "kind": engine.name, "url": self.root},

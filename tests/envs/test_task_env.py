@@ -700,7 +700,7 @@ async def test_a_seed_is_forwarded_or_refused(server):
     async with env_of(server) as env:
         await env.reset(seed=2)
         assert (await env.query_db("SELECT title FROM tickets WHERE id = 1")).rows == [["Please order more coffee"]]
-    from rollyard.plane.fleet import World, load_world
+    from rollyard.plane.compat.fleet import World, load_world
 
     fixed = load_world(WORLDS / "tickets")
     seedless = World(**{name: getattr(fixed, name) for name in fixed.__struct_fields__} | {"seeds": False})

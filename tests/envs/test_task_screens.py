@@ -19,7 +19,7 @@ from rollyard.envs.fleet.task_config import TaskConfig
 from rollyard.envs.fleet.task_env import RemoteTaskEnv
 from rollyard.envs.fleet.task_instance import offer_tools
 from rollyard.envs.fleet.verifier_code import Checked
-from rollyard.plane.fleet import World, load_world
+from rollyard.plane.compat.fleet import World, load_world
 from rollyard.testing.serve import serve_app
 from rollyard.tools import Toolset, tool
 from tests.fleet_server import KEY, WORLDS, serving

@@ -1,3 +1,4 @@
+import asyncio
 import json
 
 import pytest
@@ -23,16 +24,18 @@ def content(values):
 
 
 def vllm(sampled=TEXT, values=LOGPROBS, **more):
-    return {
-        "request_id": "q1",
-        "choices": [{"token_ids": sampled, "logprobs": content(values), "finish_reason": "stop"}],
-        **more,
-    }
+    choice = {"token_ids": sampled, "logprobs": content(values), "finish_reason": "stop"}
+    return {"request_id": "q1", "choices": [choice | more]}
+
+
+def span(version, start, end):
+    """A span of one version as vLLM 0.32 writes it (`WeightVersionSpan` of vllm/outputs.py, in each choice)."""
+    return {"version": version, "start": start, "end": end}
 
 
 ANSWERS = {
     "vllm": vllm(),
-    "torch": vllm(weight_version=4, weight_versions=[[3, 0, 1], [4, 1, 3]]),
+    "torch": vllm(weight_versions=[span("3", 0, 1), span("4", 1, 3)]),
     "completions": {
         "choices": [{"token_ids": TEXT, "logprobs": {"token_logprobs": LOGPROBS}, "finish_reason": "stop"}]
     },
@@ -93,6 +96,44 @@ async def test_versions_per_token_are_kept_where_the_server_gives_them(serving):
     reply = await policy(plain_call())
     assert (reply.version_start, reply.version_end) == (3, 4)
     assert [(s.version, s.start, s.end) for s in reply.spans] == [(3, 0, 1), (4, 1, 3)]
+    await policy.aclose()
+
+
+async def test_the_version_that_a_server_was_started_with_has_no_number(serving):
+    """vLLM calls it `default` until one is published: those tokens' version is not known, the others' is."""
+    policy = await asking(serving, "vllm", vllm(weight_versions=[span("default", 0, 1), span("4", 1, 3)]), [])
+    reply = await policy(plain_call())
+    assert (reply.version_start, reply.version_end) == (None, 4)
+    assert [(s.version, s.start, s.end) for s in reply.spans] == [(4, 1, 3)]
+    await policy.aclose()
+
+
+async def test_where_a_server_says_no_version_the_one_published_last_is_meant(serving):
+    """vLLM's older endpoint gives none. An update while an answer is sampled leaves its version open."""
+    posted, going, asked = [], asyncio.Event(), asyncio.Event()
+    going.set()
+
+    async def handler(request):
+        posted.append(request.path_qs)
+        if request.path == "/v1/completions":
+            asked.set()
+            await going.wait()
+        return web.json_response(ANSWERS["completions"])
+
+    policy = ry.policy.tokens(await serving(handler), "m", kind="completions", renderer="bytes")
+    assert (await policy(plain_call())).version_start is None
+    await policy.weights.publish("weights/5", version=5, mode="wait")
+    assert posted[-4:] == ["/pause?mode=wait", "/collective_rpc", "/update_weight_version", "/resume"]
+    assert (await policy(plain_call())).version_start == 5
+    going.clear()
+    asked.clear()
+    under_way = asyncio.create_task(policy(plain_call()))
+    await asked.wait()
+    await policy.weights.pause("keep", sleep=1)
+    await policy.weights.resume(version=6)
+    assert posted[-3:] == ["/sleep?level=1&mode=keep", "/update_weight_version", "/wake_up"]
+    going.set()
+    assert (await under_way).version_start is None
     await policy.aclose()
 
 
@@ -247,9 +288,9 @@ async def test_a_turn_aborted_for_new_weights_goes_on_and_is_one_completion(serv
     async def handler(request):
         seen.append(json.loads(await request.read()))
         part = len(seen) - 1
-        choice = {"token_ids": TEXT[part : part + 1], "logprobs": content(LOGPROBS[part : part + 1])}
         finish = "stop" if part == 2 else "abort"
-        return web.json_response({"choices": [choice | {"finish_reason": finish}], "weight_version": 5 + part})
+        one, version = slice(part, part + 1), span(str(5 + part), 0, 1)
+        return web.json_response(vllm(TEXT[one], LOGPROBS[one], finish_reason=finish, weight_versions=[version]))
 
     policy = ry.policy.tokens(await serving(handler), "m", kind="torch", renderer="bytes")
     reply = await policy(plain_call(user("yo"), sampling=Sampling(max_tokens=9)))

@@ -283,4 +283,5 @@ def _room(column: Column) -> int:
 def _interval_text(interval: Interval) -> str:
     if interval.value is None:
         return "-"
-    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+    ends = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    return f"{interval.value:.2f}{ends}"

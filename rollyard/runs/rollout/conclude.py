@@ -8,7 +8,7 @@ from rollyard import agents
 from rollyard.core.rollout import CommandRecord, Verdict
 from rollyard.core.task import VerifierSpec
 from rollyard.runs.rollout import collect
-from rollyard.runs.rollout.context import Acted, RolloutContext, run_hooks
+from rollyard.runs.rollout.context import Acted, RolloutContext, hold, run_hooks
 from rollyard.runs.rollout.judge import Evidence
 from rollyard.runs.rollout.phases import enter_phase
 from rollyard.runs.rollout.stages import StageFailed
@@ -19,6 +19,7 @@ async def conclude(context: RolloutContext, acted: Acted) -> Verdict | None:
     hooks = await _stop(context, acted)
     if acted.turn.last:
         await _collect(context, acted)
+        await hold(context, "ended", acted.prepared.opened.sandbox)
     return await _verify(context, acted, hooks)
 
 
@@ -30,6 +31,9 @@ async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, .
         if opened.session is not None:
             await (opened.session.close() if acted.turn.last else opened.session.lock())
             context.record.note_session(opened.session)
+            limit, newest = context.plan.options.max_staleness, opened.session.newest_version
+            if limit is not None and newest is not None:
+                context.record.note(stale_before=newest - limit)
         await run_hooks(context, "after_agent", opened.sandbox)
         spec = context.judge.spec(context.task, acted.turn.step)
         collected = await context.judge.collect(spec, opened.sandbox, workdir) if spec else ()

@@ -9,7 +9,7 @@ failure is a value on the `Rollout`, charged to the boundary it crossed, and onl
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import anyio
 import msgspec
@@ -32,6 +32,7 @@ from rollyard.runs.rollout.context import (
     RolloutContext,
     WaitFailed,
     call_hook,
+    hold,
     run_hooks,
 )
 from rollyard.runs.rollout.judge import Judge
@@ -68,17 +69,32 @@ async def rollout(
     judge = Judge(backend, provision, plan.verifier, gate.policy)
     context = RolloutContext(task, plan, session, backend, gate, provision, judge, limits, stages, record)
     async with AsyncExitStack() as stack:
+        opened: OpenedSandbox | None = None
         stack.callback(WATCHER.reset, WATCHER.set(refusals_to(stages)))
         if closed:
             await stages.tell("network.closed", why="the task asks for the public network; network is 'task'")
         try:
             opened = await _provision(context, await _install(context), stack)
             prepared = await _prepare(context, opened, await _install_inside(context, opened))
+            await hold(context, "prepared", opened.sandbox)
             await _attempt(context, prepared)
         except StageFailed as failed:
             record.fail(failed)
             await _judge_what_is_left(context, failed)
+        if opened is not None and plan.pace is not None:
+            await _hold_open(context, opened)
     return record.rollout
+
+
+async def _hold_open(context: RolloutContext, opened: OpenedSandbox) -> None:
+    """Before the caller looks around the agent is dead and its key worth nothing, also where nobody came to judge it."""
+    with anyio.move_on_after(_CLEANUP_S), suppress(Error):
+        if opened.session is not None:
+            await opened.session.close()
+            context.record.note_session(opened.session)
+        await opened.sandbox.kill_processes()
+    with suppress(StageFailed):  # held for too long: it is closed
+        await hold(context, "over", opened.sandbox)
 
 
 async def _judge_what_is_left(context: RolloutContext, failed: StageFailed) -> None:
@@ -104,8 +120,8 @@ async def _install(context: RolloutContext) -> str | None:
         return None
     prebaked = await _is_prebaked(context)
     async with context.stages.stage("install") as deadline:
-        await provision.layers(context.task.layers, context.task)
-        await provision.verifier_layers(context.task, specs)
+        await provision.layers(context.task.layers, context.task, context.backend)
+        await provision.verifier_layers(context.task, specs, context.backend)
         if prebaked:
             return None
         try:

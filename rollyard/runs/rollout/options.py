@@ -24,6 +24,7 @@ from rollyard.core.task import McpServer
 # Who may set an option of a rollout that a server runs: any client, clients of a server that lets them choose, or only the
 # operator, because it reaches the machine itself.
 Setter = Literal["client", "server", "operator"]
+WhenStale = Literal["cancel", "mask"]
 Kind = Literal["flag", "number", "text", "lines"]  # how an option is written as text; lines may be several
 
 
@@ -48,6 +49,12 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_tokens_cap: Annotated[int | None, _help("completion tokens that one call may ask for")] = None
     top_logprobs: Annotated[int | None, _help("alternatives recorded beside each sampled token")] = None
     max_calls: Annotated[int | None, _help("most model calls of one rollout")] = None
+    max_staleness: Annotated[
+        int | None, _help("most policy versions that an answer may be behind the newest one before its rollout ends")
+    ] = None
+    when_stale: Annotated[
+        WhenStale, _help("where answers are too old (max_staleness): cancel the rollout, or mask them in training rows")
+    ] = "cancel"
     limits: Annotated[Limits | None, _help("seconds a stage may take, as STAGE=SECONDS")] = None
     seed: Annotated[int | None, _help("seed of the first attempt; the next one has the next number")] = None
     labels: Annotated[Mapping[str, str], _help("a label of the rollout, as NAME=VALUE")] = {}
@@ -97,7 +104,9 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError("image names nothing", hint="leave it out for the task's own, or say host")
         parse_wish(self.network)
         check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls)
-        check_least(0, top_logprobs=self.top_logprobs, seed=self.seed)
+        check_least(0, top_logprobs=self.top_logprobs, seed=self.seed, max_staleness=self.max_staleness)
+        if self.max_staleness is None and self.when_stale != "cancel":
+            raise ConfigError(f"when_stale={self.when_stale!r} without max_staleness", hint="give max_staleness too")
 
 
 class RolloutFields(TypedDict, total=False):
@@ -116,6 +125,8 @@ class RolloutFields(TypedDict, total=False):
     max_tokens_cap: int | None
     top_logprobs: int | None
     max_calls: int | None
+    max_staleness: int | None
+    when_stale: WhenStale
     limits: Limits | None
     seed: int | None
     labels: Mapping[str, str] | None

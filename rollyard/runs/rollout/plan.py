@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
@@ -56,6 +56,25 @@ class Hooks(msgspec.Struct, frozen=True):
         check_sequences(self)
 
 
+PausePoint = Literal["prepared", "started", "ended", "over"]
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """A caller that takes a rollout stage by stage. `at(point, sandbox, rollout)` is awaited when the agent may start, when it
+    was started, when it is dead and about to be judged, and before the sandbox is closed; the rollout goes on when it returns.
+    What is spent there counts against no limit of the rollout: each may take `hold_s`, and the sandbox lives as much longer.
+    `log` is given all that the agent prints, without the bound that `Rollout.log` has."""
+
+    at: Callable[[PausePoint, Sandbox, Rollout], Awaitable[None]]
+    hold_s: float = 3600.0
+    log: BinaryIO | None = None
+
+    @property
+    def ttl_s(self) -> float:
+        """What the sandbox's life is longer by: three of the four may wait."""
+        return 3 * self.hold_s
+
+
 class AgentSwitches(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent does itself because the mode leaves its calls alone; mostly the gate does it."""
 
@@ -88,6 +107,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     episode_id: str | None = None
     verifier: Verifier | None = None  # a callable that takes the place of the task's own
     hooks: Hooks = Hooks()
+    pace: Pace | None = None
     direct: tuple[str, str] | None = None  # base url and key the agent is given itself (`black_box` only)
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 
+from rollyard.core.errors import ConfigError
 from rollyard.core.log import Log
 from rollyard.core.protocols import Backend, Policy
 from rollyard.gate import Gate
@@ -40,6 +41,9 @@ async def drive(
         check_policies(config)
     async with Store.open(store, create=resume is None) as kept:
         if resume is not None:
+            kind, resume = await kept.resolve(resume)
+            if kind != "run":
+                raise ConfigError(f"{resume} is a rollout; a run is resumed")
             config = convert((await kept.get_run(resume)).config, f"run {resume}")
         assert config is not None  # one of the two is given
         with display:

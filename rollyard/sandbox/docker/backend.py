@@ -140,7 +140,8 @@ class DockerBackend:
     async def build_image(self, folder: str, *, resources: Resources, timeout_s: float) -> str:
         """Build the folder's Dockerfile with the engine's own builder, without a network; the image's name. Equal folders
         are built once."""
-        return await images.build(self._engine, BuildRequest(folder=folder, resources=resources, timeout_s=timeout_s))
+        request = BuildRequest(folder=folder, host=self._image, resources=resources, timeout_s=timeout_s)
+        return await images.build(self._engine, request)
 
     async def remove_image(self, image: str) -> None:
         """A snapshot or a built image of ours; others are not touched."""

@@ -5,7 +5,9 @@ Harbor's `separate` is a `sealed` verdict that takes only artifacts along; its d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -46,8 +48,16 @@ def read_verifier(load: TaskFolder, step: schema.StepTable | None, field: str) -
         network=network,
         allowed_hosts=hosts,
         collect=tuple(_collect_hook(hook) for hook in (own.collect or table.collect)),
-        options=extra.options,
+        options=_anchor(load, kind, extra.options),
     )
+
+
+def _anchor(load: TaskFolder, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A `python` verifier's file is found beside its task, wherever the task is run from."""
+    file, _, name = str(options.get("ref", "")).rpartition(":")
+    if kind != "python" or not file.endswith(".py") or Path(file).is_absolute():
+        return options
+    return {**options, "ref": f"{load.root.absolute() / file}:{name}"}
 
 
 def _own_site(load: TaskFolder, step: schema.StepTable | None) -> tuple[Site | None, bool]:
