@@ -131,6 +131,7 @@ class Calls:
             turn.join(PendingReader(exchange, codec, call, now))
             return
         request = self._request(session, route, exchange)
+        session.refuse_server_tools(route.dialect, body)
         call = codec.decode(request, session.memo)
         said = label(call, request.headers, session.shape)
         call = msgspec.structs.replace(

@@ -110,7 +110,7 @@ async def test_apt_installs_in_a_build_that_may_reach_its_mirror(backend, tmp_pa
     await backend.images.add(str(tree), names=[image])
     (tmp_path / "context").mkdir()
     line = "RUN apt-get update && apt-get install -y --no-install-recommends hello"
-    task = build(tmp_path / "context", f"FROM {image}", line)
+    task = build(tmp_path / "context", f"FROM {image}", line, "WORKDIR /app")
     refused, _ = await run(backend, task, "task", "true")
     assert refused.reward is None
     done, _ = await run(backend, task, f"allow:{urlsplit(source).hostname}", "hello")
