@@ -53,5 +53,5 @@ async def test_a_user_with_the_rights_of_a_plane_reaches_no_other_keys(plane_url
                    "REPLICAOF no one", "MONITOR", "MODULE LIST", "SCRIPT FLUSH", "PUBLISH c x",
                    "EVAL return(redis.call('get','others')) 0", "EVAL return(redis.call('flushall')) 0")  # fmt: skip
         for attack in attacks:
-            with pytest.raises(ResponseError, match=r"NOPERM|no permissions|can't run|ACL"):
+            with pytest.raises(ResponseError, match=r"permissions|can't access|can't run"):
                 await store._client.execute_command(*attack.split(" "))
