@@ -16,7 +16,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import rollyard as ry
-from rollyard.plane.e2b import e2b_app
+from rollyard.plane.compat.e2b import e2b_app
 from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.sandbox.providers.e2b import E2BProvider

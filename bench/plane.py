@@ -27,10 +27,10 @@ import aiohttp
 
 from rollyard.core.ids import new_id
 from rollyard.core.plane import AdmissionTerms, Instance, InstancePlan
-from rollyard.plane.engines import NoopEngine
-from rollyard.plane.sweep import BATCH, Sweeper
+from rollyard.plane.engines.noop import NoopEngine
+from rollyard.plane.service.sweep import BATCH, Sweeper
+from rollyard.plane.storage.sql import SqlPlane
 from rollyard.store import Store
-from rollyard.store.plane import SqlPlane
 
 CALLERS = 32
 MAIN = "from rollyard.cli.main import main; main()"
@@ -182,7 +182,7 @@ async def gateway(folder: Path, seconds: float) -> dict[str, float]:
 
 async def straight(folder: Path, instance_id: str, seconds: float) -> list[float]:
     """The same request by whoever holds the sandbox."""
-    from rollyard.plane.engines import engine
+    from rollyard.plane.engines.choose import engine
 
     times: list[float] = []
     async with Store.open(folder / "p.db") as store, engine("local") as local:

@@ -39,7 +39,7 @@ import uvicorn
 import rollyard as ry
 import rollyard.inside as package
 from rollyard.core.sandbox import Exit
-from rollyard.plane.e2b import e2b_app
+from rollyard.plane.compat.e2b import e2b_app
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.sandbox.relay import HostRelay
 from rollyard.sandbox.relay.filepair import HostFilePair

@@ -13,7 +13,7 @@ import os
 import urllib.request
 
 import rollyard as ry
-from rollyard.plane.client import wait_until_ok
+from rollyard.plane.client.plane import wait_until_ok
 
 PORT = 18080
 SERVER = ["python3", "-m", "http.server", str(PORT), "--bind", "127.0.0.1", "--directory", "/etc"]

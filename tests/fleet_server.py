@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from rollyard.plane.fleet import Tasks, fleet_app, load_worlds, one_key
+from rollyard.plane.compat.fleet import Tasks, fleet_app, load_worlds, one_key
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.testing.serve import serve_app
 

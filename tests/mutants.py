@@ -231,7 +231,7 @@ MUTANTS = (
         "tests/store/test_runs.py",
     ),
     Mutant(
-        "store/plane/instances.py",
+        "plane/storage/sql/instances.py",
         "owners.c.used < limit",
         "owners.c.used <= limit",
         "tests/plane/test_instances.py -k quota",

@@ -30,6 +30,7 @@ MODULES = {
     "prime-sandboxes": "prime_sandboxes",
     "prometheus-client": "prometheus_client",
     "python-multipart": "multipart",
+    "runloop-api-client": "runloop_api_client",
     "pyyaml": "yaml",
     "sqlalchemy": "sqlalchemy",
 }
@@ -78,6 +79,8 @@ def imports_of(path: Path) -> Iterator[str]:
 def test_a_public_class_name_has_one_meaning():
     places: dict[str, list[str]] = defaultdict(list)
     for path in FILES:
+        if module_name(path).startswith("rollyard.inside."):
+            continue  # carried into sandboxes, where nothing else of ours is: its names stand for those outside
         for node in parse(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(module_name(path))
@@ -100,8 +103,7 @@ def test_there_is_no_cycle_between_sub_packages():
                 here, there = sub_package(module), sub_package(name)
                 if here != there and "rollyard" not in (here, there):
                     graph[here].add(there)
-    # The control plane's compatible APIs still reach into its service, and the service into them.
-    assert [group for group in find_cycles(graph) if not all(name.startswith("rollyard.plane") for name in group)] == []
+    assert find_cycles(graph) == []
 
 
 @cache

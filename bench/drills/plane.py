@@ -24,7 +24,7 @@ import asyncpg
 from bench.drills.cluster import Result
 from bench.drills.ground import ROLLYARD, Leftovers, PostgresServer, free_port
 from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneUnavailable
-from rollyard.plane.client import Plane
+from rollyard.plane.client.plane import Plane
 
 GIVE_UP_S = 180.0
 SETTLE_S = 420.0

@@ -24,7 +24,7 @@ def rotate_secret(
 ) -> None:
     """Replace the secret that signs a control plane's URLs and tokens. Those from before end when its servers restart."""
     from rollyard.cli.printing import print_json
-    from rollyard.plane import signing
+    from rollyard.plane.service import signing
 
     written = signing.rotate_secret(signing_file)
     if json:

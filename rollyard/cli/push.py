@@ -30,8 +30,8 @@ def push(
     as_json: Annotated[bool, typer.Option("--json", help="print the environment as JSON")] = False,
 ) -> None:
     """Upload a folder as a bundle and register it as an environment version."""
-    from rollyard.plane.client import Plane
-    from rollyard.plane.push import push as pushed
+    from rollyard.plane.client.plane import Plane
+    from rollyard.plane.client.push import push as pushed
 
     async def work() -> dict[str, Any]:
         async with Plane(url, key) as plane:

@@ -248,9 +248,9 @@ def plane(
 ) -> None:
     """Serve the control plane: environments, instances, engines and the page."""
     from rollyard.net.ready import ServerReady
-    from rollyard.plane.compat import FaceOptions
-    from rollyard.plane.compat_fleet import FleetOptions
-    from rollyard.plane.serve import PlaneOptions, serve_plane
+    from rollyard.plane.compat.apis import FaceOptions
+    from rollyard.plane.compat.fleet.open import FleetOptions
+    from rollyard.plane.server.serve import PlaneOptions, serve_plane
 
     def say(ready: ServerReady) -> None:
         if print_env:

@@ -7,13 +7,15 @@ from typing import Annotated
 import typer
 
 from rollyard.cli.options import Port
+from rollyard.cli.store_option import StoreArgument
+from rollyard.core.home import STORE
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
 def view(
-    store: Annotated[str, typer.Argument(help="store: a path or postgresql://...")] = "runs.db",
+    store: StoreArgument = STORE,
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Port = 8700,
     write: Annotated[
@@ -23,6 +25,10 @@ def view(
     as_json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
     """Serve a page with runs, rollouts, trajectories and tokens. It is read-only unless --write is given."""
-    from rollyard.page.serve import serve_page
+    from rollyard.page.serve import PageOptions, serve_page
+    from rollyard.plane.storage.sql import SqlPlane
 
-    serve_page(store, host=host, port=port, write=write, tasks=tasks, as_json=as_json, say=typer.echo)
+    options = PageOptions(
+        store=store, plane_records=SqlPlane, host=host, port=port, write=write, tasks=tasks, as_json=as_json
+    )
+    serve_page(options, say=typer.echo)

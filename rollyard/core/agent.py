@@ -134,6 +134,9 @@ class EventRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     failed: str | None = None
 
 
+DEFAULT_AGENT = "pi"  # where nobody names one
+
+
 class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """`wires` is what each dialect it can speak adds, the default one first; an agent without any calls no model. `options` is
     what each option it honours adds. An option that is not a key there is refused by name before anything opens."""

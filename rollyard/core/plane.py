@@ -1,7 +1,7 @@
 """What the control plane keeps: environment descriptions, instances and what happened to them, API keys.
 
-These are records: who decides about them is `rollyard.plane`, where they are kept is `rollyard.store`. Times are seconds
-since 1970; they become RFC 3339 only on the wire. `live` is the one truth about quota: an instance counts from the moment
+These are records: who decides about them is `rollyard.plane.service`, who keeps them is `rollyard.plane.storage`. Times are
+seconds since 1970; they become RFC 3339 only on the wire. `live` is the one truth about quota: an instance counts from the moment
 its creation is journalled until its engine has confirmed that it is gone.
 """
 

@@ -10,9 +10,8 @@ from typing import Any, Protocol, get_args
 
 import msgspec
 
+from rollyard.core.plane_tables import EnvSortKey, InstanceSortKey, OwnerSortKey, PlaneTableRecords, TableQuery
 from rollyard.page.query import PageQuery
-from rollyard.store.plane import SqlPlane
-from rollyard.store.plane.survey import EnvSortKey, InstanceSortKey, OwnerSortKey, TableQuery
 
 PAGE = 50
 STATES = ("creating", "running", "deleting", "deleted", "expired", "failed")
@@ -39,7 +38,7 @@ class PlaneTables:
 
     def __init__(
         self,
-        records: SqlPlane,
+        records: PlaneTableRecords,
         engines: Mapping[str, ServedEngine] | None = None,
         sweeper: SweepState | None = None,
         default_quota: int | None = None,

@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 from rollyard.core.ids import new_id, secret
 from rollyard.net.forward import ForwardLimits
-from rollyard.plane.access import Access
-from rollyard.plane.bundles import Bundles
-from rollyard.plane.create_request import CreateDefaults
-from rollyard.plane.drain import Duty
-from rollyard.plane.engines import Engine
-from rollyard.plane.gateway import Gateway
-from rollyard.plane.hub import Hub
-from rollyard.plane.instances import Instances
-from rollyard.plane.metrics import PlaneCounters
-from rollyard.plane.pools import Pools
-from rollyard.plane.signing import Signer
-from rollyard.plane.storage import PlaneStore
-from rollyard.plane.sweep import Sweeper
-from rollyard.plane.trace import Traces
+from rollyard.plane.engines.protocol import Engine
+from rollyard.plane.gateway.gateway import Gateway
+from rollyard.plane.service.access import Access
+from rollyard.plane.service.bundles import Bundles
+from rollyard.plane.service.create_request import CreateDefaults
+from rollyard.plane.service.drain import Duty
+from rollyard.plane.service.hub import Hub
+from rollyard.plane.service.instances import Instances
+from rollyard.plane.service.metrics import PlaneCounters
+from rollyard.plane.service.pools import Pools
+from rollyard.plane.service.signing import Signer
+from rollyard.plane.service.sweep import Sweeper
+from rollyard.plane.service.trace import Traces
+from rollyard.plane.storage.protocol import PlaneStore
 from rollyard.store import Store
 
 

@@ -59,6 +59,7 @@ SDKS = {
     "hf": "huggingface_hub",
     "daytona": "daytona",
     "prime": "prime_sandboxes",
+    "runloop": "runloop_api_client",
     "fleet": "fleet",
     "ray": "ray",
     "postgres": "asyncpg",
@@ -74,6 +75,7 @@ GATE = {
     "hf": _FILES,
     "daytona": _FILES,
     "prime": _FILES,
+    "runloop": _FILES,
 }
 
 

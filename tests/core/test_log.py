@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rollyard.core.log import Log
-from rollyard.plane.logs import JsonLogFormatter
+from rollyard.plane.server.logs import JsonLogFormatter
 
 
 def test_unconfigured_a_warning_is_one_line_on_stderr_and_stdout_stays_clean():

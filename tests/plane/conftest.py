@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from rollyard.core.plane import ApiKey
-from rollyard.plane.api import plane_app
-from rollyard.plane.create_request import CreateDefaults
-from rollyard.plane.engines import NoopEngine
+from rollyard.plane.api.app import plane_app
+from rollyard.plane.engines.noop import NoopEngine
 from rollyard.plane.parts import assemble as assemble_parts
-from rollyard.store.plane.open import open_plane
+from rollyard.plane.service.create_request import CreateDefaults
+from rollyard.plane.storage.open import open_plane
 
 ADMIN = ApiKey(id="key_admin", digest=b"", role="admin", owner="admin", created_at=0.0)
 OWNER = ApiKey(id="key_owner", digest=b"", role="owner", owner="team", created_at=0.0)

@@ -2,7 +2,7 @@
 
 from contextlib import asynccontextmanager
 
-from rollyard.plane.e2b import e2b_app
+from rollyard.plane.compat.e2b import e2b_app
 from rollyard.testing.serve import serve_app
 
 

@@ -12,7 +12,8 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import PlaneInvalid
 from rollyard.images.store import ImageStore
-from rollyard.plane.aenv.envelope import cores, duration, megabytes, seconds
+from rollyard.plane.compat.aenv.envelope import duration, seconds
+from rollyard.plane.http.quantities import cores, megabytes
 from rollyard.testing.serve import serve_app
 from tests.plane.arca_server import KEY, ArcaStandIn
 from tests.plane.images import PLAIN_START, image_of, plain_image

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from rollyard.core.plane import ROLES
-from rollyard.plane.access import NewKey
-from rollyard.plane.routes import ROUTES
+from rollyard.plane.api.routes import ROUTES
+from rollyard.plane.service.access import NewKey
 
 pytestmark = pytest.mark.anyio
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")

@@ -23,8 +23,8 @@ from rollyard.core.task import Task
 from rollyard.page.actions import LocalActions
 from rollyard.page.app import page_app
 from rollyard.page.planes import PlaneTables
-from rollyard.plane.instances import CreateInstance
-from rollyard.store.plane import SqlPlane
+from rollyard.plane.service.instances import CreateInstance
+from rollyard.plane.storage.sql import SqlPlane
 from rollyard.testing.serve import serve_app
 from rollyard.trajectory.trajectory import Trajectory
 from tests.plane.conftest import OWNER

@@ -17,8 +17,8 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import Error
-from rollyard.plane.engines import engine
-from rollyard.store.plane import SqlPlane
+from rollyard.plane.engines.choose import engine
+from rollyard.plane.storage.sql import SqlPlane
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 SECONDS = float(os.environ.get("ROLLYARD_CHURN_S", "60"))

@@ -16,12 +16,12 @@ import rollyard as ry
 from rollyard import sync
 from rollyard.core.errors import ConfigError, EnvError, Error, PlaneRateLimited
 from rollyard.core.plane import EnvSpec
-from rollyard.plane.access import NewKey
-from rollyard.plane.api import plane_app
-from rollyard.plane.engines import engine
+from rollyard.plane.api.app import plane_app
+from rollyard.plane.engines.choose import engine
 from rollyard.plane.parts import assemble
+from rollyard.plane.service.access import NewKey
+from rollyard.plane.storage.sql import SqlPlane
 from rollyard.store import Store
-from rollyard.store.plane import SqlPlane
 from rollyard.testing.serve import serve_app
 from tests.plane.conftest import ADMIN, OWNER
 from tests.plane.images import PLAIN_START, plain_image

@@ -4,10 +4,10 @@ import pytest
 
 from rollyard.core.errors import PlaneNotFound
 from rollyard.core.plane import EnvSpec
-from rollyard.plane.create_request import CreateInstance
-from rollyard.plane.engines import NoopEngine
-from rollyard.plane.pools import PutPool
-from rollyard.store.plane.open import open_plane
+from rollyard.plane.engines.noop import NoopEngine
+from rollyard.plane.service.create_request import CreateInstance
+from rollyard.plane.service.pools import PutPool
+from rollyard.plane.storage.open import open_plane
 from tests.plane.conftest import OWNER
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.plane.routes import ROUTES
+from rollyard.plane.api.routes import ROUTES
 from tests.plane.test_operations import MAIN, process
 
 pytestmark = pytest.mark.anyio

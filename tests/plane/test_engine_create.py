@@ -7,7 +7,8 @@ import pytest
 
 from rollyard.core.ids import new_id
 from rollyard.core.plane import Instance, InstancePlan
-from rollyard.plane.engines import INSTANCE_LABEL, BackendEngine
+from rollyard.plane.engines.backend import BackendEngine
+from rollyard.plane.engines.protocol import INSTANCE_LABEL
 from rollyard.sandbox import backend
 
 pytestmark = pytest.mark.anyio

@@ -147,7 +147,7 @@ async def test_a_create_whose_answer_was_lost_is_recovered_and_not_made_twice(se
 
 
 async def test_a_world_that_does_not_start_is_an_error_with_its_last_words(server):
-    from rollyard.plane.fleet import World
+    from rollyard.plane.compat.fleet import World
 
     broken = World(key="broken", version="1", command=("python3", "-c", "raise SystemExit('no such data')"), port=8700)
     async with serving(worlds=[broken]) as other:
@@ -283,7 +283,7 @@ async def test_an_agents_token_opens_the_tools_of_its_instance_and_nothing_else(
 
 
 async def test_a_server_that_was_started_again_finds_its_instances():
-    from rollyard.plane.fleet import fleet_app, load_worlds, one_key
+    from rollyard.plane.compat.fleet import fleet_app, load_worlds, one_key
     from rollyard.testing.serve import serve_app
     from tests.fleet_server import WORLDS
 

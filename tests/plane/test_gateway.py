@@ -11,10 +11,11 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import PlaneNotFound, PlaneUnavailable, PlaneUnsupported
 from rollyard.net.forward import ForwardLimits
-from rollyard.plane.access import NewKey
-from rollyard.plane.engines import NoopEngine, engine
+from rollyard.plane.engines.choose import engine
+from rollyard.plane.engines.noop import NoopEngine
+from rollyard.plane.service.access import NewKey
+from rollyard.plane.storage.sql import SqlPlane
 from rollyard.store import Store
-from rollyard.store.plane import SqlPlane
 from rollyard.testing.serve import serve_app
 
 pytestmark = pytest.mark.anyio

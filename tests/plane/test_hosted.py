@@ -17,10 +17,10 @@ from rollyard.core.errors import (
 )
 from rollyard.core.plane import AdmissionTerms
 from rollyard.core.sandbox import Mount, Resources
-from rollyard.plane.engines import engine
-from rollyard.plane.instances import CreateInstance
+from rollyard.plane.engines.choose import engine
+from rollyard.plane.service.instances import CreateInstance
+from rollyard.plane.storage.sql import SqlPlane
 from rollyard.store import Store
-from rollyard.store.plane import SqlPlane
 from rollyard.testing.serve import serve_app
 from tests.plane.arca_server import KEY, ArcaStandIn
 from tests.plane.standard_server import StandardService

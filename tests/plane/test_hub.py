@@ -6,7 +6,7 @@ import pytest
 
 from rollyard.core.errors import PlaneConflict, PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import EnvSpec
-from rollyard.store.plane.open import open_plane
+from rollyard.plane.storage.open import open_plane
 from tests.plane.conftest import ADMIN, OWNER
 
 pytestmark = pytest.mark.anyio

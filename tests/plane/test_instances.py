@@ -15,10 +15,10 @@ from rollyard.core.errors import (
 )
 from rollyard.core.plane import EnvSpec
 from rollyard.core.sandbox import Mount
-from rollyard.plane.engines import NoopEngine
-from rollyard.plane.instances import CreateInstance
-from rollyard.plane.sweep import Sweeper
-from rollyard.store.plane.open import open_plane
+from rollyard.plane.engines.noop import NoopEngine
+from rollyard.plane.service.instances import CreateInstance
+from rollyard.plane.service.sweep import Sweeper
+from rollyard.plane.storage.open import open_plane
 from tests.plane.conftest import OWNER
 
 pytestmark = pytest.mark.anyio

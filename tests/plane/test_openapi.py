@@ -7,8 +7,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from rollyard.plane.access import NewKey
-from rollyard.plane.routes import ROUTES
+from rollyard.plane.api.routes import ROUTES
+from rollyard.plane.service.access import NewKey
 from rollyard.testing.serve import serve_app
 
 pytestmark = pytest.mark.anyio

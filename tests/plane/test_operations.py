@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import yaml
 
-from rollyard.plane.logs import redact
+from rollyard.plane.server.logs import redact
 
 pytestmark = pytest.mark.anyio
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -13,9 +13,9 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneNotFound, PlaneUnauthorized
-from rollyard.plane.access import NewKey
-from rollyard.plane.api import plane_app
-from rollyard.plane.signing import Signer
+from rollyard.plane.api.app import plane_app
+from rollyard.plane.service.access import NewKey
+from rollyard.plane.service.signing import Signer
 from rollyard.testing.serve import serve_app
 from tests.plane.served import serving
 

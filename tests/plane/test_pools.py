@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from rollyard.core.errors import PlaneInvalid, PlaneNotFound, PlaneQuota
-from rollyard.plane.create_request import CreateInstance
-from rollyard.plane.engines import NoopEngine
-from rollyard.plane.pools import PutPool
-from rollyard.store.plane.open import open_plane
+from rollyard.plane.engines.noop import NoopEngine
+from rollyard.plane.service.create_request import CreateInstance
+from rollyard.plane.service.pools import PutPool
+from rollyard.plane.storage.open import open_plane
 
 pytestmark = pytest.mark.anyio
 WARM = CreateInstance(pool="p")

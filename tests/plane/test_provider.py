@@ -7,7 +7,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError, EnvError, Unsupported
 from rollyard.envs.fleet.provider import InstanceRequest
-from rollyard.plane.provider import PlaneProvider
+from rollyard.plane.client.provider import PlaneProvider
 from rollyard.runs.envs import TaskEnv
 from tests.plane.images import PLAIN_START, plain_image
 from tests.plane.served import serving

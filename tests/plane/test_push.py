@@ -13,9 +13,9 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, PlaneConflict
-from rollyard.plane.access import NewKey
-from rollyard.plane.push import MAX_FILES, pack, pull, push, read_project, unpack
-from rollyard.store.plane import SqlPlane
+from rollyard.plane.client.push import MAX_FILES, pack, pull, push, read_project, unpack
+from rollyard.plane.service.access import NewKey
+from rollyard.plane.storage.sql import SqlPlane
 from rollyard.testing.serve import serve_app
 
 pytestmark = pytest.mark.anyio
@@ -126,7 +126,7 @@ def test_a_bundle_unpacks_to_no_more_than_was_sent(tmp_path, attack):
 
 async def test_a_backup_of_a_store_in_use_restores_to_the_same_hub(tmp_path):
     from rollyard.core.plane import EnvSpec
-    from rollyard.plane.hub import Hub
+    from rollyard.plane.service.hub import Hub
     from tests.plane.conftest import OWNER
 
     kept, copy, back = tmp_path / "p.db", tmp_path / "copy.db", tmp_path / "back.db"

@@ -6,7 +6,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, PlaneNotFound, PlaneQuota, PlaneUnavailable, PlaneUnsupported
-from rollyard.plane.engines import engine
+from rollyard.plane.engines.choose import engine
 from tests.plane import served
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ import pytest
 
 from rollyard.core.errors import PlaneNotFound, PlaneQuota, PlaneRateLimited
 from rollyard.core.plane import AdmissionTerms, EnvRecord, EnvSpec, Taking, WarmPool
-from rollyard.store.plane.open import open_plane
+from rollyard.plane.storage.open import open_plane
 from tests.plane.writers import instance
 
 EVERY_STORAGE = ("sqlite", "postgres", "redis", "redis-no-multi", "redis-no-scripts", "redis-least")

@@ -10,11 +10,11 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import PlaneDraining, PlaneNotFound
 from rollyard.core.plane import EnvSpec
-from rollyard.plane.access import NewKey
-from rollyard.plane.create_request import CreateInstance
-from rollyard.plane.pools import PutPool
-from rollyard.plane.watch import Watcher
-from rollyard.store.plane import SqlPlane
+from rollyard.plane.service.access import NewKey
+from rollyard.plane.service.create_request import CreateInstance
+from rollyard.plane.service.pools import PutPool
+from rollyard.plane.service.watch import Watcher
+from rollyard.plane.storage.sql import SqlPlane
 from rollyard.testing.serve import serve_app
 from tests.plane.conftest import OWNER
 

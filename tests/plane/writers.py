@@ -7,7 +7,7 @@ import sys
 from rollyard.core.errors import PlaneConflict, PlaneQuota
 from rollyard.core.ids import new_id
 from rollyard.core.plane import AdmissionTerms, EnvSpec, Instance, InstancePlan
-from rollyard.store.plane.open import open_plane
+from rollyard.plane.storage.open import open_plane
 
 
 async def add(store, tag):

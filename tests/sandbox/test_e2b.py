@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, Error, SandboxGone, Unsupported
-from rollyard.plane.e2b import e2b_app
+from rollyard.plane.compat.e2b import e2b_app
 from rollyard.sandbox.providers.e2b import E2BBackend
 from rollyard.testing.serve import serve_app
 from tests.plane.e2b_server import serving

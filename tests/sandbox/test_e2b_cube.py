@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError
-from rollyard.plane.e2b import e2b_app
+from rollyard.plane.compat.e2b import e2b_app
 from rollyard.sandbox.providers.e2b import E2BBackend
 from rollyard.testing.serve import serve_app
 from tests.plane.venvs import venv_or_skip

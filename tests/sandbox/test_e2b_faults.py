@@ -7,7 +7,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import Error, SandboxError, SandboxGone, SandboxInterrupted, SandboxUnavailable
-from rollyard.plane.e2b import e2b_app
+from rollyard.plane.compat.e2b import e2b_app
 from rollyard.sandbox.providers.e2b import E2BBackend
 from rollyard.sandbox.retry import OpenLimits
 from rollyard.testing.serve import serve_app

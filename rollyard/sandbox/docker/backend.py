@@ -117,6 +117,7 @@ class DockerBackend:
             listen=True,
             dial=True,
             network_none=True,
+            network_allowlist=True,
             attach=True,
             list=True,
             ttl=True,
@@ -148,7 +149,8 @@ class DockerBackend:
     async def build_image(self, folder: str, *, resources: Resources, timeout_s: float) -> str:
         """Build the folder's Dockerfile with the engine's own builder, without a network; the image's name. Equal folders
         are built once."""
-        return await images.build(self._engine, BuildRequest(folder=folder, resources=resources, timeout_s=timeout_s))
+        request = BuildRequest(folder=folder, host=self._image, resources=resources, timeout_s=timeout_s)
+        return await images.build(self._engine, request)
 
     async def remove_image(self, image: str) -> None:
         """A snapshot or a built image of ours; others are not touched."""
@@ -193,6 +195,12 @@ class DockerBackend:
             self._owned.add(who.id)
         if spec.resources.disk_mb is not None:
             self._watch.add(box, spec.resources.disk_mb)
+        if spec.network == "allowlist":
+            try:
+                await box.attach_egress(spec.allowed_hosts)
+            except BaseException:  # cancelled too: nobody would close it
+                await box.kill()
+                raise
         return box
 
     async def _make(
@@ -233,6 +241,11 @@ class DockerBackend:
         if place is not None:
             binds.append(container.bind(str(place), container.SOCKET_DIR))
         return binds
+
+    async def resolve(self, image: str) -> container.ContainerDefaults:
+        """What an image says about programs now, for a build that is carried out in sandboxes."""
+        name = self._image if image == "host" else image
+        return await images.resolve(self._engine, name, pull=self._pull == "missing")
 
     async def _resolve(self, image: str) -> container.ContainerDefaults:
         if image not in self._defaults:

@@ -29,6 +29,7 @@ from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, Sandb
 from rollyard.core.sequences import as_tuple
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
+from rollyard.sandbox import egress
 from rollyard.sandbox.local import cgroups, host_rules, ids, probe
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
@@ -146,9 +147,18 @@ class LocalBackend:
         finally:
             os.close(lock)
         self._boxes[sandbox_id] = (box, spec.lifetime)
+        if spec.network == "allowlist":
+            await self._attach_egress(box, spec)
         if spec.disk == "disk":
             self._watch.add(box, self._disk_mb(spec))
         return box
+
+    async def _attach_egress(self, box: LocalSandbox, spec: SandboxSpec) -> None:
+        try:
+            box.egress = await egress.attach(box, spec.allowed_hosts, box)
+        except BaseException:  # cancelled too: nobody would close it
+            await box.kill()
+            raise
 
     async def _resolve(self, spec: SandboxSpec) -> Rootfs:
         """The image store's answer, kept for a moment: a run opens hundreds of the same."""
@@ -189,7 +199,7 @@ class LocalBackend:
             capabilities=self.capabilities,
             workdir=spec.workdir or workdir,
             user=spec.user or (rootfs.user if self._ids.many else None),
-            env={**env, **spec.env},
+            env={**env, **(egress.variables() if spec.network == "allowlist" else {}), **spec.env},
             lifetime=spec.lifetime,
             owner_pid=os.getpid(),
             uppers={"/": "root/upper", **trees},
@@ -205,6 +215,11 @@ class LocalBackend:
             {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
             for m in spec.mounts
         ]
+        if spec.network == "allowlist":
+            names = home.path / "resolv.conf"
+            names.write_text(egress.RESOLV_CONF)
+            names.chmod(0o644)
+            binds.append({"target": "/etc/resolv.conf", "source": str(names), "over": [], "writable": False})
         recipe = cgroups.recipe(self._cgroups, spec.resources)
         return {
             "home": str(home.path),

@@ -1,0 +1,1 @@
+"""The native API: the table of routes, handlers, the OpenAPI document."""

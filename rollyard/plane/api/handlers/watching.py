@@ -1,0 +1,55 @@
+"""Requests that wait: changes by long poll and as a stream."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from rollyard.core.errors import PlaneInvalid
+from rollyard.core.plane import ApiKey
+from rollyard.plane.http.wire import answer
+from rollyard.plane.parts import PlaneParts
+from rollyard.plane.service.access import owner_for
+from rollyard.plane.service.shapes import instance_json
+from rollyard.plane.service.watch import Watcher, events
+
+MAX_WAIT_S = 60.0
+_FIRST = 500
+
+
+class WatchHandlers:
+    def __init__(self, parts: PlaneParts) -> None:
+        self._store, self._instances, self._duty, self._clock = parts.store, parts.instances, parts.duty, parts.clock
+
+    async def changes(self, request: Request, caller: ApiKey) -> Response:
+        cursor, wait_s = request.query_params.get("cursor"), waiting(request)
+        watcher = Watcher(self._store, choose_owner(request, caller), cursor, self._clock())
+        found = await watcher.wait(wait_s, self._duty.over) if cursor else []
+        return answer({"items": [instance_json(one) for one in found], "next": watcher.cursor})
+
+    async def stream(self, request: Request, caller: ApiKey) -> Response:
+        cursor = request.headers.get("last-event-id") or request.query_params.get("cursor")
+        owner = choose_owner(request, caller)
+        watcher = Watcher(self._store, owner, cursor, self._clock())
+        first = [] if cursor else (await self._instances.page(owner=owner, limit=_FIRST))[0]
+        watcher.note(first)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        lines = events(watcher, first, self._duty.over)
+        return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
+
+
+def choose_owner(request: Request, caller: ApiKey) -> str | None:
+    """Whose instances: an admin may name anybody or nobody, others see their own."""
+    asked = request.query_params.get("owner")
+    return asked if caller.role == "admin" else owner_for(caller, asked)
+
+
+def waiting(request: Request) -> float:
+    text = request.query_params.get("wait_s", "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_WAIT_S:
+        raise PlaneInvalid(f"wait_s is from 0 to {MAX_WAIT_S:.0f} seconds")
+    return seconds

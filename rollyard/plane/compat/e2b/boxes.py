@@ -1,0 +1,207 @@
+"""`Boxes`: what the server needs to know of sandboxes, whoever keeps them. `backend_boxes` asks a backend, `instance_boxes`
+the control plane.
+
+A sandbox's access token is its id and a signature of it, so nothing about it has to be kept: with a fixed secret it outlives a
+restart, and any replica knows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from rollyard.core.errors import Error
+from rollyard.core.plane import ApiKey
+from rollyard.core.protocols import Sandbox
+from rollyard.core.sandbox import Resources
+from rollyard.plane.compat.e2b.accounts import Accounts
+from rollyard.plane.compat.e2b.errors import E2bRefusal
+from rollyard.plane.compat.e2b.processes import Processes
+from rollyard.plane.compat.e2b.templates import Templates
+
+ENVD_VERSION = "0.6.7"
+MOST_FORKS = 20
+_ALL = ("0.0.0.0/0", "::/0")
+_KNOWN = {"templateID", "timeout", "metadata", "envVars", "allow_internet_access", "network", "secure"}
+_NETWORK = {"allowOut", "denyOut"}
+
+
+class E2bSandbox:
+    """A sandbox, the programs clients have started in it, and its users. `id` is the clients' name, `image` the engine's."""
+
+    def __init__(
+        self, id: str, template: str, image: str, sandbox: Sandbox, processes: Processes, accounts: Accounts
+    ) -> None:
+        self.id, self.template, self.image, self.sandbox = id, template, image, sandbox
+        self.processes, self.accounts = processes, accounts
+        self.has_metadata = False  # whether a file of it was seen to have some
+
+
+def make_box(id: str, template: str, image: str, sandbox: Sandbox, templates: Templates) -> E2bSandbox:
+    """A sandbox with what its template says about programs in it."""
+    origin = templates.of_image(image) if image else None
+    accounts = Accounts(sandbox, user=origin[1].user if origin else None, workdir=origin[1].workdir if origin else None)
+    env = origin[1].env if origin else {}
+    return E2bSandbox(id, template, image, sandbox, Processes(sandbox, accounts, env), accounts)
+
+
+class SandboxView(msgspec.Struct, frozen=True, kw_only=True):
+    """One sandbox as `get` and `list` show it."""
+
+    id: str
+    template: str
+    created_at: float
+    expires_at: float | None
+    metadata: Mapping[str, str]
+    state: Literal["running", "paused"] = "running"
+    resources: Resources = Resources()
+
+
+class Boxes(Protocol):
+    """`caller` is who `admit` found; None where everybody is the same one."""
+
+    @property
+    def tokens(self) -> SandboxTokens: ...
+    async def admit(self, key: str) -> ApiKey | None: ...
+    @property
+    def templates(self) -> Templates: ...
+    async def create(
+        self,
+        caller: ApiKey | None,
+        asked: Mapping[str, Any],
+        idempotency_key: str | None,
+        *,
+        resources: Resources | None = None,
+    ) -> E2bSandbox: ...
+    def list_known(self) -> list[str]:
+        """Ids of sandboxes that this server has met, for requests that name none."""
+        ...
+
+    async def forget_image(self, image: str) -> None: ...
+    async def find(self, sandbox_id: str) -> E2bSandbox:
+        """Whoever asks has shown its token. Raises `SandboxGone`."""
+        ...
+
+    async def view(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView: ...
+    async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[SandboxView]:
+        """Newest first, as the paging token counts on."""
+        ...
+
+    async def kill(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
+    async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None: ...
+    async def pause(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
+    async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
+    async def snapshot(self, caller: ApiKey | None, sandbox_id: str) -> str: ...
+    async def fork(
+        self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int
+    ) -> list[E2bSandbox | Error]:
+        """What became of each of the copies."""
+        ...
+
+
+class SandboxTokens:
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def of(self, sandbox_id: str) -> str:
+        signature = hmac.new(self._secret, f"e2b {sandbox_id}".encode(), hashlib.sha256).hexdigest()
+        return f"{sandbox_id}.{signature}"
+
+    def id_in(self, token: str) -> str:
+        """The sandbox that a token claims to be of, for clients that send nothing else. Not yet believed."""
+        return token.rpartition(".")[0]
+
+
+class E2bCreate(msgspec.Struct, frozen=True, kw_only=True):
+    """A create request, read."""
+
+    template: str
+    seconds: float
+    metadata: dict[str, str]
+    env: dict[str, str]
+    internet: bool | None
+    hosts: tuple[str, ...]
+
+
+def read_create(body: Mapping[str, Any]) -> E2bCreate:
+    """Whatever is asked for and is not done here is refused by its name."""
+    network: Mapping[str, Any] = body.get("network") or {}
+    refused = [name for name in body if name not in _KNOWN and _asks(name, body[name])]
+    refused += [f"network.{name}" for name in network if name not in _NETWORK and _asks(name, network[name])]
+    if body.get("secure") is False:
+        refused.append("secure=false (a sandbox's token is always needed)")
+    denied = network.get("denyOut") or []
+    if denied and not set(denied) & set(_ALL):
+        refused.append("network.denyOut of single addresses")
+    refused += [f"network.allowOut {host!r}" for host in network.get("allowOut") or () if "@" in str(host)]
+    if refused:
+        raise E2bRefusal("unimplemented", f"{refused[0]} is not served here", 400)
+    if not isinstance(body.get("templateID"), str) or not body["templateID"]:
+        raise E2bRefusal("invalid_argument", "templateID is required")
+    try:
+        return msgspec.convert(
+            {
+                "template": body["templateID"],
+                "seconds": body.get("timeout") or 300,
+                "metadata": body.get("metadata") or {},
+                "env": body.get("envVars") or {},
+                "internet": False if denied else body.get("allow_internet_access"),
+                "hosts": network.get("allowOut") or (),
+            },
+            E2bCreate,
+        )
+    except (msgspec.ValidationError, AttributeError) as error:
+        raise E2bRefusal("invalid_argument", str(error)) from error
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Whether a field asks for something: clients also send what is so by default."""
+    defaults: Mapping[str, Any] = {
+        "autoPauseMemory": True,
+        "allowPublicTraffic": True,
+        "autoResume": {"enabled": False},
+    }
+    return bool(value != defaults[name] if name in defaults else value)
+
+
+def owner_of(caller: ApiKey | None) -> str:
+    return caller.owner if caller is not None else ""
+
+
+def show_made(box: E2bSandbox, tokens: SandboxTokens) -> dict[str, Any]:
+    """The body of a create or connect reply."""
+    return {
+        "templateID": box.template,
+        "sandboxID": box.id,
+        "clientID": "rollyard",
+        "envdVersion": ENVD_VERSION,
+        "envdAccessToken": tokens.of(box.id),
+    }
+
+
+def describe(seen: SandboxView) -> dict[str, Any]:
+    """Limits the operator did not set are shown as 0."""
+    end = seen.expires_at if seen.expires_at is not None else seen.created_at + 30 * 86400
+    return {
+        "templateID": seen.template,
+        "alias": seen.template,
+        "sandboxID": seen.id,
+        "clientID": "rollyard",
+        "startedAt": show_time(seen.created_at),
+        "endAt": show_time(end),
+        "envdVersion": ENVD_VERSION,
+        "cpuCount": max(1, round(seen.resources.cpus or 1)),
+        "memoryMB": seen.resources.memory_mb or 0,
+        "diskSizeMB": seen.resources.disk_mb or 0,
+        "state": seen.state,
+        "metadata": dict(seen.metadata),
+    }
+
+
+def show_time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,173 @@
+"""The control half: create, find, list, extend, pause, copy and end sandboxes over REST.
+
+Shapes are those of the vendor's `spec/openapi.yml`: `NewSandbox`, `Sandbox`, `SandboxDetail`, `ListedSandbox`, `SnapshotInfo`.
+Whatever else that document has is answered 501 in the shape of its `Error`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import datetime
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rollyard.core.errors import Error
+from rollyard.core.plane import ApiKey
+from rollyard.plane.compat.e2b.boxes import MOST_FORKS, Boxes, E2bSandbox, describe, owner_of, show_made
+from rollyard.plane.compat.e2b.errors import E2bRefusal, explain
+from rollyard.plane.compat.e2b.requests import Endpoint, guard, one_page, read_json, refuse
+from rollyard.plane.compat.e2b.template_api import show_snapshot
+from rollyard.plane.compat.e2b.templates import TemplateBuild
+
+_GRAIN_S = 0.001  # what a time loses on its way to a client and back
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_REFUSED = ("sandboxes", "v2/sandboxes", "templates", "v2/templates", "v3/templates", "volumes", "snapshots", "secrets")
+
+
+class E2bControl:
+    def __init__(self, boxes: Boxes) -> None:
+        self._boxes = boxes
+
+    def routes(self) -> list[Route]:
+        def both(path: str, endpoint: Endpoint, method: str) -> list[Route]:
+            guarded = guard(self._boxes, endpoint)
+            return [Route(f"{version}{path}", guarded, methods=[method]) for version in ("", "/v2")]
+
+        return [
+            *both("/sandboxes", self.create, "POST"),
+            *both("/sandboxes", self.list, "GET"),
+            *both("/sandboxes/{id}", self.get, "GET"),
+            *both("/sandboxes/{id}", self.delete, "DELETE"),
+            *both("/sandboxes/{id}/connect", self.connect, "POST"),
+            *both("/sandboxes/{id}/resume", self.connect, "POST"),
+            *both("/sandboxes/{id}/timeout", self.timeout, "POST"),
+            *both("/sandboxes/{id}/refreshes", self.refresh, "POST"),
+            *both("/sandboxes/{id}/pause", self.pause, "POST"),
+            *both("/sandboxes/{id}/snapshots", self.snapshot, "POST"),
+            *both("/sandboxes/{id}/fork", self.fork, "POST"),
+        ]
+
+    def refusals(self) -> list[Route]:
+        """Whatever is below the vendor's paths and is not served; it goes after all that is."""
+        answer = guard(self._boxes, refuse)
+        return [
+            Route(f"/{place}{rest}", answer, methods=_METHODS) for place in _REFUSED for rest in ("", "/{rest:path}")
+        ]
+
+    async def create(self, request: Request, caller: ApiKey | None) -> Response:
+        box = await self._boxes.create(caller, await read_json(request), request.headers.get("idempotency-key"))
+        return JSONResponse(show_made(box, self._boxes.tokens), 201)
+
+    async def connect(self, request: Request, caller: ApiKey | None) -> Response:
+        """A running one again, a paused one woken; its time is made longer, never shorter."""
+        asked = await read_json(request)
+        seen = await self._boxes.view(caller, request.path_params["id"])
+        if seen.state == "paused":
+            await self._boxes.resume(caller, seen.id)
+        box = await self._boxes.find(seen.id)
+        if asked.get("timeout") and box.sandbox.capabilities.extend:
+            seconds = _seconds(asked["timeout"])
+            if seen.expires_at is None or seen.expires_at < time.time() + seconds:
+                await self._boxes.extend(caller, seen.id, seconds)
+        return JSONResponse(show_made(box, self._boxes.tokens), 201 if seen.state == "paused" else 200)
+
+    async def get(self, request: Request, caller: ApiKey | None) -> Response:
+        return JSONResponse(describe(await self._boxes.view(caller, request.path_params["id"])))
+
+    async def list(self, request: Request, caller: ApiKey | None) -> Response:
+        query = request.query_params
+        wanted = parse_qs(query.get("metadata", ""), keep_blank_values=True)
+        metadata = {unquote(name): unquote(values[-1]) for name, values in wanted.items()}
+        states = {state for part in query.getlist("state") for state in part.split(",") if state}
+        found = [
+            describe(seen)
+            for seen in await self._boxes.list(caller, metadata)
+            if _is_young_enough(request, seen.created_at)
+        ]
+        if states:
+            found = [one for one in found if one["state"] in states]
+        if query.get("template"):
+            found = [one for one in found if query["template"] in (one["templateID"], one["alias"])]
+        if query.get("order") == "asc":
+            found.reverse()
+        return one_page(request, found, "sandboxID")
+
+    async def delete(self, request: Request, caller: ApiKey | None) -> Response:
+        await self._boxes.kill(caller, request.path_params["id"])
+        return Response(status_code=204)
+
+    async def timeout(self, request: Request, caller: ApiKey | None) -> Response:
+        asked = await read_json(request)
+        await self._boxes.extend(caller, request.path_params["id"], _seconds(asked.get("timeout")))
+        return Response(status_code=204)
+
+    async def refresh(self, request: Request, caller: ApiKey | None) -> Response:
+        asked = await read_json(request)
+        await self._boxes.extend(caller, request.path_params["id"], _seconds(asked.get("duration") or 300))
+        return Response(status_code=204)
+
+    async def pause(self, request: Request, caller: ApiKey | None) -> Response:
+        asked = await read_json(request)
+        if asked.get("memory") is False:
+            raise E2bRefusal("unimplemented", "a pause that keeps the files alone is not served here", 400)
+        seen = await self._boxes.view(caller, request.path_params["id"])
+        if seen.state == "paused":
+            raise E2bRefusal("already_exists", "the sandbox is paused already")
+        await self._boxes.pause(caller, seen.id)
+        return Response(status_code=204)
+
+    async def snapshot(self, request: Request, caller: ApiKey | None) -> Response:
+        """The files are kept, and memory is not."""
+        asked = await read_json(request)
+        box = await self._boxes.find((await self._boxes.view(caller, request.path_params["id"])).id)
+        origin = self._boxes.templates.of_image(box.image)
+        build = origin[1] if origin is not None else TemplateBuild(id="", created_at=0.0)
+        image = await self._boxes.snapshot(caller, box.id)
+        kept = TemplateBuild(
+            id=str(uuid.uuid4()),
+            created_at=time.time(),
+            state="ready",
+            image=image,
+            env=build.env,
+            user=build.user,
+            workdir=build.workdir,
+            resources=build.resources,
+        )
+        name = asked.get("name") or ""
+        template, tag = self._boxes.templates.add_snapshot(owner_of(caller), str(name), box.id, kept)
+        return JSONResponse(show_snapshot(template, tag), 201)
+
+    async def fork(self, request: Request, caller: ApiKey | None) -> Response:
+        asked = await read_json(request)
+        count = asked.get("count", 1)
+        if not isinstance(count, int) or not 1 <= count <= MOST_FORKS:
+            raise E2bRefusal("invalid_argument", f"count is from 1 to {MOST_FORKS}")
+        seconds = _seconds(asked.get("timeout") or 300)
+        outcomes = await self._boxes.fork(caller, request.path_params["id"], seconds, count)
+        return JSONResponse([self._outcome(one) for one in outcomes], 201)
+
+    def _outcome(self, outcome: E2bSandbox | Error) -> dict[str, Any]:
+        if isinstance(outcome, E2bSandbox):
+            return {"sandbox": show_made(outcome, self._boxes.tokens)}
+        told = explain(outcome)
+        return {"error": {"code": told.status, "message": told.message}}
+
+
+def _is_young_enough(request: Request, created_at: float) -> bool:
+    """Whether a sandbox is as young as was asked."""
+    text = request.query_params.get("startedAfter")
+    try:
+        return not text or created_at + _GRAIN_S >= datetime.fromisoformat(text.replace(" ", "+")).timestamp()
+    except ValueError as error:
+        raise E2bRefusal("invalid_argument", f"startedAfter {text!r} is not a time") from error
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, int | float) or value < 0:
+        raise E2bRefusal("invalid_argument", "timeout must be a number of seconds")
+    return max(float(value), 1.0)

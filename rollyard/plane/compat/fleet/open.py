@@ -1,0 +1,106 @@
+"""The Fleet-shaped server on a plane: its instances are the plane's, its keys are the plane's, its owners are the plane's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from starlette.applications import Starlette
+
+from rollyard.core.errors import PlaneUnauthorized
+from rollyard.core.protocols import Policy
+from rollyard.plane.compat.fleet import FleetRefusal, Tasks, World, fleet_app, load_worlds
+from rollyard.plane.compat.fleet.guard import Admit, Guard
+from rollyard.plane.compat.fleet.instances import RECORD, InstanceRecord
+from rollyard.plane.compat.fleet.jobs import Runner
+from rollyard.plane.compat.fleet.rollouts import RolloutRunner
+from rollyard.plane.engines.backend import BackendEngine
+from rollyard.plane.service.access import Access
+from rollyard.plane.service.instance_backend import InstanceBackend
+from rollyard.plane.service.instances import Instances
+from rollyard.runs.rollout.open_policy import open_policy
+from rollyard.store import Store
+
+_NOBODY = "fleet"  # who owns the sandboxes that verifiers run in
+_LIMIT = 100
+
+
+class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`worlds` is a folder of folders with a `world.toml`; `tasks` are files that `/v1/tasks` begins with; `job_policy` (such as
+    `scripted:FILE`) answers the model calls of jobs, which are refused without it."""
+
+    worlds: Path | None = None
+    tasks: tuple[Path, ...] = ()
+    job_policy: str | None = None
+
+
+class FleetParts(NamedTuple):
+    """The options read and opened. Whatever may be refused about them has been."""
+
+    worlds: list[World]
+    tasks: Tasks
+    policy: Policy | None
+
+
+@asynccontextmanager
+async def open_fleet(options: FleetOptions) -> AsyncGenerator[FleetParts]:
+    worlds = [] if options.worlds is None else load_worlds(options.worlds)
+    tasks = Tasks.from_files(*options.tasks)
+    policy = None if options.job_policy is None else await open_policy(options.job_policy)
+    try:
+        yield FleetParts(worlds, tasks, policy)
+    finally:
+        if policy is not None:
+            await policy.aclose()
+
+
+@asynccontextmanager
+async def fleet_face(
+    instances: Instances, access: Access, *, secret: str, url: str, given: FleetParts, store: Store | None
+) -> AsyncGenerator[Starlette | None]:
+    """None where no engine of the plane runs programs. `url` is where the face will be; rollouts of jobs go to `store`."""
+    engine = next((one for one in instances.engines.values() if isinstance(one, BackendEngine)), None)
+    if engine is None:
+        yield None
+        return
+    backend = InstanceBackend(instances, engine, owner=_owner)
+    async with AsyncExitStack() as stack:
+        runner: Callable[[Guard], Runner] | None = None
+        if (policy := given.policy) is not None:
+
+            def worked(guard: Guard) -> Runner:
+                token = guard.instance_token
+                return RolloutRunner(policy, backend=engine.backend, checks=backend, store=store, url=url, token=token)
+
+            runner = worked
+        app = fleet_app(
+            given.worlds,
+            backend,
+            admit=_admission(access),
+            tasks=given.tasks,
+            limit=instances.settings.terms.quota or _LIMIT,
+            secret=secret,
+            runner=runner,
+        )
+        stack.push_async_callback(app.state.jobs.aclose)
+        yield app
+
+
+def _admission(access: Access) -> Admit:
+    async def admit(header: str | None) -> str:
+        try:
+            caller = await access.caller(header)
+        except PlaneUnauthorized as error:
+            raise FleetRefusal(401, error.message) from error
+        if caller.role == "agent":
+            raise FleetRefusal(403, "a key of role agent may not do this")
+        return caller.owner
+
+    return admit
+
+
+def _owner(labels: Mapping[str, str]) -> str:
+    return msgspec.json.decode(labels[RECORD], type=InstanceRecord).owner if RECORD in labels else _NOBODY

@@ -1,0 +1,220 @@
+"""ROCK's sandbox calls over the plane's instances: start, look, execute, shells, files, stop.
+
+A sandbox that nobody uses for `auto_clear_time` minutes ends, as there; a stopped one is gone, so restart, archive and commit are
+refused. A client's own `sandbox_id` makes a repeated start give the same instance, whose id is still the plane's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
+from starlette.routing import Route
+
+from rollyard.core.errors import CommandFailed, PlaneInvalid, PlaneNotFound, PlaneUnsupported
+from rollyard.core.plane import ApiKey, Instance
+from rollyard.core.sandbox import Resources
+from rollyard.plane.compat.rock.callers import Endpoint, RockCallers, body
+from rollyard.plane.compat.rock.shells import Shell
+from rollyard.plane.http.quantities import megabytes
+from rollyard.plane.service.create_request import CreateInstance
+from rollyard.plane.service.instances import Instances
+
+_PLACE = "/apis/envs/sandbox/v1"
+_LIFE_S = 86400.0
+_COMMAND_S = 300.0
+_MAX_FILE = 64 * 2**20
+
+
+class _Start(msgspec.Struct, frozen=True, kw_only=True):
+    image: str
+    image_os: str = "linux"
+    auto_clear_time_minutes: int = 5
+    memory: str | None = None
+    cpus: float | None = None
+    disk: str | None = None
+    num_gpus: float | None = None
+    accelerator_type: str | None = None
+    registry_username: str | None = None
+    use_kata_runtime: bool = False
+    sandbox_id: str | None = None
+    auto_archive_seconds: int | None = None
+
+
+class _In(msgspec.Struct, frozen=True, kw_only=True):
+    """What the calls about one sandbox send; each reads its own part of it."""
+
+    sandbox_id: str
+    command: str | tuple[str, ...] = ""
+    session: str = "default"
+    check: str = "raise"
+    timeout: float | None = None
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    remote_user: str | None = None
+    startup_source: tuple[str, ...] = ()
+    path: str = ""
+    content: str = ""
+    encoding: str | None = None
+    errors: str | None = None
+
+
+class Sandboxes:
+    def __init__(self, instances: Instances, callers: RockCallers) -> None:
+        self._instances, self._callers = instances, callers
+        self._shells: dict[tuple[str, str], Shell] = {}
+
+    def routes(self) -> list[Route]:
+        def at(name: str, endpoint: Endpoint, method: str = "POST") -> Route:
+            return Route(f"{_PLACE}/{name}", self._callers.envelope(endpoint), methods=[method])
+
+        return [
+            at("start_async", self.start),
+            at("start", self.start),
+            at("get_status", self.status, "GET"),
+            at("is_alive", self.status, "GET"),
+            at("execute", self.execute),
+            at("create_session", self.open_shell),
+            at("run_in_session", self.run),
+            at("close_session", self.close_shell),
+            at("read_file", self.read),
+            at("write_file", self.write),
+            at("upload", self.upload),
+            at("stop", self.stop),
+            at("delete", self.stop),
+            *(at(name, _refuse) for name in ("restart", "commit", "sandboxes/{id}/archive", "sandboxes/{id}/restart")),
+        ]
+
+    async def start(self, request: Request, caller: ApiKey) -> dict[str, Any]:
+        asked = await body(request, _Start)
+        for name in ("accelerator_type", "registry_username", "use_kata_runtime", "auto_archive_seconds"):
+            if getattr(asked, name):
+                raise PlaneUnsupported(f"{name} is not served here")
+        wanted = CreateInstance(
+            image=asked.image,
+            ttl_s=min(_LIFE_S, self._instances.settings.max_ttl_s),
+            idle_ttl_s=max(1, asked.auto_clear_time_minutes) * 60.0,
+            resources=Resources(
+                cpus=asked.cpus,
+                memory_mb=_size(asked.memory),
+                disk_mb=_size(asked.disk),
+                gpus=int(asked.num_gpus) if asked.num_gpus else None,
+            ),
+        )
+        made = await self._instances.create(wanted, owner=caller.owner, caller=caller.id, key=asked.sandbox_id)
+        return {"sandbox_id": made.id, "host_name": made.engine, "host_ip": ""}
+
+    async def status(self, request: Request, caller: ApiKey) -> dict[str, Any]:
+        sandbox_id = request.query_params.get("sandbox_id", "")
+        return _status(await self._callers.own(caller, sandbox_id))
+
+    async def execute(self, request: Request, caller: ApiKey) -> dict[str, Any]:
+        asked, own = await self._read_request(request, caller)
+        sandbox = await self._instances.sandbox(own.id)
+        limit = asked.timeout or _COMMAND_S
+        done = await sandbox.exec(asked.command, env=asked.env or {}, cwd=asked.cwd, timeout=limit)
+        if done.timed_out:
+            raise TimeoutError(f"the command took longer than {limit:g} s")
+        texts = {name: getattr(done, name).decode("utf-8", "backslashreplace") for name in ("stdout", "stderr")}
+        return {**texts, "exit_code": done.exit_code}
+
+    async def open_shell(self, request: Request, caller: ApiKey) -> dict[str, Any]:
+        asked, own = await self._read_request(request, caller)
+        if (own.id, asked.session) in self._shells:
+            raise PlaneInvalid(f"there is a session named {asked.session}")
+        shell = await Shell.open(
+            await self._instances.sandbox(own.id),
+            env=asked.env or {},
+            user=asked.remote_user,
+            sources=asked.startup_source,
+        )
+        self._shells[own.id, asked.session] = shell
+        return {"output": "", "session_type": "bash"}
+
+    async def run(self, request: Request, caller: ApiKey) -> dict[str, Any]:
+        asked, own = await self._read_request(request, caller)
+        shell = self._shells.get((own.id, asked.session))
+        if shell is None or not isinstance(asked.command, str):
+            raise PlaneNotFound(f"there is no session named {asked.session}")
+        await self._instances.heartbeat(own.id)
+        try:
+            done = await shell.run(asked.command, timeout=asked.timeout or _COMMAND_S)
+        except TimeoutError:
+            self._shells.pop((own.id, asked.session), None)
+            raise
+        if done.exit_code != 0 and asked.check == "raise":
+            words = f"command failed with exit code {done.exit_code}: {done.output[-500:]}"
+            raise CommandFailed(words, exit_code=done.exit_code)
+        return {"output": done.output, "exit_code": done.exit_code, "session_type": "bash"}
+
+    async def close_shell(self, request: Request, caller: ApiKey) -> dict[str, Any]:
+        asked, own = await self._read_request(request, caller)
+        shell = self._shells.pop((own.id, asked.session), None)
+        if shell is not None:
+            await shell.close()
+        return {"session_type": "bash"}
+
+    async def read(self, request: Request, caller: ApiKey) -> dict[str, Any]:
+        asked, own = await self._read_request(request, caller)
+        data = await (await self._instances.sandbox(own.id, "files")).read(asked.path, max_bytes=_MAX_FILE)
+        try:
+            return {"content": data.decode(asked.encoding or "utf-8", asked.errors or "strict")}
+        except (LookupError, UnicodeDecodeError) as error:
+            raise PlaneInvalid(f"{asked.path} is no such text: {error}") from error
+
+    async def write(self, request: Request, caller: ApiKey) -> dict[str, Any]:
+        asked, own = await self._read_request(request, caller)
+        await (await self._instances.sandbox(own.id, "files")).write(asked.path, asked.content)
+        return {"success": True, "message": ""}
+
+    async def upload(self, request: Request, caller: ApiKey) -> dict[str, Any]:
+        async with request.form(max_files=1, max_part_size=_MAX_FILE) as form:
+            file, target = form.get("file"), form.get("target_path")
+            if not isinstance(file, UploadFile) or not isinstance(target, str):
+                raise PlaneInvalid("an upload has file, target_path and sandbox_id")
+            own = await self._callers.own(caller, str(form.get("sandbox_id", "")))
+            sandbox = await self._instances.sandbox(own.id, "files")
+            await sandbox.write(target, await file.read(_MAX_FILE))
+            return {"success": True, "message": "", "file_name": file.filename or ""}
+
+    async def stop(self, request: Request, caller: ApiKey) -> dict[str, Any]:
+        asked = await body(request, _In)
+        for key in [key for key in self._shells if key[0] == asked.sandbox_id]:
+            del self._shells[key]
+        try:
+            own = await self._callers.own(caller, asked.sandbox_id)
+            await self._instances.delete(own.id)
+        except PlaneNotFound:
+            return {"sandbox_id": asked.sandbox_id}  # again does no harm, as there
+        return {"sandbox_id": own.id}
+
+    async def _read_request(self, request: Request, caller: ApiKey) -> tuple[_In, Instance]:
+        asked = await body(request, _In)
+        return asked, await self._callers.own(caller, asked.sandbox_id)
+
+
+def _size(text: str | None) -> int | None:
+    """`8g` and `512m` are Docker's, and so powers of 1024."""
+    plain = (text or "").strip().upper().removesuffix("B").removesuffix("I")
+    return megabytes(f"{plain}i" if plain[-1:].isalpha() else plain)
+
+
+async def _refuse(request: Request, caller: ApiKey) -> Any:
+    raise PlaneUnsupported("a stopped sandbox is gone here", hint="use snapshots of the plane")
+
+
+def _status(instance: Instance) -> dict[str, Any]:
+    resources = instance.plan.resources
+    return {
+        "sandbox_id": instance.id,
+        "status": {},
+        "state": "running" if instance.state == "running" else "pending",
+        "is_alive": instance.state == "running",
+        "host_name": instance.engine,
+        "image": instance.plan.image,
+        "user_id": instance.owner,
+        "cpus": resources.cpus,
+        "memory": None if resources.memory_mb is None else f"{resources.memory_mb}m",
+    }

@@ -1,0 +1,1 @@
+"""The way from a caller to a port inside an instance."""

@@ -1,0 +1,1 @@
+"""What every API of the plane does with a request: bodies, answers, refusals."""

@@ -1,0 +1,1 @@
+"""`serve plane`: options to a running server and a clean stop."""

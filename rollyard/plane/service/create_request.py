@@ -1,0 +1,142 @@
+"""What may be asked of a creation, and the plan that it becomes: the request, over the environment, over the defaults.
+
+What the chosen engine cannot honour is refused here, by name, before anything is written down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from rollyard.core.errors import PlaneInvalid, UnknownName
+from rollyard.core.ids import new_id
+from rollyard.core.plane import POOL_OWNER, AdmissionTerms, EnvSpec, Instance, InstancePlan
+from rollyard.core.sandbox import Mount, Network, Resources
+from rollyard.plane.engines.choose import choose, refuse
+from rollyard.plane.engines.protocol import Engine
+
+_PATHS = ("/", "./", "../", "~")
+_MAX_LABELS = 64
+
+
+class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Either `env` (`name@version`), `image` or `pool`. What is given here wins over what the environment says."""
+
+    env: str | None = None
+    image: str | None = None
+    pool: str | None = None
+    engine: str | None = None
+    owner: str | None = None
+    run_id: str | None = None
+    rollout_id: str | None = None
+    ttl_s: float | None = None
+    idle_ttl_s: float | None = None
+    labels: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    start: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    mount_points: tuple[Mount, ...] = ()
+    resources: Resources | None = None
+    network: Network | None = None
+
+
+class CreateDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    default_ttl_s: float = 1800.0
+    max_ttl_s: float = 7 * 86400.0
+    boot_s: float = 300.0  # the most an engine may take to create or delete
+    terms: AdmissionTerms = AdmissionTerms()
+
+
+FROM_POOL = ("owner", "run_id", "rollout_id", "ttl_s", "idle_ttl_s", "labels", "pool")
+
+
+def check_request(asked: CreateInstance, settings: CreateDefaults) -> None:
+    """What is wrong with a request whatever it is made from."""
+    if sum(value is not None for value in (asked.env, asked.image, asked.pool)) != 1:
+        raise PlaneInvalid("give one of env, image and pool")
+    if asked.owner is not None and asked.owner.startswith(POOL_OWNER):
+        raise PlaneInvalid(f"owners whose names begin with {POOL_OWNER} are pools")
+    for ttl in (asked.ttl_s, asked.idle_ttl_s):
+        if ttl is not None and not (math.isfinite(ttl) and 0 < ttl <= settings.max_ttl_s):
+            raise PlaneInvalid(f"times to live are above 0 and at most {settings.max_ttl_s:.0f} s")
+    if len(asked.labels) > _MAX_LABELS or any(not name or len(name) > 200 for name in asked.labels):
+        raise PlaneInvalid(f"there are at most {_MAX_LABELS} labels, with names of 1 to 200 characters")
+    if asked.pool is not None:
+        default = CreateInstance()
+        late = [n for n in asked.__struct_fields__ if n not in FROM_POOL and getattr(asked, n) != getattr(default, n)]
+        if late:
+            raise PlaneInvalid(f"one from a pool is made already and cannot take {', '.join(late)}")
+
+
+def plan_instance(
+    asked: CreateInstance,
+    spec: EnvSpec,
+    owner: str,
+    engines: Mapping[str, Engine],
+    settings: CreateDefaults,
+    now: float,
+) -> Instance:
+    """The row of an instance that is about to be made."""
+    check_request(asked, settings)
+    try:
+        engine = choose(engines, asked.engine or spec.engine)
+    except UnknownName as error:
+        raise PlaneInvalid(error.message) from error
+    ttl = asked.ttl_s or spec.ttl_s or settings.default_ttl_s
+    plan = InstancePlan(
+        image=asked.image or spec.image,
+        env={**spec.env, **asked.environment},
+        start=asked.start or spec.start,
+        port=spec.port,
+        arguments=asked.arguments,
+        mounts=asked.mount_points,
+        resources=asked.resources or spec.resources,
+        network=asked.network or spec.network,
+        ttl_s=min(ttl, settings.max_ttl_s),
+    )
+    if plan.arguments and not plan.start:
+        raise PlaneInvalid("arguments are for a program", hint="give start, or an environment that has one")
+    if plan.image.startswith(_PATHS) or "\0" in plan.image:
+        hint = "add it on the server with `rollyard image add SOURCE --name NAME`"
+        raise PlaneInvalid("an image is named, not given by a path of the server", hint=hint)
+    _honours(engine, engines, plan)
+    return journal_instance(plan, engine.name, owner, asked, now, settings)
+
+
+def journal_instance(
+    plan: InstancePlan, engine: str, owner: str, asked: CreateInstance, now: float, settings: CreateDefaults
+) -> Instance:
+    return Instance(
+        id=new_id("inst"),
+        owner=owner,
+        engine=engine,
+        state="creating",
+        live=True,
+        plan=plan,
+        env=asked.env,
+        run_id=asked.run_id,
+        rollout_id=asked.rollout_id,
+        labels=asked.labels,
+        created_at=now,
+        updated_at=now,
+        last_seen_at=now,
+        expires_at=now + plan.ttl_s,
+        idle_ttl_s=asked.idle_ttl_s,
+        settle_by=now + 2 * settings.boot_s,
+    )
+
+
+def _honours(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) -> None:
+    asked = {
+        "mounts": ("mount directories", bool(plan.mounts)),
+        "arguments": ("start a program with arguments", bool(plan.start or plan.arguments)),
+        "accelerators": ("give accelerators", plan.resources.accelerated),
+        "images": ("run images", plan.image != "host"),
+        "network_none": ("cut the network off", plan.network == "none"),
+        "network_allowlist": ("limit the network to a list", plan.network == "allowlist"),
+    }
+    for ability, (what, wanted) in asked.items():
+        if wanted and not getattr(engine.abilities, ability):
+            raise refuse(engine, engines, ability, what)

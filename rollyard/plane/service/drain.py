@@ -1,0 +1,43 @@
+"""Whether a server takes on new work. Asked to stop, it first says that it is not ready and refuses creations, so that whoever
+spreads requests goes elsewhere; what is under way is finished, and streams are told that it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rollyard.core.errors import PlaneDraining
+from rollyard.plane.engines.protocol import Engine
+from rollyard.plane.storage.protocol import PlaneStore
+
+_READ_S = 10.0
+
+
+class Duty:
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+
+    def refuse(self) -> None:
+        """Raises `PlaneDraining` once the server stops."""
+        if self.over.is_set():
+            raise PlaneDraining("this server is stopping", hint="ask another replica, or again in a moment")
+
+
+async def readiness(
+    duty: Duty, store: PlaneStore, engines: Mapping[str, Engine], clock: Callable[[], float]
+) -> tuple[bool, dict[str, Any]]:
+    """Whether creations are taken, and how much room each engine says it has; None where it does not say."""
+    told: dict[str, Any] = {"ready": not duty.over.is_set(), "draining": duty.over.is_set(), "at": clock()}
+    try:
+        async with asyncio.timeout(_READ_S):
+            counts = await store.counts()
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with the storage, the answer is that it is
+        return False, {**told, "ready": False, "store": type(error).__name__}
+    rooms: dict[str, Any] = {}
+    for name, engine in engines.items():
+        live = sum(count for (of, _), count in counts.items() if of == name)
+        most = engine.abilities.max_concurrent
+        rooms[name] = {"live": live, "max": most, "free": None if most is None else max(0, most - live)}
+    full = bool(rooms) and all(room["free"] == 0 for room in rooms.values())
+    return told["ready"] and not full, {**told, "ready": told["ready"] and not full, "store": "ok", "engines": rooms}

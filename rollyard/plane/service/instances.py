@@ -1,0 +1,403 @@
+"""Instances: from an environment or a bare image to a running thing with an owner, a time to live and a history.
+
+The order of steps is the whole point. Creation is journalled (with its quota) before the engine is asked; what the engine
+made is written down before anybody is told; deletion is written down before the engine is asked. A crash between any two
+steps therefore leaves a row that the sweep settles, and never a thing without a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from rollyard.core.errors import (
+    ConfigError,
+    Error,
+    PlaneConflict,
+    PlaneGone,
+    PlaneInvalid,
+    PlaneNotFound,
+    PlaneUnavailable,
+    PlaneUnsupported,
+    SandboxGone,
+)
+from rollyard.core.log import Log
+from rollyard.core.plane import KEYLESS_OWNER, POOL_OWNER, EnvSpec, Happening, Instance, InstanceState, Taking, WarmPool
+from rollyard.core.protocols import Sandbox
+from rollyard.net.paging import each_page
+from rollyard.plane.engines.choose import refuse
+from rollyard.plane.engines.protocol import Engine
+from rollyard.plane.service.access import is_snapshot, snapshot_id
+from rollyard.plane.service.create_request import (
+    FROM_POOL,
+    CreateDefaults,
+    CreateInstance,
+    check_request,
+    journal_instance,
+    plan_instance,
+)
+from rollyard.plane.service.cursors import read_cursor, write_cursor
+from rollyard.plane.service.hub import MAX_PAGE, Hub
+from rollyard.plane.storage.protocol import PlaneStore
+
+_log = Log("rollyard.plane")
+_AT_ONCE = 16
+
+
+class Instances:
+    def __init__(
+        self,
+        store: PlaneStore,
+        hub: Hub,
+        engines: Mapping[str, Engine],
+        *,
+        plane: str,
+        settings: CreateDefaults | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._hub, self.engines, self._plane = store, hub, engines, plane
+        self.settings = settings or CreateDefaults()
+        self._clock = clock
+        self.wanted = asyncio.Event()  # something was taken from a pool
+
+    async def create(self, asked: CreateInstance, *, owner: str, caller: str = "", key: str | None = None) -> Instance:
+        """`key` is an Idempotency-Key: the same request again gives the instance that the first one made."""
+        check_request(asked, self.settings)
+        request = (caller, key, hashlib.sha256(msgspec.json.encode(asked)).digest()) if key else None
+        if asked.pool is not None:
+            pool = await self._store.get_pool(asked.pool)
+            taken = await self._take_pooled(pool, asked, owner, request)
+            if taken is not None:
+                return taken
+            made_from = msgspec.json.decode(pool.plan, type=CreateInstance)
+            given = {name: getattr(asked, name) for name in FROM_POOL if name != "pool"}
+            asked = replace(made_from, **{name: value for name, value in given.items() if value})
+        spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._env(asked, owner)
+        if asked.image is not None:
+            await self._check_image(asked.image, owner)
+        return await self.make(plan_instance(asked, spec, owner, self.engines, self.settings, self._clock()), request)
+
+    async def _take_pooled(
+        self, pool: WarmPool, asked: CreateInstance, owner: str, request: tuple[str, str, bytes] | None
+    ) -> Instance | None:
+        """One that waits in the pool and lives; None when there is none, and one is made."""
+        plan = msgspec.json.decode(pool.plan, type=CreateInstance)
+        taking = Taking(
+            owner=owner,
+            at=self._clock(),
+            run_id=asked.run_id,
+            rollout_id=asked.rollout_id,
+            labels=asked.labels,
+            idle_ttl_s=asked.idle_ttl_s,
+        )
+        while True:
+            taken = await self._store.take(pool, taking, terms=self.settings.terms, request=request)
+            self.wanted.set()
+            if taken is None or not taken[1]:
+                return taken[0] if taken else None
+            engine = self.engines.get(taken[0].engine)
+            if engine is not None and taken[0].ref is not None and await engine.alive(taken[0].ref):
+                break
+            await self._store.end(taken[0].id, "failed", at=self._clock(), reason="its engine lost it")
+            request = None  # it named the lost one
+        ttl = asked.ttl_s or plan.ttl_s or self.settings.default_ttl_s
+        return await self.extend(taken[0].id, ttl) if engine.abilities.extend else taken[0]
+
+    async def make(self, new: Instance, request: tuple[str, str, bytes] | None = None) -> Instance:
+        """From the journal to running."""
+        instance, made = await self._store.begin(new, terms=self.settings.terms, request=request)
+        if not made:
+            return instance
+        engine = self.engines[instance.engine]
+        try:
+            async with asyncio.timeout(self.settings.boot_s):
+                ref = await engine.create(instance, self._plane)
+        except (Error, TimeoutError, OSError) as error:
+            await self._abandon(instance, engine, error)
+            if isinstance(error, Error):
+                raise
+            raise PlaneUnavailable(f"engine {engine.name} did not make it: {error or 'too late'}") from error
+        running = await self._store.step(instance.id, ("creating",), "running", at=self._clock(), ref=ref)
+        if running is None:
+            await engine.delete(ref)
+            await self._store.end(instance.id, "deleted", at=self._clock(), reason="deleted while it was made")
+            raise PlaneConflict(f"{instance.id} was deleted while it was made")
+        return running
+
+    async def _abandon(self, instance: Instance, engine: Engine, error: Exception) -> None:
+        """An engine that failed may have made something: it is only over once the engine's list says so. One that refused
+        what it was asked for has made nothing."""
+        if not isinstance(error, (PlaneInvalid, PlaneUnsupported, ConfigError)):
+            try:
+                listed = await engine.list(self._plane) if engine.abilities.list else None
+                for thing in listed or ():
+                    if thing.instance_id == instance.id:
+                        await engine.delete(thing.ref)
+            except (Error, TimeoutError, OSError):
+                listed = None
+            if listed is None:
+                _log.warning("nobody knows what a failed creation left; the sweep settles it", instance=instance.id)
+                return
+        reason = str(error) or "the engine took too long"
+        await self._store.end(instance.id, "failed", at=self._clock(), reason=reason)
+
+    async def _env(self, asked: CreateInstance, owner: str) -> EnvSpec:
+        """What `owner` runs when it runs this environment. The values of its variables are its owner's secrets: whoever runs
+        a program in an instance can read them there, so another owner gives values of its own."""
+        name, separator, version = (asked.env or "").partition("@")
+        if not separator or not name or not version:
+            raise PlaneInvalid(f"env {asked.env!r} is not name@version")
+        record = await self._hub.get(name, version)
+        if owner == KEYLESS_OWNER and record.owner != owner:
+            raise PlaneNotFound(f"there is no environment {record.id}")
+        await self._check_image(record.spec.image, record.owner)
+        if owner == record.owner or owner.startswith(POOL_OWNER):
+            return record.spec
+        missing = sorted(record.spec.env.keys() - asked.environment.keys())
+        if missing:
+            raise PlaneInvalid(
+                f"{record.id} is of another owner, who keeps the values of its variables: {', '.join(missing[:20])}",
+                hint="give your own values in `environment`",
+            )
+        return replace(record.spec, env={})
+
+    async def _check_image(self, image: str, owner: str) -> None:
+        """A snapshot of an instance opens for its owner, whatever it is called by. One that nobody owns, made before there were
+        owners or beside this plane, opens for nobody until an admin gives it away in an environment."""
+        if image == "host":
+            return
+        owners = await self._store.owners_of("snapshot", snapshot_id(image))
+        if (owners or is_snapshot(image)) and owner not in owners and not owner.startswith(POOL_OWNER):
+            raise PlaneNotFound(f"there is no image {image}")
+
+    # what there is
+
+    async def get(self, instance_id: str) -> Instance:
+        """Raises `PlaneNotFound` for one that is gone; its history stays."""
+        found = await self._store.get_instance(instance_id)
+        if not found.live:
+            raise PlaneNotFound(f"instance {instance_id} is gone ({found.state})", hint="its history is still there")
+        return found
+
+    async def record(self, instance_id: str) -> Instance:
+        """Also one that is gone."""
+        return await self._store.get_instance(instance_id)
+
+    async def history(self, instance_id: str) -> list[Happening]:
+        await self._store.get_instance(instance_id)
+        return await self._store.history(instance_id)
+
+    async def page(
+        self,
+        *,
+        owner: str | None = None,
+        env: str | None = None,
+        run_id: str | None = None,
+        rollout_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        live: bool | None = True,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> tuple[list[Instance], str | None]:
+        if not 1 <= limit <= MAX_PAGE:
+            raise PlaneInvalid(f"limit must be between 1 and {MAX_PAGE}")
+        after = read_cursor(cursor, 1)
+        found = await self._store.list_instances(
+            owner=owner,
+            env=env,
+            run_id=run_id,
+            rollout_id=rollout_id,
+            live=live,
+            labels=labels or {},
+            after=after[0] if after else "",
+            limit=limit + 1,
+        )
+        more = len(found) > limit
+        found = found[:limit]
+        return found, write_cursor(found[-1].id) if more else None
+
+    def all(
+        self,
+        *,
+        owner: str | None = None,
+        env: str | None = None,
+        run_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[Instance]:
+        """Every live one of these."""
+        which = partial(self.page, owner=owner, env=env, run_id=run_id, labels=labels, limit=MAX_PAGE)
+        return each_page(lambda cursor: which(cursor=cursor))
+
+    # what can be done with one
+
+    async def heartbeat(self, instance_id: str) -> Instance:
+        return await self._touch(instance_id, None)
+
+    async def extend(self, instance_id: str, ttl_s: float) -> Instance:
+        """Its time ends `ttl_s` from now, for the engine and for the plane."""
+        if not 0 < ttl_s <= self.settings.max_ttl_s:
+            raise PlaneInvalid(f"ttl_s is above 0 and at most {self.settings.max_ttl_s:.0f}")
+        instance, engine = await self.standing(instance_id)
+        if engine.abilities.ttl and not engine.abilities.extend:
+            raise refuse(engine, self.engines, "extend", "extend an instance's time")
+        if engine.abilities.extend and instance.ref is not None:
+            await engine.extend(instance.ref, ttl_s)
+        return await self._touch(instance_id, self._clock() + ttl_s)
+
+    async def _touch(self, instance_id: str, expires_at: float | None) -> Instance:
+        found = await self._store.touch(instance_id, at=self._clock(), expires_at=expires_at)
+        if found is None:
+            raise self._not_running(await self._store.get_instance(instance_id))
+        return found
+
+    async def running(self, instance_id: str) -> tuple[Instance, Engine]:
+        return self.running_now(await self._store.get_instance(instance_id))
+
+    def running_now(self, found: Instance) -> tuple[Instance, Engine]:
+        if found.state == "paused":
+            raise self._not_running(found)
+        return self.standing_now(found)
+
+    async def standing(self, instance_id: str) -> tuple[Instance, Engine]:
+        """One that runs or is paused."""
+        return self.standing_now(await self._store.get_instance(instance_id))
+
+    def standing_now(self, found: Instance) -> tuple[Instance, Engine]:
+        """The same of a record that was just read."""
+        if found.state not in ("running", "paused") or found.ref is None:
+            raise self._not_running(found)
+        if found.engine not in self.engines:
+            raise PlaneUnavailable(f"this server has no engine {found.engine}")
+        return found, self.engines[found.engine]
+
+    def _not_running(self, found: Instance) -> Error:
+        if found.state == "creating":
+            return PlaneConflict(f"instance {found.id} is still being created", hint="ask again in a moment")
+        if found.state == "paused":
+            return PlaneConflict(f"instance {found.id} is paused", hint="resume it first")
+        return PlaneGone(f"instance {found.id} has ended ({found.state})", hint="create another")
+
+    async def sandbox(self, instance_id: str, ability: str = "exec") -> Sandbox:
+        """Where its programs run and its files are. One whose engine lost it is ended here and now."""
+        instance, engine = await self.running(instance_id)
+        if not getattr(engine.abilities, ability):
+            raise refuse(engine, self.engines, ability, "run programs" if ability == "exec" else "reach files")
+        sandbox = await self._sandbox(instance, engine)
+        await self._store.touch(instance_id, at=self._clock())
+        return sandbox
+
+    async def _sandbox(self, instance: Instance, engine: Engine) -> Sandbox:
+        assert instance.ref is not None
+        try:
+            return await engine.sandbox(instance.ref)
+        except SandboxGone as error:
+            await self._store.end(instance.id, "failed", at=self._clock(), reason="its engine lost it")
+            raise PlaneGone(f"instance {instance.id} is gone from its engine") from error
+
+    async def pause(self, instance_id: str) -> Instance:
+        """Its programs stand still; its time goes on. The engine is asked first: what a crash leaves is one that stands
+        still and is said to run, which `resume` sets right."""
+        return await self._set_going(instance_id, False)
+
+    async def resume(self, instance_id: str) -> Instance:
+        return await self._set_going(instance_id, True)
+
+    async def _set_going(self, instance_id: str, going: bool) -> Instance:
+        instance, engine = await self.standing(instance_id)
+        if not engine.abilities.pause:
+            raise refuse(engine, self.engines, "pause", "pause an instance")
+        sandbox = await self._sandbox(instance, engine)
+        async with asyncio.timeout(self.settings.boot_s):
+            await (sandbox.resume() if going else sandbox.pause())
+        state: InstanceState = "running" if going else "paused"
+        found = await self._store.step(instance_id, ("running", "paused"), state, at=self._clock())
+        if found is None:
+            raise self._not_running(await self._store.get_instance(instance_id))
+        return found
+
+    async def link(self, instance_id: str, rollout_id: str) -> Instance:
+        """From here on the rollout's id leads to it."""
+        instance, _ = await self.standing(instance_id)
+        found = await self._store.step(
+            instance_id, (instance.state,), instance.state, at=self._clock(), rollout_id=rollout_id
+        )
+        if found is None:
+            raise self._not_running(await self._store.get_instance(instance_id))
+        return found
+
+    async def snapshot(self, instance_id: str) -> str:
+        """The name of an image of what it has written; instances can be made from it on the same engine."""
+        instance, engine = await self.running(instance_id)
+        if not engine.abilities.snapshot:
+            raise refuse(engine, self.engines, "snapshot", "take snapshots")
+        sandbox = await self._sandbox(instance, engine)
+        async with asyncio.timeout(self.settings.boot_s):
+            image = await sandbox.snapshot()
+        await self._store.own("snapshot", snapshot_id(image), instance.owner, at=self._clock())
+        await self._store.step(instance_id, ("running",), "running", at=self._clock(), reason=f"snapshot {image}")
+        return image
+
+    async def fork(self, instance_id: str, count: int = 1) -> list[Instance]:
+        """New instances that begin with what this one has written, each journalled like any other."""
+        instance, _ = await self.running(instance_id)
+        plan = replace(instance.plan, image=await self.snapshot(instance_id))
+        again = CreateInstance(
+            env=instance.env,
+            run_id=instance.run_id,
+            labels={**instance.labels},
+            idle_ttl_s=instance.idle_ttl_s,
+        )
+        now = self._clock()
+        new = [journal_instance(plan, instance.engine, instance.owner, again, now, self.settings) for _ in range(count)]
+        results = await asyncio.gather(*map(self.make, new), return_exceptions=True)
+        made = [one for one in results if isinstance(one, Instance)]
+        for error in results:
+            if isinstance(error, BaseException):
+                await self.delete_many([one.id for one in made])
+                raise error
+        return made
+
+    async def delete(self, instance_id: str, *, reason: str = "deleted by its owner") -> None:
+        """Returns once the engine has confirmed; repeats are `PlaneNotFound`. One still being created is cancelled."""
+        now = self._clock()
+        found = await self.get(instance_id)
+        settle = now + self.settings.boot_s
+        marked = await self._store.step(
+            instance_id, ("creating", "running", "paused", "deleting"), "deleting", at=now, settle_by=settle
+        )
+        if marked is None:
+            raise PlaneNotFound(f"instance {instance_id} is gone")
+        if found.state == "creating" and marked.ref is None:
+            return  # its creator sees the mark and removes what it made; the sweep, should the creator have died
+        engine = self.engines.get(marked.engine)
+        if engine is None:
+            raise PlaneUnavailable(f"this server has no engine {marked.engine}", hint="another replica sweeps it away")
+        if marked.ref is not None:
+            async with asyncio.timeout(self.settings.boot_s):
+                await engine.delete(marked.ref)
+        await self._store.end(instance_id, "deleted", at=self._clock(), reason=reason)
+
+    async def delete_many(self, instance_ids: Sequence[str]) -> dict[str, str]:
+        """What became of each: `deleted`, `not_found`, or why not."""
+        gate, ids = asyncio.Semaphore(_AT_ONCE), list(dict.fromkeys(instance_ids))
+
+        async def outcome(instance_id: str) -> str:
+            async with gate:
+                return await self._outcome(instance_id)
+
+        return dict(zip(ids, await asyncio.gather(*map(outcome, ids)), strict=True))
+
+    async def _outcome(self, instance_id: str) -> str:
+        try:
+            await self.delete(instance_id)
+        except PlaneNotFound:
+            return "not_found"
+        except (Error, TimeoutError, OSError) as error:
+            return f"failed: {error}"
+        return "deleted"

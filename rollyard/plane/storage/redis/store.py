@@ -1,0 +1,426 @@
+"""`RedisPlane`: the control plane's storage on Redis. What each method promises is said in
+`rollyard.plane.storage.protocol.PlaneStore`, which it has the shape of. How
+long an answered write lasts is the server's `appendfsync`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from msgspec.structs import replace
+
+from rollyard.core.errors import MissingExtra, PlaneConflict, PlaneNotFound, StoreError
+from rollyard.core.log import Log
+from rollyard.core.plane import (
+    AdmissionTerms,
+    ApiKey,
+    EnvRecord,
+    EnvSpec,
+    Happening,
+    Instance,
+    InstanceState,
+    OwnedKind,
+    OwnerUsage,
+    Taking,
+    WarmPool,
+)
+from rollyard.plane.storage.redis.change import Change, Changer, Row, decode_row
+from rollyard.plane.storage.redis.instances import InstanceRows, Request, usage_of
+from rollyard.plane.storage.redis.rows import (
+    BETWEEN,
+    Keys,
+    env_record,
+    env_row,
+    instance_record,
+    key_record,
+    key_row,
+    pool_record,
+    pool_row,
+)
+
+T = TypeVar("T")
+_log = Log("rollyard.store")
+_TIMEOUT_S = 30.0
+_PAGE = 500
+_WAITING = 16  # of a pool, looked at in one go
+
+
+@asynccontextmanager
+async def open_redis(url: str, *, scripts: bool | None = None) -> AsyncGenerator[RedisPlane]:
+    """`redis://[user:password@]host:port/db[?prefix=ry]`. Whether the server runs scripts is asked, unless said."""
+    if find_spec("redis") is None:
+        raise MissingExtra("redis", "redis", why="a Redis store")
+    from redis.asyncio import Redis
+    from redis.exceptions import NoPermissionError, RedisError, ResponseError
+
+    parts = urlsplit(url)
+    prefix = parse_qs(parts.query).get("prefix", ["ry"])[0]
+    client: Any = Redis.from_url(
+        parts._replace(query="").geturl(), socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
+    )
+    try:
+        if scripts is None:
+            try:
+                scripts = bool(await client.eval("return 1", 0))
+            except (NoPermissionError, ResponseError):
+                scripts = False
+        if not scripts:
+            _log.warning(
+                "this server runs no scripts: changes go one at a time under a lock, readers may see one half done, and a "
+                "writer that stalls for seconds may overwrite a newer change"
+            )
+        yield RedisPlane(client, f"{{{prefix}}}:", scripted=scripts)
+    except RedisError as error:
+        raise StoreError(f"Redis: {error}") from error
+    finally:
+        await client.aclose()
+
+
+class RedisPlane:
+    def __init__(self, client: Any, prefix: str, *, scripted: bool) -> None:
+        self._client, self._keys = client, Keys(prefix)
+        self._changer, self._rows = Changer(client, prefix, scripted=scripted), InstanceRows(self._keys)
+
+    async def _change(self, work: Callable[[Change], Awaitable[T]]) -> T:
+        from redis.exceptions import RedisError
+
+        try:
+            return await self._changer(work)
+        except RedisError as error:
+            raise StoreError(f"Redis: {error}") from error
+
+    async def _row(self, key: str) -> Row:
+        return (await self._read_rows([key]))[0]
+
+    async def _read_rows(self, keys: list[str]) -> list[Row]:
+        from redis.exceptions import RedisError
+
+        pipe = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipe.hgetall(key)
+        try:
+            return [decode_row(found)[1] for found in await pipe.execute()] if keys else []
+        except RedisError as error:
+            raise StoreError(f"Redis: {error}") from error
+
+    async def _after(self, index: str, after: str | None, limit: int) -> list[str]:
+        """Members of an index past one, in order."""
+        low = b"-" if not after else b"(" + after.encode()
+        found = await self._client.zrangebylex(index, low, b"+", 0, limit)
+        return [member.decode() for member in found]
+
+    # environments
+
+    async def create_env(self, record: EnvRecord) -> EnvRecord:
+        key = self._keys.env(record.name, record.version)
+
+        async def work(change: Change) -> EnvRecord:
+            if await change.row(key):
+                raise PlaneConflict(f"{record.id} exists", hint="update it, or choose another version")
+            change.put(key, env_row(record))
+            change.add(self._keys.envs, record.name + BETWEEN + record.version)
+            return record
+
+        return await self._change(work)
+
+    async def get_env(self, name: str, version: str) -> EnvRecord:
+        return _env(await self._row(self._keys.env(name, version)), name, version)
+
+    async def update_env(self, name: str, version: str, spec: EnvSpec, *, revision: int | None, at: float) -> EnvRecord:
+        return await self._change_env(name, version, revision, {"spec": spec, "updated_at": at})
+
+    async def release_env(self, name: str, version: str, *, revision: int | None, at: float) -> EnvRecord:
+        changes = {"updated_at": at, "released_at": at, "status": "released"}
+        return await self._change_env(name, version, revision, changes)
+
+    async def _change_env(self, name: str, version: str, revision: int | None, changes: Mapping[str, Any]) -> EnvRecord:
+        key = self._keys.env(name, version)
+
+        async def work(change: Change) -> EnvRecord:
+            found = _env(await change.row(key), name, version)
+            if found.status == "released":
+                raise PlaneConflict(f"{found.id} is released and does not change", hint="create a new version")
+            if revision not in (None, found.revision):
+                raise PlaneConflict(
+                    f"{found.id} is at revision {found.revision}, not {revision}", hint="read it again, then update"
+                )
+            new = replace(found, revision=found.revision + 1, **changes)
+            change.put(key, env_row(new))
+            return new
+
+        return await self._change(work)
+
+    async def delete_env(self, name: str, version: str, *, released: bool) -> None:
+        key = self._keys.env(name, version)
+
+        async def work(change: Change) -> None:
+            found = _env(await change.row(key), name, version)
+            if found.status == "released" and not released:
+                hint = "only an admin may delete a released version"
+                raise PlaneConflict(f"{found.id} is released", hint=hint)
+            change.drop(key)
+            change.remove(self._keys.envs, name + BETWEEN + version)
+
+        await self._change(work)
+
+    async def list_envs(
+        self, *, words: tuple[str, ...], status: str | None, after: tuple[str, str] | None, limit: int
+    ) -> list[EnvRecord]:
+        wanted = [word.lower() for word in words]
+        last = BETWEEN.join(after) if after else None
+        found: list[EnvRecord] = []
+        while len(found) < limit:
+            names = await self._after(self._keys.envs, last, _PAGE)
+            for row in await self._read_rows([self._keys.env(*name.split(BETWEEN)) for name in names]):
+                if row and all(word in row["words"] for word in wanted) and status in (None, row["status"]):
+                    found.append(env_record(row))
+            if len(names) < _PAGE:
+                break
+            last = names[-1]
+        return found[:limit]
+
+    # instances
+
+    async def begin(self, new: Instance, *, terms: AdmissionTerms, request: Request | None) -> tuple[Instance, bool]:
+        return await self._change(lambda change: self._rows.begin(change, new, terms, request))
+
+    async def step(
+        self, instance_id: str, origin: tuple[InstanceState, ...], state: InstanceState, *, at: float, **changes: Any
+    ) -> Instance | None:
+        return await self._change(lambda change: self._rows.step(change, instance_id, origin, state, at, changes))
+
+    async def end(self, instance_id: str, state: InstanceState, *, at: float, reason: str | None) -> bool:
+        return await self._change(lambda change: self._rows.end(change, instance_id, state, at, reason))
+
+    async def touch(self, instance_id: str, *, at: float, expires_at: float | None = None) -> Instance | None:
+        return await self._change(lambda change: self._rows.touch(change, instance_id, at, expires_at))
+
+    async def get_instance(self, instance_id: str) -> Instance:
+        row = await self._row(self._keys.instance(instance_id))
+        if not row:
+            raise PlaneNotFound(f"there is no instance {instance_id}")
+        return instance_record(row)
+
+    async def list_instances(
+        self,
+        *,
+        owner: str | None,
+        env: str | None,
+        run_id: str | None,
+        rollout_id: str | None,
+        live: bool | None,
+        labels: Mapping[str, str],
+        after: str,
+        limit: int,
+    ) -> list[Instance]:
+        same = {"owner": owner, "env": env, "run_id": run_id, "rollout_id": rollout_id}
+        index, found = self._narrowest(owner, rollout_id, live, labels), list[Instance]()
+        while len(found) < limit:
+            ids = await self._after(index, after, _PAGE)
+            for row in await self._read_rows([self._keys.instance(one) for one in ids]):
+                if row and _matches(one := instance_record(row), same, live, labels):
+                    found.append(one)
+            if len(ids) < _PAGE:
+                break
+            after = ids[-1]
+        return found[:limit]
+
+    def _narrowest(
+        self, owner: str | None, rollout_id: str | None, live: bool | None, labels: Mapping[str, str]
+    ) -> str:
+        if rollout_id is not None:
+            return self._keys.of_rollout(rollout_id)
+        if labels:
+            return self._keys.label(*next(iter(labels.items())))
+        if owner is not None:
+            return self._keys.of_owner(owner, live=live is True)
+        return self._keys.live if live is True else self._keys.all
+
+    async def list_changed(self, *, owner: str | None, since: float, limit: int) -> list[Instance]:
+        found: list[Instance] = []
+        start = 0
+        while len(found) < limit:
+            ids = await self._client.zrangebyscore(self._keys.changed, since, "+inf", start, _PAGE)
+            rows = await self._read_rows([self._keys.instance(one.decode()) for one in ids])
+            found += [one for row in rows if row and owner in (None, (one := instance_record(row)).owner)]
+            if len(ids) < _PAGE:
+                break
+            start += _PAGE
+        return found[:limit]
+
+    async def counts(self) -> dict[tuple[str, str], int]:
+        counted: dict[tuple[str, str], int] = {}
+        last = ""
+        while True:
+            ids = await self._after(self._keys.live, last, _PAGE)
+            pipe = self._client.pipeline(transaction=False)
+            for one in ids:
+                pipe.hmget(self._keys.instance(one), "engine", "state")
+            for engine, state in await pipe.execute() if ids else ():
+                if engine is not None:
+                    pair = (engine.decode(), state.decode())
+                    counted[pair] = counted.get(pair, 0) + 1
+            if len(ids) < _PAGE:
+                return counted
+            last = ids[-1]
+
+    async def history(self, instance_id: str) -> list[Happening]:
+        lines = await self._row(self._keys.history(instance_id))
+        told = [msgspec.json.decode(lines[number]) for number in sorted(lines, key=int)]
+        return [Happening(at=at, state=state, reason=reason) for at, state, reason in told]
+
+    async def set_terms(self, owner: str, **terms: Any) -> OwnerUsage:
+        return await self._change(lambda change: self._rows.set_terms(change, owner, terms))
+
+    async def usage(self, owner: str) -> OwnerUsage:
+        return usage_of(owner, await self._row(self._keys.owner(owner)))
+
+    # pools and bundles
+
+    async def put_pool(self, pool: WarmPool) -> WarmPool:
+        async def work(change: Change) -> WarmPool:
+            row = await change.row(self._keys.pool(pool.name))
+            kept = replace(pool, created_at=pool_record(row).created_at) if row else pool
+            change.put(self._keys.pool(pool.name), pool_row(kept))
+            change.add(self._keys.pools, pool.name)
+            await self._rows.set_terms(change, pool.owner, {"quota": pool.size})
+            return kept
+
+        return await self._change(work)
+
+    async def get_pool(self, name: str) -> WarmPool:
+        row = await self._row(self._keys.pool(name))
+        if not row:
+            raise PlaneNotFound(f"there is no pool {name}")
+        return pool_record(row)
+
+    async def list_pools(self) -> list[WarmPool]:
+        names = await self._after(self._keys.pools, None, 10_000)
+        return [pool_record(row) for row in await self._read_rows([self._keys.pool(name) for name in names]) if row]
+
+    async def remove_pool(self, name: str) -> WarmPool:
+        async def work(change: Change) -> WarmPool:
+            row = await change.row(self._keys.pool(name))
+            if not row:
+                raise PlaneNotFound(f"there is no pool {name}")
+            pool = pool_record(row)
+            change.drop(self._keys.pool(name))
+            change.remove(self._keys.pools, name)
+            await self._rows.set_terms(change, pool.owner, {"quota": 0})
+            return pool
+
+        return await self._change(work)
+
+    async def take(
+        self, pool: WarmPool, taking: Taking, *, terms: AdmissionTerms, request: Request | None
+    ) -> tuple[Instance, bool] | None:
+        async def work(change: Change) -> tuple[Instance, bool] | None:
+            waiting = await self._after(self._keys.of_owner(pool.owner, live=True), None, _WAITING)
+            return await self._rows.take(change, waiting, pool, taking, terms, request)
+
+        return await self._change(work)
+
+    async def put_blob(self, digest: str, data: bytes, *, owner: str, at: float) -> bool:
+        return bool(await self._client.set(self._keys.blob(digest), data, nx=True))
+
+    async def get_blob(self, digest: str) -> bytes:
+        data = await self._client.get(self._keys.blob(digest))
+        if data is None:
+            raise PlaneNotFound(f"there is no bundle {digest}")
+        return data
+
+    async def has_blob(self, digest: str) -> bool:
+        return bool(await self._client.exists(self._keys.blob(digest)))
+
+    async def own(self, kind: OwnedKind, name: str, owner: str, *, at: float) -> None:
+        await self._client.sadd(self._keys.owned(kind, name), owner)
+
+    async def owners_of(self, kind: OwnedKind, name: str) -> set[str]:
+        return {owner.decode() for owner in await self._client.smembers(self._keys.owned(kind, name))}
+
+    # keys
+
+    async def put_key(self, key: ApiKey) -> ApiKey:
+        async def work(change: Change) -> ApiKey:
+            if await change.row(self._keys.key(key.digest)):
+                raise PlaneConflict("this key exists")
+            change.put(self._keys.key(key.digest), key_row(key))
+            change.add(self._keys.keys, key.id + BETWEEN + key.digest.hex())
+            return key
+
+        return await self._change(work)
+
+    async def find_key(self, digest: bytes) -> ApiKey | None:
+        row = await self._row(self._keys.key(digest))
+        return key_record(row) if row and "revoked_at" not in row else None
+
+    async def list_keys(self) -> list[ApiKey]:
+        named = await self._after(self._keys.keys, None, 100_000)
+        digests = [bytes.fromhex(name.split(BETWEEN)[1]) for name in named]
+        return [key_record(row) for row in await self._read_rows([self._keys.key(one) for one in digests]) if row]
+
+    async def revoke_key(self, key_id: str, *, at: float) -> None:
+        digest = next((key.digest for key in await self.list_keys() if key.id == key_id), b"")
+
+        async def work(change: Change) -> None:
+            row = await change.row(self._keys.key(digest))
+            if not row or "revoked_at" in row:
+                raise PlaneNotFound(f"there is no key {key_id}")
+            change.put(self._keys.key(digest), {**row, "revoked_at": repr(at)})
+
+        await self._change(work)
+
+    # the sweep
+
+    async def agree(self, name: str, proposed: str) -> str:
+        key = self._keys.lease(name)
+
+        async def work(change: Change) -> str:
+            row = await change.row(key)
+            if not row:
+                row = {"holder": proposed}
+                change.put(key, row)
+            return row["holder"]
+
+        return await self._change(work)
+
+    async def take_sweep(self, holder: str, *, now: float, ttl_s: float) -> int | None:
+        key = self._keys.lease("sweep")
+
+        async def work(change: Change) -> int | None:
+            row = await change.row(key)
+            if row and row["holder"] != holder and float(row["expires_at"]) > now:
+                return None
+            fence = int(row.get("fence", "0")) + 1
+            change.put(key, {"holder": holder, "fence": str(fence), "expires_at": repr(now + ttl_s)})
+            return fence
+
+        return await self._change(work)
+
+    async def claim_due(self, fence: int, *, now: float, settle_s: float, limit: int) -> list[Instance]:
+        async def work(change: Change) -> list[Instance]:
+            due = await self._client.zrangebyscore(self._keys.due, "-inf", now, 0, limit)
+            return await self._rows.claim(change, [one.decode() for one in due], fence, now, settle_s)
+
+        return await self._change(work)
+
+    async def finish_due(self, fence: int, ended: list[tuple[str, InstanceState, str]], *, now: float) -> int:
+        return await self._change(lambda change: self._rows.finish(change, fence, ended, now))
+
+
+def _env(row: Row, name: str, version: str) -> EnvRecord:
+    if not row:
+        raise PlaneNotFound(f"there is no environment {name}@{version}")
+    return env_record(row)
+
+
+def _matches(one: Instance, same: Mapping[str, str | None], live: bool | None, labels: Mapping[str, str]) -> bool:
+    return (
+        all(value is None or getattr(one, name) == value for name, value in same.items())
+        and live in (None, one.live)
+        and labels.items() <= one.labels.items()
+    )
