@@ -38,6 +38,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "show": "show a run or a rollout: calls, events, verdict, log, diff",
         "why": "say why a rollout ended as it did, with the evidence and what to do",
         "grep": "search transcripts, tool calls, logs and verdicts for a text",
+        "scan": "look for rewards that cannot be trusted: tests touched, answers read, loops, refusals",
         "compare": "compare two runs on the same tasks",
         "export": "write a run as JSON Lines, training rows, Parquet, ATIF or HTML",
     },
@@ -50,7 +51,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Serve": {
         "serve": "run a server: gate, environment, browsers, model or control plane",
         "push": "send a task folder or an aenv project to a control plane",
-        "rotate": "replace the secret that signs a control plane's URLs and tokens",
+        "plane": "replace the secret that a control plane signs URLs and tokens with",
     },
 }
 VERBS: dict[str, str] = {verb: line for group in GROUPS.values() for verb, line in group.items()}

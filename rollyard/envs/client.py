@@ -15,7 +15,7 @@ import itertools
 import random
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -325,7 +325,16 @@ async def dial(url: str, options: Options) -> Socket:
 def refusal(told: Mapping[str, Any]) -> EnvError:
     code, message = str(told.get("code")), str(told.get("message"))
     kind = EnvUnavailable if code in _TRY_LATER else EpisodeLost if code == "SESSION_ERROR" else EnvError
-    return kind(f"{message} [{code}]")
+    return kind(f"{message}{_details(told.get('errors'))} [{code}]")
+
+
+def _details(errors: Any) -> str:
+    """What OpenEnv's servers say about each field of a request that they refuse."""
+    if not isinstance(errors, list):
+        return ""
+    found = [error for error in cast("list[Any]", errors) if isinstance(error, dict)]
+    said = [f"{'.'.join(str(part) for part in error.get('loc') or ())}: {error.get('msg')}" for error in found]
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def backoff(attempt: int) -> float:

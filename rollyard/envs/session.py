@@ -291,6 +291,8 @@ class EnvSession:
             raise EnvRefused("VALIDATION_ERROR", "a call has a name and an object of arguments")
         known = name in self.toolset.tools
         context = ToolContext(rollout_id=self.id, progress=self._progress)
+        if given.get("counts"):  # OpenEnv's step(CallToolAction): it is a step there
+            self._steps += 1
         value, failed = await self.toolset.call(name, arguments, context)
         return {"value": msgspec.to_builtins(value, str_keys=True), "failed": failed, "known": known}
 

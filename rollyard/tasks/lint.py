@@ -128,7 +128,7 @@ def _place(task: Task) -> Iterator[TaskFinding]:
     if task.resources.accelerated:
         yield _warn("task.toml", "asks for accelerators; backends without them refuse the task")
     if task.network == "host":
-        yield _warn("task.toml", "gives the agent the public network")
+        yield _warn("task.toml", "asks for the public network, and gets none unless --network says public")
     for name in references(task.env):
         if name not in os.environ:
             yield _warn("task.toml", f"environment.env needs {name}, which is not set here")

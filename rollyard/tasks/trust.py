@@ -2,7 +2,7 @@
 
 A task below the working directory is the user's own, and so is one made in Python. Any other is untrusted: it reads no variables
 of the host but those named by `--env`, its files and links stay in its folder, its Python verifier runs in a sandbox of its own,
-and packages of its layers run no install scripts. `--trust-tasks` lifts this, and is remembered for exactly these files.
+and packages of its layers are installed in one. `--trust-tasks` lifts this, and is remembered for exactly these files.
 """
 
 from __future__ import annotations

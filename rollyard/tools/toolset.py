@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
+import msgspec
+
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.log import Log
@@ -25,6 +27,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _log = Log("rollyard.tools")
 _CLOSE_S = 5.0
+_CANCELLED = -32800
 
 
 class Toolset:
@@ -53,7 +56,7 @@ class Toolset:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         manager = await self._manager()
-        await manager.handle_request(scope, receive, send)
+        await manager.handle_request(scope, receive, _without_cancelled(send))
 
     async def ready(self) -> None:
         """Returns when requests are answered at once; for callers whose agents do not wait for slow tool servers."""
@@ -125,3 +128,32 @@ def _put(tools: dict[str, Tool], tool: Tool) -> None:
     if tool.name in tools:
         raise ConfigError(f"two tools are named {tool.name!r}")
     tools[tool.name] = tool
+
+
+def _without_cancelled(send: Send) -> Send:
+    """MCP gives a cancelled request no response. The package ends its stream with an error all the same: a comment stands
+    there instead, and the stream ends after it."""
+
+    async def quiet(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body" and _is_cancelled(message.get("body", b"")):
+            message = {**message, "body": b": cancelled\r\n\r\n"}
+        await send(message)
+
+    return quiet
+
+
+def _is_cancelled(event: bytes) -> bool:
+    if b"-32800" not in event:
+        return False
+    for line in event.splitlines():
+        if line.startswith(b"data:"):
+            try:
+                said: Any = msgspec.json.decode(line[5:])
+            except msgspec.DecodeError:
+                return False
+            return (
+                isinstance(said, dict)
+                and isinstance(said.get("error"), dict)
+                and said["error"].get("code") == _CANCELLED
+            )
+    return False

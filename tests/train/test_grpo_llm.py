@@ -18,9 +18,9 @@ import rollyard as ry
 from examples.grpo_llm.chores import KINDS, SYSTEM, WORDS, chore, command, demonstration, is_done, task
 from examples.grpo_llm.learn import Learner, trained_logprobs, warm_up
 from examples.grpo_llm.llama import Llama, LlamaConfig
-from examples.grpo_llm.plot import apart, draw, table
+from examples.grpo_llm.plot import apart, draw, interval, table
 from examples.grpo_llm.sampler import SlotSampler
-from examples.grpo_llm.train import Options, interval, load, refuse_stale, train
+from examples.grpo_llm.train import Options, load, refuse_stale, train
 from examples.grpo_llm.weights import load_llama, order_heads, read_q4_1, read_q8_0
 from rollyard.core.call import floats
 from rollyard.core.message import Message, Text
@@ -196,13 +196,13 @@ def test_rows_of_other_weights_are_not_trained_on():
 
 
 def test_the_interval_covers_the_mean_and_the_table_says_whether_two_touch():
-    low, high = interval([0.0] * 70 + [1.0] * 30)
-    assert 0.15 < low < 0.3 < high < 0.45
-    ends = {"before": {"reward": 0.3, "low": 0.2, "high": 0.4}, "after": {"reward": 0.9, "low": 0.8, "high": 1.0}}
+    assert interval(0.3, 100) == pytest.approx((0.219, 0.396), abs=1e-3)
+    assert interval(0.0, 128) == pytest.approx((0.0, 0.029), abs=1e-3)
+    ends = {"before": {"reward": 0.3, "rollouts": 100}, "after": {"reward": 0.9, "rollouts": 100}}
     facts = {"options": {"seed": 7}, "curve": [{"rollouts": 64}] * 2, "gap_max": 1e-5, "seconds": 90.0}
-    assert apart({**ends, **facts}) and not apart({**ends, **facts, "after": ends["before"]})
+    assert apart({**ends, **facts}) and not apart({**ends, **facts, "after": {"reward": 0.4, "rollouts": 100}})
     assert table([{**ends, **facts}]).splitlines()[-1] == (
-        "| 7 | 0.30 (0.20 to 0.40) | 0.90 (0.80 to 1.00) | yes | 2 | 128 | 1e-05 | 90 |"
+        "| 7 | 0.30 (0.22 to 0.40) | 0.90 (0.83 to 0.94) | yes | 2 | 128 | 1e-05 | 90 |"
     )
 
 

@@ -10,6 +10,7 @@ from rollyard.core.task import McpServer
 from rollyard.runs.rollout import model_outage, prepare
 from rollyard.runs.rollout.agent_monitor import AgentMonitor, Ending
 from rollyard.runs.rollout.context import Acted, AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed, hold
+from rollyard.runs.rollout.phases import enter_phase
 from rollyard.runs.rollout.route_check import check_route, find_direct_outage
 from rollyard.runs.rollout.stages import StageFailed
 from rollyard.tasks.host_variables import resolve_env, resolve_servers
@@ -21,6 +22,7 @@ _NOTHING = ("/bin/sh", "-c", ":")  # what an agent without a program runs, so th
 async def act(context: RolloutContext, prepared: Prepared, turn: AgentTurn) -> Acted:
     """An agent that did not end well raises `WaitFailed`, which holds what this would have returned."""
     async with context.stages.stage("launch"):
+        enter_phase(prepared.opened.sandbox, prepared.opened.hosts, "agent")
         asks_again = await check_route(context, prepared.opened)
         launch = await _describe_launch(context, prepared, turn)
         job = await _start(context, prepared, turn, launch)
@@ -114,6 +116,9 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
     finally:
         record.note_log()
         if session is not None:
+            for what, times in session.refused_tools.items():
+                await context.stages.tell("model.server_tool_refused", what=what, times=times)
+            session.refused_tools.clear()
             record.note_session(session)
 
 

@@ -10,7 +10,9 @@ from rollyard.core.task import VerifierSpec
 from rollyard.runs.rollout import collect
 from rollyard.runs.rollout.context import Acted, RolloutContext, hold, run_hooks
 from rollyard.runs.rollout.judge import Evidence
+from rollyard.runs.rollout.phases import enter_phase
 from rollyard.runs.rollout.stages import StageFailed
+from rollyard.trajectory.samples import merge_counts
 
 
 async def conclude(context: RolloutContext, acted: Acted) -> Verdict | None:
@@ -30,6 +32,7 @@ async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, .
         if opened.session is not None:
             await (opened.session.close() if acted.turn.last else opened.session.lock())
             context.record.note_session(opened.session)
+            context.record.note(merged=merge_counts(opened.session.trajectory))
             limit, newest = context.plan.options.max_staleness, opened.session.newest_version
             if limit is not None and newest is not None:
                 context.record.note(stale_before=newest - limit)
@@ -38,6 +41,7 @@ async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, .
         collected = await context.judge.collect(spec, opened.sandbox, workdir) if spec else ()
         if spec is None or spec.grade != "live":
             await opened.sandbox.kill_processes()
+        enter_phase(opened.sandbox, opened.hosts, "verify")
     return collected
 
 

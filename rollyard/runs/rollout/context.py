@@ -16,6 +16,7 @@ from rollyard.core.task import Step, Task
 from rollyard.gate import Gate, Session
 from rollyard.runs.rollout.collect import DirectoryCopy
 from rollyard.runs.rollout.judge import Judge
+from rollyard.runs.rollout.phases import PhaseHosts
 from rollyard.runs.rollout.plan import Hook, PausePoint, RolloutPlan, SessionOptions
 from rollyard.runs.rollout.prepare import SandboxFacts
 from rollyard.runs.rollout.provision import Provision, ProvisionedImage
@@ -49,6 +50,7 @@ class OpenedSandbox(NamedTuple):
     session: Session | None
     root_url: str
     variables: Mapping[str, str]  # of the caller's hooks
+    hosts: PhaseHosts
     own_key: str = ""  # of an agent that is given the model's own address
 
     @property

@@ -82,7 +82,7 @@ class Judge:
             for command in task.setup:
                 await fresh.exec(command, cwd=workdir, timeout=max(1.0, deadline.left))
 
-        layers = await self._provision.layers(spec.layers, task)
+        layers = await self._provision.layers(spec.layers, task, self._backend)
         case = grade.Judging(
             spec=spec,
             rollout=evidence.rollout,
@@ -114,7 +114,7 @@ class Judge:
         return msgspec.structs.replace(
             place,
             image=built.image,
-            layers=await self._provision.layers(site.layers, task),
+            layers=await self._provision.layers(site.layers, task, self._backend),
             env={
                 **built.env,
                 **resolve_env(site.env, readable_variables(task), where="verifier.environment.env"),

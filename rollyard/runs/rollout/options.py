@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_origi
 import msgspec
 
 from rollyard.core.call import Dialect
+from rollyard.core.egress import parse_wish
 from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
 from rollyard.core.numbers import check_least
@@ -74,7 +75,13 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     gate_url: Annotated[
         str | None, _help("your own route to the gate, instead of a listener in the sandbox", "operator")
     ] = None
-    allow_network: Annotated[bool, _help("accept tasks that ask for a public network", "operator")] = False
+    network: Annotated[
+        str,
+        _help(
+            "what tasks may reach: task (as they say, the public network left out), none, allow:HOST,... (builds too), public",
+            "operator",
+        ),
+    ] = "task"
     trust_tasks: Annotated[
         bool,
         _help("trust the authors of tasks from elsewhere with this machine; remembered for these files", "operator"),
@@ -95,6 +102,7 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_sequences(self)
         if self.image == "":
             raise ConfigError("image names nothing", hint="leave it out for the task's own, or say host")
+        parse_wish(self.network)
         check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls)
         check_least(0, top_logprobs=self.top_logprobs, seed=self.seed, max_staleness=self.max_staleness)
         if self.max_staleness is None and self.when_stale != "cancel":
@@ -127,7 +135,7 @@ class RolloutFields(TypedDict, total=False):
     agent_setup: Sequence[str]
     collect: Sequence[str]
     gate_url: str | None
-    allow_network: bool
+    network: str
     trust_tasks: bool
     env: Sequence[str]
     allow_unsafe: bool

@@ -27,11 +27,11 @@ def read_verifier(load: TaskFolder, step: schema.StepTable | None, field: str) -
         raise load.fail("metadata.rollyard.grade", f"{grade!r} contradicts a separate verifier environment")
     kind = extra.verifier or "harbor"
     tests = _tests(load, step, field) if kind == "harbor" and not bundled else _test_dirs(load, step)
-    network, hosts = load.network(own, field)
+    network, hosts = load.network(own)
     if network is None and own is not table:
-        network, hosts = load.network(table, "verifier")
+        network, hosts = load.network(table)
     if network is None and site is None and load.file.agent.network_mode is not None:
-        network, hosts = load.network(load.file.environment, "environment")
+        network, hosts = load.network(load.file.environment)
     user = own.user if own.user is not None else table.user
     return VerifierSpec(
         kind=kind,

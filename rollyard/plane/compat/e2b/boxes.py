@@ -138,6 +138,7 @@ def read_create(body: Mapping[str, Any]) -> E2bCreate:
     denied = network.get("denyOut") or []
     if denied and not set(denied) & set(_ALL):
         refused.append("network.denyOut of single addresses")
+    refused += [f"network.allowOut {host!r}" for host in network.get("allowOut") or () if "@" in str(host)]
     if refused:
         raise E2bRefusal("unimplemented", f"{refused[0]} is not served here", 400)
     if not isinstance(body.get("templateID"), str) or not body["templateID"]:
