@@ -42,7 +42,7 @@ system:  ## Debian packages that tests use (with root and apt; otherwise it says
 torch: $(TORCH)  ## torch, for the tests of the trainer; where your index offers CUDA builds first, name a CPU index to pip
 
 demo: $(RUNTIME)  ## the shortest look at what it does; installs the runtime and one agent
-	$(BIN)/python examples/demo.py
+	$(BIN)/rollyard demo --agent $(or $(AGENT),pi) $(if $(BASE_URL),--base-url $(BASE_URL)) $(if $(MODEL),--model $(MODEL))
 
 test: setup  ## the ordinary suite: minutes on two cores; without torch (make torch) its tests say that they are skipped
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadgroup --timeout 300 --hypothesis-profile ci

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rollyard.runs.rollout.run_rollout import run_rollout as run_rollout
     from rollyard.runs.run.evaluate import evaluate as evaluate
     from rollyard.runs.run.run import Run as Run
+    from rollyard.runs.run.run_tasks import run as run
     from rollyard.store.exports.export import export as export
     from rollyard.store.store import Store as Store
     from rollyard.tasks.taskset import Taskset as Taskset

@@ -1,7 +1,7 @@
 """The blocking facade for scripts and notebooks: `from rollyard import sync`.
 
 Everything in Rollyard is async. This runs it on one background event loop, so it also works inside a running loop (a
-notebook's). `sync.run(coroutine)` waits for one coroutine; `sync.wrap(value)` gives an object whose async methods, context
+notebook's). `sync.wait(coroutine)` waits for one coroutine; `sync.wrap(value)` gives an object whose async methods, context
 manager and iteration block; `sync.run_rollout(...)` and the other functions are the async ones of the same name.
 """
 
@@ -46,7 +46,7 @@ async def _await(value: Awaitable[T], over: threading.Event) -> T:
         over.set()
 
 
-def run(value: Awaitable[T]) -> T:
+def wait(value: Awaitable[T]) -> T:
     """Wait for an awaitable on the background loop. Ctrl-C cancels it and waits for its clean-up, a minute at most."""
     over = threading.Event()
     future = asyncio.run_coroutine_threadsafe(_await(value, over), _portal.get())
@@ -72,18 +72,20 @@ class Blocking:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = found(*args, **kwargs)
             return (
-                wrap(run(result)) if inspect.isawaitable(result) and not hasattr(result, "__aenter__") else wrap(result)
+                wrap(wait(result))
+                if inspect.isawaitable(result) and not hasattr(result, "__aenter__")
+                else wrap(result)
             )
 
         return call
 
     def __enter__(self) -> Any:
-        return wrap(run(self.value.__aenter__()))
+        return wrap(wait(self.value.__aenter__()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return run(self.value.__aexit__(kind, error, trace))
+        return wait(self.value.__aexit__(kind, error, trace))
 
     def __iter__(self) -> Iterator[Any]:
         if not hasattr(self.value, "__aiter__"):
@@ -92,7 +94,7 @@ class Blocking:
         items: AsyncIterator[Any] = aiter(self.value)
         while True:
             try:
-                yield wrap(run(anext(items)))
+                yield wrap(wait(anext(items)))
             except StopAsyncIteration:
                 return
 
@@ -134,7 +136,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
     def blocking(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        return run(result) if inspect.iscoroutine(result) else wrap(result)
+        return wait(result) if inspect.iscoroutine(result) else wrap(result)
 
     blocking.__name__ = name
     return blocking

@@ -30,6 +30,7 @@ MODULES = {
     "prime-sandboxes": "prime_sandboxes",
     "prometheus-client": "prometheus_client",
     "python-multipart": "multipart",
+    "runloop-api-client": "runloop_api_client",
     "pyyaml": "yaml",
     "sqlalchemy": "sqlalchemy",
 }
@@ -78,6 +79,8 @@ def imports_of(path: Path) -> Iterator[str]:
 def test_a_public_class_name_has_one_meaning():
     places: dict[str, list[str]] = defaultdict(list)
     for path in FILES:
+        if module_name(path).startswith("rollyard.inside."):
+            continue  # carried into sandboxes, where nothing else of ours is: its names stand for those outside
         for node in parse(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(module_name(path))

@@ -19,7 +19,7 @@ def commands(target, tmp_path):
 
 def test_the_demo_installs_the_runtime_and_nothing_else(tmp_path):
     wanted = commands("demo", tmp_path)
-    assert "--editable .\n" in wanted and "examples/demo.py" in wanted
+    assert "--editable .\n" in wanted and "rollyard demo --agent pi" in wanted
     assert "requirements-dev" not in wanted and "system-packages tests" not in wanted and "torch" not in wanted
 
 

@@ -72,7 +72,7 @@ async def train(asked: argparse.Namespace, stack: AsyncExitStack) -> dict:
         lambda: ry_train.RayRollouts(
             store=asked.store, policy=POLICY.format(url=url), agent="shell-agent", parallel=8,
             ray=ry_train.RayOptions(address=asked.address),
-            staleness=STALENESS, verifier=answered, system_prompt=SYSTEM, max_calls=4,
+            max_staleness=STALENESS, verifier=answered, system_prompt=SYSTEM, max_calls=4,
             limits=Limits(agent=60, verify=30), model="tiny",
         )
     )  # fmt: skip

@@ -7,10 +7,13 @@ from typing import Annotated
 import anyio
 import typer
 
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
+
 
 def run(
     run: Annotated[str, typer.Argument(help="run id, or the start of it")],
-    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    store: StoreOption = STORE,
     json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
 ) -> None:
     """Check that every token is accounted for: prefix law, single training, logprobs, masks, bodies. Exit code 3 when a

@@ -17,7 +17,9 @@ def tasks(
     parallel: Annotated[int, typer.Option("-j", "--parallel", min=1, help="tasks at the same time")] = 2,
     only: Annotated[str | None, typer.Option("--filter", help="only tasks whose id matches this glob")] = None,
     lint_only: Annotated[bool, typer.Option("--lint", help="lint only; run nothing")] = False,
-    allow_network: Annotated[bool, typer.Option("--allow-network", help="accept tasks that ask for a network")] = False,
+    network: Annotated[
+        str, typer.Option("--network", help="what tasks may reach: task, none, allow:HOST,... or public")
+    ] = "task",
     trust_tasks: Annotated[
         bool, typer.Option("--trust-tasks", help="trust the authors of tasks from elsewhere with this machine")
     ] = False,
@@ -34,7 +36,7 @@ def tasks(
     options = CheckOptions(
         repeats=0 if lint_only else repeats,
         parallel=parallel,
-        allow_network=allow_network,
+        network=network,
         trust_tasks=trust_tasks,
         allow_unsafe=allow_unsafe,
         filter=only,

@@ -8,6 +8,8 @@ import anyio
 import typer
 
 from rollyard.cli.printing import print_json
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -16,7 +18,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def compare(
     first: Annotated[str, typer.Argument(help="run id, or the start of it")],
     second: Annotated[str, typer.Argument(help="run to compare it with")],
-    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    store: StoreOption = STORE,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Compare two runs task by task: difference with an interval, a paired test, and the tasks that flipped."""

@@ -11,6 +11,8 @@ import typer
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
 from rollyard.cli.options import with_rollout_options
 from rollyard.cli.printing import print_json
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
 from rollyard.runs.rollout.options import RolloutFields, write_options
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -23,7 +25,7 @@ def evaluate(
     config: Annotated[
         str, typer.Argument(help="TOML file: tasks, agents, [policies], attempts, [prices.NAME], max_cost")
     ],
-    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    store: StoreOption = STORE,
     resume: Annotated[str | None, typer.Option(help="id of a run to finish; only missing attempts are run")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for report.json, report.html and plots")] = None,
     display: Annotated[str, typer.Option(help="auto, rich, plain, json or none")] = "auto",

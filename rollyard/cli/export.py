@@ -7,6 +7,9 @@ from typing import Annotated
 import anyio
 import typer
 
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
@@ -18,7 +21,7 @@ def export(
         str | None,
         typer.Option(help="jsonl, turns, samples, parquet, atif or html; by default from the suffix of --out"),
     ] = None,
-    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    store: StoreOption = STORE,
     unscored: Annotated[
         bool, typer.Option("--unscored", help="include training rows of rollouts without a reward")
     ] = False,

@@ -1,4 +1,4 @@
-"""`rollyard init task|taskset|agent PATH`: first files of something new, which work as they are."""
+"""`rollyard init task|taskset|agent|script|eval|verifier PATH`: first files of something new, which work as they are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="create a task, taskset or agent", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+    help="create a task, taskset, agent, script, evaluation or verifier",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
 )
 
 Where = Annotated[Path, typer.Argument(help="path to create; its last part is the name")]
@@ -17,7 +20,7 @@ Json = Annotated[bool, typer.Option("--json", help="print what was made as JSON"
 
 @app.callback()
 def init() -> None:
-    """Create a task, taskset or agent from files that work as they are."""
+    """Create a task, taskset, agent, script, evaluation or verifier from files that work as they are."""
 
 
 @app.command()
@@ -51,6 +54,33 @@ def agent(path: Where, json: Json = False) -> None:
 
     made = new_agent(path)
     _say(made, f"rollyard run --instruction 'Say hello.' --agent {made} --policy upstream:URL", json)
+
+
+@app.command()
+def script(path: Where, json: Json = False) -> None:
+    """Create the answers of a scripted policy."""
+    from rollyard.tasks.scaffold import new_script
+
+    made = new_script(path)
+    _say(made, f"rollyard run TASKS --agent shell-agent --policy scripted:{made}", json)
+
+
+@app.command("eval")
+def evaluation(path: Where, json: Json = False) -> None:
+    """Create a folder with an evaluation: eval.toml, a task and a script."""
+    from rollyard.tasks.scaffold import new_eval
+
+    made = new_eval(path)
+    _say(made, f"rollyard eval {made} --out report", json)
+
+
+@app.command()
+def verifier(path: Where, json: Json = False) -> None:
+    """Create a Python file with a verifier."""
+    from rollyard.tasks.scaffold import new_verifier
+
+    made = new_verifier(path)
+    _say(made, "name it in a task's task.toml, as the file says, then: rollyard check tasks FOLDER", json)
 
 
 def _say(made: Path, following: str, json: bool) -> None:

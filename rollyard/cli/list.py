@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
 import anyio
 import typer
 
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command("list")
 def list_(
-    run: Annotated[str, typer.Argument(help="run id, or the start of it; without it all runs are listed")] = "",
-    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    run: Annotated[
+        str, typer.Argument(help="run: id, start of it, name or `last`; without it all runs are listed")
+    ] = "",
+    store: StoreOption = STORE,
     task: Annotated[str | None, typer.Option(help="only rollouts of this task")] = None,
     agent: Annotated[str | None, typer.Option(help="only rollouts of this agent")] = None,
+    policy: Annotated[str | None, typer.Option(help="only rollouts that this policy answered")] = None,
     status: Annotated[
         str | None, typer.Option(help="only this status: completed, agent_error, infra_error, timeout, ...")
     ] = None,
@@ -38,22 +45,62 @@ def list_(
             print_json(found)
             return
         rows = [
-            [r.id, _time(r.created_at), str(r.rollouts), _states(r.attempts), _number(r.mean_reward)] for r in found
+            [
+                r.id,
+                str(r.config.get("name") or "-"),
+                _time(r.created_at),
+                _who(r.config),
+                _number(r.mean_reward),
+                _states(r.attempts),
+            ]
+            for r in found
         ]
-        print_table(["run", "created", "rollouts", "attempts", "reward"], rows)
+        print_table(["run", "name", "created", "agents, policies", "reward", "attempts"], rows)
         return
-    chosen = {"task_id": task, "agent": agent, "status": status, "sort": sort, "descending": descending}
+    chosen = {
+        "task_id": task,
+        "agent": agent,
+        "policy": policy,
+        "status": status,
+        "sort": sort,
+        "descending": descending,
+    }
     shown = anyio.run(page, store, run, {**chosen, "limit": limit, "offset": offset})
     if json:
         print_json(shown)
         return
     rows = [
-        [r.id, r.task_id, str(r.attempt), r.agent, r.status, _number(r.reward), str(r.calls), f"{r.wall_s:.1f}"]
+        [
+            r.id,
+            r.task_id,
+            str(r.attempt),
+            r.agent,
+            r.policy or "-",
+            _number(r.reward),
+            str(r.calls),
+            f"{r.wall_s:.1f}",
+            r.status,
+        ]
         for r in shown.rows
     ]
-    print_table(["rollout", "task", "#", "agent", "status", "reward", "calls", "s"], rows)
+    print_table(["rollout", "task", "#", "agent", "policy", "reward", "calls", "s", "status"], rows)
     if shown.next is not None:
         typer.echo(f"{shown.total} rollouts in all; for the next page add --offset {shown.next}")
+
+
+def _who(config: Mapping[str, Any]) -> str:
+    """Agents, and the policies that answered them: by name, or where there is only one by where it is reached."""
+    from rollyard.runs.run.config import POLICY, RunConfig
+
+    agents = ",".join(config.get("agents", RunConfig().agents))
+    reached: Mapping[str, str] = config.get("policies", {})
+    named = [name if name != POLICY or len(reached) > 1 else _last_part(where) for name, where in reached.items()]
+    return " / ".join([agents, *([",".join(named)] if named else [])])
+
+
+def _last_part(where: str) -> str:
+    kind, _, rest = where.partition(":")
+    return f"{kind}:{rest.rsplit('/', 1)[-1]}" if kind == "scripted" else where
 
 
 def _time(at: float) -> str:

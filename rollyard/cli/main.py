@@ -5,6 +5,7 @@ A file `cli/<verb>.py` holds a Typer `app`. Exit codes: 0 ok, 1 rollouts failed,
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import textwrap
@@ -15,32 +16,48 @@ import typer
 from typer.core import TyperGroup
 
 from rollyard import __version__
-from rollyard.core.errors import ConfigError, Error, Interrupted
+from rollyard.core.errors import ConfigError, Error, Interrupted, UnknownName
 
-# verb -> the one line shown in `rollyard --help`
-VERBS: dict[str, str] = {
-    "run": "run agents on tasks, or one agent on one instruction",
-    "eval": "evaluate agents x models x tasks x attempts from one TOML file",
-    "compare": "compare two runs on the same tasks",
-    "view": "show runs, rollouts, trajectories and tokens in a browser",
-    "watch": "follow a run from another terminal",
-    "rescore": "run the verifier again on stored rollouts",
-    "replay": "run a rollout again with the recorded answers",
-    "doctor": "show what this machine can do, with advice for what it cannot",
-    "list": "list the runs of a store, or the rollouts of a run",
-    "show": "show a run or a rollout: calls, events, verdict, log, diff",
-    "export": "write a run as JSON Lines, training rows, Parquet, ATIF or HTML",
-    "image": "add, list and remove images; build layers",
-    "clean": "remove what dead sandboxes left; end live ones by label or age",
-    "init": "create a task, taskset or agent from files that work",
-    "check": "check an agent, a run, a sandbox backend or tasks",
-    "push": "send a task folder or an aenv project to a control plane",
-    "store": "back up a store while it is in use, and restore it",
-    "rotate": "replace the secret that signs a control plane's URLs and tokens",
-    "serve": "run a server: gate, environment, browsers, model or control plane",
+# what people come for -> verb -> the one line shown in `rollyard --help`
+GROUPS: dict[str, dict[str, str]] = {
+    "Start": {
+        "demo": "watch an agent solve a small task; needs no model and no repository",
+        "init": "create a task, taskset, agent, script, evaluation or verifier from files that work",
+        "doctor": "show what this machine can do, with advice for what it cannot",
+    },
+    "Run": {
+        "run": "run agents on tasks, or one agent on one instruction",
+        "eval": "evaluate agents x models x tasks x attempts from one TOML file",
+        "replay": "run a rollout again with the recorded answers",
+        "rescore": "run the verifier again on stored rollouts",
+    },
+    "Look": {
+        "view": "show runs, rollouts, trajectories and tokens in a browser",
+        "watch": "follow a run from another terminal",
+        "list": "list the runs of a store, or the rollouts of a run",
+        "show": "show a run or a rollout: calls, events, verdict, log, diff",
+        "why": "say why a rollout ended as it did, with the evidence and what to do",
+        "grep": "search transcripts, tool calls, logs and verdicts for a text",
+        "scan": "look for rewards that cannot be trusted: tests touched, answers read, loops, refusals",
+        "compare": "compare two runs on the same tasks",
+        "export": "write a run as JSON Lines, training rows, Parquet, ATIF or HTML",
+    },
+    "Keep": {
+        "check": "check an agent, a run, a sandbox backend or tasks",
+        "image": "add, list and remove images; build layers",
+        "store": "back up a store while it is in use, and restore it",
+        "clean": "remove what dead sandboxes left; end live ones by label or age",
+    },
+    "Serve": {
+        "serve": "run a server: gate, environment, browsers, model or control plane",
+        "push": "send a task folder or an aenv project to a control plane",
+        "plane": "replace the secret that a control plane signs URLs and tokens with",
+    },
 }
+VERBS: dict[str, str] = {verb: line for group in GROUPS.values() for verb, line in group.items()}
 
 OK, ROLLOUTS_FAILED, USAGE, INFRASTRUCTURE, INTERRUPTED = 0, 1, 2, 3, 130
+_WRONG_USAGE: Any = typer.BadParameter.__mro__[2]  # the root of what typer says of options; it has no public name
 
 
 class Verbs(TyperGroup):
@@ -51,7 +68,7 @@ class Verbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
-            return None
+            raise UnknownName("verb", cmd_name, list(VERBS), hint="`rollyard --help` describes them")
         command = typer.main.get_command(import_module(f"rollyard.cli.{cmd_name}").app)
         command.name = cmd_name
         return command
@@ -59,15 +76,19 @@ class Verbs(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+        widest = max(map(len, VERBS))
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(verb.ljust(widest), line) for verb, line in verbs.items()])
         formatter.write_paragraph()
-        formatter.write_text("`rollyard VERB --help` describes a verb. Every verb takes --json.")
+        formatter.write_text(
+            "`rollyard VERB --help` describes a verb. Every verb takes --json. "
+            "`rollyard --install-completion` completes verbs and options in your shell."
+        )
 
 
 app = typer.Typer(
     cls=Verbs,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -98,13 +119,34 @@ def fit_terminal(text: str) -> str:
     return textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
 
 
-def main() -> None:
-    """Errors of ours become one line on stderr and the right exit code; anything else is a bug and shows its trace."""
+def _print_error(kind: str, message: str, hint: str | None = None) -> None:
+    print(json.dumps({"error": kind, "message": message, "hint": hint}))
+
+
+def _call_for_a_program() -> None:
+    """With `--json` also what typer says of wrong options is an object on stdout."""
     try:
+        code = app(prog_name="rollyard", standalone_mode=False)
+    except _WRONG_USAGE as error:
+        _print_error("ConfigError", error.format_message())
+        sys.exit(USAGE)
+    sys.exit(code if isinstance(code, int) else OK)
+
+
+def main() -> None:
+    """Errors of ours become one line on stderr (with `--json` an object on stdout) and the right exit code; anything else is
+    a bug and shows its trace."""
+    for_a_program = "--json" in sys.argv[1:]
+    try:
+        if for_a_program:
+            _call_for_a_program()
         app(prog_name="rollyard")
     except Interrupted as error:
         typer.echo(f"rollyard: {error}", err=True)
         sys.exit(INTERRUPTED)
     except Error as error:
-        typer.echo(fit_terminal(f"rollyard: {error}"), err=True)
+        if for_a_program:
+            _print_error(type(error).__name__, error.message, error.hint)
+        else:
+            typer.echo(fit_terminal(f"rollyard: {error}"), err=True)
         sys.exit(USAGE if isinstance(error, ConfigError) else INFRASTRUCTURE)

@@ -10,6 +10,8 @@ import typer
 
 from rollyard.cli.main import ROLLOUTS_FAILED
 from rollyard.cli.printing import print_json
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -20,7 +22,7 @@ def replay(
     agent: Annotated[str | None, typer.Option(help="use this agent instead of the recorded one")] = None,
     strict: Annotated[bool, typer.Option(help="answer a call that differs from the recording with an error")] = False,
     sandbox: Annotated[str, typer.Option(help="sandbox backend")] = "local",
-    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    store: StoreOption = STORE,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Run the same task with the same agent, answer its calls from the recording, and print what differs."""

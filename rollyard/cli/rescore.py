@@ -8,6 +8,8 @@ import anyio
 import typer
 
 from rollyard.cli.printing import print_json, print_table
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -19,7 +21,7 @@ def rescore(
         str | None, typer.Option(help="take verifiers from these tasks instead of the stored ones")
     ] = None,
     sandbox: Annotated[str, typer.Option(help="sandbox backend")] = "local",
-    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    store: StoreOption = STORE,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Run the verifier again on what each agent left. Agents do not run again; earlier verdicts stay listed."""

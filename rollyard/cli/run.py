@@ -10,6 +10,9 @@ from msgspec.structs import replace
 
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
 from rollyard.cli.options import with_rollout_options
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.agent import DEFAULT_AGENT
+from rollyard.core.home import STORE
 from rollyard.core.limits import Limits
 from rollyard.runs.rollout.options import RolloutFields
 
@@ -23,7 +26,9 @@ def run(
     tasks: Annotated[
         str | None, typer.Argument(help="task folder, folder of tasks, dataset, JSON Lines, or TOML file of a run")
     ] = None,
-    agent: Annotated[str, typer.Option(help="agent name or .toml file; several are separated by commas")] = "pi",
+    agent: Annotated[
+        str, typer.Option(help="agent name or .toml file; several are separated by commas")
+    ] = DEFAULT_AGENT,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -33,10 +38,16 @@ def run(
     attempts: Annotated[int, typer.Option(help="attempts at each task")] = 1,
     parallel: Annotated[int, typer.Option(help="rollouts at the same time")] = 4,
     sandbox: Annotated[str, typer.Option(help="sandbox backend")] = "local",
-    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
-    resume: Annotated[str | None, typer.Option(help="id of a run to finish; only missing attempts are run")] = None,
+    store: StoreOption = STORE,
+    name: Annotated[str, typer.Option(help="name of the run, by which other verbs find it")] = "",
+    resume: Annotated[
+        str | None, typer.Option(help="run to finish, by id, name or `last`; only missing attempts are run")
+    ] = None,
     retries: Annotated[int, typer.Option(help="retries after a failure that may be retried")] = 1,
     limit: Annotated[int | None, typer.Option(help="only the first N tasks")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="a task that cannot be read is an error, not left out")
+    ] = False,
     filter: Annotated[list[str] | None, typer.Option(help="only tasks whose id matches this glob")] = None,
     agent_s: Annotated[float | None, typer.Option(help="time limit of the agent in seconds (limits.agent)")] = None,
     instruction: Annotated[
@@ -88,6 +99,8 @@ def run(
         executor=executor,
         ray_address=ray_address,
         per_node=per_node,
+        name=name,
+        strict=strict,
         as_json=as_json,
     )
     shown = make_display("none" if as_json and display == "auto" else display)

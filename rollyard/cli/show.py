@@ -8,6 +8,9 @@ from typing import Annotated
 import anyio
 import typer
 
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
@@ -26,7 +29,7 @@ class Part(StrEnum):
 def show(
     id: Annotated[str, typer.Argument(help="run or rollout id, or the start of it")],
     part: Annotated[Part, typer.Option(help="part of a rollout to show")] = Part.ALL,
-    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    store: StoreOption = STORE,
     log: Annotated[bool, typer.Option("--log", help="all that the agent printed; short for --part log")] = False,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:

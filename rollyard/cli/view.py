@@ -7,13 +7,15 @@ from typing import Annotated
 import typer
 
 from rollyard.cli.options import Port
+from rollyard.cli.store_option import StoreArgument
+from rollyard.core.home import STORE
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
 def view(
-    store: Annotated[str, typer.Argument(help="store: a path or postgresql://...")] = "runs.db",
+    store: StoreArgument = STORE,
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Port = 8700,
     write: Annotated[

@@ -7,13 +7,16 @@ from typing import Annotated
 import anyio
 import typer
 
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
 def watch(
     run: Annotated[str | None, typer.Argument(help="run id, or the start of it; the newest run by default")] = None,
-    store: Annotated[str, typer.Option(help="store: a path or postgresql://...")] = "runs.db",
+    store: StoreOption = STORE,
     display: Annotated[str, typer.Option(help="auto, table, rich, plain or json")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print events and rollouts as JSON Lines")] = False,
 ) -> None:

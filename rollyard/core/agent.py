@@ -29,8 +29,9 @@ Tree = Mapping[str, Any]
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A read-only addition built on the host. Versions are pinned; `node`/`python` are the interpreters it carries. npm takes
-    no version that is younger than `before` (a date), so that what the packages depend on is the same next year. Without
-    `scripts` no code of a package runs while it is installed: no install scripts of npm, only wheels of pip.
+    no version that is younger than `before` (a date), so that what the packages depend on is the same next year. With
+    `sandboxed` no code of a package runs on this machine: archives are downloaded here, only wheels of pip, and unpacked in a
+    sandbox, where install scripts of npm run.
 
     `folder` or `archive` (a tar, compressed or not) is a directory of this machine that is the layer, programs in its `bin`.
     With `commands` it is what they work on: they run once, in a sandbox of the backend from the image `build_image`, in `/src`,
@@ -41,7 +42,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     pip: tuple[str, ...] = ()
     node: str | None = None
     python: str | None = None
-    scripts: bool = True
+    sandboxed: bool = False
     folder: str | None = None
     archive: str | None = None
     commands: tuple[str, ...] = ()
@@ -131,6 +132,9 @@ class EventRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     fields: str | None = None
     ok: str | None = None
     failed: str | None = None
+
+
+DEFAULT_AGENT = "pi"  # where nobody names one
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

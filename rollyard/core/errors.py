@@ -30,12 +30,14 @@
     │   ├── UpstreamError          the model server said no; carries its status
     │   │   └── ContextFull        the prompt does not fit into the model's context: the agent's doing
     │   ├── PolicyClosed           nobody answers any more
+    │   ├── RolloutStale           its answers are of a policy too many versions ago
     │   └── ReplyRefused           a second, late or invalid reply
     ├── VerifierError              boundary: verifier
     ├── EnvError                   boundary: env
     │   ├── EnvUnavailable         no place, or no server, for now
     │   ├── UnknownTool            no server offers a tool of this name; nothing was asked
-    │   └── EpisodeLost            the session is gone: begin another episode
+    │   ├── EpisodeLost            the session is gone: begin another episode
+    │   └── SessionNotStarted      a rollout ended before its agent ran; carries the rollout
     ├── StoreError                 boundary: store
     │   └── LeaseLost              another owner holds the claim now
     ├── Untrainable                a rollout with a reward has no token that may be trained on; lists the reasons
@@ -49,7 +51,10 @@ text), and what the user can do next (`hint`). Values that could hold a secret a
 from __future__ import annotations
 
 import errno
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from rollyard.core.rollout import Rollout
 
 Boundary = Literal["sandbox", "agent", "gate", "policy", "verifier", "env", "store"]
 Retry = Literal["safe", "if_idempotent", "reattach", "gone", "timeout", "configuration", "never"]
@@ -264,6 +269,10 @@ class PolicyClosed(PolicyError):
     pass
 
 
+class RolloutStale(PolicyError):
+    retry: ClassVar[Retry] = "never"
+
+
 class ReplyRefused(PolicyError):
     pass
 
@@ -288,6 +297,16 @@ class UnknownTool(EnvError):
 
 class EpisodeLost(EnvError):
     retry: ClassVar[Retry] = "gone"
+
+
+class SessionNotStarted(EnvError):
+    """What failed is in the message; `rollout` has the commands, their exit codes and their output."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        failure = rollout.failure
+        where = failure.stage if failure is not None else rollout.status
+        super().__init__(f"{where}: {rollout.error or 'the agent was not started'}", rollout_id=rollout.id)
+        self.rollout = rollout
 
 
 class StoreError(Error):

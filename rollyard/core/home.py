@@ -8,6 +8,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+STORE = "runs.db"  # where runs are kept unless something says otherwise
+STORE_VARIABLE = "ROLLYARD_STORE"
+
+
+def default_store() -> str:
+    """Where a verb looks for runs that is not told."""
+    return os.environ.get(STORE_VARIABLE) or STORE
+
 
 def data_home() -> Path:
     """`$ROLLYARD_HOME`, else `$XDG_DATA_HOME/rollyard`, else `~/.local/share/rollyard`."""

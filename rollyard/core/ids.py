@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 
+LAST = "last"  # said instead of an id: the newest run
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 

@@ -67,5 +67,8 @@ class Deadline(msgspec.Struct, frozen=True):
     def left(self) -> float:
         return max(0.0, self.at - time.monotonic())
 
+    def later(self, seconds: float) -> Deadline:
+        return Deadline(self.at + seconds, self.name, self.limit_s)
+
     def sooner(self, other: Deadline) -> Deadline:
         return self if self.at <= other.at else other

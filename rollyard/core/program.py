@@ -13,6 +13,7 @@ import msgspec
 from rollyard.core.errors import ConfigError, PathError
 
 if TYPE_CHECKING:
+    from rollyard.core.egress import Egress
     from rollyard.core.protocols import Job
     from rollyard.core.sandbox import Exit
 
@@ -93,6 +94,8 @@ def check_job_id(job_id: str) -> str:
 
 class ProgramCalls:
     """`exec` and `start` for a sandbox that can run a `Program`."""
+
+    egress: Egress | None = None  # the rules of a sandbox that may reach some hosts
 
     async def _exec(self, program: Program, timeout: float) -> Exit:
         """Run a program to its end, for at most `timeout` seconds."""

@@ -11,6 +11,7 @@ import msgspec
 
 from rollyard.core.call import Call, CallRecord, Reply
 from rollyard.core.delta import Blob
+from rollyard.core.egress import Egress
 from rollyard.core.events import Event
 from rollyard.core.node import Node
 from rollyard.core.program import Command, ExecOptions, Program, StartOptions
@@ -64,6 +65,11 @@ class Sandbox(Protocol):
     id: str
     info: SandboxInfo
     capabilities: Capabilities
+
+    @property
+    def egress(self) -> Egress | None:
+        """The rules of a sandbox that may reach some hosts, while its opener lives."""
+        ...
 
     @overload
     async def exec(self, program: Program, /) -> Exit: ...

@@ -19,6 +19,7 @@ _ONE = {
     "rollyard.verifiers": "verifier",
     "rollyard.tasksets": "taskset",
     "rollyard.engines": "engine",
+    "rollyard.scanners": "scanner",
 }
 
 

@@ -10,6 +10,7 @@ from rollyard.core.sandbox import Exit, Stat
 class SandboxWrapper(ProgramCalls):
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
+        self.egress = sandbox.egress
         self.id, self.info, self.capabilities = sandbox.id, sandbox.info, sandbox.capabilities
 
     async def _exec(self, program: Program, timeout: float) -> Exit:

@@ -83,6 +83,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     skills: str | None = None  # a directory inside the sandbox
     os: Literal["linux", "windows"] = "linux"
     build_timeout_s: float = 600.0
+    build_hosts: tuple[str, ...] = ()  # what its Dockerfile's commands may reach; the caller's word, never the task's
 
     def __post_init__(self) -> None:
         check_sequences(self, commands=("setup",))
@@ -145,6 +146,8 @@ class Task(Site, frozen=True, kw_only=True, omit_defaults=True):
     files: tuple[File, ...] = ()
     user: str | None = None  # the agent's
     setup: tuple[str, ...] = ()
+    setup_network: str | None = None  # what setup may reach, where that is not what the agent may
+    setup_hosts: tuple[str, ...] = ()
     limits: Limits | None = None
     artifacts: tuple[Artifact, ...] = ()
     verifier: VerifierSpec | None = None

@@ -15,7 +15,7 @@ import itertools
 import random
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -155,6 +155,7 @@ class OwnWire:
         self._count = itertools.count()
         self._lost: EpisodeLost | None = None
         self._reattaching: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         socket.listen(self._take, self._cut)
 
     async def open(self) -> str | None:
@@ -183,9 +184,11 @@ class OwnWire:
         await self._end()
 
     async def _end(self) -> None:
-        self._lost = self._lost or EpisodeLost("the environment is closed")
+        self._give_up(self._lost or EpisodeLost("the environment is closed"))
         if self._reattaching is not None:
             self._reattaching.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         await self._socket.close()
 
     async def _send(
@@ -194,21 +197,38 @@ class OwnWire:
         if self._lost is not None:
             raise self._lost
         name = f"{self._name}.{next(self._count)}"
-        text = msgspec.json.encode({"id": name, "do": move, "with": given, "seen": self._seen})
+        text = _encode({"id": name, "do": move, "with": given, "seen": self._seen})
         self._seen.clear()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        self._waiting[name] = Waiting(text, answer, progress)
-        late = loop.call_later(within_s, _late, answer, move, within_s)
+        due = loop.time() + within_s
+        self._waiting[name] = Waiting(text, answer, progress, move, within_s, due)
+        if self._timer is None or self._timer.when() > due:
+            self._set_timer(due)
         try:
             self._socket.send(text)  # a socket that is gone takes it: it is sent again after the reattach
             return await answer
         finally:
-            late.cancel()
             del self._waiting[name]
 
+    def _set_timer(self, due: float) -> None:
+        """Requests are many and nearly all are answered early: one timer outlives them and looks at those it finds waiting."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for waiting in self._waiting.values():
+            if waiting.due <= now and not waiting.answer.done():
+                waiting.answer.set_exception(_late(waiting.move, waiting.within_s))
+        due = min((w.due for w in self._waiting.values() if not w.answer.done()), default=None)
+        if due is not None:
+            self._set_timer(due)
+
     def _take(self, text: bytes) -> None:
-        frame = msgspec.json.decode(text, type=Answered)
+        frame = _decode(text)
         if frame.id is None:
             return  # a heartbeat
         if frame.event is None:
@@ -253,7 +273,7 @@ class OwnWire:
         given = {"session": self._session["session"], "lease": self._session["lease"]}
         socket = await dial(self._url, self._options)
         socket.send(msgspec.json.encode({"id": "open", "do": "open", "with": given}))
-        while (frame := msgspec.json.decode(await socket.recv(), type=Answered)).id != "open":
+        while (frame := _decode(await socket.recv())).id != "open":
             continue  # a heartbeat
         if frame.error is not None:
             await socket.close()
@@ -271,6 +291,9 @@ class Waiting(NamedTuple):
     text: bytes
     answer: asyncio.Future[Any]
     progress: Progress | None
+    move: str
+    within_s: float
+    due: float
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -283,6 +306,10 @@ class Answered(msgspec.Struct, frozen=True):
     done: float = 0.0
     total: float | None = None
     message: str | None = None
+
+
+_decode = msgspec.json.Decoder(Answered).decode
+_encode = msgspec.json.Encoder().encode
 
 
 async def dial(url: str, options: Options) -> Socket:
@@ -298,7 +325,16 @@ async def dial(url: str, options: Options) -> Socket:
 def refusal(told: Mapping[str, Any]) -> EnvError:
     code, message = str(told.get("code")), str(told.get("message"))
     kind = EnvUnavailable if code in _TRY_LATER else EpisodeLost if code == "SESSION_ERROR" else EnvError
-    return kind(f"{message} [{code}]")
+    return kind(f"{message}{_details(told.get('errors'))} [{code}]")
+
+
+def _details(errors: Any) -> str:
+    """What OpenEnv's servers say about each field of a request that they refuse."""
+    if not isinstance(errors, list):
+        return ""
+    found = [error for error in cast("list[Any]", errors) if isinstance(error, dict)]
+    said = [f"{'.'.join(str(part) for part in error.get('loc') or ())}: {error.get('msg')}" for error in found]
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def backoff(attempt: int) -> float:
@@ -318,7 +354,6 @@ def _tell(waiting: Waiting, frame: Answered) -> None:
         waiting.answer.set_exception(error)
 
 
-def _late(answer: asyncio.Future[Any], move: str, within_s: float) -> None:
-    if not answer.done():
-        kind = EnvError if move == "step" else EnvUnavailable  # a step may have run: doing it again is another step
-        answer.set_exception(kind(f"{move}: no answer in {within_s:g} s"))
+def _late(move: str, within_s: float) -> EnvError:
+    kind = EnvError if move == "step" else EnvUnavailable  # a step may have run: doing it again is another step
+    return kind(f"{move}: no answer in {within_s:g} s")

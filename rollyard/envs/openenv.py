@@ -17,7 +17,13 @@ from rollyard.envs.session import EnvSession
 from rollyard.envs.sessions import Sessions
 from rollyard.envs.sockets import WebSocketPeer
 
-RPC_CODES = {"VALIDATION_ERROR": -32602, "UNKNOWN_TYPE": -32601, "INVALID_JSON": -32700}
+RPC_CODES = {
+    "VALIDATION_ERROR": -32602,
+    "UNKNOWN_TYPE": -32601,
+    "INVALID_JSON": -32700,
+    "TOOL_FAILED": -32603,
+    "TOOL_NOT_FOUND": -32603,
+}
 
 
 async def serve_socket(peer: WebSocketPeer, sessions: Sessions) -> None:
@@ -109,7 +115,7 @@ async def step(session: EnvSession, action: Mapping[str, Any]) -> dict[str, Any]
     if action["type"] == "list_tools":
         return to_observation({"observation": {"tools": await session.do("tools", {})}})
     name = action.get("tool_name")
-    answer = await session.do("call", {"name": name, "arguments": action.get("arguments")})
+    answer = await session.do("call", {"name": name, "arguments": action.get("arguments"), "counts": True})
     if answer["failed"]:
         kind = "execution_error" if answer["known"] else "tool_not_found"
         error = {"error_type": kind, "message": str(answer["value"])}
@@ -118,18 +124,23 @@ async def step(session: EnvSession, action: Mapping[str, Any]) -> dict[str, Any]
 
 
 def to_observation(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Our step result as theirs: metadata inside the observation and beside it, reward and done beside it only."""
+    """Our step result as theirs: metadata inside the observation and beside it, reward and done beside it only. What an
+    observation says in `metadata` of its own stands before info of the same name."""
     seen = result["observation"]
     observation = dict(seen) if isinstance(seen, dict) else {"value": seen}
-    metadata = dict(result.get("info") or {})
+    own = observation.get("metadata")
+    metadata = dict(result.get("info") or {}) | (own if isinstance(own, dict) else {})
     if result.get("truncated"):
         metadata["truncated"] = True
     done = bool(result.get("terminated") or result.get("truncated"))
-    told = {"observation": observation | {"metadata": metadata}, "reward": result.get("reward"), "done": done}
+    if own is None or isinstance(own, dict):
+        observation["metadata"] = metadata
+    told = {"observation": observation, "reward": result.get("reward"), "done": done}
     return told | ({"metadata": metadata} if metadata else {})
 
 
 def tool_result(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a call that went well: a failure is an error on every path."""
     value = answer["value"]
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return {
@@ -137,8 +148,8 @@ def tool_result(answer: Mapping[str, Any]) -> dict[str, Any]:
         "structured_content": value if isinstance(value, dict) else {"result": value},
         "meta": None,
         "data": value,
-        "is_error": bool(answer["failed"]),
-        "isError": bool(answer["failed"]),
+        "is_error": False,
+        "isError": False,
     }
 
 
@@ -155,6 +166,9 @@ async def rpc(session: EnvSession, request: Mapping[str, Any]) -> dict[str, Any]
             return rpc_result(request, {"tools": tools})
         if method == "tools/call":
             answer = await session.do("call", {"name": params.get("name"), "arguments": params.get("arguments")})
+            if answer["failed"]:  # their clients raise on an error alone, and take any result for a success
+                code = "TOOL_FAILED" if answer["known"] else "TOOL_NOT_FOUND"
+                raise EnvRefused(code, str(answer["value"]))
             return rpc_result(request, tool_result(answer))
         raise EnvRefused("UNKNOWN_TYPE", f"there is no method {method!r}")
     except EnvRefused as error:

@@ -11,6 +11,8 @@ from rollyard.core.errors import EnvError
 from rollyard.envs.env import StepResult
 from rollyard.envs.journal import Kept
 
+_encode = msgspec.json.Encoder().encode
+
 
 class EnvRefused(EnvError):
     """An answer of no; `code` is the word that both wires carry."""
@@ -30,8 +32,10 @@ class EnvResult(msgspec.Struct, frozen=True):
     @staticmethod
     def of(value: Any) -> EnvResult:
         """`value` is of plain types; one that JSON cannot carry raises."""
-        finite(value)
-        return EnvResult(value=value, raw=msgspec.json.encode(value))
+        raw = _encode(value)
+        if b"null" in raw:  # what the encoder writes for None, and for a number that JSON cannot carry
+            finite(value)
+        return EnvResult(value=value, raw=raw)
 
     def get(self) -> Any:
         if self.error is not None:

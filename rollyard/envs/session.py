@@ -74,6 +74,9 @@ class EnvSession:
         self._episode_id = None if left is None else left.episode_id
         self._steps = 0 if left is None else left.steps
         self._broken = False
+        self._running: asyncio.Task[Any] | None = None
+        self._due = 0.0  # when the running move is out of time
+        self._timer: asyncio.TimerHandle | None = None
         self._late = False
         self._leaving = False
         self._turn = asyncio.Lock()
@@ -165,6 +168,8 @@ class EnvSession:
                 await self._env.close()
         except Exception as error:  # noqa: BLE001 - author's code; the slot must be freed whatever it does
             self._watch.telemetry.fail("env.session.closed", error, session=self.id)
+        if self._timer is not None:
+            self._timer.cancel()
         await self.toolset.aclose()
 
     async def _run_and_deliver(
@@ -203,11 +208,9 @@ class EnvSession:
         return answer
 
     async def _run_until_deadline(self, move: str, given: Mapping[str, Any]) -> EnvResult:
-        """Moves are one at a time and many: the deadline is a timer of this session's own, at half the cost of a scope."""
         task = asyncio.current_task()
         assert task is not None
-        self._late = False
-        timer = asyncio.get_running_loop().call_later(self.deadline_s, self._past_deadline, task)
+        self._start_clock(task)
         try:
             if self._broken and move != "reset":
                 raise EnvRefused("SESSION_ERROR", "the episode was cut short: reset")
@@ -226,11 +229,25 @@ class EnvSession:
             self._watch.telemetry.fail(f"env.{move}", error, session=self.id, incident=incident)
             return EnvResult(error=EnvRefused("EXECUTION_ERROR", f"{move} failed ({incident})"))
         finally:
-            timer.cancel()
+            self._running = None
 
-    def _past_deadline(self, task: asyncio.Task[Any]) -> None:
-        self._late = True
-        task.cancel()
+    def _start_clock(self, task: asyncio.Task[Any]) -> None:
+        """Moves are many, one at a time, and nearly all end early: one timer outlives them and looks at the move it finds."""
+        loop = asyncio.get_running_loop()
+        self._late, self._running, self._due = False, task, loop.time() + self.deadline_s
+        if self._timer is None:
+            self._timer = loop.call_at(self._due, self._check_deadline)
+
+    def _check_deadline(self) -> None:
+        self._timer = None
+        if self._running is None:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._due:
+            self._timer = loop.call_at(self._due, self._check_deadline)
+        else:
+            self._late = True
+            self._running.cancel()
 
     async def _dispatch(self, move: str, given: Mapping[str, Any]) -> Any:
         if move == "step":
@@ -274,6 +291,8 @@ class EnvSession:
             raise EnvRefused("VALIDATION_ERROR", "a call has a name and an object of arguments")
         known = name in self.toolset.tools
         context = ToolContext(rollout_id=self.id, progress=self._progress)
+        if given.get("counts"):  # OpenEnv's step(CallToolAction): it is a step there
+            self._steps += 1
         value, failed = await self.toolset.call(name, arguments, context)
         return {"value": msgspec.to_builtins(value, str_keys=True), "failed": failed, "known": known}
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -18,7 +20,7 @@ from rollyard.core.call import Call, CallRecord, Finish, Reply
 from rollyard.core.errors import GateError, SessionClosed, StoreError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
-from rollyard.core.protocols import CallLog
+from rollyard.core.protocols import CallLog, Policy
 from rollyard.gate.classify import KEPT_HEADERS, label
 from rollyard.gate.fairness import Turnstile
 from rollyard.gate.limits import GateLimits
@@ -51,6 +53,9 @@ class Calls:
     def __init__(self, log: CallLog | None, limits: GateLimits, counters: GateCounters) -> None:
         self.turnstile = Turnstile(limits.concurrent, queue=limits.queue, wait_s=limits.queue_s)
         self.policy_version: int | None = None
+        self._seen: WeakKeyDictionary[Policy, int] = (
+            WeakKeyDictionary()
+        )  # policy -> the newest version it answered with
         self._log = log
         self._limits = limits
         self._counters = counters
@@ -59,6 +64,17 @@ class Calls:
     @property
     def in_flight(self) -> int:
         return len(self._live)
+
+    def newest_version(self, policy: Policy) -> int | None:
+        """The newest that is known: by the trainer's word, the policy's own, or an answer to any of its rollouts."""
+        known = (self.policy_version, getattr(policy, "version", None), self._seen_version(policy))
+        return max((version for version in known if version is not None), default=None)
+
+    def _seen_version(self, policy: Policy) -> int | None:
+        try:
+            return self._seen.get(policy)
+        except TypeError:  # it cannot be referred to weakly: then its own word and the trainer's count
+            return None
 
     def tick(self, now: float) -> None:
         limits = self._limits
@@ -115,6 +131,7 @@ class Calls:
             turn.join(PendingReader(exchange, codec, call, now))
             return
         request = self._request(session, route, exchange)
+        session.refuse_server_tools(route.dialect, body)
         call = codec.decode(request, session.memo)
         said = label(call, request.headers, session.shape)
         call = msgspec.structs.replace(
@@ -184,8 +201,14 @@ class Calls:
         finally:
             self.turnstile.leave(lane)
         session.charge(reply)
+        if reply.finished_at is None:
+            reply = msgspec.structs.replace(reply, finished_at=time.time())
         if version is not None and reply.version_start is None:
             reply = msgspec.structs.replace(reply, version_start=version, version_end=self.policy_version)
+        if reply.version_end is not None:
+            with suppress(TypeError):
+                self._seen[session.policy] = max(reply.version_end, self._seen.get(session.policy, reply.version_end))
+        session.note_version(reply)
         return reply
 
     def _stop(self, session: Session, call: Call) -> Reply | None:
@@ -355,5 +378,5 @@ def estimate(call: Call) -> int:
 def _replayable(reply: Reply) -> Reply:
     """What is needed to say it again: not the ids, not the raw body; those are in the log."""
     return msgspec.structs.replace(
-        reply, raw=b"", prompt_ids=None, completion_ids=None, logprobs=None, engine={}, sampling=None
+        reply, raw=b"", prompt_ids=None, completion_ids=None, logprobs=None, experts=None, engine={}, sampling=None
     )

@@ -9,7 +9,7 @@ other, and its failure is shown.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -278,8 +278,13 @@ class _StageRun:
         async def run(sandbox: Sandbox) -> None:
             for path in scratch:
                 await sandbox.mkdir(path)
+            told = await _find_usable(self.builder.options.env, sandbox)
             done = await sandbox.exec(
-                command, env=env, cwd=built.workdir, user=built.user, timeout=max(1.0, self.builder.deadline.left)
+                command,
+                env={**told, **env},
+                cwd=built.workdir,
+                user=built.user,
+                timeout=max(1.0, self.builder.deadline.left),
             )
             if not done.ok:
                 how = "ran out of time" if done.timed_out else f"exited with {done.exit_code}"
@@ -409,6 +414,11 @@ def _scratch_mounts(item: Instruction) -> tuple[str, ...]:
     return tuple(found)
 
 
+async def _find_usable(env: Mapping[str, str], sandbox: Sandbox) -> dict[str, str]:
+    """Without the variables that name a file which this image does not have."""
+    return {name: value for name, value in env.items() if not value.startswith("/") or await sandbox.exists(value)}
+
+
 _NETWORK_SIGNS = (
     "Could not resolve",
     "Temporary failure in name resolution",
@@ -423,10 +433,10 @@ _NETWORK_SIGNS = (
 
 
 def _network_hint(network: str, output: str) -> str | None:
-    """What to do about a command that missed the network. No flag and no setting gives a build one."""
+    """What to do about a command that missed the network."""
     if network == "none" and any(sign in output for sign in _NETWORK_SIGNS):
         return (
-            "a Dockerfile is built here without a network, whatever network the task or the command line allows. Copy what RUN"
+            "a Dockerfile is built without a network. Give it one (--network allow:HOST,... or --network public), copy what RUN"
             " needs into the build folder (wheels, archives), or build the image elsewhere, take it in with `rollyard image add"
             " ARCHIVE --name NAME` and set docker_image = NAME in task.toml"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,6 +25,7 @@ class ImageDefaults(Protocol):
     def user(self) -> str | None: ...
 
 
+@runtime_checkable
 class Images(Protocol):
     """The part of an image store that a build needs. An unknown name raises `UnknownName`."""
 
@@ -91,13 +92,15 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`network` is what RUN commands may reach; `timeout_s` covers the whole build."""
+    """`network` is what RUN commands may reach; `env` is for them alone, and is in no image and no key; `timeout_s` covers the
+    whole build."""
 
     dockerfile: str = "Dockerfile"
     args: Mapping[str, str] = {}
     target: str | None = None
     network: Network = "none"
     allowed_hosts: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
     timeout_s: float = 600.0
     resources: Resources = Resources()
     min_isolation: Isolation = "landlock"

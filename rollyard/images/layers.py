@@ -30,7 +30,7 @@ from rollyard.core.scratch import scratch
 from rollyard.images.archives import decompress, unpack
 from rollyard.images.host_programs import run_program
 from rollyard.images.interpreters import Toolchain, node_toolchain, npm_command, pip_command, python_toolchain
-from rollyard.images.packages import Locked, npm_install, pip_install
+from rollyard.images.packages import Locked, SandboxRun, npm_install, pip_install
 from rollyard.images.trees import (
     ManifestEntry,
     link_tree,
@@ -86,8 +86,9 @@ class Layers:
         self.tree(layer_id)
         return msgspec.json.decode((self.dir / layer_id / "layer.json").read_bytes(), type=LayerRecord)
 
-    async def build(self, spec: LayerSpec, *, timeout: float = BUILD_TIMEOUT_S) -> str:
-        """The id of the layer that `spec` asks for; built when this store has not built it before."""
+    async def build(self, spec: LayerSpec, *, apart: SandboxRun | None = None, timeout: float = BUILD_TIMEOUT_S) -> str:
+        """The id of the layer that `spec` asks for; built when this store has not built it before. `apart` installs packages
+        of a `sandboxed` one."""
         if not (spec.npm or spec.pip or spec.node or spec.python or spec.folder or spec.archive or spec.commands):
             raise ConfigError("a layer needs packages or an interpreter", hint="layer(npm=[...]) or layer(pip=[...])")
         if spec.commands:
@@ -96,6 +97,10 @@ class Layers:
             raise ConfigError(
                 "a layer of commands is made in a sandbox, and was not made yet", hint="run a rollout first"
             )
+        if spec.sandboxed and apart is None and self.find(spec) is None:
+            raise ConfigError(
+                "packages of a task from elsewhere are installed in a sandbox", hint="run a rollout first"
+            )
         for name in (*spec.npm, *spec.pip):
             if not name.strip() or name.startswith("-"):
                 raise ConfigError(f"{name!r} is not a package name")
@@ -103,7 +108,7 @@ class Layers:
 
         async def make(aside: Path) -> None:
             with anyio.fail_after(timeout):
-                aside.write_text(await self._build(spec, key, timeout))
+                aside.write_text(await self._build(spec, key, apart if spec.sandboxed else None, timeout))
 
         index = await make_once_async(self.root / "index" / key, make, is_good=self._is_built, wait_s=timeout)
         return index.read_text()
@@ -136,7 +141,7 @@ class Layers:
     def _is_built(self, index: Path) -> bool:
         return index.is_file() and (self.dir / (index.read_text() or "none") / "root").is_dir()
 
-    async def _build(self, spec: LayerSpec, key: str, timeout: float) -> str:
+    async def _build(self, spec: LayerSpec, key: str, apart: SandboxRun | None, timeout: float) -> str:
         for left in self.dir.glob(f".new-{key}-*"):  # by a build that was killed: this one holds its lock
             await anyio.to_thread.run_sync(remove_tree, left)
         work = Path(tempfile.mkdtemp(prefix=f".new-{key}-", dir=private_dir(self.dir)))
@@ -146,14 +151,14 @@ class Layers:
             (prefix / "bin").mkdir(parents=True)
             (prefix / "lib").mkdir()
             with scratch("layer") as folder:
-                toolchains, npm, pip = await self._install(spec, prefix, folder, timeout)
+                toolchains, npm, pip = await self._install(spec, prefix, apart, folder, timeout)
             entries = await anyio.to_thread.run_sync(_settle, work / "root", prefix)
             digest = tree_digest(entries)
             layer_id, final = f"ly_{digest[:24]}", place / digest[:12]
             await anyio.to_thread.run_sync(_move, work / "root", prefix, final, entries)
             await anyio.to_thread.run_sync(_share_copies, work / "root", prefix, final, entries)
-            if spec.pip or spec.python:
-                await _compile(final, timeout)
+            if python := next((found for found in toolchains if found.kind == "python"), None):
+                await _compile(python.tree / "bin/python3", final, timeout)
             after = await anyio.to_thread.run_sync(manifest, work / "root")
             record = LayerRecord(
                 id=layer_id, spec=spec, prefix=layer_prefix(layer_id), created_at=time.time(), files=len(entries),
@@ -169,7 +174,7 @@ class Layers:
             await anyio.to_thread.run_sync(remove_tree, work)
 
     async def _install(
-        self, spec: LayerSpec, prefix: Path, scratch: Path, timeout: float
+        self, spec: LayerSpec, prefix: Path, apart: SandboxRun | None, scratch: Path, timeout: float
     ) -> tuple[list[Toolchain], list[Locked], list[Locked]]:
         toolchains: list[Toolchain] = []
         npm: list[Locked] = []
@@ -184,16 +189,14 @@ class Layers:
             toolchains.append(python)
             await anyio.to_thread.run_sync(link_tree, python.tree, prefix)
             if spec.pip:
-                pip = await pip_install(
-                    prefix, spec.pip, own_pip, scripts=spec.scripts, scratch=scratch, timeout=timeout
-                )
+                pip = await pip_install(prefix, spec.pip, own_pip, apart=apart, scratch=scratch, timeout=timeout)
         if spec.npm or spec.node:
             node = await node_toolchain(self.root, spec.node, own_pip, timeout=timeout)
             toolchains.append(node)
             await anyio.to_thread.run_sync(_link_node, node, prefix)
             if spec.npm:
                 npm = await npm_install(
-                    prefix, spec.npm, npm_command(node), before=spec.before, scripts=spec.scripts, scratch=scratch,
+                    prefix, spec.npm, npm_command(node), before=spec.before, apart=apart, scratch=scratch,
                     timeout=timeout,
                 )  # fmt: skip
         return toolchains, npm, pip
@@ -282,13 +285,14 @@ def _share_copies(root: Path, prefix: Path, final: Path, entries: list[ManifestE
                 path.hardlink_to(known)
 
 
-async def _compile(prefix: Path, timeout: float) -> None:
-    """Bytecode that names the in-sandbox path and is never checked: a sandbox need not compile what it cannot keep. Without
-    `site`, so that no `.pth` file of a package runs on the host."""
+async def _compile(python: Path, prefix: Path, timeout: float) -> None:
+    """Bytecode that names the in-sandbox path and is never checked: a sandbox need not compile what it cannot keep. By the Python
+    that the layer's is a copy of: a package may have put a program or a module of its own in that one's place. Without `site`, so
+    that no `.pth` file of a package runs on the host."""
     packages = [str(place) for place in (prefix / "lib").glob("python3*/*-packages")]
     inside = f"{PREFIX}/{prefix.name}"
     command = [
-        str(prefix / "bin/python3"), "-I", "-S", "-m", "compileall", "-q", "-q", "-j", "2",
+        str(python), "-I", "-S", "-m", "compileall", "-q", "-q", "-j", "2",
         "--invalidation-mode", "unchecked-hash",
         "-s", str(prefix), "-p", inside, "-x", r"/tests?/", *packages,
     ]  # fmt: skip

@@ -2,23 +2,38 @@
 
 npm packages are installed as dependencies of a private package (`lib/package.json`), not globally, because only that writes a
 lock with integrity hashes. Install scripts run where the caller chose the packages: several agents copy their native binary into
-place with one. For packages that an untrusted task names, none runs.
+place with one. Packages that an untrusted task names are downloaded here and installed in a sandbox (`SandboxRun`): a wheel may
+bring a `bin/python3` or a module of the standard library, which whatever works on the layer next would run.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.images.host_programs import build_env, run_npm, run_pip
+from rollyard.core.sandbox import DEFAULT_PATH
+from rollyard.images.host_programs import build_env, run_npm, run_pip, run_program
+from rollyard.images.trees import walk
 
+_PIP_OPTIONS = ("--no-compile", "--no-warn-script-location", "--no-input", "--quiet")
+_LAYOUT = {"DEB_PYTHON_INSTALL_LAYOUT": "deb_system"}
 ENV_NODE = re.compile(rb"^#!\s*/usr/bin/env (?:-S )?node\b")
+
+
+class SandboxRun(Protocol):
+    """Runs programs in a sandbox that has copies of these folders at their own paths; afterwards the first is what they left."""
+
+    async def __call__(
+        self, folders: Sequence[Path], commands: Sequence[Sequence[str]], *, env: Mapping[str, str], what: str
+    ) -> None: ...
 
 
 class Locked(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,15 +50,16 @@ async def npm_install(
     npm: list[str],
     *,
     before: str | None,
-    scripts: bool,
+    apart: SandboxRun | None,
     scratch: Path,
     timeout: float,
 ) -> list[Locked]:
+    """`apart` runs the install scripts, where there are any."""
     library = prefix / "lib"
     library.mkdir(exist_ok=True)
     (library / "package.json").write_text(json.dumps({"name": "layer", "private": True}))
     options = [
-        "--save-exact", f"--ignore-scripts={str(not scripts).lower()}",
+        "--save-exact", f"--ignore-scripts={str(apart is not None).lower()}",
         "--include=optional", "--omit=dev", "--no-audit", "--no-fund",
         "--no-update-notifier", "--omit-lockfile-registry-resolved", "--no-progress", "--loglevel=error", "--json",
     ]  # fmt: skip
@@ -57,7 +73,39 @@ async def npm_install(
     wanted = json.loads((library / "package.json").read_bytes()).get("dependencies", {})
     for name in wanted:
         _link_programs(prefix, name)
-    return _npm_lock(library)
+    locked = _npm_lock(library)
+    if apart is not None and '"hasInstallScript": true' in (library / "package-lock.json").read_text():
+        node, cli = str(prefix / "bin/node"), Path(npm[1])
+        tools = cli.parent.parent if cli.name.startswith("npm") else cli.parent
+        rebuild = ["/usr/bin/env", "-C", str(library), node, str(cli), "rebuild", "--ignore-scripts=false", "--offline"]
+        what = f"install scripts of {' '.join(packages)}"
+        await _run_apart(
+            apart, [prefix, tools], [rebuild], env={"PATH": f"{prefix / 'bin'}:{DEFAULT_PATH}", "CI": "1"}, what=what
+        )
+    return locked
+
+
+async def _run_apart(
+    apart: SandboxRun,
+    folders: Sequence[Path],
+    commands: Sequence[Sequence[str]],
+    *,
+    env: Mapping[str, str],
+    what: str,
+) -> None:
+    """What comes back is another's work. This machine goes on to work in it: a link out of it would lead that astray."""
+    prefix = folders[0]
+    known = {path: path.readlink() for path in walk(prefix) if path.is_symlink()}
+    await apart(folders, commands, env=env, what=what)
+    if prefix.is_symlink():
+        raise ConfigError(f"{what}: the layer became a link")
+    for path in walk(prefix):
+        if path.is_symlink() and known.get(path) != path.readlink():
+            target = Path(os.path.normpath(path.parent / path.readlink()))
+            if not target.is_relative_to(prefix) or (path.is_dir() and path.parent == prefix):
+                raise ConfigError(
+                    f"{what}: {path.relative_to(prefix)} became a link to {path.readlink()}, out of the layer"
+                )
 
 
 def _npm_lock(library: Path) -> list[Locked]:
@@ -89,29 +137,60 @@ def _link_programs(prefix: Path, package: str) -> None:
 
 
 async def pip_install(
-    prefix: Path, packages: Sequence[str], pip: list[str], *, scripts: bool, scratch: Path, timeout: float
+    prefix: Path, packages: Sequence[str], pip: list[str], *, apart: SandboxRun | None, scratch: Path, timeout: float
 ) -> list[Locked]:
+    """`apart` installs them, out of wheels that were downloaded here."""
     report = scratch / "report.json"
-    options = ["--no-compile", "--no-warn-script-location", "--no-input", "--quiet", "--report", str(report)]
-    if not scripts:
-        options += ["--only-binary", ":all:"]
-    env = build_env(scratch, {"DEB_PYTHON_INSTALL_LAYOUT": "deb_system", "PYTHONNOUSERSITE": "1"})
-    await run_pip(
-        [*pip, "--python", str(prefix / "bin/python3"), "install", *options, *packages],
-        env=env, cwd=scratch, timeout=timeout, what=f"pip install {' '.join(packages)}",
-    )  # fmt: skip
+    into = [*pip, "--python", str(prefix / "bin/python3")]
+    env = build_env(scratch, {**_LAYOUT, "PYTHONNOUSERSITE": "1"})
+    what = f"pip install {' '.join(packages)}"
+    options = [*_PIP_OPTIONS, "--report", str(report)]
+    if apart is not None:
+        options += ["--dry-run", "--only-binary", ":all:"]
+    await run_pip([*into, "install", *options, *packages], env=env, cwd=scratch, timeout=timeout, what=what)
     installed: list[dict[str, Any]] = json.loads(report.read_bytes())["install"]
-    return sorted(
-        (
-            Locked(
-                found["metadata"]["name"],
-                found["metadata"]["version"],
-                _archive_hash(found["download_info"].get("archive_info") or {}),
-            )
-            for found in installed
-        ),
-        key=lambda locked: locked.name.lower(),
-    )
+    locked = [_pip_locked(found) for found in installed]
+    if apart is not None:
+        wheels, tools = scratch / "wheels", scratch / "tools"
+        pinned = scratch / "requirements.txt"
+        pinned.write_text("".join(f"{found.name}=={found.version} --hash={found.integrity}\n" for found in locked))
+        command = [
+            *into,
+            "download",
+            "--quiet",
+            "--no-input",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            str(wheels),
+        ]
+        await run_pip(
+            [*command, "--require-hashes", "-r", str(pinned)], env=env, cwd=scratch, timeout=timeout, what=what
+        )
+        own = await _copy_pip(pip, tools, env, timeout)
+        install = [str(prefix / "bin/python3"), "-I", str(own), "install", *_PIP_OPTIONS, "--no-index"]
+        install += ["--find-links", str(wheels), *packages]
+        await _run_apart(apart, [prefix, wheels, tools], [install], env={**_LAYOUT, "PATH": DEFAULT_PATH}, what=what)
+    return sorted(locked, key=lambda found: found.name.lower())
+
+
+async def _copy_pip(pip: list[str], target: Path, env: Mapping[str, str], timeout: float) -> Path:
+    """pip as something that another Python can run."""
+    target.mkdir()
+    if pip[1] != "-m":
+        wheel = Path(pip[1]).parent
+        shutil.copyfile(wheel, target / wheel.name)
+        return target / wheel.name / "pip"
+    ask = [pip[0], "-c", "import os, pip; print(os.path.dirname(pip.__file__))"]
+    found = await run_program(ask, env=env, cwd=target, timeout=timeout, what="asking for pip")
+    shutil.copytree(found.decode().strip(), target / "pip", ignore=shutil.ignore_patterns("__pycache__"))
+    return target / "pip"
+
+
+def _pip_locked(found: dict[str, Any]) -> Locked:
+    metadata, archive = found["metadata"], found["download_info"].get("archive_info") or {}
+    return Locked(metadata["name"], metadata["version"], _archive_hash(archive))
 
 
 def _archive_hash(archive: dict[str, Any]) -> str | None:

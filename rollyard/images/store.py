@@ -26,6 +26,7 @@ from rollyard.images.host import host_rootfs
 from rollyard.images.imports import import_image
 from rollyard.images.layers import LayerRecord, Layers
 from rollyard.images.oci import ImageConfig
+from rollyard.images.packages import SandboxRun
 from rollyard.images.rootfs import HostTree, Rootfs
 from rollyard.images.snapshots import copy_upper
 from rollyard.images.stacks import Stacks
@@ -70,8 +71,8 @@ class ImageStore:
             LayerSpec(npm=as_tuple(npm, "npm"), pip=as_tuple(pip, "pip"), node=node, python=python)
         )
 
-    async def build_layer(self, spec: LayerSpec) -> str:
-        return await self.layers.build(spec)
+    async def build_layer(self, spec: LayerSpec, *, apart: SandboxRun | None = None) -> str:
+        return await self.layers.build(spec, apart=apart)
 
     def layer_record(self, layer_id: str) -> LayerRecord:
         return self.layers.record(layer_id)

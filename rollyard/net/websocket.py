@@ -1,7 +1,9 @@
 """A WebSocket connection over asyncio, for both ends: the `websockets` package decides what bytes mean, this moves them.
 
-A step of an environment is one small frame each way, so a message goes from the transport to its reader without a queue or a task
-between them. Extensions are not offered: compressing a small frame costs more than sending it.
+A step of an environment is one small frame each way, so a message goes from the transport to its reader without a queue or a
+task between them, and one that is a single whole frame without the package's parser (`websocket_frame`). That is only right
+where a frame begins, so what the parser was given and has not yet turned into frames is counted. Extensions are not offered:
+compressing a small frame costs more than sending it.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from websockets.frames import Frame, Opcode
-from websockets.protocol import Protocol, State
+from websockets.protocol import Protocol, Side, State
+
+from rollyard.net.websocket_frame import SMALL, Masks, least_size, read_message, write_text
 
 _MESSAGE = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
+_HEAD_END = b"\r\n\r\n"
 
 
 class WebSocketMessages:
@@ -23,6 +28,10 @@ class WebSocketMessages:
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
+
+    @property
+    def partial(self) -> bool:
+        return bool(self._parts)
 
     def add(self, frame: Frame) -> bytes | None:
         if frame.opcode not in _MESSAGE:
@@ -42,6 +51,12 @@ class WebSocketConnection(asyncio.Protocol):
     def __init__(self, protocol: Protocol) -> None:
         self._protocol = protocol
         self._joined = WebSocketMessages()
+        self._masked = protocol.side is Side.SERVER  # what comes in
+        self._masks = None if self._masked else Masks()  # what goes out
+        self._small = min(SMALL, protocol.max_message_size or SMALL)
+        self._head: bytearray | None = bytearray()  # the other end's half of the handshake, until it is whole
+        self._unread = 0  # bytes at most that the parser holds of a frame
+        self._between_messages = False
         self._transport: asyncio.Transport | None = None
         self._gone = False
         self._heard: Callable[[bytes], None] | None = None
@@ -66,12 +81,25 @@ class WebSocketConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._last = time.monotonic()
         protocol = self._protocol
+        if self._between_messages and len(data) <= self._small:
+            message = read_message(data, masked=self._masked)
+            if message is not None:
+                self._take(message)
+                return
+        if self._head is not None:
+            self._head += data
+        self._unread += len(data)
         protocol.receive_data(data)
         for event in protocol.events_received():
             if not isinstance(event, Frame):
+                self._end_head()
                 self._opening(event)
-            elif (message := self._joined.add(event)) is not None:
+                continue
+            self._unread -= least_size(event, masked=self._masked)
+            message = self._joined.add(event)
+            if message is not None:
                 self._take(message)
+        self._between_messages = self._head is None and self._unread == 0 and not self._joined.partial
         if protocol.writes:
             self._flush()
         if protocol.close_rcvd is not None or protocol.parser_exc is not None:
@@ -82,7 +110,11 @@ class WebSocketConnection(asyncio.Protocol):
     # the application's side
 
     def send(self, text: bytes) -> None:
-        if not self._gone and self._protocol.state is State.OPEN:
+        if self._gone or self._protocol.state is not State.OPEN:
+            return
+        if len(text) < SMALL:
+            self._write(write_text(text, None if self._masks is None else self._masks.draw()))
+        else:
             self._protocol.send_text(text)
             self._flush()
 
@@ -96,6 +128,11 @@ class WebSocketConnection(asyncio.Protocol):
     def _opening(self, event: Any) -> None:
         """The other end's half of the handshake."""
         raise NotImplementedError
+
+    def _end_head(self) -> None:
+        if self._head is not None:
+            self._unread = len(self._head) - self._head.index(_HEAD_END) - len(_HEAD_END)
+            self._head = None
 
     def _take(self, message: bytes) -> None:
         if self._heard is not None:
@@ -117,8 +154,11 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         data = self._protocol.data_to_send()
+        self._write(data[0] if len(data) == 1 else b"".join(data))
+
+    def _write(self, data: bytes) -> None:
         if not self._gone and self._transport is not None:
-            self._transport.write(data[0] if len(data) == 1 else b"".join(data))
+            self._transport.write(data)
 
     def _hang_up(self, code: int, why: str = "") -> None:
         if self._protocol.state is State.OPEN:

@@ -139,7 +139,7 @@ class SocketProtocol(WebSocketConnection):
             self._flush()
             self._end()
 
-    def _flush(self) -> None:
-        super()._flush()
+    def _write(self, data: bytes) -> None:
+        super()._write(data)
         if self._transport is not None and self._transport.get_write_buffer_size() > _BACKLOG:
             self.abort()

@@ -14,6 +14,7 @@ import msgspec
 
 from rollyard.core.call import Sampling, VersionSpan, floats, ids
 from rollyard.core.errors import UpstreamError
+from rollyard.core.experts import RoutedExperts, join_experts, read_experts
 
 Kind = Literal["vllm", "completions", "sglang", "llamacpp", "torch"]
 
@@ -40,6 +41,7 @@ class SampledAnswer(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["raw", "processed"] | None = None
     version: int | None = None
     spans: tuple[VersionSpan, ...] = ()
+    experts: RoutedExperts | None = None
     stop_reason: str | None = None
     flaws: tuple[str, ...] = ()
     engine: Mapping[str, Any] = {}
@@ -53,11 +55,10 @@ class TokenServer(msgspec.Struct, frozen=True):
 
 
 def join_answers(before: SampledAnswer, after: SampledAnswer) -> SampledAnswer:
-    """Two parts of one completion. A version that is known for both is known for each token."""
+    """Two parts of one completion, each token with its own version where that is known."""
     count, total = len(before.ids), len(before.ids) + len(after.ids)
-    spans: tuple[VersionSpan, ...] = ()
-    if (first := spans_known(before)) is not None and (second := spans_known(after)) is not None:
-        spans = (*first, *(VersionSpan(s.version, s.start + count, s.end + count) for s in second))
+    shifted = (VersionSpan(s.version, s.start + count, s.end + count) for s in known_spans(after))
+    spans = join_spans((*known_spans(before), *shifted))
     whole = before.logprobs is not None and after.logprobs is not None
     return msgspec.structs.replace(
         after,
@@ -66,14 +67,38 @@ def join_answers(before: SampledAnswer, after: SampledAnswer) -> SampledAnswer:
         if before.logprobs is not None and after.logprobs is not None
         else None,
         spans=spans,
+        experts=later_experts(before.experts, after.experts),
         flaws=(*before.flaws, *after.flaws, *(() if whole or not total else ("a part came without logprobs",))),
     )
 
 
-def spans_known(part: SampledAnswer) -> tuple[VersionSpan, ...] | None:
-    if part.spans or not part.ids:
+def later_experts(before: RoutedExperts | None, after: RoutedExperts | None) -> RoutedExperts | None:
+    """Each part has those of all tokens before its end; what the first part sampled went through the first ones."""
+    return None if before is None or after is None else join_experts((before, after.rows(len(before))))
+
+
+def experts_of(choice: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {"experts": read_experts(choice.get("routed_experts"))}
+    except ValueError as error:
+        return {"flaws": (str(error),)}
+
+
+def known_spans(part: SampledAnswer) -> tuple[VersionSpan, ...]:
+    if part.spans or not part.ids or part.version is None:
         return part.spans
-    return None if part.version is None else (VersionSpan(part.version, 0, len(part.ids)),)
+    return (VersionSpan(part.version, 0, len(part.ids)),)
+
+
+def join_spans(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Neighbours of one version are one span."""
+    found: list[VersionSpan] = []
+    for span in spans:
+        if found and (found[-1].version, found[-1].end) == (span.version, span.start):
+            found[-1] = VersionSpan(span.version, found[-1].start, span.end)
+        else:
+            found.append(span)
+    return tuple(found)
 
 
 def known(**values: Any) -> dict[str, Any]:
@@ -108,17 +133,16 @@ def ask_vllm(ask: Ask) -> dict[str, Any]:
 def read_vllm(body: dict[str, Any]) -> SampledAnswer:
     choice = first(body, "choices")
     entries = (choice.get("logprobs") or {}).get("content")
-    spans = spans_of(body.get("weight_versions"))
     return SampledAnswer(
         ids=id_array(choice.get("token_ids")),
         logprobs=None if entries is None else logprob_array([entry.get("logprob") for entry in entries]),
         cut=choice.get("finish_reason") == "length",
         aborted=choice.get("finish_reason") == "abort",
         mode=body.get("logprobs_mode"),
-        version=whole(body.get("weight_version")),
-        spans=spans,
+        spans=spans_of(choice.get("weight_versions")),
         stop_reason=choice.get("finish_reason"),
         engine=known(request_id=body.get("request_id")),
+        **experts_of(choice),
     )
 
 
@@ -145,8 +169,10 @@ def read_completions(body: dict[str, Any]) -> SampledAnswer:
         prompt=None if prompt is None else id_array(prompt),
         cut=choice.get("finish_reason") == "length",
         aborted=choice.get("finish_reason") == "abort",
+        spans=spans_of(choice.get("weight_versions")),
         stop_reason=choice.get("finish_reason"),
         engine=known(request_id=body.get("id")),
+        **experts_of(choice),
     )
 
 
@@ -256,9 +282,16 @@ def whole(value: Any) -> int | None:
 
 
 def spans_of(rows: Any) -> tuple[VersionSpan, ...]:
-    if not isinstance(rows, list) or not all(isinstance(r, list) and len(r) == 3 for r in rows):
-        return ()
-    found = [(whole(row[0]), whole(row[1]), whole(row[2])) for row in rows]
-    if any(value is None for row in found for value in row):
-        return ()
-    return tuple(VersionSpan(int(v or 0), int(a or 0), int(b or 0)) for v, a, b in found)
+    """SGLang's rows `[version, start, end]`, or vLLM's objects of these names. A version that is no number (vLLM calls the one
+    it was started with `default`) is not known."""
+    found: list[VersionSpan] = []
+    for row in rows if isinstance(rows, list) else ():
+        one: Any = [row.get(name) for name in VersionSpan.__struct_fields__] if isinstance(row, dict) else row
+        if not isinstance(one, list) or len(one) != 3:
+            return ()
+        version, start, end = (whole(value) for value in one)
+        if start is None or end is None:
+            return ()
+        if version is not None:
+            found.append(VersionSpan(version, start, end))
+    return tuple(found)

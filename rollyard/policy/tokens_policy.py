@@ -46,6 +46,7 @@ from rollyard.policy.server_probe import (
 from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, join_answers
 from rollyard.policy.trainer_reply import make_reply
 from rollyard.policy.upstream_policy import CHECK_S, check_sampling
+from rollyard.policy.weight_updates import WeightUpdates
 
 _log = Log("rollyard.policy")
 MAX_RESUMES, RESUME_S = 64, 0.05
@@ -71,6 +72,7 @@ def tokens(
     tools: ShowTools = "template",
     check: Check = "never",
     history: EditedHistory = "keep",
+    max_waiting: int | None = None,
     timeouts: Timeouts | None = None,
 ) -> TokensPolicy:
     """A policy on the server at `url` (with or without `/v1`), or on several that serve the same (see `replicas`).
@@ -78,11 +80,13 @@ def tokens(
     files of that model, where the server's list says which they are and they are on this machine or the Hub. An answer has at
     most what is left of the server's context (`max_context`), and 4096 tokens where the agent names no number. `sampling`
     overrides what agents ask for; `tools="omit"` leaves out the tools that a chat template has no place for; `check="always"`
-    compares every bridge with a full render and counts; `history="strict"` forks where an agent edited an answer."""
+    compares every bridge with a full render and counts; `history="strict"` forks where an agent edited an answer. With
+    `max_waiting` calls wait here while more than so many wait at the server (see `admission`)."""
     check_least(1, max_tokens_cap=max_tokens_cap, max_context=max_context)
+    check_least(0, max_waiting=max_waiting)
     secret = resolve_key(key, key_env)
     return TokensPolicy(
-        Replicas([one.removesuffix("/v1") for one in split_urls(url)]),
+        Replicas([one.removesuffix("/v1") for one in split_urls(url)], max_waiting=max_waiting),
         model,
         PromptSettings(load_shown(renderer, tools), tools, check, history),
         engine=None if kind == "auto" else find_engine(kind),
@@ -117,7 +121,8 @@ class TokenLimits(NamedTuple):
 
 
 class TokensPolicy:
-    """A `Policy`. `prompts.counts` says how many prompts were bridged, and why the others were not."""
+    """A `Policy`. `prompts.counts` says how many prompts were bridged, and why the others were not; `weights` brings servers new
+    weights."""
 
     honours = frozenset({"max_tokens_cap", "seed"})
 
@@ -144,6 +149,7 @@ class TokensPolicy:
         self._cap = limits.answer
         self._sampling = sampling
         self._headers, self._connection = headers, connection
+        self.weights = WeightUpdates(replicas.urls, connection, headers, self._engine_name)
         self._models: tuple[ServedModel, ...] = ()
         self._known = False  # whether the server was asked for its models
         self._discovering = asyncio.Lock()
@@ -157,6 +163,11 @@ class TokensPolicy:
     @property
     def renderer(self) -> Renderer:
         return self.prompts.renderer
+
+    @property
+    def version(self) -> int | None:
+        """The one published last through this policy."""
+        return self.weights.version
 
     @property
     def takes_tools(self) -> bool | None:
@@ -192,11 +203,14 @@ class TokensPolicy:
     async def _once(self, call: Call, engine: TokenServer, ask: Ask) -> SampledAnswer:
         request = msgspec.json.encode(engine.request(ask))
         headers = self._headers | routing_headers(call)
+        version = self.weights.version
         body = await self.replicas.send(call, lambda root: self._connection.post(root + engine.path, request, headers))
         try:
             found = engine.read(json_object(body))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise UpstreamError(f"the answer is not {engine.name}'s", status=502, body=body[:4096]) from error
+        if not found.spans and found.version is None and version == self.weights.version:
+            found = msgspec.structs.replace(found, version=version)  # nothing was published since it was asked
         if found.prompt is not None and found.prompt != ask.prompt:
             flaw = "the engine sampled from other prompt ids than it was given"
             found = msgspec.structs.replace(found, flaws=(*found.flaws, flaw))
@@ -251,6 +265,9 @@ class TokensPolicy:
             if self.engine is None:
                 self.engine = await self._recognise()
             return self.engine
+
+    async def _engine_name(self) -> str:
+        return (await self.discover()).name
 
     async def _load_prompts(self) -> Prompts:
         """Rendered as the files of the served model say."""
@@ -319,7 +336,9 @@ class TokensPolicy:
         )
 
     def _reply(self, call: Call, ask: Ask, found: SampledAnswer, engine: TokenServer, started: float) -> Reply:
-        reply = make_reply(call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws)
+        reply = make_reply(
+            call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws, experts=found.experts
+        )
         spans = found.spans
         return msgspec.structs.replace(
             reply,
@@ -327,7 +346,7 @@ class TokensPolicy:
             sampling=ask.sampling,
             stop_reason=found.stop_reason,
             logprobs_mode=found.mode,
-            version_start=spans[0].version if spans else found.version,
+            version_start=spans[0].version if spans and not spans[0].start else found.version,
             version_end=spans[-1].version if spans else found.version,
             spans=spans,
             engine={**found.engine, "kind": engine.name, "url": self.root},
@@ -343,4 +362,5 @@ class TokensPolicy:
         self.replicas.forget(rollout_id)
 
     async def aclose(self) -> None:
+        await self.replicas.aclose()
         await self._connection.aclose()

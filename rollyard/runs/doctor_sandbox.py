@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import random
 import time
+import tomllib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 
+from rollyard import sandbox
 from rollyard.core.errors import Error, SandboxError
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.runs.doctor import DoctorFinding
@@ -51,6 +55,7 @@ async def examine_sandbox(name: str, image: str = "host") -> list[DoctorFinding]
             async with _timed(found, "kill"):
                 await box.kill()
             found.append(_network(closed))
+            found.append(find_price(name))
         finally:
             await made.__aexit__(None, None, None)
     except Error:  # it is the last row
@@ -68,6 +73,17 @@ def _network(closed: bool) -> DoctorFinding:
         found="sandboxes always have one",
         advice="tasks that ask for none are refused; use another backend for them",
     )
+
+
+def find_price(name: str) -> DoctorFinding:
+    """What the backend's sandboxes are billed by."""
+    known = tomllib.loads((Path(sandbox.__file__).parent / "prices.toml").read_text()).get(name)
+    row = partial(DoctorFinding, group="sandbox", name="price class", state="ok")
+    if known is None:
+        return row(found="unknown", advice="see the provider's page of prices")
+    if known["class"] == "own":
+        return row(found="own: a machine of yours, which no vendor bills for sandboxes")
+    return row(found=f"{known['class']}: {known['billed']}", advice=f"prices: {known['page']}")
 
 
 @asynccontextmanager

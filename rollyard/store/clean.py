@@ -1,4 +1,4 @@
-"""Finding by the start of an id, removing runs, and sweeping bodies that nothing refers to."""
+"""Finding by id, by the start of one or by name, removing runs, and sweeping bodies that nothing refers to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from sqlalchemy import Connection, delete, func, select
 from rollyard.core.call import CallRecord
 from rollyard.core.delta import Delta
 from rollyard.core.errors import StoreError
+from rollyard.core.ids import LAST
 from rollyard.store.schema import (
     artifacts,
     attempts,
@@ -28,7 +29,13 @@ _SHOWN = 5
 
 
 def resolve(connection: Connection, text: str) -> tuple[str, str]:
-    """A run or rollout by its id or the unique start of one: `("run" | "rollout", id)`."""
+    """A run or rollout by its id, the unique start of one, the name of a run (the newest of that name), or `last`:
+    `("run" | "rollout", id)`."""
+    if text == LAST:
+        newest = connection.execute(select(runs.c.id).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(1))
+        if (found_id := newest.scalar()) is None:
+            raise StoreError("there is no run yet", hint="rollyard run makes one")
+        return "run", found_id
     found: list[tuple[str, str]] = []
     for kind, table in (("run", runs), ("rollout", rollouts)):
         query = select(table.c.id).where(table.c.id.startswith(text, autoescape=True)).limit(_SHOWN)
@@ -36,11 +43,22 @@ def resolve(connection: Connection, text: str) -> tuple[str, str]:
         if text in ids:
             return kind, text
         found += [(kind, found_id) for found_id in ids]
+    if not found and (named := _run_by_name(connection, text)) is not None:
+        return "run", named
     if not found:
         raise StoreError(f"no run or rollout is named {text}", hint="rollyard list shows those there are")
     if len(found) > 1:
         raise StoreError(f"{text} could be {', '.join(name for _, name in found)}", hint="give more of the id")
     return found[0]
+
+
+def _run_by_name(connection: Connection, name: str) -> str | None:
+    said = f'"name":{msgspec.json.encode(name).decode()}'
+    query = select(runs.c.id, runs.c.config).where(runs.c.config.contains(said, autoescape=True))
+    for found_id, config in connection.execute(query.order_by(runs.c.created_at.desc(), runs.c.id.desc())):
+        if msgspec.json.decode(config).get("name") == name:
+            return found_id
+    return None
 
 
 def delete_run(connection: Connection, run_id: str) -> int:

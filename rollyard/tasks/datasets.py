@@ -96,7 +96,7 @@ def task_folders(root: Path) -> list[Path]:
     return found
 
 
-def from_dataset(path: Path, *, allow_network: bool) -> Iterator[Task]:
+def from_dataset(path: Path) -> Iterator[Task]:
     """The pinned tasks of a `dataset.toml`, out of the folders beside it."""
     try:
         manifest = msgspec.convert(read_toml(path), DatasetFile)
@@ -118,7 +118,7 @@ def from_dataset(path: Path, *, allow_network: bool) -> Iterator[Task]:
         folder = named.get(ref.name) or folders.get(ref.name.partition("/")[2])
         if folder is None:
             raise ConfigError(f"{path}: tasks[{number}].name: no folder of {ref.name!r} lies beside it")
-        task = load_folder(folder, allow_network=allow_network)
+        task = load_folder(folder)
         if task.digest != ref.digest:
             raise ConfigError(f"{path}: tasks[{number}].digest: {folder} has {task.digest}, pinned is {ref.digest}")
         yield msgspec.structs.replace(task, id=ref.name)
@@ -129,7 +129,7 @@ def _package_name(folder: Path) -> str:
     return str(package.get("name")) if isinstance(package, dict) else folder.name
 
 
-def from_registry(path: Path, wanted: str | None, *, allow_network: bool, cache: Path | None) -> Iterator[Task]:
+def from_registry(path: Path, wanted: str | None, *, cache: Path | None) -> Iterator[Task]:
     """The tasks of one dataset (`name` or `name@version`) of a `registry.json`; of the only one, when there is one."""
     try:
         datasets = msgspec.json.decode(path.read_bytes(), type=list[RegistryDataset])
@@ -146,7 +146,7 @@ def from_registry(path: Path, wanted: str | None, *, allow_network: bool, cache:
         folder = (base / entry.path).resolve()
         if not is_task(folder):
             raise ConfigError(f"{path}: task {entry.name!r}: {folder} is no task folder")
-        yield msgspec.structs.replace(load_folder(folder, allow_network=allow_network), id=entry.name)
+        yield msgspec.structs.replace(load_folder(folder), id=entry.name)
 
 
 def _fetch(entry: RegistryTask, url: str, cache: Path | None) -> Path:

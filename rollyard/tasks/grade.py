@@ -152,6 +152,12 @@ def _opening(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, .
     )
 
 
+def describe_fresh(case: Judging) -> SandboxSpec:
+    """A sandbox that the agent has never seen, from the pristine image or the verifier's own."""
+    place = case.site or case.place
+    return _opening(case, place, place.image, place.layers)
+
+
 async def _seal(
     case: Judging, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack
 ) -> tuple[VerifierSandbox, list[str], Before]:
@@ -160,11 +166,10 @@ async def _seal(
             "a sealed verdict takes the working directory along, and this task's is /",
             hint="set environment.workdir, or declare artifacts with carry_workdir = false",
         )
-    place = case.site or case.place
     workdir = case.workdir if case.spec.carry_workdir else None
     with scratch("judge") as folder:
         load = await transfer.take(sandbox, transfer.choose_artifacts(workdir, case.artifacts, case.workdir), folder)
-        fresh = await stack.enter_async_context(backend.open(_opening(case, place, place.image, place.layers)))
+        fresh = await stack.enter_async_context(backend.open(describe_fresh(case)))
         before = await planted.look(fresh, case.workdir)
         if case.before is not None:  # it knows the task's own files and setup too
             before = msgspec.structs.replace(case.before, start_up=before.start_up)
@@ -297,8 +302,7 @@ async def _run(
 
 async def _fails_untouched(case: Judging, backend: Backend, verifier: Verifier, prepare: Prepare | None) -> str | None:
     """Why the same tests do not start where no agent has been; None: they do."""
-    place = case.site or case.place
-    async with backend.open(_opening(case, place, place.image, place.layers)) as fresh:
+    async with backend.open(describe_fresh(case)) as fresh:
         box = await _wrap_fresh(case, fresh)
         if prepare is not None:
             await prepare(fresh)

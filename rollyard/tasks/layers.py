@@ -15,9 +15,9 @@ _PIP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-
 _NPM = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*@\d[A-Za-z0-9.+-]*")
 
 
-def layer_spec(text: str, *, scripts: bool = True) -> LayerSpec | None:
-    """What to build, or None when `text` is the id of a layer that exists. Packages are separated by commas. `scripts`: their
-    install scripts may run on this machine."""
+def layer_spec(text: str, *, sandboxed: bool = False) -> LayerSpec | None:
+    """What to build, or None when `text` is the id of a layer that exists. Packages are separated by commas. `sandboxed`: no
+    code of theirs may run on this machine."""
     if text.startswith("ly_"):
         return None
     kind, _, packages = text.partition(":")
@@ -28,4 +28,4 @@ def layer_spec(text: str, *, scripts: bool = True) -> LayerSpec | None:
     for name in wanted:
         if not pattern.fullmatch(name):
             raise ConfigError(f"layer {text!r}: {name!r} must name one version exactly")
-    return LayerSpec(pip=wanted, scripts=scripts) if kind == "pip" else LayerSpec(npm=wanted, scripts=scripts)
+    return LayerSpec(pip=wanted, sandboxed=sandboxed) if kind == "pip" else LayerSpec(npm=wanted, sandboxed=sandboxed)

@@ -11,12 +11,14 @@ from typing import Literal
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.core.protocols import Policy
+from rollyard.core.protocols import Policy, Verifier
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.tasks.agent_imports import find_agent_imports
 from rollyard.tasks.host_variables import references
 from rollyard.tasks.layers import layer_spec
 from rollyard.tasks.verifiers import verifier_for
+from rollyard.tasks.verifiers.python import PythonVerifier
+from rollyard.tasks.verifiers.sandboxed_python import read_file_reference
 
 _NETWORK = re.compile(r"\b(curl|wget|pip3? install|uvx?|apt(-get)? install|npm (i|install|ci)|git clone)\b")
 _LARGE = 50 * 2**20
@@ -69,10 +71,8 @@ def _verifiers(task: Task, policy: Policy | None) -> Iterator[TaskFinding]:
             yield _error(where, "there is no verifier, so there is never a reward")
             continue
         try:
-            if spec.kind == "python" and not task.trusted:
-                yield _warn(where, "is Python code that would run in the runner's process; see --trust-tasks")
-            elif spec.kind != "judge" or policy is not None:
-                verifier_for(spec, policy)
+            if spec.kind != "judge" or policy is not None:
+                verifier_for(spec, policy, sandboxed=None if task.trusted else _look_at_reference)
             for layer in (*task.layers, *spec.layers):
                 layer_spec(layer)
         except ConfigError as error:
@@ -91,6 +91,14 @@ def _verifiers(task: Task, policy: Policy | None) -> Iterator[TaskFinding]:
             message = f"loads the agent's code into the tests' own process ({what}), which can forge the result"
             yield _warn(file, f"{message}; run it in a process of its own and compare what it prints")
         yield from _tests(task, spec)
+
+
+def _look_at_reference(spec: VerifierSpec) -> Verifier:
+    """Code of an author who is not trusted is not loaded here, only found."""
+    file, name = read_file_reference(spec)
+    if not file.is_file():
+        raise ConfigError(f"verifier {file}:{name}: the file is not there")
+    return PythonVerifier(lambda sandbox, rollout: None)
 
 
 def _tests(task: Task, spec: VerifierSpec) -> Iterator[TaskFinding]:
@@ -120,7 +128,7 @@ def _place(task: Task) -> Iterator[TaskFinding]:
     if task.resources.accelerated:
         yield _warn("task.toml", "asks for accelerators; backends without them refuse the task")
     if task.network == "host":
-        yield _warn("task.toml", "gives the agent the public network")
+        yield _warn("task.toml", "asks for the public network, and gets none unless --network says public")
     for name in references(task.env):
         if name not in os.environ:
             yield _warn("task.toml", f"environment.env needs {name}, which is not set here")

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rollyard.core.errors import ConfigError, Unsupported
+from rollyard.core.errors import Unsupported
 from rollyard.core.sandbox import Capabilities
 from rollyard.core.task import Site, Task, VerifierSpec
 
 
-def refuse(task: Task, backend: str, can: Capabilities, *, allow_network: bool) -> None:
+def refuse(task: Task, backend: str, can: Capabilities) -> None:
     """Raise for the first thing this backend cannot give `task`."""
     specs = _verifiers(task)
     sites = [task, *(spec.site for spec in specs if spec.site is not None)]
-    networks = [site.network for site in sites] + [spec.network for spec in specs] + [s.network for s in task.steps]
-    if "host" in networks and not allow_network:
-        raise ConfigError(f"task {task.id!r} asks for a public network", hint="pass --allow-network if you mean it")
+    networks = (
+        [task.setup_network, *(site.network for site in sites)]
+        + [spec.network for spec in specs]
+        + [s.network for s in task.steps]
+    )
     if "allowlist" in networks and not can.network_allowlist:
-        raise Unsupported(f"backend {backend!r} cannot allow single hosts, which task {task.id!r} asks for")
+        raise Unsupported(
+            f"backend {backend!r} cannot allow single hosts, which task {task.id!r} asks for",
+            hint="or say --network none",
+        )
     for problem in (problem for site in sites for problem in _site(site, can)):
         raise Unsupported(f"task {task.id!r} {problem}, which backend {backend!r} cannot give")
     for step in task.steps:

@@ -1,5 +1,5 @@
-"""First files of something new: a task folder, a Python taskset, an agent. Each works as it is, so that the first change is a
-change to something that ran."""
+"""First files of something new: a task folder, a Python taskset, an agent, a script, an evaluation, a verifier. Each works as it
+is, so that the first change is a change to something that ran."""
 
 from __future__ import annotations
 
@@ -36,20 +36,41 @@ def new_task(path: Path, kind: TaskKind = "tests") -> Path:
     return path
 
 
+def _write(path: Path, suffix: str, template: str, **words: str) -> Path:
+    """One file from a template, with `{word}` replaced; the suffix is added where it is missing."""
+    target = _free(path if path.suffix == suffix else path.with_name(path.name + suffix))
+    text = files("rollyard.tasks").joinpath("templates", *template.split("/")).read_text("utf-8")
+    for word, value in {"name": target.name, **words}.items():
+        text = text.replace(f"{{{word}}}", value)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+    return target
+
+
 def new_taskset(path: Path) -> Path:
     """A Python file with three tasks and a verifier."""
-    target = _free(path if path.suffix == ".py" else path.with_suffix(".py"))
-    template = files("rollyard.tasks").joinpath("templates", "taskset", "taskset.py.txt").read_text("utf-8")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(template.replace("{name}", target.name))
-    return target
+    return _write(path, ".py", "taskset/taskset.py.txt")
 
 
 def new_agent(path: Path) -> Path:
     """An agent described in TOML: a small program that asks the model once."""
-    target = _free(path if path.suffix == ".toml" else path.with_suffix(".toml"))
-    name = _check_name(target.stem)
-    template = files("rollyard.tasks").joinpath("templates", "agent", "agent.toml").read_text("utf-8")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(template.replace("{agent}", name).replace("{name}", name))
-    return target
+    name = _check_name(path.name.removesuffix(".toml"))
+    return _write(path, ".toml", "agent/agent.toml", agent=name, name=name)
+
+
+def new_script(path: Path) -> Path:
+    """Answers of a scripted policy, which solve what `new_task` makes."""
+    return _write(path, ".yaml", "script/script.yaml")
+
+
+def new_verifier(path: Path) -> Path:
+    """A Python file with a verifier for what `new_task` makes."""
+    return _write(path, ".py", "verifier/verifier.py.txt")
+
+
+def new_eval(path: Path) -> Path:
+    """A folder with an evaluation that runs as it is: `eval.toml`, a task and a script."""
+    _free(path)
+    new_task(path / "hello")
+    new_script(path / "script.yaml")
+    return _write(path / "eval.toml", ".toml", "eval/eval.toml")

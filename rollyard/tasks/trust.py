@@ -1,8 +1,8 @@
 """Who may reach the host: the user's own tasks may, tasks from elsewhere may not until the user says so.
 
 A task below the working directory is the user's own, and so is one made in Python. Any other is untrusted: it reads no variables
-of the host but those named by `--env`, its files and links stay in its folder, its verifier does not run in the runner's process,
-and packages of its layers run no install scripts. `--trust-tasks` lifts this, and is remembered for exactly these files.
+of the host but those named by `--env`, its files and links stay in its folder, its Python verifier runs in a sandbox of its own,
+and packages of its layers are installed in one. `--trust-tasks` lifts this, and is remembered for exactly these files.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from rollyard.core import folders
-from rollyard.core.errors import ConfigError
+from rollyard.core import folders, registry
+from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.task import Site, Task, VerifierSpec
+from rollyard.tasks.verifiers.sandboxed_python import read_file_reference
+from rollyard.tasks.verifiers.weighted import parts_of
 
 HINT = "--trust-tasks (trust_tasks=True) lets these tasks reach this machine"
 
@@ -90,18 +92,29 @@ def _host_paths(task: Task) -> Iterator[str]:
     found += [path for site in sites for path in (site.build, site.compose)]
     found += [path for step in steps for path in (step.workdir_files, step.solution)]
     found += [path for spec in specs for path in spec.tests]
-    found += [str(spec.options["folder"]) for spec in specs if spec.options.get("folder")]
+    judges = [part for spec in specs for part in _with_parts(spec)]
+    found += [str(spec.options["folder"]) for spec in judges if spec.options.get("folder")]
+    refs = [str(spec.options.get("ref")).rpartition(":")[0] for spec in judges if spec.kind == "python"]
+    found += [ref for ref in refs if ref.endswith(".py")]
     yield from (path for path in found if path is not None)
 
 
+def _with_parts(spec: VerifierSpec) -> Iterator[VerifierSpec]:
+    """The verifier, and those that it is made of."""
+    yield spec
+    if spec.kind == "weighted":
+        for _, _, part in parts_of(spec):
+            yield from _with_parts(part)
+
+
 def refuse_host_code(task: Task) -> None:
-    """A verifier that is Python code runs in the runner's own process."""
-    specs: list[VerifierSpec | None] = [task.verifier, *(step.verifier for step in task.steps)]
-    if not task.trusted and any(spec is not None and spec.kind == "python" for spec in specs):
-        raise ConfigError(
-            f"task {task.id!r} comes from elsewhere, and its verifier is Python code that would run in this process",
-            hint=HINT,
-        )
+    """Verifiers of an untrusted task are installed ones, or files that run in a sandbox; nothing else is imported here."""
+    specs = [spec for spec in (task.verifier, *(step.verifier for step in task.steps)) if spec is not None]
+    for part in (part for spec in specs for part in _with_parts(spec) if not task.trusted):
+        if part.kind == "python":
+            read_file_reference(part)
+        elif part.kind not in (installed := registry.names("rollyard.verifiers")):
+            raise UnknownName("verifier", part.kind, installed, hint=HINT)
 
 
 def apply_trust(task: Task, *, trust_tasks: bool, env: tuple[str, ...]) -> Task:

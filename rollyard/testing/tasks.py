@@ -61,7 +61,7 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     repeats: int = 2
     parallel: int = 2
-    allow_network: bool = False
+    network: str = "task"
     trust_tasks: bool = False
     allow_unsafe: bool = False
     filter: str | None = None
@@ -71,13 +71,13 @@ def load_each(source: str, options: CheckOptions) -> tuple[list[Task], list[Task
     """Every task of `source` that loads, and a failed check for each folder that does not."""
     root = Path(source)
     if not root.is_dir() or is_task(root) or (root / "dataset.toml").is_file():
-        found = Taskset.load(source, allow_network=options.allow_network, trust_tasks=options.trust_tasks)
+        found = Taskset.load(source, trust_tasks=options.trust_tasks)
         return list(found.filter(options.filter) if options.filter else found), []
     tasks: list[Task] = []
     broken: list[TaskCheck] = []
     for folder in task_folders(root):
         try:
-            tasks += Taskset.load(folder, allow_network=options.allow_network, trust_tasks=options.trust_tasks)
+            tasks += Taskset.load(folder, trust_tasks=options.trust_tasks)
         except ConfigError as error:
             finding = TaskFinding(level="error", where="task.toml", message=str(error))
             broken.append(TaskCheck(task_id=folder.name, digest="", ok=False, files=0, bytes=0, findings=(finding,)))
@@ -142,7 +142,7 @@ async def _prove(
                 policy=scripted([]),
                 sandbox=backend,
                 provision=provision,
-                allow_network=options.allow_network,
+                network=options.network,
                 allow_unsafe=options.allow_unsafe,
             )
         except Error as error:

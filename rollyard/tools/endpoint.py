@@ -23,6 +23,13 @@ T = TypeVar("T")
 _CLOSE_S = 5.0
 _EVENT_BYTES = 64 * 2**20  # a screenshot is one event
 _FINAL = (400, 401, 403)  # statuses that the same request gets again
+_ABSENT = (404, 405)
+_UNSERVED = (429, 503)  # the server says itself that it did nothing
+_MAY_HAVE_RUN = "the tool may have run, and is not called again"
+
+
+class EndpointAbsent(EnvUnavailable):
+    """Nothing answers to this address, on a server that answers; one that is starting may yet."""
 
 
 class Endpoint:
@@ -50,7 +57,7 @@ class Endpoint:
         from pydantic import ValidationError
 
         try:
-            result = await self._ask(lambda client: client.call_tool(name, dict(arguments)))
+            result = await self._ask(lambda client: client.call_tool(name, dict(arguments)), repeatable=False)
         except ValidationError as error:
             return _not_valid(error)
         except RuntimeError as error:  # the result does not keep to the tool's own output schema
@@ -65,36 +72,46 @@ class Endpoint:
             for one in late:
                 one.cancel()
 
-    async def _ask(self, ask: Callable[[Any], Awaitable[T]]) -> T:
+    async def _ask(self, ask: Callable[[Any], Awaitable[T]], *, repeatable: bool = True) -> T:
+        """What is not `repeatable` is `EnvUnavailable` only where the server surely did nothing: a call whose connection broke
+        on the way is never sent again."""
+        sent = False
         require_mcp(f"calling the tools at {self.url}")
         from mcp.shared.exceptions import MCPError
         from pydantic import ValidationError
 
         try:
             async with asyncio.timeout(self.timeout_s):
-                return await ask(await self._client())
+                client = await self._client()
+                sent = not repeatable
+                return await ask(client)
         except TimeoutError as error:
             raise EnvError(f"{self.url} did not answer within {self.timeout_s:g} s") from error
         except (ValidationError, RuntimeError):
             raise  # an answer came, and asking again would run the tool again
         except MCPError as error:
-            raise await self._to_error(error) from error
+            raise await self._to_error(error, sent) from error
         except Exception as error:  # what the SDK's transports raise has no common base
             await self.aclose()
+            if sent and type(_leaf(error)).__name__ not in ("ConnectError", "ConnectTimeout"):
+                raise EnvError(f"{self.url}: {_cause(error)}: {_MAY_HAVE_RUN}") from error
             raise EnvUnavailable(f"{self.url}: {_cause(error)}") from error
 
-    async def _to_error(self, error: Any) -> EnvError:
+    async def _to_error(self, error: Any, sent: bool) -> EnvError:
         """A JSON-RPC error is the server's word, except where the transport made it up for a response it could not use."""
         from mcp_types import CONNECTION_CLOSED
 
         status, self._status = self._status, None
         if status is not None:
             await self.aclose()
-            kind = EnvError if status in _FINAL else EnvUnavailable
+            kind = EnvError if status in _FINAL else EndpointAbsent if status in _ABSENT else EnvUnavailable
+            if sent and kind is EnvUnavailable and status not in _UNSERVED:
+                return EnvError(f"{self.url}: HTTP {status}: {_MAY_HAVE_RUN}")
             return kind(f"{self.url}: HTTP {status}")
         if error.code == CONNECTION_CLOSED:
             await self.aclose()
-            return EnvUnavailable(f"{self.url}: the connection was lost")
+            kind = EnvError if sent else EnvUnavailable
+            return kind(f"{self.url}: the connection was lost{f': {_MAY_HAVE_RUN}' if sent else ''}")
         return EnvError(f"{self.url}: {error.message}")
 
     async def _client(self) -> Any:

@@ -1,8 +1,9 @@
 """`RemoteTools`: the tools of one or more MCP servers somewhere else, as one list, each call sent to its owner.
 
-A URL that ends in `/` is a root: its tools are at `mcp`, at `api/v1/mcp`, or at both. A server that is down while others
-answer costs its own tools and leaves a warning that names it; when all are down that is an error with every cause, never
-an empty list. Only what may succeed when asked again is asked again: an unknown tool, a refusal and a tool's own error are not.
+A URL that ends in `/` is a root: its tools are at `mcp`, at `api/v1/mcp`, or at both, each tried by itself. A server or an
+endpoint of a root that is down while others answer costs its own tools and leaves a warning that names it; when all are down
+that is an error with every cause, never an empty list. Only what may succeed when asked again is asked again: an unknown tool,
+a refusal and a tool's own error are not, nor is a call whose connection broke after it was sent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -18,7 +19,7 @@ from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, UnknownT
 from rollyard.core.log import Log
 from rollyard.core.message import ToolSpec
 from rollyard.tools.answers import ToolAnswer
-from rollyard.tools.endpoint import Endpoint
+from rollyard.tools.endpoint import Endpoint, EndpointAbsent
 
 T = TypeVar("T")
 Collisions = Literal["first", "prefix", "error"]
@@ -35,6 +36,13 @@ class _Place(msgspec.Struct, frozen=True):
     label: str
     url: str
     endpoints: tuple[Endpoint, ...]
+
+
+class Listing(NamedTuple):
+    """What the endpoints of one place said, those that failed with why."""
+
+    found: dict[Endpoint, list[ToolSpec]]
+    failed: dict[Endpoint, EnvError]
 
 
 class RemoteTools:
@@ -96,8 +104,10 @@ class RemoteTools:
             elif isinstance(got, BaseException):
                 raise got
             else:
-                offers += [(place, endpoint, spec) for endpoint, specs in got for spec in specs]
-        if len(causes) == len(self._places):
+                offers += [(place, endpoint, spec) for endpoint, specs in got.found.items() for spec in specs]
+                dead = [e.message for e in got.failed.values() if not isinstance(e, EndpointAbsent)]
+                causes += dead
+        if not any(isinstance(got, Listing) for got in found):
             raise EnvUnavailable(f"no tools can be reached: {'; '.join(causes)}")
         for cause in causes:
             _log.warning("tools of a server that is down are missing: %s", cause)
@@ -128,18 +138,33 @@ class RemoteTools:
             raise EnvError(answer.text or f"{name} failed")
         return answer.text
 
-    async def _of(self, place: _Place, attempts: int | None) -> list[tuple[Endpoint, list[ToolSpec]]]:
-        return await self._try(lambda: _list(place), attempts)
-
-    async def _try(self, once: Callable[[], Awaitable[T]], attempts: int | None = None) -> T:
+    async def _of(self, place: _Place, attempts: int | None) -> Listing:
+        """What its endpoints offer, each tried by itself. One that is absent beside another that answers is no endpoint of the
+        place; where none answers, each of them may be starting."""
+        listing = Listing({}, {})
         most = attempts or self._attempts
         for attempt in range(1, most + 1):
+            await _ask_missing(place, listing)
+            again = [e for e in listing.failed.values() if _may_come(e, alone=not listing.found)]
+            if not again or attempt == most:
+                break
+            await asyncio.sleep(self._pause(attempt))
+        if not listing.found:
+            kind = EnvUnavailable if any(isinstance(e, EnvUnavailable) for e in listing.failed.values()) else EnvError
+            raise kind("; ".join(failure.message for failure in listing.failed.values()))
+        return listing
+
+    def _pause(self, attempt: int) -> float:
+        return self._pauses[min(attempt, len(self._pauses)) - 1] if self._pauses else 0.0
+
+    async def _try(self, once: Callable[[], Awaitable[T]]) -> T:
+        for attempt in range(1, self._attempts + 1):
             try:
                 return await once()
             except EnvUnavailable:
-                if attempt == most:
+                if attempt == self._attempts:
                     raise
-                await asyncio.sleep(self._pauses[min(attempt, len(self._pauses)) - 1] if self._pauses else 0.0)
+                await asyncio.sleep(self._pause(attempt))
         raise AssertionError("attempts is at least one")
 
     def _route(
@@ -191,19 +216,25 @@ def _name(urls: str | Iterable[str] | Mapping[str, str]) -> dict[str, str]:
     return {f"s{position}": url for position, url in enumerate(given, 1)}
 
 
-async def _list(place: _Place) -> list[tuple[Endpoint, list[ToolSpec]]]:
-    """Those of a place's endpoints that answer. None at all is worth another try unless every one of them is final."""
-    found = await asyncio.gather(*(endpoint.list() for endpoint in place.endpoints), return_exceptions=True)
-    answered: list[tuple[Endpoint, list[ToolSpec]]] = []
-    failures: list[EnvError] = []
-    for endpoint, got in zip(place.endpoints, found, strict=True):
+async def _ask_missing(place: _Place, listing: Listing) -> None:
+    """Asks the endpoints that have not answered and may yet."""
+    alone = not listing.found
+    missing = [
+        endpoint
+        for endpoint in place.endpoints
+        if endpoint not in listing.found
+        and (endpoint not in listing.failed or _may_come(listing.failed[endpoint], alone=alone))
+    ]
+    found = await asyncio.gather(*(endpoint.list() for endpoint in missing), return_exceptions=True)
+    for endpoint, got in zip(missing, found, strict=True):
+        listing.failed.pop(endpoint, None)
         if isinstance(got, EnvError):
-            failures.append(got)
+            listing.failed[endpoint] = got
         elif isinstance(got, BaseException):
             raise got
         else:
-            answered.append((endpoint, got))
-    if answered:
-        return answered
-    again = any(isinstance(failure, EnvUnavailable) for failure in failures)
-    raise (EnvUnavailable if again else EnvError)("; ".join(failure.message for failure in failures))
+            listing.found[endpoint] = got
+
+
+def _may_come(failure: EnvError, *, alone: bool) -> bool:
+    return isinstance(failure, EnvUnavailable) and (alone or not isinstance(failure, EndpointAbsent))

@@ -1,9 +1,9 @@
 """`Toolset`: tools as an MCP server over streamable HTTP, in the form of an ASGI application.
 
 A gate mounts it at `/mcp` for one rollout and puts that rollout's id into `scope["state"]`; handlers get it as their
-context. Only the tools it was made with exist: there is nothing to look up by a name that the agent chose. What an agent that
-vanishes leaves behind ends with the toolset. The `mcp` package is imported by the first request, in a thread: it takes a
-second.
+context. Only the tools that the host gave it exist: there is nothing to look up by a name that the agent chose. What an
+agent that vanishes leaves behind ends with the toolset. The `mcp` package is imported by the first request, in a thread: it
+takes a second.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
+
+import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
@@ -25,6 +27,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _log = Log("rollyard.tools")
 _CLOSE_S = 5.0
+_CANCELLED = -32800
 
 
 class Toolset:
@@ -34,9 +37,7 @@ class Toolset:
     def __init__(self, tools: Iterable[Tool], *, allow: Iterable[str] | None = None, name: str = "rollyard") -> None:
         by_name: dict[str, Tool] = {}
         for tool in as_tuple(tools, "tools"):
-            if tool.name in by_name:
-                raise ConfigError(f"two tools are named {tool.name!r}")
-            by_name[tool.name] = tool
+            _put(by_name, tool)
         if allow is not None:
             wanted = as_tuple(allow, "allow")
             if missing := [n for n in wanted if n not in by_name]:
@@ -49,9 +50,13 @@ class Toolset:
         self._stop = asyncio.Event()
         self._running: set[asyncio.Task[tuple[Any, bool]]] = set()
 
+    def add(self, tool: Tool) -> None:
+        """One more; an agent that has asked for the list already may not ask again."""
+        _put(self.tools, tool)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         manager = await self._manager()
-        await manager.handle_request(scope, receive, send)
+        await manager.handle_request(scope, receive, _without_cancelled(send))
 
     async def ready(self) -> None:
         """Returns when requests are answered at once; for callers whose agents do not wait for slow tool servers."""
@@ -117,3 +122,38 @@ class Toolset:
             if not ready.done():
                 ready.set_exception(error)
             raise
+
+
+def _put(tools: dict[str, Tool], tool: Tool) -> None:
+    if tool.name in tools:
+        raise ConfigError(f"two tools are named {tool.name!r}")
+    tools[tool.name] = tool
+
+
+def _without_cancelled(send: Send) -> Send:
+    """MCP gives a cancelled request no response. The package ends its stream with an error all the same: a comment stands
+    there instead, and the stream ends after it."""
+
+    async def quiet(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body" and _is_cancelled(message.get("body", b"")):
+            message = {**message, "body": b": cancelled\r\n\r\n"}
+        await send(message)
+
+    return quiet
+
+
+def _is_cancelled(event: bytes) -> bool:
+    if b"-32800" not in event:
+        return False
+    for line in event.splitlines():
+        if line.startswith(b"data:"):
+            try:
+                said: Any = msgspec.json.decode(line[5:])
+            except msgspec.DecodeError:
+                return False
+            return (
+                isinstance(said, dict)
+                and isinstance(said.get("error"), dict)
+                and said["error"].get("code") == _CANCELLED
+            )
+    return False

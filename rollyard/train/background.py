@@ -16,19 +16,19 @@ T = TypeVar("T")
 
 class BackgroundWork(Generic[T]):
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
-        self._task: asyncio.Task[T] = sync.run(_spawn(work))
+        self.task: asyncio.Task[T] = sync.wait(_spawn(work))
 
     @property
     def over(self) -> bool:
-        return self._task.done()
+        return self.task.done()
 
     def result(self, timeout_s: float | None = None) -> T:
         """Its result or its error; `TimeoutError` where it is not over by then, and it goes on."""
-        return sync.run(_join(self._task, timeout_s))
+        return sync.wait(_join(self.task, timeout_s))
 
     def end(self, timeout_s: float) -> None:
         """Cancel it, wait until it has cleaned up, and leave its error to `result`."""
-        sync.run(_end(self._task, timeout_s))
+        sync.wait(_end(self.task, timeout_s))
 
 
 async def _spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -1,6 +1,6 @@
 """`RayRollouts`: rollouts on a Ray cluster for a trainer that lives there too.
 
-    rollouts = ry.train.RayRollouts(store="postgresql://...", policy="tokens:URL#renderer=...", agent="pi", staleness=2)
+    rollouts = ry.train.RayRollouts(store="postgresql://...", policy="tokens:URL#renderer=...", agent="pi", max_staleness=2)
     rollouts.submit(task, size=8)
     for scored in rollouts.take(max=32):  ...          # rows as they finish, in any order
     rollouts.update(version=step)                      # what was begun too long ago is given up, and said so
@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rollyard.core.agent import DEFAULT_AGENT
 from rollyard.core.errors import ConfigError, Error
 from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt
@@ -80,12 +81,11 @@ class TakeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the actor is made with. `staleness` None: nothing is ever too old."""
+    """What the actor is made with."""
 
     store: str
     config: RunConfig
     ray: RayOptions
-    staleness: int | None
     verifier: Verifier | None = None
     hooks: Hooks = Hooks()
 
@@ -193,8 +193,8 @@ class Rollouts:
     async def update(self, version: int) -> list[str]:
         """The policy's version from now on; gives the groups that were given up because they are too old by it."""
         self._version = max(self._version, version)
-        limit = self._order.staleness
-        if limit is None:
+        limit = self._order.config.max_staleness
+        if limit is None or self._order.config.when_stale == "mask":
             return []
         old = [group.id for group in self._groups.values() if self._version - group.version > limit]
         for group_id in old:
@@ -280,17 +280,15 @@ class RayRollouts:
         *,
         store: str,
         policy: str,
-        agent: str = "shell-agent",
-        staleness: int | None = None,
+        agent: str = DEFAULT_AGENT,
         verifier: Checks | None = None,
         hooks: Hooks | None = None,
         ray: RayOptions | None = None,
         **fields: Any,
     ) -> None:
-        """`store` is one that all nodes reach; `policy` is who answers, as on the command line. `staleness` is how many
-        versions old a group may be when its rows arrive. `fields` are a run's own (`model`, `sandbox`, `limits` ...)."""
-        if staleness is not None and staleness < 0:
-            raise ConfigError(f"staleness must not be negative, got {staleness}")
+        """`store` is one that all nodes reach; `policy` is who answers, as on the command line. `fields` are a
+        run's own (`model`, `sandbox`, `limits` ...); with `max_staleness` a group is given up when the version that it was
+        submitted at is so far behind, and with `when_stale="mask"` as well it ends, and its older answers do not train."""
         ray = ray or RayOptions()
         fields.setdefault("parallel", 16)
         config = RunConfig(agents=(agent,), policies={POLICY: policy}, **fields)
@@ -298,7 +296,6 @@ class RayRollouts:
             store=store,
             config=config,
             ray=ray,
-            staleness=staleness,
             verifier=as_judge(verifier),
             hooks=hooks or Hooks(),
         )

@@ -3,11 +3,16 @@
 Requests that come within a few milliseconds of each other are one batch. The logprob of a token is that of the distribution
 it was drawn from (temperature and truncation applied), which is what an importance ratio needs. New weights are taken
 between two tokens: the tokens before and after carry their own version, and nothing is thrown away.
+
+A pause has vLLM's three modes for what is under way: `abort` ends it with the tokens that it has (a client goes on from them),
+`wait` lets it end, `keep` stops it between two tokens. What has not begun waits in each. New weights also compute anew what an
+answer has so far, so that the logprob of every token is that of its version.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from array import array
 from typing import Any, Literal
 
@@ -15,7 +20,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from rollyard.core.call import VersionSpan, floats, ids
+from rollyard.core.call import PauseMode, VersionSpan, floats, ids
 from rollyard.core.errors import PolicyError
 from rollyard.train.tiny import Cache, TinyModel
 
@@ -87,10 +92,13 @@ class Sampler:
         self._waiting: asyncio.Queue[Row] = asyncio.Queue()
         self._going = asyncio.Event()
         self._going.set()
-        self._pending: tuple[dict[str, Any], int, bool] | None = None  # taken by the worker between two tokens
-        self._swapped = asyncio.Event()
-        self._work: asyncio.Task[None] | None = None
+        self._pausing, self._loading = asyncio.Lock(), asyncio.Lock()
+        self._changed = asyncio.Event()  # set whenever what is under way has ended or stands still
+        self._hold = threading.Condition()  # guards the next two, which the worker's thread reads between two tokens
+        self._mode: PauseMode | None = None
+        self._still = False  # the worker stands between two tokens
         self._busy = False
+        self._work: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Sampler:
         self._work = asyncio.create_task(self._run())
@@ -98,6 +106,7 @@ class Sampler:
 
     async def __aexit__(self, *exc: object) -> None:
         assert self._work is not None
+        await self.pause("abort")
         self._work.cancel()
         await asyncio.gather(self._work, return_exceptions=True)
 
@@ -114,38 +123,57 @@ class Sampler:
         async with asyncio.timeout(timeout):
             return await row.answer
 
-    def pause(self) -> None:
-        """Requests that have not begun wait; the ones under way finish."""
-        self._going.clear()
+    async def pause(self, mode: PauseMode = "abort", timeout: float = 600.0) -> None:
+        """Ends once nothing is computed any more; what has not begun waits for `resume`."""
+        async with self._pausing, asyncio.timeout(timeout):
+            self._going.clear()
+            self._set_mode(mode)
+            while self._busy and not self._still:
+                self._changed.clear()
+                await self._changed.wait()
+
+    @property
+    def paused(self) -> PauseMode | None:
+        """How, or None where it goes on."""
+        return self._mode
 
     def resume(self) -> None:
+        self._set_mode(None)
         self._going.set()
 
-    async def load(self, weights: dict[str, Any], version: int, *, abort: bool = False, timeout: float = 60.0) -> None:
-        """New weights from the next token on. `abort` ends what is under way with what it has."""
-        self._swapped.clear()
-        self._pending = (weights, version, abort)
-        if not self._busy:
-            self._swap(asyncio.get_running_loop())
-        async with asyncio.timeout(timeout):
-            await self._swapped.wait()
+    async def load(self, weights: dict[str, Any], version: int, *, mode: PauseMode = "keep") -> None:
+        """New weights for all that is sampled from now on; a pause that was there before stays."""
+        shapes = {name: value.shape for name, value in self.model.state_dict().items()}
+        if {name: value.shape for name, value in weights.items()} != shapes:
+            raise ValueError("these weights are those of another model: their names or shapes differ")
+        async with self._loading:
+            going = self._going.is_set()
+            await self.pause(mode if going else self._mode or mode)  # one that is on its way is waited for
+            self.model.load_state_dict(weights)
+            self.version = version
+            if going:
+                self.resume()
 
-    def _swap(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Takes new weights if there are any; True when what is under way is to end."""
-        if self._pending is None:
-            return False
-        weights, version, abort = self._pending
-        self._pending = None
-        self.model.load_state_dict(weights)
-        self.version = version
-        loop.call_soon_threadsafe(self._swapped.set)
-        return abort
+    def _set_mode(self, mode: PauseMode | None) -> None:
+        with self._hold:
+            self._mode, self._still = mode, False
+            self._hold.notify_all()
+
+    def _stand(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Between two tokens: stands still for as long as a pause keeps what is under way; True when that is to end."""
+        with self._hold:
+            while self._mode == "keep":
+                self._still = True
+                loop.call_soon_threadsafe(self._changed.set)
+                self._hold.wait()
+            return self._mode == "abort"
 
     async def _run(self) -> None:
         while True:
             batch = [await self._waiting.get()]
-            await self._going.wait()
             await asyncio.sleep(self._gather_s)
+            while not self._going.is_set():  # a pause may come again before this task runs
+                await self._going.wait()
             while len(batch) < self._max_batch and not self._waiting.empty():
                 batch.append(self._waiting.get_nowait())
             live = [row for row in batch if not row.answer.done()]
@@ -164,18 +192,22 @@ class Sampler:
                     row.answer.set_exception(PolicyError(f"sampling failed: {error}"))
         finally:
             self._busy = False
-            self._swap(loop)
+            self._changed.set()
 
     def _generate(self, rows: list[Row], loop: asyncio.AbstractEventLoop) -> None:
         """Token by token until every row is done; finished rows leave the batch."""
         tokens, real = pad([row.request.prompt for row in rows])
         cache: Cache = []
+        version = self.version
         with torch.inference_mode():
             while rows:
-                if self._swap(loop):
+                if self._stand(loop):
                     for row in rows:
                         settle(loop, row, row.output("abort"))
                     return
+                if version != self.version:  # the cache is of other weights
+                    version, cache = self.version, []
+                    tokens, real = pad([row.request.prompt + row.ids for row in rows])
                 logits, cache = self.model(tokens, real, cache, last=True)
                 drawn = [draw(logits[n, -1], row) for n, row in enumerate(rows)]
                 for row, (token, logprob) in zip(rows, drawn, strict=True):

@@ -1,8 +1,8 @@
 """`rollyard serve model`: a small model server with exact tokens, for tests and examples.
 
 Token in, token out (`/inference/v1/generate`, `/v1/completions`), a chat face (`/v1/chat/completions`), new weights while it
-runs (`POST /weights`), a version with every token, pause and resume. What it is not: fast. It runs the tiny model of this
-package on one machine; a real model wants vLLM or SGLang, which answer the same requests.
+runs (`POST /weights`), a version with every token, pause and resume in vLLM's modes. What it is not: fast. It runs the tiny
+model of this package on one machine; a real model wants vLLM or SGLang, which answer the same requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rollyard.core.call import Call, Reply, ids
+from rollyard.core.call import Call, PauseMode, Reply, ids
 from rollyard.core.errors import BadRequest, ConfigError, Error, PolicyError
 from rollyard.core.ids import new_id
 from rollyard.policy.renderers.protocol import Renderer
@@ -29,6 +29,14 @@ from rollyard.wire import CODECS
 from rollyard.wire.codec import WireRequest as WireRequest
 
 MODE = "processed"
+
+
+class NewWeights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /weights`. `mode` is for answers under way."""
+
+    path: str
+    version: int
+    mode: PauseMode = "keep"
 
 
 class ModelServer:
@@ -50,6 +58,7 @@ class ModelServer:
                 Route("/weight_version", self.guard(self.version)),
                 Route("/pause", self.guard(self.pause), methods=["POST"]),
                 Route("/resume", self.guard(self.resume), methods=["POST"]),
+                Route("/is_paused", self.guard(self.is_paused)),
             ]
         )
 
@@ -59,7 +68,7 @@ class ModelServer:
                 return refusal(401, "the key is missing or wrong")
             try:
                 return await route(request)
-            except (ValueError, TypeError, KeyError, BadRequest, ConfigError) as error:
+            except (ValueError, TypeError, KeyError, msgspec.ValidationError, BadRequest, ConfigError) as error:
                 return refusal(400, error.message if isinstance(error, Error) else str(error))
             except (PolicyError, TimeoutError) as error:
                 return refusal(500, str(error) or type(error).__name__)
@@ -83,7 +92,6 @@ class ModelServer:
                 "choices": [self.choice(sampled)],
                 "prompt_token_ids": prompt.tolist(),
                 "logprobs_mode": MODE,
-                **versions(sampled),
             }
         )
 
@@ -101,11 +109,11 @@ class ModelServer:
             "prompt_token_ids": prompt,
             "logprobs": {"tokens": texts, "token_logprobs": sampled.logprobs.tolist()},
             "finish_reason": sampled.finish,
+            "weight_versions": labelled_spans(sampled),
         }
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sampled.ids)}
         return JSONResponse(
             {"id": new_id("cmpl"), "object": "text_completion", "model": self.name, "choices": [choice], "usage": usage}
-            | versions(sampled)
         )
 
     async def chat(self, request: HttpRequest) -> Response:
@@ -130,22 +138,23 @@ class ModelServer:
         )
 
     async def weights(self, request: HttpRequest) -> Response:
-        """`{"path": folder, "version": n, "abort": false}`."""
-        body = await json_body(request)
-        state = load_weights(Path(str(body["path"])))
-        await self.sampler.load(state, int(body["version"]), abort=bool(body.get("abort")))
+        wanted = msgspec.convert(await json_body(request), NewWeights)
+        await self.sampler.load(load_weights(Path(wanted.path)), wanted.version, mode=wanted.mode)
         return JSONResponse({"weight_version": self.sampler.version})
 
     async def version(self, request: HttpRequest) -> Response:
         return JSONResponse({"weight_version": self.sampler.version})
 
     async def pause(self, request: HttpRequest) -> Response:
-        self.sampler.pause()
-        return JSONResponse({"paused": True})
+        await self.sampler.pause(msgspec.convert(request.query_params.get("mode", "abort"), PauseMode))
+        return JSONResponse({"status": "paused"})
 
     async def resume(self, request: HttpRequest) -> Response:
         self.sampler.resume()
-        return JSONResponse({"paused": False})
+        return JSONResponse({"status": "resumed"})
+
+    async def is_paused(self, request: HttpRequest) -> Response:
+        return JSONResponse({"is_paused": self.sampler.paused is not None})
 
     def choice(self, sampled: SamplerOutput) -> dict[str, Any]:
         entries = [
@@ -157,6 +166,7 @@ class ModelServer:
             "token_ids": sampled.ids.tolist(),
             "logprobs": {"content": entries},
             "finish_reason": sampled.finish,
+            "weight_versions": labelled_spans(sampled),
         }
 
 
@@ -170,6 +180,11 @@ def read_request(prompt: array[int], params: Mapping[str, Any], stops: tuple[int
         stop_ids=tuple(own) if own is not None else stops,
         **given,
     )
+
+
+def labelled_spans(sampled: SamplerOutput) -> list[dict[str, Any]]:
+    """As vLLM writes them: a version is a label."""
+    return [{"version": str(span.version), "start": span.start, "end": span.end} for span in sampled.spans]
 
 
 def versions(sampled: SamplerOutput) -> dict[str, Any]:

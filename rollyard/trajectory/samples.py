@@ -14,7 +14,9 @@ from typing import TypeVar
 import msgspec
 
 from rollyard.core.call import floats
-from rollyard.core.rollout import Rollout
+from rollyard.core.experts import RoutedExperts
+from rollyard.core.node import Node
+from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.trajectory.branch import Branch, BranchKind, Span, can_train
 from rollyard.trajectory.trajectory import Trajectory
 
@@ -49,6 +51,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     parent: int | None = None
     shared: int = 0
+    experts: RoutedExperts | None = (
+        None  # that each token but the last was computed with, where the engine said it for all
+    )
+    stale_call_ids: tuple[str, ...] = ()  # answers that do not train because their policy was too old (`max_staleness`)
 
     @property
     def trained(self) -> int:
@@ -93,9 +99,13 @@ def samples(
             reasons += branch.flaws
         mask = b""
         if not reasons:
-            mask = _mask(branch, trained)
+            mask = _mask(branch, trained, rollout.stale_before)
             if not any(mask):
-                reasons += branch.flaws or ("every answer on it trains in another row",)
+                reasons += branch.flaws
+                if stale := _stale_calls(branch, rollout.stale_before):
+                    reasons.append(f"{len(stale)} answers are of policy versions before {rollout.stale_before}")
+                elif not branch.flaws:
+                    reasons.append("every answer on it trains in another row")
         if reasons:
             refused.append(_refuse(rollout, branch, reasons))
         else:
@@ -125,6 +135,22 @@ def _shared_tokens(branch: Branch, other: Branch) -> int:
     return end
 
 
+def merge_counts(trajectory: Trajectory) -> MergeCounts | None:
+    """Of all branches whose answers could train, whatever becomes of the rollout."""
+    branches = [b for b in trajectory.branches if b.kind in TRAINED_KINDS and b.ids is not None and b.trained]
+    if not branches:
+        return None
+    ends = {span.node: span.end for branch in branches for span in branch.spans if span.sampled}
+    row_tokens = sum(len(branch.ids or ()) for branch in branches)
+    return MergeCounts(
+        calls=len(ends),
+        rows=len(branches),
+        call_tokens=sum(ends.values()),
+        row_tokens=row_tokens,
+        tree_tokens=row_tokens - sum(shared for _, shared in _parents(branches)),
+    )
+
+
 def advantages(rows: Iterable[Sample], *, scale: bool = True) -> dict[str, float]:
     """Group-relative advantages by rollout: each rollout counts once in its group's mean however many rows it has, and one
     without a reward counts nowhere. `scale` divides by the group's standard deviation where there is one."""
@@ -149,15 +175,25 @@ def _against(rollout: Rollout, unscored: bool) -> list[str]:
     return reasons
 
 
-def _mask(branch: Branch, trained: set[int]) -> bytes:
-    """Each answer trains once among the rows that are kept."""
+def _mask(branch: Branch, trained: set[int], stale_before: int | None) -> bytes:
+    """Each answer trains once among the rows that are kept, and one that is too old nowhere."""
     nodes = {node.id: node for node in branch.nodes}
     mask = bytearray(len(branch.ids or ()))
     for span in branch.spans:
-        if can_train(nodes[span.node]) and span.node not in trained:
+        node = nodes[span.node]
+        if can_train(node) and not _is_stale(node, stale_before) and span.node not in trained:
             trained.add(span.node)
             mask[span.start : span.end] = b"\1" * (span.end - span.start)
     return bytes(mask)
+
+
+def _is_stale(node: Node, stale_before: int | None) -> bool:
+    """Whether any of its tokens is of an older version; a version that is not known is not old."""
+    return stale_before is not None and any(span.version < stale_before for span in node.spans)
+
+
+def _stale_calls(branch: Branch, stale_before: int | None) -> tuple[str, ...]:
+    return tuple(node.call_id for node in branch.nodes if node.call_id and _is_stale(node, stale_before))
 
 
 def _row(
@@ -190,6 +226,8 @@ def _row(
         reward=rollout.reward,
         parent=parent,
         shared=shared,
+        experts=branch.experts,
+        stale_call_ids=_stale_calls(branch, rollout.stale_before),
     )
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+import rollyard
 from rollyard.core.errors import EnvError
 from rollyard.envs import connect
 from tests.envs.conftest import served
@@ -218,3 +223,111 @@ async def test_our_client_drives_a_real_mcp_environment_of_theirs(unused_port):
     finally:
         program.terminate()
         await program.wait()
+
+
+ADOPTED = """
+import sys
+sys.path += sys.argv[2].split(":")
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction
+from fastmcp import FastMCP
+from rollyard.envs.openenv_env import adopt
+from rollyard.envs.server import EnvServer
+import uvicorn
+class Say(Action):
+    message: str
+class Heard(Observation):
+    message: str = ""
+class Echo(Environment):
+    "Says it again."
+    def __init__(self):
+        super().__init__()
+        self._state = State(episode_id=None, step_count=0)
+    def reset(self, seed=None, episode_id=None):
+        return Heard(message=f"seed {seed}", metadata={"mine": 1})
+    def step(self, action, timeout_s=None, **kw):
+        return Heard(message=action.message, reward=True, done=action.message == "end")
+    @property
+    def state(self):
+        return self._state
+class Sums(MCPEnvironment):
+    def __init__(self):
+        server = FastMCP("sums")
+        @server.tool
+        def add(a: int, b: int) -> int:
+            "Adds."
+            return a + b
+        @server.tool
+        def fail() -> str:
+            raise ValueError("no luck")
+        super().__init__(server)
+    def reset(self, seed=None, episode_id=None, **kw):
+        return Observation(metadata=kw)
+    def _step_impl(self, action, timeout_s=None, **kw):
+        return Observation(reward=1.0)
+    @property
+    def state(self):
+        return State(episode_id="e", step_count=0)
+makes = {"echo": adopt(Echo, Say), "sums": adopt(Sums, CallToolAction)}
+uvicorn.run(EnvServer(makes[sys.argv[3]]), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+"""
+THEIR_TOOL_CLIENT = """
+import asyncio, json, sys
+from openenv.core.mcp_client import MCPToolClient
+told = {}
+async def main():
+    async with MCPToolClient(base_url=sys.argv[1]) as env:
+        await env.reset()
+        told["tools"] = sorted(t.name for t in await env.list_tools())
+        told["add"] = await env.call_tool("add", a=20, b=22)
+        for name in ("fail", "nothing"):
+            try:
+                told[name] = ["no error", await env.call_tool(name)]
+            except RuntimeError as error:
+                told[name] = str(error)
+asyncio.run(main())
+print(json.dumps(told))
+"""
+
+
+@asynccontextmanager
+async def adopted(name, port):
+    """Their environment behind our server, in their Python."""
+    python = await asyncio.to_thread(python_with_openenv)
+    ours = ":".join(path for path in sys.path if path.endswith("site-packages"))
+    env = {**os.environ, "PYTHONPATH": str(Path(rollyard.__file__).parents[1])}
+    program = await asyncio.create_subprocess_exec(python, "-c", ADOPTED, str(port), ours, name, env=env)
+    try:
+        await _answering(port)
+        yield python, f"http://127.0.0.1:{port}"
+    finally:
+        program.terminate()
+        await program.wait()
+
+
+async def test_their_environment_runs_behind_our_server(unused_port):
+    async with adopted("echo", unused_port) as (_, url), connect(url) as env:
+        first = await env.reset(seed=3)
+        assert first.observation == {"message": "seed 3", "metadata": {"mine": 1}}
+        second = await env.step({"message": "end"})
+        assert (second.observation["message"], second.reward, second.terminated) == ("end", 1.0, True)
+        with pytest.raises(EnvError, match="action: message: Field required"):
+            await env.step({})
+        with pytest.raises(EnvError, match="takes no colour"):
+            await env.reset(options={"colour": 1})
+        assert (await env.state())["step_count"] == 1
+
+
+async def test_their_typed_client_raises_what_a_tool_of_theirs_raised_behind_our_server(unused_port):
+    async with adopted("sums", unused_port) as (python, url):
+        program = await asyncio.create_subprocess_exec(
+            python, "-c", THEIR_TOOL_CLIENT, url, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await asyncio.wait_for(program.communicate(), 180)
+        async with connect(url) as env:
+            assert await env.call("add", {"a": 1, "b": 2}) == 3
+    told = json.loads(out)
+    assert told.pop("fail").endswith("no luck") and "no tool named 'nothing'" in told.pop("nothing")
+    assert told == {"tools": ["add", "fail"], "add": 42}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -98,7 +99,9 @@ async def test_an_answer_that_was_made_before_the_kill_is_given_and_not_made_aga
             await server.start()
             answer = asyncio.get_running_loop().create_future()
             text = json.dumps({"id": sent, "do": "step", "with": {"action": {"add": 1}}}).encode()
-            wire._waiting[sent] = Waiting(text, answer, None)  # as if its answer had been on the way
+            wire._waiting[sent] = Waiting(
+                text, answer, None, "step", 60, math.inf
+            )  # as if its answer had been on the way
             assert await asyncio.wait_for(answer, 60) == first
             del wire._waiting[sent]
             assert (await env.step({"add": 1})).observation == {"total": 2}

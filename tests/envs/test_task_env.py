@@ -54,8 +54,8 @@ def test_only_env_key_is_required_and_the_rest_has_defaults(monkeypatch):
     env = ry.TaskEnv.from_config({"env_key": "tickets"})
     config = env.config
     assert (config.data_key, config.data_version, config.env_version, config.region) == (None, None, None, None)
-    assert config.image_type == "standard" and config.env_variables == {} and config.lifetime_s == 3600
-    assert InstanceRequest(env_key="x").ttl_s == 3600 and InstanceRequest(env_key="x").image_type == "standard"
+    assert config.image is None and config.env_variables == {} and config.lifetime_s == 3600
+    assert InstanceRequest(env_key="x").ttl_s == 3600 and InstanceRequest(env_key="x").image_type is None
 
 
 def test_a_missing_api_key_fails_at_construction_naming_the_variable(monkeypatch):
@@ -134,7 +134,7 @@ async def test_an_episode_from_the_prompt_to_the_reward(server):
     assert server.seen.count("POST /v1/env/instances") == 1, "the instance is used again"
     asked = (await server.places.find(env.state["instance_id"])).make
     assert (asked.env_key, asked.env_version) == ("tickets", "v1.0.0"), "the SDK puts the letter there"
-    assert (asked.data_key, asked.data_version, asked.image_type) == ("default", "v1", "standard")
+    assert (asked.data_key, asked.data_version, asked.image_type) == ("default", "v1", None)
     assert asked.ttl_seconds == 3600
     await env.close()
     assert await server.left() == []

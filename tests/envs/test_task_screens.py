@@ -90,6 +90,8 @@ async def test_tool_use_has_every_tool_but_the_computer_and_computer_use_nothing
             clicked = await env.step({"tool": "computer", "params": {"action": "click", "coordinate": [1, 1]}})
             assert clicked.observation["observation"][0]["image_url"]["url"].endswith(PICTURE)
             assert "no tool named 'shell'" in (await env.step({"tool": "shell"})).info["tool_error"]
+            made = (await server.places.find(env.state["instance_id"])).record.make
+            assert made.image_type == "mcp", "E2"
 
 
 async def test_computer_use_without_a_screenshot_or_without_the_tool_is_an_error():
@@ -213,7 +215,7 @@ async def test_browser_use_leases_navigates_checks_and_shows_the_screen():
     async with on_a_screen() as (env, leases, provider):
         first = await env.reset()
         assert leases.done == ["create 1800", "navigate http://127.0.0.1:9/page/", "health"]
-        assert provider.requests[0].image_type == "standard" and provider.requests[0].ttl_s == 1800
+        assert provider.requests[0].image_type is None and provider.requests[0].ttl_s == 1800
         assert [tool["function"]["name"] for tool in first.observation["tools"]] == ["computer"]
         assert first.observation["initial_screenshot"].endswith(PICTURE)
         await env.reset()

@@ -172,7 +172,7 @@ async def test_the_page_names_no_instance_without_the_key(tmp_path):
 
 
 async def test_who_reads_the_database_cannot_sign(tmp_path):
-    """The signing secret is in a file of mode 600, and `rollyard rotate` ends what it signed."""
+    """The signing secret is in a file of mode 600, and `rollyard plane rotate-secret` ends what it signed."""
     file = tmp_path / "signing"
     options = ("--signing-file", str(file))
     async with serving(tmp_path, *options, engine="noop") as env:
@@ -186,7 +186,7 @@ async def test_who_reads_the_database_cannot_sign(tmp_path):
             row for row in database.execute("SELECT name FROM plane_leases") if row[0] in ("signing", "faces")
         ] == []
     assert Signer(file.read_text().strip()).read("instance", made["token"].removeprefix("ryi-"), 1) == (made["id"],)
-    rotate = [sys.executable, "-c", "from rollyard.cli.main import main; main()", "rotate", *options]
+    rotate = [sys.executable, "-c", "from rollyard.cli.main import main; main()", "plane", "rotate-secret", *options]
     done = subprocess.run(rotate, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and str(file) in done.stdout
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -1,3 +1,4 @@
+import asyncio
 import json
 
 import pytest
@@ -6,6 +7,7 @@ from aiohttp import web
 import rollyard as ry
 from rollyard.core.call import Sampling, ids
 from rollyard.core.errors import ConfigError, ContextFull, UpstreamError
+from rollyard.core.experts import RoutedExperts
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer
 from rollyard.testing.smollm import weights
 from rollyard.trajectory.trajectory import Trajectory
@@ -23,16 +25,18 @@ def content(values):
 
 
 def vllm(sampled=TEXT, values=LOGPROBS, **more):
-    return {
-        "request_id": "q1",
-        "choices": [{"token_ids": sampled, "logprobs": content(values), "finish_reason": "stop"}],
-        **more,
-    }
+    choice = {"token_ids": sampled, "logprobs": content(values), "finish_reason": "stop"}
+    return {"request_id": "q1", "choices": [choice | more]}
+
+
+def span(version, start, end):
+    """A span of one version as vLLM 0.32 writes it (`WeightVersionSpan` of vllm/outputs.py, in each choice)."""
+    return {"version": version, "start": start, "end": end}
 
 
 ANSWERS = {
     "vllm": vllm(),
-    "torch": vllm(weight_version=4, weight_versions=[[3, 0, 1], [4, 1, 3]]),
+    "torch": vllm(weight_versions=[span("3", 0, 1), span("4", 1, 3)]),
     "completions": {
         "choices": [{"token_ids": TEXT, "logprobs": {"token_logprobs": LOGPROBS}, "finish_reason": "stop"}]
     },
@@ -93,6 +97,44 @@ async def test_versions_per_token_are_kept_where_the_server_gives_them(serving):
     reply = await policy(plain_call())
     assert (reply.version_start, reply.version_end) == (3, 4)
     assert [(s.version, s.start, s.end) for s in reply.spans] == [(3, 0, 1), (4, 1, 3)]
+    await policy.aclose()
+
+
+async def test_the_version_that_a_server_was_started_with_has_no_number(serving):
+    """vLLM calls it `default` until one is published: those tokens' version is not known, the others' is."""
+    policy = await asking(serving, "vllm", vllm(weight_versions=[span("default", 0, 1), span("4", 1, 3)]), [])
+    reply = await policy(plain_call())
+    assert (reply.version_start, reply.version_end) == (None, 4)
+    assert [(s.version, s.start, s.end) for s in reply.spans] == [(4, 1, 3)]
+    await policy.aclose()
+
+
+async def test_where_a_server_says_no_version_the_one_published_last_is_meant(serving):
+    """vLLM's older endpoint gives none. An update while an answer is sampled leaves its version open."""
+    posted, going, asked = [], asyncio.Event(), asyncio.Event()
+    going.set()
+
+    async def handler(request):
+        posted.append(request.path_qs)
+        if request.path == "/v1/completions":
+            asked.set()
+            await going.wait()
+        return web.json_response(ANSWERS["completions"])
+
+    policy = ry.policy.tokens(await serving(handler), "m", kind="completions", renderer="bytes")
+    assert (await policy(plain_call())).version_start is None
+    await policy.weights.publish("weights/5", version=5, mode="wait")
+    assert posted[-4:] == ["/pause?mode=wait", "/collective_rpc", "/update_weight_version", "/resume"]
+    assert (await policy(plain_call())).version_start == 5
+    going.clear()
+    asked.clear()
+    under_way = asyncio.create_task(policy(plain_call()))
+    await asked.wait()
+    await policy.weights.pause("keep", sleep=1)
+    await policy.weights.resume(version=6)
+    assert posted[-3:] == ["/sleep?level=1&mode=keep", "/update_weight_version", "/wake_up"]
+    going.set()
+    assert (await under_way).version_start is None
     await policy.aclose()
 
 
@@ -247,9 +289,9 @@ async def test_a_turn_aborted_for_new_weights_goes_on_and_is_one_completion(serv
     async def handler(request):
         seen.append(json.loads(await request.read()))
         part = len(seen) - 1
-        choice = {"token_ids": TEXT[part : part + 1], "logprobs": content(LOGPROBS[part : part + 1])}
         finish = "stop" if part == 2 else "abort"
-        return web.json_response({"choices": [choice | {"finish_reason": finish}], "weight_version": 5 + part})
+        one, version = slice(part, part + 1), span(str(5 + part), 0, 1)
+        return web.json_response(vllm(TEXT[one], LOGPROBS[one], finish_reason=finish, weight_versions=[version]))
 
     policy = ry.policy.tokens(await serving(handler), "m", kind="torch", renderer="bytes")
     reply = await policy(plain_call(user("yo"), sampling=Sampling(max_tokens=9)))
@@ -307,4 +349,44 @@ async def test_the_logprobs_of_a_real_server_are_the_models_own(smollm_url):
     two = await policy(plain_call(user("What is 2+2?"), sampling=Sampling(max_tokens=8), rollout_id="r2"))
     assert one.completion_ids == two.completion_ids
     assert all(abs(a - b) < 0.05 for a, b in zip(one.logprobs, two.logprobs, strict=True))
+    await policy.aclose()
+
+
+def experts_text(rows):
+    """Routed experts as vLLM writes them: one layer, one expert for each row."""
+    return RoutedExperts(1, 1, 1, bytes(rows)).to_base64()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "completions"])
+async def test_routed_experts_are_kept_where_the_server_gives_them(serving, kind):
+    prompt = len(ByteRenderer().render((user("yo"),)))
+    for rows, flaws in ((prompt + 2, ()), (prompt, (f"routed experts of {prompt} tokens, {prompt + 2} wanted",))):
+        answer = json.loads(json.dumps(ANSWERS[kind]))
+        answer["choices"][0]["routed_experts"] = experts_text(range(rows))
+        policy = await asking(serving, kind, answer, [])
+        reply = await policy(plain_call(user("yo")))
+        assert (len(reply.experts), reply.flaws, reply.trainable) == (rows, flaws, not flaws)
+        await policy.aclose()
+    answer["choices"][0]["routed_experts"] = "?"
+    policy = await asking(serving, kind, answer, [])
+    reply = await policy(plain_call(user("yo")))
+    assert reply.experts is None and "no base64" in reply.flaws[0] and not reply.trainable
+    await policy.aclose()
+
+
+async def test_experts_of_a_turn_in_parts_are_those_of_the_part_that_sampled(serving):
+    """Each part says those of all tokens before its end; the tokens of the first went through the first part's."""
+    prompt = len(ByteRenderer().render((user("yo"),)))
+    seen = []
+
+    async def handler(request):
+        seen.append(json.loads(await request.read()))
+        first = len(seen) == 1
+        part, size = (slice(0, 1), prompt) if first else (slice(1, 3), prompt + 2)
+        finish, experts = "abort" if first else "stop", experts_text([len(seen)] * size)
+        return web.json_response(vllm(TEXT[part], LOGPROBS[part], finish_reason=finish, routed_experts=experts))
+
+    policy = ry.policy.tokens(await serving(handler), "m", kind="torch", renderer="bytes")
+    reply = await policy(plain_call(user("yo")))
+    assert reply.experts.data == bytes([1] * prompt + [2] * 2) and not reply.flaws
     await policy.aclose()

@@ -14,7 +14,6 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
-import aiohttp
 import openai
 import pytest
 
@@ -27,7 +26,8 @@ from .conftest import plain_call, user
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(3600)]
 TEMPLATE = Path(__file__).parent / "models/calls.jinja"
 TURNS = 10
-LONG = 48  # tokens of an answer that is paused
+LONG, UPDATES = 64, 3  # tokens of an answer that new weights meet, and how often
+BASE = {"abort": 0, "wait": 10, "keep": 20}  # the version that a test begins with: a server's never goes back
 BLOCK = 128  # tokens that vLLM's CPU backend caches as one
 # agent -> its shell's name and the arguments it needs
 SHELLS = {
@@ -48,6 +48,16 @@ for line in sys.stdin:
     with torch.no_grad():
         logits = model(ids).logits[0, :-1].log_softmax(-1)
     print(json.dumps(logits.gather(1, ids[0, 1:, None])[:, 0].tolist()))
+"""
+
+# versions of a model that differ in the last norm
+SHARPEN = """
+import sys, pathlib, torch
+from transformers import AutoModelForCausalLM
+for version in range(int(sys.argv[3]) + 1):
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+    model.model.norm.weight.data *= 1 + 0.1 * version
+    model.save_pretrained(pathlib.Path(sys.argv[2]) / str(version))
 """
 
 
@@ -155,38 +165,89 @@ async def test_logprobs_are_those_that_torch_computes(vllm_url, kind):
     await policy.aclose()
     if kind != "upstream":
         assert len(branches) == 1 and policy.prompts.counts["bridge"] == 7
-    gaps = [gap for branch, row in zip(branches, recompute(branches), strict=True) for gap in gaps_of(branch, row)]
+    gaps = [
+        gap
+        for branch, row in zip(branches, recompute([b.ids for b in branches]), strict=True)
+        for gap in gaps_of(branch, row)
+    ]
     print(kind, len(branches), "rows", len(gaps), "sampled tokens, largest gap", max(gaps))
     assert len(gaps) >= 8 and max(gaps) < TOLERANCE
 
 
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory):
+    """The model's folder for each version: the same model, a little more sure of itself each time."""
+    root = tmp_path_factory.mktemp("versions")
+    subprocess.run([python(), "-c", SHARPEN, model_folder(), root, str(UPDATES)], check=True, timeout=600)
+    return [root / str(version) for version in range(UPDATES + 1)]
+
+
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-async def test_pauses_for_new_weights_lose_no_turn(vllm_url, mode):
-    """Three pauses while four long answers are sampled. An aborted answer is continued from its ids: one completion."""
+async def test_new_weights_lose_no_turn_and_each_token_says_its_version(vllm_url, versions, mode):
+    """Three updates while four long answers are sampled, by vLLM's own pause, reload and resume."""
     sampling = {"temperature": 1.0, "extra": {"ignore_eos": True}}
     policy = ry.policy.tokens(vllm_url, renderer=renderer(), kind="vllm", sampling=sampling, max_tokens_cap=LONG)
+    first = version = BASE[mode]
+    await policy.weights.publish(versions[0], version=first, mode="wait")
     aborted = metric(vllm_url, "vllm:request_success_total{", 'finished_reason="abort"')
-    calls = [asyncio.create_task(policy(plain_call(user(f"Count to {n}."), rollout_id=f"r{n}"))) for n in range(4)]
-    async with aiohttp.ClientSession(vllm_url) as engine:
-        for _ in range(3):
-            while not metric(vllm_url, "vllm:num_requests_running{") and not all(call.done() for call in calls):
-                await asyncio.sleep(0.1)
-            for path in (f"/pause?mode={mode}", "/resume"):
-                async with engine.post(path) as answer:
-                    assert answer.status == 200, await answer.text()
+    calls = []
+    for version in range(first + 1, first + UPDATES + 1):
+        if not calls or mode == "wait":
+            calls += [
+                asyncio.create_task(policy(plain_call(user(f"Count to {n}."), rollout_id=f"r{n}"))) for n in range(4)
+            ]
+        await generated_more(vllm_url, 16)
+        await policy.weights.publish(versions[version - first], version=version, mode=mode)
     replies = await asyncio.gather(*calls)
     await policy.aclose()
-    assert [len(reply.completion_ids) for reply in replies] == [LONG] * 4
-    assert all(len(reply.logprobs) == LONG and not reply.flaws for reply in replies)
     aborted = metric(vllm_url, "vllm:request_success_total{", 'finished_reason="abort"') - aborted
-    print(mode, f"{aborted:.0f} aborted parts")
     assert (aborted > 0) == (mode == "abort")
+    assert max(len(reply.spans) for reply in replies) == (1 if mode == "wait" else UPDATES + 1)
+    gaps = []
+    for reply in replies:
+        assert reply.finish == "length" or reply.completion_ids[-1] in policy.renderer.stop_ids, "no turn is lost"
+        assert len(reply.logprobs) == len(reply.completion_ids) and not reply.flaws
+        assert [s.start for s in reply.spans] == [0, *(s.end for s in reply.spans[:-1])]
+        assert reply.spans[-1].end == len(reply.completion_ids)
+    for number, folder in enumerate(versions):
+        ours = recompute([reply.prompt_ids + reply.completion_ids for reply in replies], folder)
+        for reply, row in zip(replies, ours, strict=True):
+            at = len(reply.prompt_ids) - 1
+            own = [n for s in reply.spans if s.version == first + number for n in range(s.start, s.end)]
+            gaps += [abs(row[at + n] - reply.logprobs[n]) for n in own]
+    print(mode, f"{len(replies)} answers, {len(gaps)} tokens, {aborted:.0f} aborted parts, largest gap {max(gaps)}")
+    assert max(gaps) < TOLERANCE
 
 
-def recompute(branches) -> list[list[float]]:
-    rows = "\n".join(json.dumps(branch.ids.tolist()) for branch in branches)
+async def test_a_server_that_slept_goes_on(vllm_url):
+    """vLLM's CPU backend frees nothing, and answers under way wait all the same."""
+    policy = ry.policy.tokens(vllm_url, renderer=renderer(), kind="vllm", max_tokens_cap=LONG)
+    call = asyncio.create_task(policy(plain_call(user("Count."))))
+    await generated_more(vllm_url, 4)
+    await policy.weights.pause("keep", sleep=1)
+    await policy.weights.resume()
+    reply = await call
+    assert reply.capture == "tokens" and not reply.flaws
+    await policy.aclose()
+
+
+async def generated_more(url: str, count: int) -> None:
+    """Until the engine has sampled `count` tokens more."""
+    goal = metric(url, "vllm:generation_tokens_total{") + count
+    async with asyncio.timeout(600):
+        while metric(url, "vllm:generation_tokens_total{") < goal:
+            await asyncio.sleep(0.05)
+
+
+def recompute(sequences, folder=None) -> list[list[float]]:
+    rows = "\n".join(json.dumps(sequence.tolist()) for sequence in sequences)
     done = subprocess.run(
-        [python(), "-c", RECOMPUTE, model_folder()], input=rows, capture_output=True, text=True, check=True, timeout=900
+        [python(), "-c", RECOMPUTE, folder or model_folder()],
+        input=rows,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=900,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -88,6 +88,7 @@ async def test_a_task_that_models_solve_differently_is_learnable_and_separates_t
         {"id": "t", "instruction": "x", "verify": [CHECK]},
         {"local/good": ry.policy.scripted(GOOD), "bad": ry.policy.scripted(BAD)},
         attempts=2,
+        agent="shell-agent",
         sandbox=backend,
     )
     assert quality.judgement == "learnable"
@@ -103,7 +104,13 @@ async def test_a_verifier_that_never_scores_is_called_broken(backend):
         raise ValueError("boom")
 
     quality = await evaluate_task(
-        "x", {"m": ry.policy.scripted(GOOD)}, attempts=2, verifier=broken, sandbox=backend, retries=0
+        "x",
+        {"m": ry.policy.scripted(GOOD)},
+        agent="shell-agent",
+        attempts=2,
+        verifier=broken,
+        sandbox=backend,
+        retries=0,
     )
     assert quality.judgement == "broken verifier"
     assert quality.models[0].rewards == ()
@@ -112,7 +119,9 @@ async def test_a_verifier_that_never_scores_is_called_broken(backend):
 async def test_cancelling_ends_every_rollout_at_once(backend):
     slow = ry.policy.scripted({"steps": [{"sleep": 60}]})
     with anyio.move_on_after(1.5):
-        await evaluate_task({"id": "slow", "instruction": "x"}, {"m": slow}, attempts=2, sandbox=backend)
+        await evaluate_task(
+            {"id": "slow", "instruction": "x"}, {"m": slow}, agent="shell-agent", attempts=2, sandbox=backend
+        )
     assert await backend.list({"rollyard.task": "slow"}) == []
 
 

@@ -13,12 +13,13 @@ from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
 from tests.plane.e2b_server import serving as e2b_serving
 from tests.sandbox.remote_servers import serving
+from tests.sandbox.sshd import machine_options
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "examples" / "tasks"
 PLACE = ROOT / "docs" / "sandboxes" / "tasks"
-HOSTED = ("local", "e2b", "hf", "daytona", "prime")
+HOSTED = ("local", "e2b", "hf", "daytona", "prime", "ssh", "apptainer")
 NAMES = sorted(path.parent.name for path in TASKS.glob("*/task.toml"))
 PI = "pi: bug-fix"  # the row of a real agent
 PAGE = PLACE.with_suffix(".md")
@@ -37,6 +38,10 @@ async def ground(name, tmp_path):
     async with LocalBackend(root=tmp_path / "home") as local:
         if name == "local":
             yield local
+        elif name in ("ssh", "apptainer"):
+            with machine_options(name, tmp_path / "machine") as options:
+                async with backend(name, **options) as made:
+                    yield made
         elif name == "e2b":
             pytest.importorskip("e2b", reason="the e2b SDK is not installed")
             options = {"key": KEY, "isolation": "namespace"}
@@ -105,3 +110,12 @@ async def test_the_oracle_earns_the_same_on_an_engine(task, engine):
     kind, host = engine
     async with backend(kind, host=host) as made:
         hold(kind, task, await outcome_of(task, "oracle", made))
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.agent
+async def test_a_real_agent_earns_the_same_on_an_engine(engine):
+    kind, host = engine
+    async with backend(kind, host=host) as made:
+        hold(kind, PI, await outcome_of("bug-fix", "pi", made))

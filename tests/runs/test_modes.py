@@ -54,7 +54,7 @@ async def test_a_transparent_proxy_relays_to_an_upstream_and_records_everything(
     assert session.key not in str(done)
 
 
-async def test_direct_gives_the_agent_the_address_and_key_and_is_refused_without_saying_so(backend, server):
+async def test_direct_gives_the_agent_the_address_and_key_and_opens_that_host_alone(backend, server):
     url, session = server
     options = {
         "agent": "shell-agent",
@@ -63,9 +63,7 @@ async def test_direct_gives_the_agent_the_address_and_key_and_is_refused_without
         "key": session.key,
         "sandbox": backend,
     }
-    with pytest.raises(Unsupported, match="direct"):
-        await ry.run_rollout("x", direct=True, **options)
-    done = await ry.run_rollout("x", direct=True, allow_unsafe=True, verify=[CHECK], **options)
+    done = await ry.run_rollout("x", direct=True, verify=[CHECK], **options)
     assert (done.reward, done.calls) == (1.0, 0)
     assert session.calls == 4  # two of the agent's, and one token before the start and one after the end
     with pytest.raises(ConfigError, match="black_box"):

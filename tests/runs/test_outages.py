@@ -136,9 +136,9 @@ WORDS = {
 }
 
 
-def task(network: str | None = None) -> Task:
+def task() -> Task:
     judge = VerifierSpec(kind="commands", options={"commands": [CHECK]})
-    return Task(id="t", instruction="go", verifier=judge, network=network)
+    return Task(id="t", instruction="go", verifier=judge)
 
 
 async def attempt(backend, server: Faults, agent: Any, way: str, limit_s: float = 60) -> ry.Rollout:
@@ -155,11 +155,9 @@ async def attempt(backend, server: Faults, agent: Any, way: str, limit_s: float 
     if way == "gate_url":
         policy = ry.policy.upstream(server.url, model=MODEL, key=KEY)
         async with ry.Gate(policy, host="127.0.0.1") as gate:
-            return await ry.run_rollout(
-                task("host"), gate=gate, gate_url=gate.url, allow_network=True, allow_unsafe=True, **shared
-            )
+            return await ry.run_rollout(task(), gate=gate, gate_url=gate.url, **shared)
     if way == "direct":
-        return await ry.run_rollout(task(), mode="black_box", direct=True, allow_unsafe=True, **given, **shared)
+        return await ry.run_rollout(task(), mode="black_box", direct=True, **given, **shared)
     return await ry.run_rollout(task(), mode=way, **given, **shared)
 
 
@@ -284,12 +282,10 @@ async def test_a_route_that_leads_nowhere_is_told_before_the_agent_starts(backen
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        shared = {"agent": QUIET, "sandbox": backend, "allow_unsafe": True, "allow_network": True}
+        shared = {"agent": QUIET, "sandbox": backend}
         policy = ry.policy.scripted(HELLO)
-        lost = await ry.run_rollout(task("host"), policy=policy, gate_url=url, **shared)
-        direct = await ry.run_rollout(
-            task("host"), mode="black_box", base_url=f"{url}/v1", key=KEY, direct=True, **shared
-        )
+        lost = await ry.run_rollout(task(), policy=policy, gate_url=url, **shared)
+        direct = await ry.run_rollout(task(), mode="black_box", base_url=f"{url}/v1", key=KEY, direct=True, **shared)
     assert (lost.reward, lost.failure.boundary, lost.failure.retry) == (None, "gate", True)
     assert (direct.reward, direct.failure.boundary, direct.failure.retry) == (None, "policy", True)
     for done in (lost, direct):
@@ -300,9 +296,8 @@ async def test_a_route_that_leads_nowhere_is_told_before_the_agent_starts(backen
 async def test_another_gate_is_not_this_rollouts_gate(backend):
     async with ry.Gate(ry.policy.scripted(HELLO), host="127.0.0.1") as other:
         done = await ry.run_rollout(
-            task("host"), policy=ry.policy.scripted(HELLO), gate_url=other.url, agent=QUIET, sandbox=backend,
-            allow_unsafe=True, allow_network=True,
-        )  # fmt: skip
+            task(), policy=ry.policy.scripted(HELLO), gate_url=other.url, agent=QUIET, sandbox=backend
+        )
     assert (done.reward, done.failure.boundary, done.failure.retry) == (None, "gate", True)
     assert "answered 401" in done.failure.message
 

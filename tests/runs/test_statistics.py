@@ -114,3 +114,8 @@ def test_a_comparison_counts_only_shared_tasks_and_lists_flips():
 def test_groups_count_those_that_teach_nothing():
     found = statistics.groups({"a": [1, 1], "b": [0, 0], "c": [0, 1], "d": []})
     assert (found.groups, found.zero_variance, found.all_solved, found.none_solved) == (3, 2, 1, 1)
+
+
+def test_one_task_alone_has_no_interval_of_the_mean():
+    assert statistics.bootstrap_mean([0.5]) == statistics.Interval(0.5, None, None)
+    assert statistics.bootstrap_mean([0.5, 0.5]).low == 0.5

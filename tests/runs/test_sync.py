@@ -39,7 +39,7 @@ def test_ctrl_c_waits_until_what_was_begun_is_cleaned_up():
                 await asyncio.sleep(0.3)
                 print("cleaned", flush=True)
         try:
-            sync.run(work())
+            sync.wait(work())
         except KeyboardInterrupt:
             print("interrupted", flush=True)
     """

@@ -13,7 +13,7 @@ import pytest
 
 from rollyard.core.cache import cache_home, make_once
 
-PINNED = {"daytona": "daytona==0.226.1", "prime": "prime-sandboxes==0.5.1"}
+PINNED = {"daytona": "daytona==0.226.1", "prime": "prime-sandboxes==0.5.1", "runloop": "runloop_api_client==3.0.0"}
 
 
 def place(name):

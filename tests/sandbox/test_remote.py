@@ -28,7 +28,7 @@ from tests.sandbox import sdks
 from tests.sandbox.remote_servers import answering, serving
 
 SLOW = {name: pytest.param(name, marks=pytest.mark.slow) for name in sdks.PINNED}
-SECRET = {"hf": "token", "daytona": "key", "prime": "key"}
+SECRET = {"hf": "token", "daytona": "key", "prime": "key", "runloop": "key"}
 
 
 @pytest.fixture(params=["hf", *SLOW.values()])
@@ -173,10 +173,16 @@ async def test_the_key_is_in_no_error_when_nobody_answers_or_the_answer_is_broke
         assert secret not in text
 
 
+def idle_or_alive(launch):
+    idle = launch.get("lifecycle", {}).get("after_idle", {})
+    return idle.get("idle_time_seconds") or launch["keep_alive_time_seconds"]
+
+
 LEASE = {
     "hf": lambda asked: float(asked["environment"]["SBX_IDLE_TIMEOUT"]),
     "daytona": lambda asked: 60.0 * asked["autoStopInterval"],
     "prime": lambda asked: 60.0 * asked["idle_timeout_minutes"],
+    "runloop": lambda asked: idle_or_alive(asked["launch_parameters"]),
 }
 
 
@@ -232,7 +238,12 @@ async def test_a_sandbox_that_ended_holds_no_connection(each, backend):
         assert max(counts) <= counts[0] + 1, counts
 
 
-HELD = {"hf": "POST /api/jobs/[^/]+/[^/]+/cancel", "daytona": "DELETE /api/sandbox/", "prime": "DELETE /api/v1/sandbox"}
+HELD = {
+    "hf": "POST /api/jobs/[^/]+/[^/]+/cancel",
+    "daytona": "DELETE /api/sandbox/",
+    "prime": "DELETE /api/v1/sandbox",
+    "runloop": "POST /v1/devboxes/[^/]+/shutdown",
+}
 
 
 @pytest.mark.anyio
@@ -329,7 +340,11 @@ def credentials(name, server):
     """The environment by which the command line finds a provider."""
     if name == "hf":
         return {"HF_TOKEN": server.token, "HF_ENDPOINT": server.url}
-    named = {"daytona": ("DAYTONA_API_KEY", "DAYTONA_API_URL"), "prime": ("PRIME_API_KEY", "PRIME_API_BASE_URL")}[name]
+    named = {
+        "daytona": ("DAYTONA_API_KEY", "DAYTONA_API_URL"),
+        "prime": ("PRIME_API_KEY", "PRIME_API_BASE_URL"),
+        "runloop": ("RUNLOOP_API_KEY", "RUNLOOP_BASE_URL"),
+    }[name]
     return dict(zip(named, (server.options["key"], server.options["url"]), strict=True))
 
 
@@ -377,6 +392,8 @@ async def test_the_doctor_uses_a_sandbox_once_and_times_each_step(name, backend)
     told = json.loads(right.stdout)
     assert (right.returncode, told["healthy"]) == (0, True), told
     assert [row["name"] for row in told["findings"] if row.get("seconds", 0) > 0] == STEPS
+    (price,) = [row for row in told["findings"] if row["name"] == "price class"]
+    assert price["found"].startswith("metered: ") and "https://" in price["advice"]
     told = json.loads(wrong.stdout)
     assert (wrong.returncode, told["healthy"]) == (3, False), told
     assert [row["name"] for row in told["findings"]] == STEPS[:2] and "no/such:1" in told["findings"][-1]["found"]
@@ -433,6 +450,7 @@ def test_without_the_sdk_the_error_says_what_to_install():
         ("hf", "huggingface_hub", "token"),
         ("daytona", "daytona", "key"),
         ("prime", "prime_sandboxes", "key"),
+        ("runloop", "runloop_api_client", "key"),
     ):
         program = (
             f"import sys, asyncio; sys.modules[{module!r}] = None\n"
@@ -446,8 +464,9 @@ def test_without_the_sdk_the_error_says_what_to_install():
 def test_importing_the_backends_imports_no_sdk():
     program = (
         "import sys\n"
-        "from rollyard.sandbox.providers import daytona, e2b, hf, prime\n"
-        "print([name for name in ('huggingface_hub', 'daytona', 'prime_sandboxes', 'httpx') if name in sys.modules])"
+        "from rollyard.sandbox.providers import apptainer, daytona, e2b, hf, prime, runloop, ssh\n"
+        "print([name for name in ('huggingface_hub', 'daytona', 'prime_sandboxes', 'runloop_api_client', 'httpx')\n"
+        "       if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.replace("'", '"')) == []

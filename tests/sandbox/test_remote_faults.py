@@ -14,10 +14,30 @@ from tests.sandbox.fault_proxy import fault_proxy
 from tests.sandbox.remote_servers import serving
 
 pytestmark = pytest.mark.anyio
-CREATE = {"hf": "POST /api/jobs/tester$", "daytona": "POST /api/sandbox$", "prime": "POST /api/v1/sandbox$"}
-RUN = {"hf": "POST .*/v1/exec", "daytona": "POST .*/process/execute", "prime": "POST .*CommandSession/Start"}
-PUT = {"hf": "PUT .*/files/write", "daytona": "POST .*/files/bulk-upload", "prime": "POST .*/upload"}
-GET = {"hf": "GET .*/files/read", "daytona": "POST .*/files/bulk-download", "prime": "GET .*/download"}
+CREATE = {
+    "hf": "POST /api/jobs/tester$",
+    "daytona": "POST /api/sandbox$",
+    "prime": "POST /api/v1/sandbox$",
+    "runloop": "POST /v1/devboxes$",
+}
+RUN = {
+    "hf": "POST .*/v1/exec",
+    "daytona": "POST .*/process/execute",
+    "prime": "POST .*CommandSession/Start",
+    "runloop": "POST .*/execute",
+}
+PUT = {
+    "hf": "PUT .*/files/write",
+    "daytona": "POST .*/files/bulk-upload",
+    "prime": "POST .*/upload",
+    "runloop": "POST .*/upload_file",
+}
+GET = {
+    "hf": "GET .*/files/read",
+    "daytona": "POST .*/files/bulk-download",
+    "prime": "GET .*/download",
+    "runloop": "POST .*/download_file",
+}
 FAST = OpenLimits(wait_initial_s=0.05, wait_max_s=0.2)
 SPEC = ry.SandboxSpec(boot_s=90)
 

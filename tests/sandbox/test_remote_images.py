@@ -18,7 +18,10 @@ KEY = "e2b_" + "0" * 40
 NAMES = [
     "e2b",
     "hf",
-    *(pytest.param(name, marks=[] if sdks.ready(name) else [pytest.mark.slow]) for name in ("daytona", "prime")),
+    *(
+        pytest.param(name, marks=[] if sdks.ready(name) else [pytest.mark.slow])
+        for name in ("daytona", "prime", "runloop")
+    ),
 ]
 DOCKERFILE = """ARG BASE=host
 FROM ${BASE}

@@ -11,6 +11,7 @@ from rollyard.core.task import Artifact, CollectHook, Healthcheck, McpServer
 from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.harbor.taskfile import strip_canary
 from rollyard.tasks.harbor.write import to_folder
+from rollyard.tasks.network import asks_public
 
 
 def without_paths(task):
@@ -148,7 +149,7 @@ def test_each_schema_version_loads_also_under_its_old_key(folders, tmp_path, ver
         assert task.resources == ry.Resources(memory_mb=2048, disk_mb=512)
 
 
-def test_network_unset_means_none_and_public_must_be_allowed(folders, tmp_path):
+def test_network_unset_means_none_and_public_loads(folders, tmp_path):
     assert load_folder(folders.simple(tmp_path / "unset")).network is None
     for number, table in enumerate(
         (
@@ -160,9 +161,7 @@ def test_network_unset_means_none_and_public_must_be_allowed(folders, tmp_path):
         )
     ):
         folder = folders.simple(tmp_path / str(number), table + "\n")
-        with pytest.raises(ConfigError, match=r"network_mode.*public network.*--allow-network"):
-            load_folder(folder)
-        load_folder(folder, allow_network=True)
+        assert asks_public(load_folder(folder))
     off = folders.simple(tmp_path / "off", "[environment]\nallow_internet = false\n")
     assert load_folder(off).network == "none"
 
@@ -199,7 +198,7 @@ def test_a_verifiers_image_follows_harbors_order(folders, tmp_path):
         ("[task]\nname = 'noorg'\n", "org/name"),
         ("artifacts = ['../x']\n", "must not contain"),
         ("artifacts = [{source='/a', destination='/b'}]\n", "destination"),
-        ("schema_version = '2.0'\n", "schema_version"),
+        ("schema_version = 'new'\n", "schema_version"),
         ("[[steps]]\nname = 'a/b'\n", "portable"),
         ("[[steps]]\nname = 'a'\n[[steps]]\nname = 'A'\n", "two steps"),
         ("[[steps]]\nname = 'absent'\n", "steps/absent does not exist"),

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import rollyard as ry
-from rollyard.core.errors import ConfigError
 from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.harbor.write import to_folder
+from rollyard.tasks.network import asks_public
 from rollyard.tasks.taskset import Taskset
 from tests.plane.venvs import venv_or_skip
 
@@ -82,9 +82,8 @@ def test_folders_made_by_harbors_own_init_load(harbor, tmp_path, options):
     harbor("init", "acme/made", "--task", "--output-dir", tmp_path, *options)
     folder = tmp_path / "made"
     (theirs,) = json.loads(harbor("load", folder))
-    with pytest.raises(ConfigError, match="public network"):
-        load_folder(folder)  # it writes network_mode = "public" out in full
-    task = load_folder(folder, allow_network=True)
+    task = load_folder(folder)
+    assert asks_public(task)  # it writes network_mode = "public" out in full
     assert (task.id, task.digest) == (theirs["name"], theirs["digest"])
     assert len(task.steps) == len(theirs["meaning"]["steps"])
     verifier = task.verifier or task.steps[0].verifier
@@ -103,7 +102,7 @@ def test_a_dataset_made_by_harbor_loads_with_its_digests(harbor, tmp_path):
         (theirs,) = json.loads(harbor("load", root / "one"))
         text = manifest.replace("tasks = []", "") + f'\n[[tasks]]\nname = "acme/one"\ndigest = "{theirs["digest"]}"\n'
         (root / "dataset.toml").write_text(text)
-    assert [task.id for task in Taskset.load(root, allow_network=True)] == ["acme/one"]
+    assert [task.id for task in Taskset.load(root)] == ["acme/one"]
 
 
 @pytest.mark.parametrize("kind", ["full", "steps", "simple"])

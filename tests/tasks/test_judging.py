@@ -181,11 +181,9 @@ async def test_sealed_needs_a_working_directory(attempt):
         ({"compose": "/x/compose.yaml"}, "several services"),
         ({"resources": {"gpus": 1}}, "accelerators"),
         ({"network": "allowlist", "allowed_hosts": ["a.b"]}, "single hosts"),
-        ({"network": "host"}, "--allow-network"),
         ({"image": "other"}, "image 'other'"),
         ({"build": "/b"}, "/b"),
         ({"layers": ["ly_1"]}, "layers"),
-        ({"steps": [Step(name="s", instruction="x", network="host")]}, "--allow-network"),
         ({"steps": [Step(name="s", instruction="x", network="none")], "network": "allowlist"}, "single hosts"),
         ({"artifacts": [Artifact(source="/a", service="db")]}, "'db'"),
         ({"verifier": {"kind": "harbor", "site": Site(os="windows")}}, "Windows"),
@@ -195,7 +193,7 @@ async def test_sealed_needs_a_working_directory(attempt):
 def test_what_a_backend_cannot_give_is_refused_by_name(fields, said):
     task = as_task({"instruction": "x", **fields})
     with pytest.raises(ConfigError, match=said):
-        refuse(task, "small", Capabilities(isolation="container"), allow_network=False)
+        refuse(task, "small", Capabilities(isolation="container"))
 
 
 def test_what_it_can_give_is_not_refused():
@@ -207,14 +205,14 @@ def test_what_it_can_give_is_not_refused():
             "steps": [Step(name="s", instruction="x", network="none")],
         }
     )
-    refuse(task, "big", Capabilities(isolation="container", images=True, layers=True), allow_network=False)
+    refuse(task, "big", Capabilities(isolation="container", images=True, layers=True))
     with pytest.raises(Unsupported, match=r"trajectory\.json"):
         refuse_history(as_task({"instruction": "x", "history": "{}"}), "pi")
     different = as_task(
         {"instruction": "x", "network": "host", "steps": [Step(name="s", instruction="x", network="none")]}
     )
     with pytest.raises(Unsupported, match="share one sandbox"):
-        refuse(different, "big", Capabilities(isolation="container"), allow_network=True)
+        refuse(different, "big", Capabilities(isolation="container"))
 
 
 COMPOSE = "services:\n  main:\n    build: .\n    environment:\n      A: 1\n    working_dir: /srv\n    command: sleep infinity\n"

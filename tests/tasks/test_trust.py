@@ -4,8 +4,11 @@ import io
 import json
 import stat
 import subprocess
+import sys
 import tarfile
 import uuid
+import zipfile
+from functools import partial
 
 import msgspec
 import pytest
@@ -15,6 +18,7 @@ from rollyard.core.agent import LayerSpec
 from rollyard.core.errors import CommandFailed, ConfigError
 from rollyard.images.layers import Layers
 from rollyard.policy.scripted_policy import scripted
+from rollyard.runs.rollout.layer_commands import run_apart
 from rollyard.tasks.layers import layer_spec
 from rollyard.tasks.lint import lint
 
@@ -151,10 +155,8 @@ async def test_python_of_a_task_does_not_run_in_this_process(tmp_path, backend, 
     (path.parent / "evil.py").write_text(CODE)
     path = rows(tmp_path, verifier={"kind": "python", "options": {"ref": f"{path.parent}/evil.py:check"}})
     (task,) = ry.Taskset.load(path)
-    with pytest.raises(ConfigError, match="would run in this process") as refused:
-        await reward(task, backend)
-    assert "--trust-tasks" in refused.value.hint
-    assert any("runner's process" in finding.message for finding in lint(task))
+    assert not [finding for finding in lint(task) if finding.level == "error"]
+    assert await reward(task, backend, agent="nop") is None  # in its sandbox there is no MARK
     with pytest.raises(ConfigError, match="would run here"):
         ry.Taskset.load(path.parent / "evil.py")
     assert not mark.exists()
@@ -177,32 +179,101 @@ def source_archive(folder, mark, name):
             archive.addfile(member, io.BytesIO(text.encode()))
 
 
-async def test_packages_that_an_untrusted_task_names_run_no_code_here(tmp_path, sandbox_root, monkeypatch):
+async def test_packages_that_an_untrusted_task_names_run_no_code_here(tmp_path, sandbox_root, backend, monkeypatch):
     name = f"rollyard-evil-{uuid.uuid4().hex[:8]}"  # of this run: layers outlive it
     source_archive(tmp_path / "archives", tmp_path / "ran", name)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "archives"))
     layers = Layers(sandbox_root)
     with pytest.raises(CommandFailed, match="rollyard-evil"):
-        await layers.build(layer_spec(f"pip:{name}==1", scripts=False))
+        await layers.build(layer_spec(f"pip:{name}==1", sandboxed=True), apart=partial(run_apart, backend))
     assert not (tmp_path / "ran").exists()
     await layers.build(layer_spec(f"pip:{name}==1"))
     assert (tmp_path / "ran").exists()
 
 
-async def test_an_npm_script_does_not_run_for_an_untrusted_task(tmp_path, sandbox_root):
-    package = tmp_path / "evil"
-    package.mkdir()
-    script = f"touch {tmp_path}/ran"
-    (package / "package.json").write_text(
-        json.dumps({"name": "evil", "version": "1.0.0", "scripts": {"install": script}})
-    )
+def evil_wheel(folder, mark, name, members):
+    """A wheel whose files land where programs of the layer are, not only among its packages."""
+    folder.mkdir(exist_ok=True)
+    stem = f"{name.replace('-', '_')}-1"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        for member, text in members.items():
+            info = zipfile.ZipInfo(member.replace("STEM", stem))
+            info.external_attr = 0o100755 << 16
+            wheel.writestr(info, text.replace("MARK", str(mark)))
+        wheel.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+MINOR = f"python3.{sys.version_info.minor}"
+EVIL = {
+    "evil_module.py": "x = 1\n",
+    "STEM.data/scripts/python3": "#!/bin/sh\n: > MARK\n",
+    f"STEM.data/data/lib/{MINOR}/compileall.py": "open('MARK', 'w')\n",
+    "evil.pth": "import os; open('MARK', 'w')\n",
+    "sitecustomize.py": "open('MARK', 'w')\n",
+}
+
+
+async def test_a_wheel_of_an_untrusted_task_runs_no_code_here(tmp_path, sandbox_root, backend, monkeypatch):
+    name = f"rollyard-evil-{uuid.uuid4().hex[:8]}"
+    evil_wheel(tmp_path / "archives", tmp_path / "ran", name, EVIL)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "archives"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     layers = Layers(sandbox_root)
-    subprocess.run(["npm", "pack", "--silent", "./evil"], cwd=tmp_path, check=True, timeout=60, capture_output=True)
-    archive = f"file:{tmp_path}/evil-1.0.0.tgz"
-    await layers.build(LayerSpec(npm=(archive,), scripts=False))
+    layer = await layers.build(layer_spec(f"pip:{name}==1", sandboxed=True), apart=partial(run_apart, backend))
     assert not (tmp_path / "ran").exists()
-    await layers.build(LayerSpec(npm=(archive,)))
-    assert (tmp_path / "ran").exists()
+    assert list(layers.tree(layer).rglob("evil_module.py"))
+
+
+@pytest.mark.slow
+async def test_a_layer_is_the_same_wherever_it_is_installed(tmp_path, sandbox_root, backend, monkeypatch):
+    name = f"rollyard-honest-{uuid.uuid4().hex[:8]}"
+    evil_wheel(tmp_path / "archives", tmp_path / "ran", name, {"honest_module.py": "x = 1\n"})
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "archives"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    layers = Layers(sandbox_root)
+    apart = await layers.build(layer_spec(f"pip:{name}==1", sandboxed=True), apart=partial(run_apart, backend))
+    assert apart == await layers.build(layer_spec(f"pip:{name}==1"))
+    assert layers.record(apart).pip[0].integrity.startswith("sha256")
+
+
+SCRIPTS = {
+    "a file of the host": ("touch MARK; echo made > made.txt", None),
+    "a link of a folder": ("rm -rf ../../../bin; ln -s TARGET ../../../bin", "became a link"),
+    "a link among packages": ("ln -s TARGET ../.cache", "became a link"),
+    "a failure": ("exit 3", "exit code"),
+}
+
+
+@pytest.mark.parametrize(
+    "attack", [next(iter(SCRIPTS)), *(pytest.param(name, marks=pytest.mark.slow) for name in list(SCRIPTS)[1:])]
+)
+async def test_an_npm_script_of_an_untrusted_task_runs_in_a_sandbox(attack, tmp_path, sandbox_root, backend):
+    mark, target, package = tmp_path / "ran", tmp_path / "target", tmp_path / "evil"
+    package.mkdir()
+    target.mkdir()
+    (target / "kept").touch()
+    script, refused = SCRIPTS[attack]
+    script = script.replace("MARK", str(mark)).replace("TARGET", str(target))
+    fields = {"name": "evil", "version": "1.0.0", "description": uuid.uuid4().hex, "scripts": {"install": script}}
+    (package / "package.json").write_text(json.dumps(fields))
+    subprocess.run(["npm", "pack", "--silent", "./evil"], cwd=tmp_path, check=True, timeout=60, capture_output=True)
+    layers = Layers(sandbox_root)
+    spec = LayerSpec(npm=(f"file:{tmp_path}/evil-1.0.0.tgz",), sandboxed=True)
+    with pytest.raises(ConfigError, match="in a sandbox"):
+        await layers.build(spec)
+    if refused is not None:
+        with pytest.raises(ry.Error, match=refused):
+            await layers.build(spec, apart=partial(run_apart, backend))
+    else:
+        layer = await layers.build(spec, apart=partial(run_apart, backend))
+        assert [file.read_text() for file in layers.tree(layer).rglob("made.txt")] == ["made\n"]
+    assert not mark.exists()
+    assert [path.name for path in target.iterdir()] == ["kept"]
+    if attack == "a file of the host":  # packages that the user chose
+        await layers.build(LayerSpec(npm=spec.npm))
+        assert mark.exists()
 
 
 async def test_a_tasks_identity_does_not_depend_on_trust(tmp_path):

@@ -1,5 +1,5 @@
-"""The backends hf, daytona and prime, each through its real SDK and a server on the loopback written from that SDK's models,
-against the sandbox conformance suite. The outcomes are those the docs show; `ROLLYARD_WRITE_DOCS=1` records them anew."""
+"""The backends hf, daytona, prime and runloop, each through its real SDK and a server on the loopback written from that SDK's
+models, against the sandbox conformance suite. The outcomes are those the docs show; `ROLLYARD_WRITE_DOCS=1` records them anew."""
 
 import os
 from contextlib import asynccontextmanager
@@ -22,6 +22,7 @@ QUICK = {
     "hf": {"C2", "C7", "E4", "E10", "E13", "F5", "N3", "X5"},
     "daytona": {"C2", "E13", "N5"},
     "prime": {"C2", "E13", "N5"},
+    "runloop": {"C2", "E4", "E13", "N5"},
 }
 
 

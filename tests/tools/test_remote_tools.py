@@ -133,6 +133,62 @@ async def test_a_root_is_searched_for_both_known_places():
         assert [t.name for t in await tools.list()] == ["who", "what"]
 
 
+async def test_each_endpoint_of_a_root_is_tried_by_itself_and_named_when_it_is_dead(caplog):
+    """E3: a root whose `api/v1/mcp` answers 503 has lost its tools, and says so"""
+    standard, api = Server(speaking("who", "mcp")), Server(speaking("what", "api"), at="/api/v1/mcp")
+
+    async def both(scope, receive, send):
+        await (standard if scope["path"] == "/mcp" else api)(scope, receive, send)
+
+    async with serve_app(both) as url:
+        api.down = 99
+        async with RemoteTools(url + "/", **FAST) as tools:
+            with caplog.at_level(logging.WARNING, "rollyard.tools"):
+                assert [t.name for t in await tools.list()] == ["who"]
+            assert tools.warnings == (f"{url}/api/v1/mcp: HTTP 503",) and tools.warnings[0] in caplog.text
+            assert len(api.seen) == 6 and standard.seen.count("tools/list") == 1
+        api.down = 2
+        async with RemoteTools(url + "/", **FAST) as tools:
+            assert {t.name for t in await tools.list()} == {"who", "what"}
+            assert tools.warnings == ()
+
+
+@pytest.mark.parametrize("how", ["broken", 502, 504])
+async def test_a_call_whose_connection_broke_never_runs_twice(how):
+    ran = []
+
+    @tool
+    async def pay() -> str:
+        """Pays."""
+        ran.append("paid")
+        return "paid"
+
+    server = Server(pay)
+
+    async def breaks(scope, receive, send):
+        """Runs the tool, and then its answer gets lost."""
+        if scope["type"] != "http":
+            return
+
+        async def lossy(message):
+            if server.seen[-1:] != ["tools/call"]:
+                await send(message)
+            elif message["type"] == "http.response.body" and b"paid" in message.get("body", b""):
+                if how == "broken":
+                    raise ConnectionResetError("cut")
+                await Response(status_code=how)(scope, receive, send)
+            elif how == "broken":
+                await send(message)
+
+        await server(scope, receive, lossy)
+
+    async with serve_app(breaks) as url, RemoteTools(url + "/mcp", pauses_s=(0.0,), timeout_s=5.0) as tools:
+        await tools.list()
+        with pytest.raises(EnvError):
+            await tools.ask("pay", {})
+    assert ran == ["paid"]
+
+
 async def test_one_server_down_costs_its_own_tools_and_leaves_a_warning_that_names_it(closed_url, caplog):
     """E3"""
     async with serve_app(Server(speaking("who", "alive"))) as url:

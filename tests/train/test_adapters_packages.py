@@ -48,10 +48,33 @@ def test_trl_trains_on_our_rows_and_its_queue_takes_our_workers_samples(part):
     assert run("trl_side.py", part) == "ok"
 
 
+OPENENV_PARTS = ("golden", "session", "failing", "unjudged", "closing", "intercepted", "harness")
+
+
 @pytest.mark.agent
-def test_openenv_validates_our_traces_and_drives_our_sessions():
-    """T7: one session judged, one without a verifier and started by hand, one closed in the middle of a command."""
-    assert foreign("openenv-0.10.0", "openenv==0.10.0")("openenv_side.py", HERE / "golden") == "ok"
+@pytest.mark.parametrize("part", OPENENV_PARTS)
+def test_openenv_validates_our_traces_and_drives_our_sessions(part):
+    """T7, X6: a session judged, one whose creation fails, one without a verifier and started by hand, one closed in the middle of
+    a command, one whose calls the trainer answers, and their own rollout function over our harness."""
+    assert foreign("openenv-0.10.0", "openenv==0.10.0")("openenv_side.py", HERE / "golden", part) == "ok"
+
+
+@pytest.mark.agent
+def test_rollyard_and_openenv_install_together_and_run_pi(tmp_path):
+    """One `pip install` of both, with nothing said about versions that they share."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", ROOT, "openenv==0.10.0"]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    checked = subprocess.run([python, "-m", "pip", "check"], capture_output=True, text=True, timeout=120)
+    assert checked.returncode == 0, checked.stdout
+    for part in ("session", "intercepted", "harness"):
+        command = [python, HERE / "foreign" / "openenv_side.py", HERE / "golden", part, "pi"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=480)
+        assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["ok"]), (done.stdout + done.stderr)[
+            -3000:
+        ]
 
 
 def test_verifiers_sees_the_branches_we_see():

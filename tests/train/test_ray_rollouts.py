@@ -38,7 +38,8 @@ def rollouts(cluster, tmp_path):
     script = tmp_path / "script.yaml"
     script.write_text(SCRIPT)
     made = ry.train.RayRollouts(
-        store=str(tmp_path / "runs.db"), policy=f"scripted:{script}", parallel=4, staleness=1, lease_s=3.0,
+        store=str(tmp_path / "runs.db"), policy=f"scripted:{script}", agent="shell-agent", parallel=4, max_staleness=1,
+        lease_s=3.0,
         ray=ry.train.RayOptions(address=cluster.address),
     )  # fmt: skip
     yield made

@@ -23,13 +23,13 @@ _SETTLE_S = 30.0
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Only `env_key` has no default. `region` None is the provider's own choice."""
+    """Only `env_key` has no default. `image_type` None is the standard image, `region` None the provider's own choice."""
 
     env_key: str
     env_version: str | None = None
     data_key: str | None = None
     data_version: str | None = None
-    image_type: str = "standard"
+    image_type: str | None = None
     region: str | None = None
     env_variables: Mapping[str, Any] = {}
     ttl_s: float = 3600.0

@@ -35,7 +35,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_key: str | None = None
     data_version: str | None = None
     env_variables: Mapping[str, Any] = {}
-    image_type: str = "standard"
+    image_type: str | None = None  # the modality's own
     region: str | None = None
     ttl_s: float | None = None
     verifier_code: str | None = None
@@ -83,6 +83,11 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True):
     def lifetime_s(self) -> float:
         """An instance with a browser is the dearer one: it lives shorter."""
         return self.ttl_s or (BROWSER_TTL_S if self.task_modality == "browser_use" else TTL_S)
+
+    @property
+    def image(self) -> str | None:
+        """The type of its image: the standard one is named by none, and a screen is in those of type `mcp`."""
+        return self.image_type or ("mcp" if self.task_modality == "computer_use" else None)
 
     @property
     def wants_answer(self) -> bool:

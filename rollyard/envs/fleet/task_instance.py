@@ -103,7 +103,7 @@ async def open_instance(
         env_version=config.env_version,
         data_key=config.data_key,
         data_version=config.data_version,
-        image_type=config.image_type,
+        image_type=config.image,
         region=config.region,
         env_variables=config.env_variables,
         ttl_s=config.lifetime_s,

@@ -21,33 +21,38 @@ MAX_ENTRIES = 2**22
 def read_metadata(path: Path) -> dict[str, Any]:
     """All key-value pairs at the head of the file."""
     with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ConfigError(f"{path.name} is not a GGUF file")
-        version, _, count = struct.unpack("<IQQ", file.read(20))
-        if version < 2 or count > MAX_ENTRIES:
-            raise Unsupported(f"{path.name}: GGUF version {version} with {count} entries")
-        try:
-            return {_string(file): _value(file, _scalar(file, "<I")) for _ in range(count)}
-        except (struct.error, UnicodeDecodeError, KeyError) as error:
-            raise ConfigError(f"{path.name} is damaged: {error}") from error
+        return read_head(file, path.name)[0]
 
 
-def _scalar(file: BinaryIO, shape: str) -> Any:
+def read_head(file: BinaryIO, name: str) -> tuple[dict[str, Any], int]:
+    """The key-value pairs, and how many tensors are described behind them, where the file is left."""
+    if file.read(4) != b"GGUF":
+        raise ConfigError(f"{name} is not a GGUF file")
+    version, tensors, count = struct.unpack("<IQQ", file.read(20))
+    if version < 2 or count > MAX_ENTRIES:
+        raise Unsupported(f"{name}: GGUF version {version} with {count} entries")
+    try:
+        return {read_string(file): _value(file, read_scalar(file, "<I")) for _ in range(count)}, tensors
+    except (struct.error, UnicodeDecodeError, KeyError) as error:
+        raise ConfigError(f"{name} is damaged: {error}") from error
+
+
+def read_scalar(file: BinaryIO, shape: str) -> Any:
     return struct.unpack(shape, file.read(struct.calcsize(shape)))[0]
 
 
-def _string(file: BinaryIO) -> str:
-    return file.read(_scalar(file, "<Q")).decode()
+def read_string(file: BinaryIO) -> str:
+    return file.read(read_scalar(file, "<Q")).decode()
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
     if kind == _STRING:
-        return _string(file)
+        return read_string(file)
     if kind != _ARRAY:
-        return _scalar(file, _SCALARS[kind])
-    inner, count = _scalar(file, "<I"), _scalar(file, "<Q")
+        return read_scalar(file, _SCALARS[kind])
+    inner, count = read_scalar(file, "<I"), read_scalar(file, "<Q")
     if inner == _STRING:
-        return [_string(file) for _ in range(count)]
+        return [read_string(file) for _ in range(count)]
     shape = f"<{count}{_SCALARS[inner][1:]}"
     return list(struct.unpack(shape, file.read(struct.calcsize(shape))))
 

@@ -30,9 +30,10 @@ async def _rewards(store: Store, run: str) -> dict[str, list[float]]:
 
 def text(first: str, second: str, found: Paired) -> str:
     low, high = found.difference.low, found.difference.high
+    ends = "" if low is None else f" [{low:+.3f}, {high:+.3f}]"
     lines = [
         f"{second} against {first}: {found.tasks} shared tasks",
-        f"mean reward {found.difference.value:+.3f} [{low:+.3f}, {high:+.3f}], p = {found.p_value:.3g}",
+        f"mean reward {found.difference.value:+.3f}{ends}, p = {found.p_value:.3g}",
         f"better on {len(found.better)}, worse on {len(found.worse)}",
     ]
     lines += [f"  flipped: {task}  {before:.2f} -> {after:.2f}" for task, before, after in found.flips]

@@ -142,7 +142,9 @@ def _pass_at_k(axes: Any, report: Report, grid: Grid) -> None:
         ks = [k for k, _ in points]
         colour = _INK[number % len(_INK)]
         axes.plot(ks, [i.value for _, i in points], marker="o", label=line.name, color=colour)
-        axes.fill_between(ks, [i.low for _, i in points], [i.high for _, i in points], color=colour, alpha=0.15)
+        known = [(k, i.low, i.high) for k, i in points if i.low is not None]
+        if known:
+            axes.fill_between(*zip(*known, strict=True), color=colour, alpha=0.15)
     if not axes.lines:
         _empty(axes, "no attempt was scored")
         return

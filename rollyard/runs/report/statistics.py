@@ -21,7 +21,7 @@ _WORK = 4_000_000  # signs flipped at most; fewer draws for very many pairs
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """All three are None when there was nothing to measure."""
+    """All three are None when there was nothing to measure; the ends alone when one measurement says nothing of its spread."""
 
     value: float | None
     low: float | None
@@ -67,7 +67,9 @@ def bootstrap_mean(values: Sequence[float], *, confidence: float = 0.95, seed: i
     if not values:
         return NOTHING
     mean = fmean(values)
-    if len(values) == 1 or min(values) == max(values):
+    if len(values) == 1:
+        return Interval(mean, None, None)
+    if min(values) == max(values):
         return Interval(mean, mean, mean)
     tails = (1 - confidence) / 2, (1 + confidence) / 2
     if len(values) > _RESAMPLED:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from rollyard import agents
 from rollyard.core.agent import Launch
-from rollyard.core.errors import AgentTimeout
+from rollyard.core.errors import AgentTimeout, RolloutStale
 from rollyard.core.protocols import Job
 from rollyard.core.task import McpServer
 from rollyard.runs.rollout import model_outage, prepare
 from rollyard.runs.rollout.agent_monitor import AgentMonitor, Ending
-from rollyard.runs.rollout.context import Acted, AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed
+from rollyard.runs.rollout.context import Acted, AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed, hold
+from rollyard.runs.rollout.phases import enter_phase
 from rollyard.runs.rollout.route_check import check_route, find_direct_outage
 from rollyard.runs.rollout.stages import StageFailed
 from rollyard.tasks.host_variables import resolve_env, resolve_servers
@@ -21,9 +22,11 @@ _NOTHING = ("/bin/sh", "-c", ":")  # what an agent without a program runs, so th
 async def act(context: RolloutContext, prepared: Prepared, turn: AgentTurn) -> Acted:
     """An agent that did not end well raises `WaitFailed`, which holds what this would have returned."""
     async with context.stages.stage("launch"):
+        enter_phase(prepared.opened.sandbox, prepared.opened.hosts, "agent")
         asks_again = await check_route(context, prepared.opened)
         launch = await _describe_launch(context, prepared, turn)
         job = await _start(context, prepared, turn, launch)
+    await hold(context, "started", prepared.opened.sandbox)
     acted = Acted(prepared, turn, launch)
     try:
         await _wait(context, job, acted)
@@ -51,7 +54,7 @@ async def _describe_launch(context: RolloutContext, prepared: Prepared, turn: Ag
         disable_thinking=plan.switches.disable_thinking,
         max_tokens=plan.switches.max_tokens,
         dialect=options.dialect,
-        mcp=(*_task_servers(context), *options.mcp, *_gate_servers(opened)),
+        mcp=(*_task_servers(context), *options.mcp, *_gate_servers(context, opened)),
         solution=await context.provision.solution(opened.sandbox, context.task, turn.step, plan.agent),
         allow_unsafe=options.allow_unsafe,
     )
@@ -78,7 +81,12 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
     session, own_s = acted.prepared.opened.session, acted.turn.own_limit_s
     limit_s = own_s if own_s is not None else limits.agent
     limit_name = "the step's agent_timeout_s" if own_s is not None else None
-    monitor = AgentMonitor(job, agents.parse(agent), session, limits.idle, context.stages, record.log)
+    max_staleness = context.plan.options.max_staleness if context.plan.options.when_stale == "cancel" else None
+
+    def is_stale() -> bool:
+        return max_staleness is not None and session is not None and session.staleness > max_staleness
+
+    monitor = AgentMonitor(job, agents.parse(agent), session, limits.idle, context.stages, record.log, is_stale)
     try:
         async with context.stages.stage("wait", limit_s=limit_s, limit_name=limit_name):
             try:
@@ -88,6 +96,12 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 record.note_ending(Ending(how="exited", exit_code=None, events=seen))
                 raise
             record.note_ending(ending)
+            if session is not None and is_stale():
+                raise RolloutStale(
+                    f"answers of policy version {session.oldest_version} are too old: the newest is {session.newest_version}, "
+                    f"and max_staleness is {max_staleness}",
+                    hint='raise max_staleness, or let such rollouts end with when_stale="mask"',
+                )
             spent = model_outage.weigh(ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle)
             if spent is not None:
                 record.note(status="budget", stop_reason=spent)
@@ -102,6 +116,9 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
     finally:
         record.note_log()
         if session is not None:
+            for what, times in session.refused_tools.items():
+                await context.stages.tell("model.server_tool_refused", what=what, times=times)
+            session.refused_tools.clear()
             record.note_session(session)
 
 
@@ -112,9 +129,9 @@ def _task_servers(context: RolloutContext) -> tuple[McpServer, ...]:
     return resolve_servers(context.task.mcp, readable_variables(context.task), where=f"task {context.task.id}")
 
 
-def _gate_servers(opened: OpenedSandbox) -> tuple[McpServer, ...]:
+def _gate_servers(context: RolloutContext, opened: OpenedSandbox) -> tuple[McpServer, ...]:
     """The gate's tool endpoint, for a rollout that was given tools on the trainer's side."""
-    if opened.session is None or opened.session.tools is None:
+    if opened.session is None or context.session.tools is None or not context.session.tools.tools:
         return ()
     headers = {"Authorization": f"Bearer {opened.key}"}
     return (McpServer(name="rollyard", url=f"{opened.root_url}/mcp", headers=headers),)

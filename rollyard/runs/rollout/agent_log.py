@@ -3,17 +3,24 @@ a line between them says how much is missing."""
 
 from __future__ import annotations
 
+from typing import BinaryIO
+
 HEAD_KEPT = 2**20
 TAIL_KEPT = 7 * 2**20
 
 
 class AgentLog:
-    def __init__(self, head: int = HEAD_KEPT, tail: int = TAIL_KEPT) -> None:
+    """`copy` is given all of it, without the bound."""
+
+    def __init__(self, head: int = HEAD_KEPT, tail: int = TAIL_KEPT, *, copy: BinaryIO | None = None) -> None:
+        self._copy = copy
         self._head_kept, self._tail_kept = head, tail
         self._head, self._tail = bytearray(), bytearray()
         self._dropped = 0
 
     def add(self, data: bytes) -> None:
+        if self._copy is not None:
+            self._copy.write(data)
         room = self._head_kept - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]

@@ -7,7 +7,7 @@ after its own final event is given a short grace. Why it ended is part of the re
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Literal, Protocol
 
 import anyio
@@ -23,6 +23,9 @@ from rollyard.runs.rollout.stages import Stages
 
 LINGER_S = 3.0
 TICK_S = 0.5
+
+
+EndedHow = Literal["exited", "lingered", "parked", "stale"]
 
 
 class Activity(Protocol):
@@ -42,7 +45,7 @@ class OutputLines(Protocol):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    how: Literal["exited", "lingered", "parked"]
+    how: EndedHow
     exit_code: int | None
     events: tuple[AgentEvent, ...]
 
@@ -63,13 +66,15 @@ class AgentMonitor:
         idle_s: float,
         stages: Stages,
         log: AgentLog | None = None,
+        is_stale: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_stale = is_stale
         self._job, self._lines, self._activity = job, lines, activity
         self._idle_s, self._stages = idle_s, stages
         self.log = log or AgentLog()
         self._last_output = time.monotonic()
         self._done_at: float | None = None
-        self._how: Literal["exited", "lingered", "parked"] = "exited"
+        self._how: EndedHow = "exited"
         self.events = KeptEvents()
 
     async def wait(self) -> Ending:
@@ -83,7 +88,7 @@ class AgentMonitor:
                 readers.cancel_scope.deadline = anyio.current_time() + LINGER_S
             group.cancel_scope.cancel()
         await self._take(self._lines.close())
-        code = done.exit_code if done is not None and self._how != "parked" else None
+        code = done.exit_code if done is not None and self._how not in ("parked", "stale") else None
         return Ending(how=self._how, exit_code=code, events=tuple(self.events))
 
     async def _read(self, chunks: AsyncIterator[tuple[int, bytes]], is_output: bool) -> None:
@@ -106,6 +111,9 @@ class AgentMonitor:
         dog = Watchdog(idle_s=self._idle_s, linger_s=LINGER_S)
         while True:
             await anyio.sleep(TICK_S)
+            if self._is_stale():
+                await self._end("stale")
+                return
             in_flight = self._activity.in_flight if self._activity else 0
             last_call = self._activity.last_activity if self._activity else 0.0
             sample = ActivitySample(
@@ -124,7 +132,7 @@ class AgentMonitor:
                 await self._end("lingered")
                 return
 
-    async def _end(self, how: Literal["lingered", "parked"]) -> None:
+    async def _end(self, how: EndedHow) -> None:
         self._how = how
         await self._stages.tell("agent.ended", how=how)
         await self._job.kill()

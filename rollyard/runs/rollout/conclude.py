@@ -8,9 +8,11 @@ from rollyard import agents
 from rollyard.core.rollout import CommandRecord, Verdict
 from rollyard.core.task import VerifierSpec
 from rollyard.runs.rollout import collect
-from rollyard.runs.rollout.context import Acted, RolloutContext, run_hooks
+from rollyard.runs.rollout.context import Acted, RolloutContext, hold, run_hooks
 from rollyard.runs.rollout.judge import Evidence
+from rollyard.runs.rollout.phases import enter_phase
 from rollyard.runs.rollout.stages import StageFailed
+from rollyard.trajectory.samples import merge_counts
 
 
 async def conclude(context: RolloutContext, acted: Acted) -> Verdict | None:
@@ -18,6 +20,7 @@ async def conclude(context: RolloutContext, acted: Acted) -> Verdict | None:
     hooks = await _stop(context, acted)
     if acted.turn.last:
         await _collect(context, acted)
+        await hold(context, "ended", acted.prepared.opened.sandbox)
     return await _verify(context, acted, hooks)
 
 
@@ -29,11 +32,16 @@ async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, .
         if opened.session is not None:
             await (opened.session.close() if acted.turn.last else opened.session.lock())
             context.record.note_session(opened.session)
+            context.record.note(merged=merge_counts(opened.session.trajectory))
+            limit, newest = context.plan.options.max_staleness, opened.session.newest_version
+            if limit is not None and newest is not None:
+                context.record.note(stale_before=newest - limit)
         await run_hooks(context, "after_agent", opened.sandbox)
         spec = context.judge.spec(context.task, acted.turn.step)
         collected = await context.judge.collect(spec, opened.sandbox, workdir) if spec else ()
         if spec is None or spec.grade != "live":
             await opened.sandbox.kill_processes()
+        enter_phase(opened.sandbox, opened.hosts, "verify")
     return collected
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal, NamedTuple, TypeVar, cast
 
+import anyio
+
 from rollyard.core.agent import Launch
-from rollyard.core.errors import Error
+from rollyard.core.errors import EnvError, Error
 from rollyard.core.limits import Limits
 from rollyard.core.protocols import Backend, Sandbox
 from rollyard.core.sandbox import SandboxSpec
@@ -14,7 +16,8 @@ from rollyard.core.task import Step, Task
 from rollyard.gate import Gate, Session
 from rollyard.runs.rollout.collect import DirectoryCopy
 from rollyard.runs.rollout.judge import Judge
-from rollyard.runs.rollout.plan import Hook, RolloutPlan, SessionOptions
+from rollyard.runs.rollout.phases import PhaseHosts
+from rollyard.runs.rollout.plan import Hook, PausePoint, RolloutPlan, SessionOptions
 from rollyard.runs.rollout.prepare import SandboxFacts
 from rollyard.runs.rollout.provision import Provision, ProvisionedImage
 from rollyard.runs.rollout.record import Record
@@ -47,6 +50,7 @@ class OpenedSandbox(NamedTuple):
     session: Session | None
     root_url: str
     variables: Mapping[str, str]  # of the caller's hooks
+    hosts: PhaseHosts
     own_key: str = ""  # of an agent that is given the model's own address
 
     @property
@@ -101,6 +105,22 @@ async def run_hooks(context: RolloutContext, when: Moment, sandbox: Sandbox) -> 
     hooks: tuple[Hook, ...] = getattr(context.plan.hooks, when)
     for hook in hooks:
         await call_hook(hook, when, sandbox, context.record.rollout)
+
+
+async def hold(context: RolloutContext, point: PausePoint, sandbox: Sandbox) -> None:
+    """Waits for a caller who takes the rollout stage by stage."""
+    pace = context.plan.pace
+    if pace is None:
+        return
+    async with context.stages.pause():
+        try:
+            with anyio.fail_after(pace.hold_s):
+                await pace.at(point, sandbox, context.record.rollout)
+        except TimeoutError as error:
+            late = EnvError(
+                f"its caller held the rollout for more than {pace.hold_s:g} s ({point})", hint="raise hold_s"
+            )
+            raise StageFailed(context.stages.current, "env", late) from error
 
 
 async def call_hook(hook: Callable[..., Awaitable[T] | T], when: str, *given: object) -> T:

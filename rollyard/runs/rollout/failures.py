@@ -15,6 +15,7 @@ from rollyard.core.errors import (
     Boundary,
     ConfigError,
     Error,
+    RolloutStale,
     UpstreamError,
 )
 from rollyard.core.rollout import Failure, Status
@@ -42,6 +43,7 @@ TABLE: dict[Boundary, Rule] = {
 EXCEPTIONS: dict[type[Error], Rule] = {
     AgentTimeout: Rule("timeout", retry=False, grade=True, trainable=True),
     AgentParked: Rule("agent_error", retry=False, grade=True, trainable=False),
+    RolloutStale: Rule("cancelled", retry=False, grade=False, trainable=False),
 }
 
 

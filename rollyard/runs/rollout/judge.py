@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -18,8 +19,9 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks import grade
 from rollyard.tasks.host_variables import resolve_env
 from rollyard.tasks.planted import Before, look
-from rollyard.tasks.trust import readable_variables, refuse_host_code
+from rollyard.tasks.trust import readable_variables
 from rollyard.tasks.verifiers import verifier_for
+from rollyard.tasks.verifiers.sandboxed_python import sandboxed_python
 from rollyard.tasks.verifiers.weighted import as_judge
 
 
@@ -80,7 +82,7 @@ class Judge:
             for command in task.setup:
                 await fresh.exec(command, cwd=workdir, timeout=max(1.0, deadline.left))
 
-        layers = await self._provision.layers(spec.layers, task)
+        layers = await self._provision.layers(spec.layers, task, self._backend)
         case = grade.Judging(
             spec=spec,
             rollout=evidence.rollout,
@@ -97,11 +99,14 @@ class Judge:
             before=evidence.before,
             record=evidence.record,
         )
-        if self._verifier is None:
-            refuse_host_code(task)
-        verifier = self._verifier or verifier_for(spec, self._policy)
+        sandboxed = None if task.trusted else partial(self._sandbox_python, case)
+        verifier = self._verifier or verifier_for(spec, self._policy, sandboxed=sandboxed)
         forget = self._provision.forget
         return await grade.judge(case, evidence.sandbox, self._backend, verifier, forget=forget, prepare=prepare)
+
+    def _sandbox_python(self, case: grade.Judging, spec: VerifierSpec) -> Verifier:
+        """Code of an author who is not trusted, in a sandbox beside the judge's."""
+        return sandboxed_python(spec, self._backend, grade.describe_fresh(case), case.tools)
 
     async def _site(self, task: Task, site: Site, place: SandboxSpec, deadline: Deadline) -> SandboxSpec:
         """A place of the verifier's own, with its image built."""
@@ -109,7 +114,7 @@ class Judge:
         return msgspec.structs.replace(
             place,
             image=built.image,
-            layers=await self._provision.layers(site.layers, task),
+            layers=await self._provision.layers(site.layers, task, self._backend),
             env={
                 **built.env,
                 **resolve_env(site.env, readable_variables(task), where="verifier.environment.env"),

@@ -9,7 +9,7 @@ failure is a value on the `Rollout`, charged to the boundary it crossed, and onl
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import anyio
 import msgspec
@@ -21,6 +21,7 @@ from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Step, Task
 from rollyard.gate import Gate, Session
+from rollyard.net.egress.proxy import WATCHER
 from rollyard.runs.rollout import collect, prepare
 from rollyard.runs.rollout.act import act
 from rollyard.runs.rollout.conclude import conclude
@@ -31,9 +32,11 @@ from rollyard.runs.rollout.context import (
     RolloutContext,
     WaitFailed,
     call_hook,
+    hold,
     run_hooks,
 )
 from rollyard.runs.rollout.judge import Judge
+from rollyard.runs.rollout.phases import enter_phase, list_hosts, open_for, refusals_to
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_options
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
@@ -41,6 +44,7 @@ from rollyard.runs.rollout.sandbox_spec import rollout_spec
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
+from rollyard.tasks.network import asks_public, is_public
 
 _CLEANUP_S = 30.0
 
@@ -57,21 +61,40 @@ async def rollout(
 ) -> Rollout:
     """Run one attempt at one task. Bad options raise `ConfigError` before anything opens; all else is in the result."""
     check(plan, task, backend)
-    task = with_options(plan, task)
+    closed = plan.options.network == "task" and asks_public(task)
+    task = with_options(plan, task, backend.capabilities)
     limits = plan.limits_for(task)
     stages = Stages(plan.rollout_id, limits, sink, plan.run_id)
     record = Record(task, plan, backend.name, stages)
     judge = Judge(backend, provision, plan.verifier, gate.policy)
     context = RolloutContext(task, plan, session, backend, gate, provision, judge, limits, stages, record)
     async with AsyncExitStack() as stack:
+        opened: OpenedSandbox | None = None
+        stack.callback(WATCHER.reset, WATCHER.set(refusals_to(stages)))
+        if closed:
+            await stages.tell("network.closed", why="the task asks for the public network; network is 'task'")
         try:
             opened = await _provision(context, await _install(context), stack)
             prepared = await _prepare(context, opened, await _install_inside(context, opened))
+            await hold(context, "prepared", opened.sandbox)
             await _attempt(context, prepared)
         except StageFailed as failed:
             record.fail(failed)
             await _judge_what_is_left(context, failed)
+        if opened is not None and plan.pace is not None:
+            await _hold_open(context, opened)
     return record.rollout
+
+
+async def _hold_open(context: RolloutContext, opened: OpenedSandbox) -> None:
+    """Before the caller looks around the agent is dead and its key worth nothing, also where nobody came to judge it."""
+    with anyio.move_on_after(_CLEANUP_S), suppress(Error):
+        if opened.session is not None:
+            await opened.session.close()
+            context.record.note_session(opened.session)
+        await opened.sandbox.kill_processes()
+    with suppress(StageFailed):  # held for too long: it is closed
+        await hold(context, "over", opened.sandbox)
 
 
 async def _judge_what_is_left(context: RolloutContext, failed: StageFailed) -> None:
@@ -97,8 +120,8 @@ async def _install(context: RolloutContext) -> str | None:
         return None
     prebaked = await _is_prebaked(context)
     async with context.stages.stage("install") as deadline:
-        await provision.layers(context.task.layers, context.task)
-        await provision.verifier_layers(context.task, specs)
+        await provision.layers(context.task.layers, context.task, context.backend)
+        await provision.verifier_layers(context.task, specs, context.backend)
         if prebaked:
             return None
         try:
@@ -141,7 +164,7 @@ async def _is_prebaked(context: RolloutContext) -> bool:
         built = await context.provision.image(task, backend, deadline)
         if not asked and await context.provision.find_baked(task, agent, built.image, backend) is not None:
             return False
-        place = rollout_spec(plan, task, built, (), backend)
+        place = rollout_spec(plan, task, built, ())
         place = msgspec.structs.replace(place, labels={**place.labels, "rollyard.role": "look"})
         return await context.provision.find_prebaked(agent, place, backend, deadline)
 
@@ -170,10 +193,14 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
         image = await context.provision.ground(await _choose_image(context), plan.agent, layer, backend, deadline)
         variables = await _find_variables(context)
         await context.provision.verifier_images(specs, backend, deadline)
-        spec = rollout_spec(plan, task, image.built, image.layers, backend)
+        spec = rollout_spec(plan, task, image.built, image.layers)
         spec = msgspec.structs.replace(spec, env={**spec.env, **variables})
-        opening = spec if image.baked is None else msgspec.structs.replace(spec, image=image.baked)
+        hosts = list_hosts(plan, task, spec)
+        opening = open_for(spec, hosts, plan, backend)
+        if image.baked is not None:
+            opening = msgspec.structs.replace(opening, image=image.baked)
         sandbox = await _open_sandbox(context, opening, min(deadline.left, limits.boot))
+        enter_phase(sandbox, hosts, "setup")
         context.record.note_sandbox(sandbox)
         stack.push_async_callback(_close_sandbox, context, sandbox)
         sessions = await stack.enter_async_context(AsyncExitStack())
@@ -188,12 +215,12 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
         if plan.direct is not None:
             url, key = plan.direct
             root_url = url.removesuffix("/").removesuffix("/v1")
-            return OpenedSandbox(sandbox, spec, image, None, root_url, variables, key)
+            return OpenedSandbox(sandbox, spec, image, None, root_url, variables, hosts, key)
         if plan.agent.dialect is None:
-            return OpenedSandbox(sandbox, spec, image, None, "", variables)
+            return OpenedSandbox(sandbox, spec, image, None, "", variables, hosts)
         session = await _open_session(context, sessions)
         url = await _prove_route(context, sandbox, session)
-        return OpenedSandbox(sandbox, spec, image, session, url, variables)
+        return OpenedSandbox(sandbox, spec, image, session, url, variables, hosts)
 
 
 async def _choose_image(context: RolloutContext) -> Task:
@@ -230,6 +257,7 @@ async def _open_session(context: RolloutContext, sessions: AsyncExitStack) -> Se
         settings=asked.settings,
         tools=asked.tools,
         lease=asked.lease,
+        server_tools=is_public(context.task),
     )
     sessions.push_async_callback(_close_session, context, session)
     context.record.note_session(session)
@@ -326,6 +354,7 @@ async def _attempt(context: RolloutContext, prepared: Prepared) -> None:
 async def _begin_step(context: RolloutContext, prepared: Prepared, step: Step, number: int) -> None:
     sandbox, session, workdir = prepared.opened.sandbox, prepared.opened.session, prepared.facts.workdir
     async with context.stages.stage("prepare") as deadline:
+        enter_phase(sandbox, prepared.opened.hosts, "setup")
         await context.stages.tell("step.started", step=step.name, number=number)
         if number and not await is_directory(sandbox, workdir):  # the step before left something else in its place
             if await sandbox.exists(workdir):

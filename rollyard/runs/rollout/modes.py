@@ -57,6 +57,8 @@ def choose(
         _fits(mode, policy)
         if agent is not None:
             _refuse_toolless(policy, agent)
+    if options.max_staleness is not None and mode == "black_box":
+        raise Unsupported("mode 'black_box' reads no policy versions: max_staleness cannot hold", hint="choose another")
     answers = policy if policy is not None else _open(mode, options, key, agent)
     settings, switches = _divide(options, mode, answers, agent)
     return Answering(mode=mode, policy=answers, settings=settings, switches=switches, owned=policy is None)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_origi
 import msgspec
 
 from rollyard.core.call import Dialect
+from rollyard.core.egress import parse_wish
 from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
 from rollyard.core.numbers import check_least
@@ -23,6 +24,7 @@ from rollyard.core.task import McpServer
 # Who may set an option of a rollout that a server runs: any client, clients of a server that lets them choose, or only the
 # operator, because it reaches the machine itself.
 Setter = Literal["client", "server", "operator"]
+WhenStale = Literal["cancel", "mask"]
 Kind = Literal["flag", "number", "text", "lines"]  # how an option is written as text; lines may be several
 
 
@@ -47,6 +49,12 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_tokens_cap: Annotated[int | None, _help("completion tokens that one call may ask for")] = None
     top_logprobs: Annotated[int | None, _help("alternatives recorded beside each sampled token")] = None
     max_calls: Annotated[int | None, _help("most model calls of one rollout")] = None
+    max_staleness: Annotated[
+        int | None, _help("most policy versions that an answer may be behind the newest one before its rollout ends")
+    ] = None
+    when_stale: Annotated[
+        WhenStale, _help("where answers are too old (max_staleness): cancel the rollout, or mask them in training rows")
+    ] = "cancel"
     limits: Annotated[Limits | None, _help("seconds a stage may take, as STAGE=SECONDS")] = None
     seed: Annotated[int | None, _help("seed of the first attempt; the next one has the next number")] = None
     labels: Annotated[Mapping[str, str], _help("a label of the rollout, as NAME=VALUE")] = {}
@@ -67,7 +75,13 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     gate_url: Annotated[
         str | None, _help("your own route to the gate, instead of a listener in the sandbox", "operator")
     ] = None
-    allow_network: Annotated[bool, _help("accept tasks that ask for a public network", "operator")] = False
+    network: Annotated[
+        str,
+        _help(
+            "what tasks may reach: task (as they say, the public network left out), none, allow:HOST,... (builds too), public",
+            "operator",
+        ),
+    ] = "task"
     trust_tasks: Annotated[
         bool,
         _help("trust the authors of tasks from elsewhere with this machine; remembered for these files", "operator"),
@@ -88,8 +102,11 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_sequences(self)
         if self.image == "":
             raise ConfigError("image names nothing", hint="leave it out for the task's own, or say host")
+        parse_wish(self.network)
         check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls)
-        check_least(0, top_logprobs=self.top_logprobs, seed=self.seed)
+        check_least(0, top_logprobs=self.top_logprobs, seed=self.seed, max_staleness=self.max_staleness)
+        if self.max_staleness is None and self.when_stale != "cancel":
+            raise ConfigError(f"when_stale={self.when_stale!r} without max_staleness", hint="give max_staleness too")
 
 
 class RolloutFields(TypedDict, total=False):
@@ -108,6 +125,8 @@ class RolloutFields(TypedDict, total=False):
     max_tokens_cap: int | None
     top_logprobs: int | None
     max_calls: int | None
+    max_staleness: int | None
+    when_stale: WhenStale
     limits: Limits | None
     seed: int | None
     labels: Mapping[str, str] | None
@@ -116,7 +135,7 @@ class RolloutFields(TypedDict, total=False):
     agent_setup: Sequence[str]
     collect: Sequence[str]
     gate_url: str | None
-    allow_network: bool
+    network: str
     trust_tasks: bool
     env: Sequence[str]
     allow_unsafe: bool

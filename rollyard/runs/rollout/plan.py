@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
 from rollyard import agents
 from rollyard.core.agent import Agent
+from rollyard.core.egress import parse_wish
 from rollyard.core.errors import ConfigError, Error, Unsupported
 from rollyard.core.lease import Lease
 from rollyard.core.limits import Limits
 from rollyard.core.protocols import Backend, Policy, Sandbox, Verifier
 from rollyard.core.rollout import MODES, Mode, Rollout
+from rollyard.core.sandbox import Capabilities
 from rollyard.core.sequences import check_sequences
 from rollyard.core.task import Task
 from rollyard.gate import Budget
 from rollyard.runs.rollout.failures import classify
 from rollyard.runs.rollout.options import RolloutOptions
 from rollyard.tasks import requirements, trust
+from rollyard.tasks.network import give_network
 from rollyard.tools import Toolset
 
 AGENTS_MODEL = "policy"  # what agents call the model where nobody named one
@@ -51,6 +54,25 @@ class Hooks(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         check_sequences(self)
+
+
+PausePoint = Literal["prepared", "started", "ended", "over"]
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """A caller that takes a rollout stage by stage. `at(point, sandbox, rollout)` is awaited when the agent may start, when it
+    was started, when it is dead and about to be judged, and before the sandbox is closed; the rollout goes on when it returns.
+    What is spent there counts against no limit of the rollout: each may take `hold_s`, and the sandbox lives as much longer.
+    `log` is given all that the agent prints, without the bound that `Rollout.log` has."""
+
+    at: Callable[[PausePoint, Sandbox, Rollout], Awaitable[None]]
+    hold_s: float = 3600.0
+    log: BinaryIO | None = None
+
+    @property
+    def ttl_s(self) -> float:
+        """What the sandbox's life is longer by: three of the four may wait."""
+        return 3 * self.hold_s
 
 
 class AgentSwitches(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +107,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     episode_id: str | None = None
     verifier: Verifier | None = None  # a callable that takes the place of the task's own
     hooks: Hooks = Hooks()
+    pace: Pace | None = None
     direct: tuple[str, str] | None = None  # base url and key the agent is given itself (`black_box` only)
 
     @property
@@ -103,11 +126,12 @@ def check_mode(mode: str) -> Mode:
     raise ConfigError(f"unknown mode {mode!r}; the modes are {', '.join(MODES)}")
 
 
-def with_options(plan: RolloutPlan, task: Task) -> Task:
-    """The task with the image that the options name, trusted as far as they say."""
+def with_options(plan: RolloutPlan, task: Task, can: Capabilities) -> Task:
+    """The task with the image and the network that the options name, trusted as far as they say."""
     if plan.options.image is not None:
         task = msgspec.structs.replace(task, image=plan.options.image, build=None)
-    return trust.apply_trust(task, trust_tasks=plan.options.trust_tasks, env=plan.options.env)
+    task = trust.apply_trust(task, trust_tasks=plan.options.trust_tasks, env=plan.options.env)
+    return give_network(task, parse_wish(plan.options.network), can)
 
 
 def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
@@ -115,10 +139,10 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
     can, options = backend.capabilities, plan.options
     if options.image not in (None, "host") and not can.images:
         raise Unsupported(f"backend {backend.name!r} has no images, so not image={options.image!r}", hint="drop image")
-    task = with_options(plan, task)
+    task = with_options(plan, task, can)
     if plan.verifier is None:
         trust.refuse_host_code(task)
-    requirements.refuse(task, backend.name, can, allow_network=options.allow_network)
+    requirements.refuse(task, backend.name, can)
     if not can.listen and options.gate_url is None and plan.agent.dialect is not None:
         raise Unsupported(
             f"backend {backend.name!r} cannot carry model calls out of the sandbox",

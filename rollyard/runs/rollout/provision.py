@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -31,10 +32,12 @@ from rollyard.core.protocols import Backend, BakesLayers, OwnImages, Sandbox
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Site, Step, Task, VerifierSpec
 from rollyard.images.build import build
-from rollyard.images.build_types import BuildOptions, Built, FileCache
+from rollyard.images.build_types import BuildOptions, Built, FileCache, Images
 from rollyard.images.layers import layer_prefix
+from rollyard.images.mirrors import find_mirrors
 from rollyard.images.store import ImageStore
-from rollyard.runs.rollout.layer_commands import layer_by_commands
+from rollyard.net.egress.decide import EgressRules
+from rollyard.runs.rollout.layer_commands import layer_by_commands, run_apart
 from rollyard.tasks.layers import layer_spec
 
 SOLUTION = "/solution"
@@ -79,7 +82,7 @@ class Provision:
         built = await self.image(task, backend, deadline)
         if task.layers and not backend.capabilities.layers:
             raise Unsupported(f"backend {backend.name!r} mounts no layers, and task {task.id!r} names some")
-        layers = await self.layers(task.layers, task)
+        layers = await self.layers(task.layers, task, backend)
         if layer is not None and backend.capabilities.layers:
             layers = (*layers, layer)
         baked = await self._bake(task, agent, built.image, layer, backend)
@@ -102,11 +105,12 @@ class Provision:
             return None
         return await backend.find_baked(image, layer, title=agent.name, resources=task.resources)
 
-    async def verifier_layers(self, task: Task, specs: Sequence[VerifierSpec]) -> None:
+    async def verifier_layers(self, task: Task, specs: Sequence[VerifierSpec], backend: Backend) -> None:
         """Build what judging will need before the agent runs: a tool that cannot be had must not cost an agent's work."""
         try:
             for spec in specs:
-                await self.layers((*spec.layers, *(spec.site.layers if spec.site is not None else ())), task)
+                names = (*spec.layers, *(spec.site.layers if spec.site is not None else ()))
+                await self.layers(names, task, backend)
         except SandboxError as error:
             raise _tools_missing(error) from error
 
@@ -119,13 +123,14 @@ class Provision:
         except SandboxError as error:
             raise _tools_missing(error) from error
 
-    async def layers(self, names: Sequence[str], task: Task) -> tuple[str, ...]:
+    async def layers(self, names: Sequence[str], task: Task, backend: Backend) -> tuple[str, ...]:
         """Ids for layers as a task writes them: an id, or pinned packages to build once. Packages that an untrusted author
-        chose run no code on this machine."""
+        chose are installed in a sandbox."""
         found: list[str] = []
         for name in names:
-            spec = layer_spec(name, scripts=task.trusted)
-            found.append(name if spec is None else await self.images.build_layer(spec))
+            spec = layer_spec(name, sandboxed=not task.trusted)
+            apart = partial(run_apart, backend)
+            found.append(name if spec is None else await self.images.build_layer(spec, apart=apart))
         return tuple(found)
 
     async def agent_layer(self, agent: Agent, backend: Backend, deadline: Deadline) -> str | None:
@@ -164,11 +169,18 @@ class Provision:
         lock = self._locks.setdefault(site.build, anyio.Lock())
         async with lock:
             timeout_s = min(site.build_timeout_s, max(1.0, deadline.left))
-            if isinstance(backend, OwnImages):
+            if isinstance(backend, OwnImages) and not site.build_hosts:  # an engine's own builder has no proxy
                 image = await backend.build_image(site.build, resources=site.resources, timeout_s=timeout_s)
                 return Built(image=image, workdir="")
-            options = BuildOptions(timeout_s=timeout_s, resources=site.resources)
-            return await build(site.build, backend, self.images, self._builds, options)
+            options = BuildOptions(
+                timeout_s=timeout_s,
+                resources=site.resources,
+                network="allowlist" if site.build_hosts else "none",
+                allowed_hosts=site.build_hosts,
+                env=find_mirrors(EgressRules(site.build_hosts).permits) if site.build_hosts else {},
+            )
+            images = backend if isinstance(backend, Images) else self.images
+            return await build(site.build, backend, images, self._builds, options)
 
     async def _ready_image(self, image: str, backend: Backend) -> bool:
         """A backend that builds looks into its own store; one that does not has to take the name as it is."""

@@ -13,7 +13,7 @@ from typing import Any, Unpack, cast
 from msgspec.structs import replace
 
 from rollyard import agents
-from rollyard.core.agent import Agent
+from rollyard.core.agent import DEFAULT_AGENT, Agent
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Backend, EventSink, Policy
@@ -26,7 +26,7 @@ from rollyard.runs.rollout.modes import choose, find_direct
 from rollyard.runs.rollout.open_backend import open_named
 from rollyard.runs.rollout.open_policy import learn_model, open_policy
 from rollyard.runs.rollout.options import OPTIONS, RolloutFields, RolloutOptions, merge_options
-from rollyard.runs.rollout.plan import Hooks, RolloutPlan, SessionOptions
+from rollyard.runs.rollout.plan import Hooks, Pace, RolloutPlan, SessionOptions
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.store import Store
@@ -47,8 +47,9 @@ class RolloutArguments(RolloutFields, total=False):
     rollout_id: str | None
     key: str | None
     verifier: Checks | None
-    tools: Sequence[Tool]
+    tools: Sequence[Tool] | Toolset
     hooks: Hooks | None
+    pace: Pace | None
     gate: Gate | None
     provision: Provision | None
     sink: EventSink
@@ -57,7 +58,7 @@ class RolloutArguments(RolloutFields, total=False):
 async def run_rollout(
     instruction: str | Mapping[str, Any] | Task,
     *,
-    agent: str | Agent = "opencode",
+    agent: str | Agent = DEFAULT_AGENT,
     policy: Policy | str | None = None,
     sandbox: str | Backend = "local",
     store: Store | None = None,
@@ -70,7 +71,8 @@ async def run_rollout(
     `RolloutOptions`, as one value or as keywords over it. `files` maps paths to contents; `setup` and `verify` are shell
     commands, or one, the reward being the share of `verify` commands that succeed; `verifier` is a function of the sandbox
     and the rollout instead, which gives a `Verdict` or a number. `tools` run on this side and are offered to the agent over
-    MCP. Options a mode, agent or backend cannot honour are refused by name before anything opens."""
+    MCP; a `Toolset` may be given more until the agent starts. `pace` takes the rollout stage by stage. Options a mode,
+    agent or backend cannot honour are refused by name before anything opens."""
     asked = _check_names(arguments)
     options = merge_options(asked, options)
     task = _task(instruction, arguments)
@@ -79,8 +81,9 @@ async def run_rollout(
     if key is not None and options.key_env is not None:
         raise ConfigError("key and key_env both give the key", hint="give one of them")
     direct = find_direct(options, key)
-    tools = as_tuple(arguments.get("tools", ()), "tools")
-    if tools:
+    tools = arguments.get("tools", ())
+    offered = tools if isinstance(tools, Toolset) else Toolset(as_tuple(tools, "tools"))
+    if offered.tools:
         agents.refuse(one, {"mcp": (McpServer(name="rollyard"),)})
     async with AsyncExitStack() as stack:
         if isinstance(policy, str):
@@ -101,11 +104,11 @@ async def run_rollout(
             episode_id=arguments.get("episode_id"),
             verifier=as_judge(arguments.get("verifier")),
             hooks=arguments.get("hooks") or Hooks(),
+            pace=arguments.get("pace"),
             direct=direct,
         )
-        offered = Toolset(tools) if tools else None
-        if offered is not None:
-            stack.push_async_callback(offered.aclose)
+        stack.push_async_callback(offered.aclose)
+        if offered.tools:
             await offered.ready()
         backend = (
             sandbox if not isinstance(sandbox, str) else await stack.enter_async_context(open_named(sandbox, options))
@@ -116,7 +119,7 @@ async def run_rollout(
             policy=answering.policy,
             budget=Budget(calls=options.max_calls),
             settings=answering.settings,
-            tools=offered,
+            tools=offered if offered.tools or isinstance(tools, Toolset) else None,
         )
         done = await rollout(
             task,

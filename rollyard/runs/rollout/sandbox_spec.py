@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 import msgspec
 
 from rollyard.core.limits import Limits
-from rollyard.core.protocols import Backend
 from rollyard.core.sandbox import Network, SandboxSpec
 from rollyard.core.task import Task
 from rollyard.images.build_types import Built
@@ -36,30 +34,18 @@ def task_spec(
     )
 
 
-def rollout_spec(plan: RolloutPlan, task: Task, built: Built, layers: tuple[str, ...], backend: Backend) -> SandboxSpec:
-    """The same place for one rollout: its labels, its isolation, and the model's host where the agent goes there itself."""
+def rollout_spec(plan: RolloutPlan, task: Task, built: Built, layers: tuple[str, ...]) -> SandboxSpec:
+    """The same place for one rollout: its labels and its isolation."""
     labels = {"rollyard.task": task.id, "rollyard.rollout": plan.rollout_id, "rollyard.attempt": str(plan.attempt)}
     for name, value in (("run", plan.run_id), ("claim", plan.attempt_id), ("episode", plan.episode_id)):
         if value is not None:
             labels[f"rollyard.{name}"] = value
     spec = task_spec(task, built, layers, labels={**plan.options.labels, **labels}, limits=plan.limits_for(task))
-    network, hosts = _with_direct(spec, plan, backend)
     return msgspec.structs.replace(
         spec,
-        network=network,
-        allowed_hosts=hosts,
+        ttl_s=spec.ttl_s + (plan.pace.ttl_s if plan.pace is not None else 0.0),
         mounts=plan.options.mounts,
         min_isolation=plan.options.min_isolation,
         allow_unsafe=plan.options.allow_unsafe,
         options=plan.options.sandbox_options,
     )
-
-
-def _with_direct(spec: SandboxSpec, plan: RolloutPlan, backend: Backend) -> tuple[Network, tuple[str, ...]]:
-    """A direct agent gets the model's host as well, and nothing else where that can be said."""
-    if plan.direct is None or spec.network == "host":
-        return spec.network, spec.allowed_hosts
-    host = urlsplit(plan.direct[0]).hostname or ""
-    if backend.capabilities.network_allowlist:
-        return "allowlist", (*spec.allowed_hosts, host)
-    return "host", ()

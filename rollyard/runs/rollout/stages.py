@@ -68,6 +68,15 @@ class Stages:
         return own if stage in {"verify", "collect", "stop"} else own.sooner(self._before_verify)
 
     @asynccontextmanager
+    async def pause(self) -> AsyncGenerator[None]:
+        """What its body takes is no time of the rollout's."""
+        clock = time.monotonic()
+        try:
+            yield
+        finally:
+            self._before_verify = self._before_verify.later(time.monotonic() - clock)
+
+    @asynccontextmanager
     async def stage(
         self, name: str, *, limit_s: float | None = None, limit_name: str | None = None
     ) -> AsyncGenerator[Deadline]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from rollyard.core.errors import ConfigError
+from rollyard.core.home import STORE, default_store
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import File
 from rollyard.runs.display.progress import Display, one_line, summary
@@ -26,7 +27,6 @@ from rollyard.runs.run.policy_health import check_servers
 from rollyard.store import Store
 
 _SERVERS = ("upstream:", "tokens:", "passthrough:")  # policies behind which a server stands
-STORE = "runs.db"  # where verbs look unless they are told
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +49,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     executor: str = "local"
     ray_address: str | None = None
     per_node: int | None = None
+    name: str = ""
+    strict: bool = False
     as_json: bool = False
 
 
@@ -151,7 +153,7 @@ def resume_command(request: RunRequest) -> str:
 
 def store_option(store: str) -> str:
     """What a command needs to find that store."""
-    return "" if store == STORE else f" --store {shlex.quote(store)}"
+    return "" if store == default_store() else f" --store {shlex.quote(store)}"
 
 
 def terminal_width() -> int:
@@ -174,6 +176,8 @@ def _config(request: RunRequest, tasks: str) -> RunConfig:
         sandbox=request.sandbox,
         filter=request.filter,
         limit=request.limit,
+        name=request.name,
+        strict=request.strict,
     )
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.agent import DEFAULT_AGENT
 from rollyard.core.errors import ConfigError
+from rollyard.core.ids import LAST
 from rollyard.core.numbers import check_least
 from rollyard.runs.report.spending import Price
 from rollyard.runs.rollout.options import RolloutFields, RolloutOptions
@@ -23,8 +25,10 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
     `policies` maps a name (shown in reports) to how it is reached: `upstream:URL`, `tokens:URL`, `scripted:FILE`,
     `replay:ID`. `concurrency` bounds the rollouts in flight per policy name, `prices` say what its tokens cost."""
 
+    name: str = ""  # by which people find it again; need not be unique
     tasks: str = ""
-    agents: tuple[str, ...] = ("pi",)
+    strict: bool = False  # a task that cannot be read ends the run before it begins, instead of being left out
+    agents: tuple[str, ...] = (DEFAULT_AGENT,)
     policies: Mapping[str, str] = {}
     attempts: int = 1
     parallel: int = 4
@@ -50,6 +54,10 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
         if self.policies and self.base_url is not None:
             raise ConfigError("policies and base_url both say who answers", hint="give one of them")
         RolloutOptions.__post_init__(self)
+        if self.name == LAST or self.name != self.name.strip() or not self.name.isprintable():
+            raise ConfigError(
+                f"{self.name!r} is no name for a run", hint=f"printable words; {LAST!r} means the newest run"
+            )
         check_least(1, attempts=self.attempts, parallel=self.parallel, limit=self.limit, max_tokens=self.max_tokens)
         check_least(1, **{f"concurrency.{name}": value for name, value in self.concurrency.items()})
         if not 1 <= self.lease_s < 86400:

@@ -12,6 +12,8 @@ from typing import Any
 
 import anyio
 
+from rollyard.core.errors import ConfigError
+from rollyard.core.log import Log
 from rollyard.core.protocols import Backend, Policy
 from rollyard.gate import Gate
 from rollyard.runs.display.progress import Display
@@ -22,6 +24,7 @@ from rollyard.runs.run.executor import Executor, Local
 from rollyard.runs.run.policies import check_policies, open_policies
 from rollyard.runs.run.run import Run
 from rollyard.store import Store
+from rollyard.tasks.network import asks_public
 from rollyard.tasks.taskset import Taskset
 
 
@@ -38,6 +41,9 @@ async def drive(
         check_policies(config)
     async with Store.open(store, create=resume is None) as kept:
         if resume is not None:
+            kind, resume = await kept.resolve(resume)
+            if kind != "run":
+                raise ConfigError(f"{resume} is a rollout; a run is resumed")
             config = convert((await kept.get_run(resume)).config, f"run {resume}")
         assert config is not None  # one of the two is given
         with display:
@@ -57,9 +63,10 @@ async def carry_out(
     """The whole matrix of a config through one queue. `answering` are policies of the caller's, by name; an executor on other
     machines opens the config's there."""
     async with AsyncExitStack() as stack:
-        allowed = {"allow_network": config.allow_network, "trust_tasks": config.trust_tasks}
-        loading = partial(Taskset.load, config.tasks, **allowed)
+        loading = partial(Taskset.load, config.tasks, trust_tasks=config.trust_tasks, strict=config.strict)
         tasks = await anyio.to_thread.run_sync(loading)
+        say_skipped(tasks)
+        _say_closed(tasks, config.network)
         where = executor or Local()
         here = await _in_this_process(stack, config, store, answering) if where.name == Local.name else {}
         async with Run(
@@ -83,6 +90,30 @@ async def carry_out(
                     display.stop()
                 raise
         return await report(store, run.id)
+
+
+def say_skipped(tasks: Taskset) -> None:
+    """One line for all that could not be read; `rollyard check tasks` tells each."""
+    if tasks.skipped:
+        Log("rollyard.runs").warning(
+            "tasks.left_out",
+            left_out=len(tasks.skipped),
+            of=len(tasks.skipped) + len(tasks),
+            first=tasks.skipped[0].reason,
+            hint="`rollyard check tasks --lint` names each; --strict makes it an error",
+        )
+
+
+def _say_closed(tasks: Taskset, network: str) -> None:
+    """One line where tasks want the public network and nobody gave it to them."""
+    closed = sum(asks_public(task) for task in tasks) if network == "task" else 0
+    if closed:
+        Log("rollyard.runs").warning(
+            "network.closed",
+            tasks=closed,
+            of=len(tasks),
+            why="they ask for the public network and run without it; --network public gives it to them",
+        )
 
 
 async def _in_this_process(

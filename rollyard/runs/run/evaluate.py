@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from rollyard.core.agent import Agent
+from rollyard.core.agent import DEFAULT_AGENT, Agent
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Backend, Policy
@@ -53,7 +53,7 @@ async def evaluate_task(
     models: Mapping[str, Answers] | Sequence[str],
     *,
     attempts: int = 8,
-    agent: str | Agent = "shell-agent",
+    agent: str | Agent = DEFAULT_AGENT,
     verifier: Check | None = None,
     sandbox: str | Backend = "local",
     parallel: int = 4,

@@ -46,7 +46,7 @@ class PolicyHealth:
     def note(self, policy: str, done: Rollout, *, began: float, now: float) -> bool:
         """True when this rollout's failure was the one too many."""
         failure = done.failure
-        if failure is None or failure.boundary != "policy":
+        if failure is None or failure.boundary != "policy" or done.status == "cancelled":
             self._rows.pop(policy, None)
             return False
         row = self._rows.get(policy)

@@ -9,6 +9,8 @@ import asyncio
 import hashlib
 import io
 import json
+import re
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from rollyard.core.errors import CommandFailed, ConfigError, SandboxUnavailable,
 from rollyard.core.sandbox import Resources
 from rollyard.images import tars
 from rollyard.images.build_context import Context
+from rollyard.images.dockerfile import parse
 from rollyard.sandbox.docker.container import MARK, ContainerDefaults
 from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused
 
@@ -27,13 +30,17 @@ BUILT = "rollyard-build"
 SNAPSHOTS = "rollyard-snapshot"
 OURS = (f"{BUILT}:", f"{SNAPSHOTS}:")
 _PULL_S = 1800.0
+_OF_HOST = ".rollyard"
+_NAMES_HOST = re.compile(r"(?mi)^\s*(?:FROM|ARG)\b.*\bhost\b")
 _TAIL = 2000
 
 
 class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`network` is what RUN commands may reach: none, or what the engine gives by default."""
+    """`network` is what RUN commands may reach: none, or what the engine gives by default. `host` is the image that `FROM host`
+    means."""
 
     folder: str
+    host: str = HOST_IMAGE
     dockerfile: str = "Dockerfile"
     args: Mapping[str, str] = {}
     target: str | None = None
@@ -85,6 +92,7 @@ async def build(engine: DockerEngine, request: BuildRequest) -> str:
     if not (root / request.dockerfile).is_file():
         raise ConfigError(f"there is no {request.dockerfile} in {request.folder!r}")
     context = await asyncio.to_thread(Context(root, request.dockerfile).pack)
+    dockerfile = await _put_host(engine, request, context)
     identity = json.dumps([sorted(request.args.items()), request.target, request.dockerfile, request.network]).encode()
     name = f"{BUILT}:{hashlib.sha256(context.getbuffer().tobytes() + identity).hexdigest()[:32]}"
     try:
@@ -95,7 +103,7 @@ async def build(engine: DockerEngine, request: BuildRequest) -> str:
             raise
     params: dict[str, Any] = {
         "t": name,
-        "dockerfile": request.dockerfile,
+        "dockerfile": dockerfile,
         "buildargs": dict(request.args),
         "labels": {MARK: ""},
         "networkmode": "none" if request.network == "none" else "default",
@@ -113,6 +121,29 @@ async def build(engine: DockerEngine, request: BuildRequest) -> str:
             f"{root / request.dockerfile}: {problem[:300]}\n{log[-_TAIL:].strip()}", exit_code=None, stdout=log[-_TAIL:]
         )
     return name
+
+
+async def _put_host(engine: DockerEngine, request: BuildRequest, context: io.BytesIO) -> str:
+    """The Dockerfile to build: one whose stages begin `FROM host` is written anew into the context with the image that `host`
+    means, by its id, so that another image of that name is another build."""
+    text = (Path(request.folder) / request.dockerfile).read_text()
+    if not _NAMES_HOST.search(text):  # the engine's builder knows more than our reader of Dockerfiles
+        return request.dockerfile
+    lines = text.splitlines(keepends=True)
+    plan = parse(text, file=str(Path(request.folder) / request.dockerfile), args=request.args)
+    stages = [stage for stage in plan.stages if stage.base == "host"]
+    if not stages:
+        return request.dockerfile
+    meant = (await resolve(engine, request.host, pull=False)).id
+    for stage in stages:
+        lines[stage.line - 1] = f"FROM {meant.removeprefix('sha256:')}{f' AS {stage.name}' if stage.name else ''}\n"
+    member = tarfile.TarInfo(f"{request.dockerfile}{_OF_HOST}")
+    data = "".join(lines).encode()
+    member.size = len(data)
+    context.seek(0)
+    with tarfile.open(fileobj=context, mode="a") as archive:
+        archive.addfile(member, io.BytesIO(data))
+    return member.name
 
 
 async def remove(engine: DockerEngine, image: str) -> None:

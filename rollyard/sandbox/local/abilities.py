@@ -26,6 +26,7 @@ def capabilities(level: Level, ids: IdMap, cgroups: Cgroups, limits: OpenLimits)
         listen=own,
         dial=own,
         network_none=own,
+        network_allowlist=own,
         attach=True,
         list=True,
         ttl=True,

@@ -29,12 +29,13 @@ from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, Sandb
 from rollyard.core.sequences import as_tuple
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
+from rollyard.sandbox import egress
 from rollyard.sandbox.local import cgroups, host_rules, ids, probe
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.checks import check
-from rollyard.sandbox.local.disk import LocalDiskWatch, disk_limit
+from rollyard.sandbox.local.disk import LocalDiskWatch, default_disk_mb, disk_limit
 from rollyard.sandbox.local.inner import remains
 from rollyard.sandbox.local.job import ANSWER_S
 from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal
@@ -44,7 +45,6 @@ from rollyard.sandbox.local.probe import LEVELS, NAMESPACED, Level
 from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 
-DEFAULT_DISK_MB = 4096
 _ROOTFS_S = 2.0
 _AGAIN_S = 0.02
 _SWEEP_S = 5.0  # a start waits no longer for what others left; the sweep goes on beside it
@@ -147,9 +147,18 @@ class LocalBackend:
         finally:
             os.close(lock)
         self._boxes[sandbox_id] = (box, spec.lifetime)
+        if spec.network == "allowlist":
+            await self._attach_egress(box, spec)
         if spec.disk == "disk":
-            self._watch.add(box, spec.resources.disk_mb or DEFAULT_DISK_MB)
+            self._watch.add(box, self._disk_mb(spec))
         return box
+
+    async def _attach_egress(self, box: LocalSandbox, spec: SandboxSpec) -> None:
+        try:
+            box.egress = await egress.attach(box, spec.allowed_hosts, box)
+        except BaseException:  # cancelled too: nobody would close it
+            await box.kill()
+            raise
 
     async def _resolve(self, spec: SandboxSpec) -> Rootfs:
         """The image store's answer, kept for a moment: a run opens hundreds of the same."""
@@ -190,7 +199,7 @@ class LocalBackend:
             capabilities=self.capabilities,
             workdir=spec.workdir or workdir,
             user=spec.user or (rootfs.user if self._ids.many else None),
-            env={**env, **spec.env},
+            env={**env, **(egress.variables() if spec.network == "allowlist" else {}), **spec.env},
             lifetime=spec.lifetime,
             owner_pid=os.getpid(),
             uppers={"/": "root/upper", **trees},
@@ -198,11 +207,19 @@ class LocalBackend:
             layers=spec.layers,
         )
 
+    def _disk_mb(self, spec: SandboxSpec) -> int:
+        return spec.resources.disk_mb or default_disk_mb(self.root, spec.disk)
+
     def _plan(self, home: Home, entry: SandboxEntry, spec: SandboxSpec, rootfs: Rootfs) -> dict[str, Any]:
         binds = [
             {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
             for m in spec.mounts
         ]
+        if spec.network == "allowlist":
+            names = home.path / "resolv.conf"
+            names.write_text(egress.RESOLV_CONF)
+            names.chmod(0o644)
+            binds.append({"target": "/etc/resolv.conf", "source": str(names), "over": [], "writable": False})
         recipe = cgroups.recipe(self._cgroups, spec.resources)
         return {
             "home": str(home.path),
@@ -213,8 +230,8 @@ class LocalBackend:
             "trees": msgspec.to_builtins(rootfs.trees),
             "binds": binds,
             "writable": str(home.fs) if spec.disk == "disk" and self._namespaced else None,
-            "tmpfs_mb": spec.resources.disk_mb or DEFAULT_DISK_MB,
-            "inodes": disk_limit(spec.resources.disk_mb or DEFAULT_DISK_MB).inodes,
+            "tmpfs_mb": self._disk_mb(spec),
+            "inodes": disk_limit(self._disk_mb(spec)).inodes,
             "proc": self.level != "no_proc",
             "map": msgspec.to_builtins(self._ids),
             "cgroup_roots": recipe.roots,

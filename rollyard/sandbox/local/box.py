@@ -149,11 +149,22 @@ class LocalSandbox(ProgramCalls, LocalFiles):
 
     async def listen(self, port: int = 0) -> SocketListener:
         self._need("listen")
+        return await self.listen_at("127.0.0.1", port)
+
+    async def listen_at(self, address: str, port: int) -> SocketListener:
+        sock, bound = await self._bind(address, port, datagrams=False)
+        return SocketListener(sock, bound)
+
+    async def bind_datagrams(self, address: str, port: int) -> socket.socket:
+        return (await self._bind(address, port, datagrams=True))[0]
+
+    async def _bind(self, address: str, port: int, *, datagrams: bool) -> tuple[socket.socket, int]:
+        asked = {"address": address, "port": port, "datagrams": datagrams}
         try:
-            reply, (fd,) = await self._channel.request("listen", {"port": port}, timeout=ANSWER_S)
+            reply, (fd,) = await self._channel.request("listen", asked, timeout=ANSWER_S)
         except ChannelRefused as refused:
-            raise PathError(f"127.0.0.1:{port}", refused.name, hint="another port, or 0 for any") from None
-        return SocketListener(socket.socket(fileno=fd), reply["port"])
+            raise PathError(f"{address}:{port}", refused.name, hint="another port, or 0 for any") from None
+        return socket.socket(fileno=fd), reply["port"]
 
     async def dial(self, port: int) -> SocketStream:
         self._need("dial")
@@ -229,6 +240,8 @@ class LocalSandbox(ProgramCalls, LocalFiles):
             return not was_dead
         finally:
             os.close(pidfd)
+            if self.egress is not None:
+                await self.egress.aclose()
             self._channel.close()
             self._backend.forget(self.id)
 

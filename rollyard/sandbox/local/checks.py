@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rollyard.core.egress import parse_rule
 from rollyard.core.errors import ConfigError, IsolationTooWeak, Unsupported
 from rollyard.core.sandbox import Capabilities, SandboxSpec, at_least
 
@@ -57,8 +58,13 @@ def _labels(spec: SandboxSpec) -> None:
 
 
 def _network(spec: SandboxSpec, got: Capabilities) -> None:
-    if spec.network == "allowlist":
-        raise Unsupported("the local backend has no network allow-list", hint="use network='none' and the gate")
+    if spec.network == "allowlist" and not got.network_allowlist:
+        raise Unsupported(
+            f"a network allow-list needs namespaces, and isolation here is {got.isolation!r}",
+            hint="`rollyard doctor` says what is missing; or say --network none",
+        )
+    for host in spec.allowed_hosts:
+        parse_rule(host)
     if spec.network == "host" and not spec.allow_unsafe:
         raise ConfigError(
             "network='host' exposes this machine's loopback services to the sandbox",

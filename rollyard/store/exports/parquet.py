@@ -93,6 +93,8 @@ def _schema(arrow: Any) -> Any:
         ("reward", real),
         ("parent_index", arrow.int32()),
         ("shared_tokens", arrow.int32()),
+        ("stale_call_ids", arrow.list_(text)),
+        ("routed_experts", arrow.binary()),
     ]
     return arrow.schema(columns, metadata={"rollyard.samples": "1"})
 
@@ -127,6 +129,8 @@ def _table(arrow: Any, schema: Any, rows: Sequence[Sample]) -> Any:
         "reward": [row.reward for row in rows],
         "parent_index": [row.parent for row in rows],
         "shared_tokens": [row.shared for row in rows],
+        "stale_call_ids": [list(row.stale_call_ids) for row in rows],
+        "routed_experts": [None if row.experts is None else row.experts.to_npy() for row in rows],
     }
     arrays = [
         values if isinstance(values, arrow.Array) else arrow.array(values, type=field.type)

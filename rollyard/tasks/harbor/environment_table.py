@@ -14,7 +14,7 @@ COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose
 
 
 def read_site(load: TaskFolder, table: schema.EnvironmentTable, field: str, directory: Path) -> Site:
-    network, hosts = load.network(table, field)
+    network, hosts = load.network(table)
     compose = next((directory / name for name in COMPOSE if (directory / name).is_file()), None)
     found = Site(
         image=load.extra.image or table.docker_image or "host",

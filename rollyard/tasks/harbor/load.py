@@ -1,7 +1,7 @@
 """A Harbor task folder as a `Task`: `task.toml`, instruction, environment, tests, solution, steps.
 
 Three rules differ from Harbor on purpose, and are documented: an unset network mode means no network; an explicit `public`
-is refused unless the caller allows it; an unknown key is an error. What Harbor has no word for (a grade, setup commands,
+is closed unless the caller asks for it; an unknown key is an error. What Harbor has no word for (a grade, setup commands,
 read-only layers, another verifier) stands in `[metadata.rollyard]`, which Harbor ignores.
 """
 
@@ -29,9 +29,9 @@ from rollyard.tasks.harbor.taskfile import ExtraFile, TaskFolder, user_name
 from rollyard.tasks.harbor.verifier_table import read_verifier
 
 
-def load_folder(folder: str | Path, *, allow_network: bool = False) -> Task:
+def load_folder(folder: str | Path) -> Task:
     root = Path(folder).resolve()
-    load = TaskFolder(root, allow_network)
+    load = TaskFolder(root)
     file, extra = load.file, load.extra
     try:
         site = read_site(load, file.environment, "environment", root / "environment")
@@ -42,8 +42,10 @@ def load_folder(folder: str | Path, *, allow_network: bool = False) -> Task:
         if str(load.root) in error.message:
             raise
         raise ConfigError(f"{load.toml}: {error.message}", hint=error.hint) from error
-    agent_network = load.network(file.agent, "agent")
+    agent_network = load.network(file.agent)
+    setup_network: tuple[str | None, tuple[str, ...]] = (None, ())
     if agent_network[0] is not None:
+        setup_network = (site.network, site.allowed_hosts)
         site = msgspec.structs.replace(site, network=agent_network[0], allowed_hosts=agent_network[1])
     solution = root / "solution"
     return Task(
@@ -54,6 +56,8 @@ def load_folder(folder: str | Path, *, allow_network: bool = False) -> Task:
         files=tuple(_extra_file(load, item) for item in extra.files),
         user=user_name(file.agent.user),
         setup=as_commands(extra.setup, "setup"),
+        setup_network=setup_network[0],
+        setup_hosts=setup_network[1],
         limits=limits,
         artifacts=_artifacts(file.artifacts),
         verifier=verifier,
@@ -111,7 +115,7 @@ def _step(load: TaskFolder, table: schema.StepTable, number: int) -> Step:
         raise load.fail(f"steps[{number}].name", f"the folder steps/{table.name} does not exist")
     if not directory.resolve().is_relative_to(load.root):
         raise load.fail(f"steps[{number}].name", f"steps/{table.name} leads out of the task folder")
-    network, hosts = load.network(table.agent, f"steps[{number}].agent")
+    network, hosts = load.network(table.agent)
     gate = table.min_reward
     solution, workdir = directory / "solution", directory / "workdir"
     task_agent = load.file.agent
@@ -148,8 +152,10 @@ def step_limits(steps: tuple[Step, ...]) -> dict[str, float]:
 
 def _limits(load: TaskFolder, steps: tuple[Step, ...]) -> Limits | None:
     """Seconds for the agent and the verifier; None when the task names none."""
-    said = {"agent": load.file.agent.timeout_sec, "verify": load.file.verifier.timeout_sec}
-    wanted = step_limits(steps) if steps else {name: value for name, value in said.items() if value is not None}
+    agent = load.file.agent
+    said = {"agent": agent.timeout_sec, "verify": load.file.verifier.timeout_sec, "install": agent.setup_timeout_sec}
+    given = {name: value for name, value in said.items() if value is not None}
+    wanted = {**given, **step_limits(steps)} if steps else given
     wanted |= load.extra.limits
     if not wanted:
         return None

@@ -1,4 +1,4 @@
-"""One task folder being read: its `task.toml`, what the caller allows, and errors that name the file and the field."""
+"""One task folder being read: its `task.toml`, and errors that name the file and the field."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.errors import ConfigError
+from rollyard.core.log import Log
 from rollyard.core.task import Grade
 from rollyard.tasks.harbor import schema
 from rollyard.tasks.harbor.files import TaskFiles
@@ -46,14 +47,13 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class TaskFolder:
-    """One load: the parsed file, the folder, and what the caller allows."""
+    """One load: the parsed file and the folder."""
 
-    def __init__(self, root: Path, allow_network: bool) -> None:
+    def __init__(self, root: Path) -> None:
         self.root, self.toml = root, root / "task.toml"
-        self.allow_network = allow_network
         self.files = TaskFiles(root)
         self._refuse_way_out(root)
-        raw = read_toml(self.toml)
+        raw = self._without_notes(read_toml(self.toml))
         try:
             self.file = schema.parse(raw)
             self.extra = msgspec.convert(self.file.metadata.get("rollyard", {}), Extra)
@@ -62,19 +62,22 @@ class TaskFolder:
         for step in self.file.steps or ():
             self._refuse_way_out(root / "steps" / step.name)
 
+    def _without_notes(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """`[task]` describes the package to people. A key of it that is not known is told of and left out, as in Harbor."""
+        package: Any = raw.get("task")
+        notes = sorted(set(package) - set(schema.Package.__struct_fields__)) if isinstance(package, dict) else []
+        if not notes:
+            return raw
+        Log("rollyard.tasks").warning("task.keys_left_out", file=str(self.toml), keys=", ".join(notes))
+        return {**raw, "task": {name: value for name, value in package.items() if name not in notes}}
+
     def fail(self, field: str, message: str, hint: str | None = None) -> ConfigError:
         return ConfigError(f"{self.toml}: {field}: {message}", hint=hint)
 
-    def network(self, table: schema.EnvironmentTable | Any, field: str) -> tuple[str | None, tuple[str, ...]]:
+    def network(self, table: schema.EnvironmentTable | Any) -> tuple[str | None, tuple[str, ...]]:
         mode = table.mode if isinstance(table, schema.EnvironmentTable) else table.network_mode
         if mode is None:
             return None, ()
-        if mode == "public" and not self.allow_network:
-            raise self.fail(
-                f"{field}.network_mode",
-                "the task asks for the public network",
-                "pass allow_network=True (--allow-network), or set network_mode = 'no-network'",
-            )
         return _NETWORK[mode], tuple(schema.normal_host(host) for host in table.allowed_hosts or ())
 
     def _refuse_way_out(self, place: Path) -> None:

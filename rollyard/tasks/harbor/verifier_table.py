@@ -5,7 +5,9 @@ Harbor's `separate` is a `sealed` verdict that takes only artifacts along; its d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,11 +27,11 @@ def read_verifier(load: TaskFolder, step: schema.StepTable | None, field: str) -
         raise load.fail("metadata.rollyard.grade", f"{grade!r} contradicts a separate verifier environment")
     kind = extra.verifier or "harbor"
     tests = _tests(load, step, field) if kind == "harbor" and not bundled else _test_dirs(load, step)
-    network, hosts = load.network(own, field)
+    network, hosts = load.network(own)
     if network is None and own is not table:
-        network, hosts = load.network(table, "verifier")
+        network, hosts = load.network(table)
     if network is None and site is None and load.file.agent.network_mode is not None:
-        network, hosts = load.network(load.file.environment, "environment")
+        network, hosts = load.network(load.file.environment)
     user = own.user if own.user is not None else table.user
     return VerifierSpec(
         kind=kind,
@@ -46,8 +48,16 @@ def read_verifier(load: TaskFolder, step: schema.StepTable | None, field: str) -
         network=network,
         allowed_hosts=hosts,
         collect=tuple(_collect_hook(hook) for hook in (own.collect or table.collect)),
-        options=extra.options,
+        options=_anchor(load, kind, extra.options),
     )
+
+
+def _anchor(load: TaskFolder, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A `python` verifier's file is found beside its task, wherever the task is run from."""
+    file, _, name = str(options.get("ref", "")).rpartition(":")
+    if kind != "python" or not file.endswith(".py") or Path(file).is_absolute():
+        return options
+    return {**options, "ref": f"{load.root.absolute() / file}:{name}"}
 
 
 def _own_site(load: TaskFolder, step: schema.StepTable | None) -> tuple[Site | None, bool]:

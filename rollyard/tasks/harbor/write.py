@@ -96,13 +96,24 @@ def _task_table(task: Task, root: Path) -> dict[str, Any]:
         "artifacts": _artifacts(task.artifacts),
         "task": package,
         "metadata": {**task.metadata, **_compact({"rollyard": _extra(task, root)})},
-        "agent": _compact({"timeout_sec": timeout, "user": task.user}),
+        "agent": _compact({"timeout_sec": timeout, "user": task.user, **_agent_network(task)}),
         "verifier": _verifier(task.verifier) if task.verifier is not None else {},
-        "environment": _environment(task, docker_image=task.image if _is_image(task) else None),
+        "environment": _environment(_for_setup(task), docker_image=task.image if _is_image(task) else None),
         "solution": _compact({"env": dict(task.solution_env)}),
         "steps": [_step(step) for step in task.steps],
     }
     return _compact(table)
+
+
+def _agent_network(task: Task) -> dict[str, Any]:
+    """Said by itself where setup has another."""
+    return _network(task.network, task.allowed_hosts) if task.setup_network is not None else {}
+
+
+def _for_setup(task: Task) -> Task:
+    if task.setup_network is None:
+        return task
+    return msgspec.structs.replace(task, network=task.setup_network, allowed_hosts=task.setup_hosts)
 
 
 def _is_image(site: Site) -> bool:

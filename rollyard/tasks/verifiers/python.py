@@ -119,15 +119,19 @@ def spec_of(check: Callable[..., Any]) -> VerifierSpec:
 
 def make(spec: VerifierSpec, policy: Policy | None) -> PythonVerifier:
     """`options`: `ref`."""
-    options = read_options(spec, _Options)
-    if options.ref.rpartition(":")[0].endswith(".py"):
-        file, _, name = options.ref.rpartition(":")
+    ref = read_reference(spec)
+    if ref.rpartition(":")[0].endswith(".py"):
+        file, _, name = ref.rpartition(":")
         value = getattr(import_file(Path(file)), name, None)
     else:
-        value = registry.load("rollyard.verifiers", options.ref)
+        value = registry.load("rollyard.verifiers", ref)
     if value is None or not callable(value):
-        raise ConfigError(f"verifier {options.ref!r} is not a function")
+        raise ConfigError(f"verifier {ref!r} is not a function")
     return value if isinstance(value, PythonVerifier) else PythonVerifier(value)
+
+
+def read_reference(spec: VerifierSpec) -> str:
+    return read_options(spec, _Options).ref
 
 
 class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

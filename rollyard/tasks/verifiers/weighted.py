@@ -8,7 +8,7 @@ its parts and checks are named `NAME.PART`. If one of them cannot judge there is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -64,16 +64,23 @@ class WeightedVerifier:
         return msgspec.structs.replace(found, reward=reward, parts={"reward": reward, **parts})
 
 
-def make(spec: VerifierSpec, policy: Policy | None) -> WeightedVerifier:
-    """`options`: `verifiers`. The tests, tools and place of the task's verifier are those of all."""
+def make(
+    spec: VerifierSpec, policy: Policy | None, *, sandboxed: Callable[[VerifierSpec], Verifier] | None = None
+) -> WeightedVerifier:
     from rollyard.tasks.verifiers import verifier_for  # it finds this kind too
 
+    return WeightedVerifier(
+        [(name, weight, verifier_for(part, policy, sandboxed=sandboxed)) for name, weight, part in parts_of(spec)]
+    )
+
+
+def parts_of(spec: VerifierSpec) -> list[tuple[str, float, VerifierSpec]]:
+    """`options`: `verifiers`. The tests, tools and place of the task's verifier are those of all."""
     named = read_options(spec, _Options).verifiers
-    parts = [
-        (name, part.weight, verifier_for(msgspec.structs.replace(spec, kind=part.kind, options=part.options), policy))
+    return [
+        (name, part.weight, msgspec.structs.replace(spec, kind=part.kind, options=part.options))
         for name, part in named.items()
     ]
-    return WeightedVerifier(parts)
 
 
 def _weighted_part(name: str, value: Any) -> tuple[str, float, PythonVerifier]:

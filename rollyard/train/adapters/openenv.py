@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollyard.core.rollout import Rollout
+from rollyard.core.rollout import Rollout, Turn
 from rollyard.gate.rollout_json import chat_messages, trace_entries
 from rollyard.train.adapters.rows import TrainedCall, answers_of
 
@@ -20,20 +20,58 @@ def training_trace(rollout: Rollout) -> dict[str, Any]:
 
 
 def proxy_trace(rollout: Rollout) -> list[dict[str, Any]]:
-    """One `TraceEntry` per captured call that trains; [] where nothing was captured. `reward` None is unscored."""
-    if rollout.trajectory is None:
-        return []
+    """One `TraceEntry` per answered call, in their order; [] where nothing was captured. The mask is 1 on what trains: all of it
+    is 0 for an auxiliary call, and for one whose tokens cannot be proved. What the model server did not give is None: ids where
+    it gave logprobs alone, logprobs where it gave text alone. `reward` None is unscored."""
     graph = rollout.trajectory
+    if graph is None:
+        return []
     asked = {
         r.id: {"messages": chat_messages(graph.messages(r.id)), "tools": []}
         for r in graph.records
         if r.leaf is not None
     }
-    entries = trace_entries(graph, asked)
+    trained = {entry["metadata"]["node_id"]: entry for entry in trace_entries(graph, asked)}
     return [
-        {**entry, "completion_tokens": _texts(rollout, entry["metadata"]["node_id"]), "reward": rollout.reward}
-        for entry in entries
+        {
+            **(trained.get(turn.call_id) or _untrained(rollout, turn, asked[turn.call_id])),
+            "completion_tokens": turn.completion_tokens,
+            "finish_reason": turn.finish_reason,
+            "latency_s": turn.latency_s,
+            "reward": rollout.reward,
+        }
+        for turn in rollout.turns
     ]
+
+
+def _untrained(rollout: Rollout, turn: Turn, asked: dict[str, Any]) -> dict[str, Any]:
+    """A call that was answered and trains nowhere: everything that is known of it."""
+    graph = rollout.captured
+    record, answer, prompt = graph.record(turn.call_id), graph.answer(turn.call_id), graph.prompt_ids(turn.call_id)
+    ids, logprobs = turn.completion_ids, turn.logprobs
+    known = prompt is not None and ids is not None
+    return {
+        "request": asked,
+        "response": {
+            "choices": [
+                {
+                    "message": chat_messages((answer.message,))[0] if answer is not None else None,
+                    "finish_reason": record.finish,
+                }
+            ]
+        },
+        "prompt_token_ids": None if prompt is None else list(prompt),
+        "completion_token_ids": ids,
+        "per_token_logps": logprobs,
+        "loss_mask": [0] * (len(prompt) + len(ids)) if known else None,
+        "metadata": {
+            "node_id": record.id,
+            "index": record.seq,
+            "kind": record.kind,
+            "model": record.model_served or record.model_requested,
+            "why": list(record.flaws),
+        },
+    }
 
 
 def _turn(answer: TrainedCall) -> dict[str, Any]:
@@ -54,8 +92,3 @@ def _turn(answer: TrainedCall) -> dict[str, Any]:
             "version_end": record.version_end,
         },
     }
-
-
-def _texts(rollout: Rollout, call_id: str) -> list[str]:
-    answer = rollout.captured.answer(call_id)
-    return list(answer.texts) if answer is not None else []

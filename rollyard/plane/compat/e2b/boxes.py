@@ -39,6 +39,7 @@ class E2bSandbox:
     ) -> None:
         self.id, self.template, self.image, self.sandbox = id, template, image, sandbox
         self.processes, self.accounts = processes, accounts
+        self.has_metadata = False  # whether a file of it was seen to have some
 
 
 def make_box(id: str, template: str, image: str, sandbox: Sandbox, templates: Templates) -> E2bSandbox:
@@ -137,6 +138,7 @@ def read_create(body: Mapping[str, Any]) -> E2bCreate:
     denied = network.get("denyOut") or []
     if denied and not set(denied) & set(_ALL):
         refused.append("network.denyOut of single addresses")
+    refused += [f"network.allowOut {host!r}" for host in network.get("allowOut") or () if "@" in str(host)]
     if refused:
         raise E2bRefusal("unimplemented", f"{refused[0]} is not served here", 400)
     if not isinstance(body.get("templateID"), str) or not body["templateID"]:

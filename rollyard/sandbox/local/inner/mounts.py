@@ -83,6 +83,7 @@ def _inside(held: HeldMount, *, late: bool) -> list[tuple[int, str]]:
 
 def _attach(fd: int, target: str) -> None:
     """Directories on directories, files on files. What an image has made of the place otherwise stands."""
+    target = os.path.realpath(target)  # in the new root: a link of the image's leads nowhere else
     folder = stat.S_ISDIR(os.fstat(fd).st_mode)
     try:
         there = stat.S_ISDIR(os.stat(target).st_mode)

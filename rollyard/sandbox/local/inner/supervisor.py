@@ -482,10 +482,13 @@ class Supervisor:
     # -- network
 
     def op_listen(self, message: Message, _fds: list[int], _client: _Client) -> Message:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(("127.0.0.1", message["port"]))
-            sock.listen(1024)
+        datagrams: bool = message.get("datagrams", False)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if datagrams else socket.SOCK_STREAM) as sock:
+            if not datagrams:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((message["address"], message["port"]))
+            if not datagrams:
+                sock.listen(1024)
             return {"port": sock.getsockname()[1], "fds": (os.dup(sock.fileno()),)}
 
     def op_socket(self, _message: Message, _fds: list[int], _client: _Client) -> Message:

@@ -1,4 +1,4 @@
-"""`rollyard rotate`: a new signing secret for control planes on this machine."""
+"""`rollyard plane`: what the operator of a control plane does beside its servers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(help="keep a control plane's secrets", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command()
-def rotate(
+@app.callback()
+def plane() -> None:
+    """Keep a control plane's secrets."""
+
+
+@app.command("rotate-secret")
+def rotate_secret(
     signing_file: Annotated[
         Path | None, typer.Option(help="file of `serve plane --signing-file`; the default one without it")
     ] = None,
@@ -19,9 +24,9 @@ def rotate(
 ) -> None:
     """Replace the secret that signs a control plane's URLs and tokens. Those from before end when its servers restart."""
     from rollyard.cli.printing import print_json
-    from rollyard.plane.service.signing import rotate_secret
+    from rollyard.plane.service import signing
 
-    written = rotate_secret(signing_file)
+    written = signing.rotate_secret(signing_file)
     if json:
         print_json({"signing_file": str(written)})
     else:

@@ -1,0 +1,43 @@
+"""`rollyard grep TEXT [RUN]`: where a text occurs in transcripts, tool calls, logs, verdicts and file changes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+from rollyard.cli.main import ROLLOUTS_FAILED
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def grep(
+    text: Annotated[str, typer.Argument(help="text to look for")],
+    run: Annotated[str, typer.Argument(help="run: id, start of it, name or `last`; without it every run")] = "",
+    place: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--in", help="only in: message, tool call, tool result, log, verdict, failure, diff; may be repeated"
+        ),
+    ] = None,
+    regex: Annotated[bool, typer.Option("--regex", "-e", help="the text is a regular expression")] = False,
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="capital and small letters alike")] = False,
+    names: Annotated[bool, typer.Option("--names", "-l", help="only the ids of the rollouts, one a line")] = False,
+    limit: Annotated[int, typer.Option(help="stop after this many lines", min=1)] = 200,
+    store: StoreOption = STORE,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object a line")] = False,
+) -> None:
+    """Search what rollouts said and did. The exit code is 1 where nothing was found.
+
+    rollyard grep "No module named" last --in "tool result"
+    """
+    from rollyard.runs.display.grep import print_found
+    from rollyard.store.search import compile_text
+
+    pattern = compile_text(text, regex=regex, ignore_case=ignore_case)
+    if not anyio.run(print_found, store, pattern, run, tuple(place or ()), limit, names, json):
+        raise typer.Exit(ROLLOUTS_FAILED)

@@ -1,0 +1,40 @@
+"""`rollyard scan RUN`: what in a run's rewards cannot be trusted, with the place that shows it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+from rollyard.cli.main import ROLLOUTS_FAILED
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
+from rollyard.core.ids import LAST
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def scan(
+    run: Annotated[str, typer.Argument(help="run: id, start of it, name or `last`")] = LAST,
+    scanner: Annotated[list[str] | None, typer.Option(help="only this scanner; may be repeated")] = None,
+    store: StoreOption = STORE,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Look over what agents did: tests or the grader touched, answers read, loops, refusals, a broken environment.
+
+    Each finding says whether it takes the ground from a success, a failure or both. The exit code is 1 where a reward is
+    invalid.
+    """
+    from rollyard.cli.printing import print_json
+    from rollyard.runs.scan.scan import scan_run
+    from rollyard.store.listing import printable
+
+    report = anyio.run(scan_run, store, run, tuple(scanner or ()))
+    if json:
+        print_json(report)
+    else:
+        typer.echo(printable(report.text()))
+    if report.invalid:
+        raise typer.Exit(ROLLOUTS_FAILED)

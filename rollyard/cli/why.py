@@ -1,0 +1,38 @@
+"""`rollyard why ROLLOUT`: the cause of its end, the evidence, and what to do."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def why(
+    id: Annotated[
+        str, typer.Argument(help="rollout, or a run for each of its failed rollouts: id, start of it, `last`")
+    ],
+    limit: Annotated[int, typer.Option(help="of a run: at most this many rollouts", min=1)] = 10,
+    store: StoreOption = STORE,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Say why a rollout ended as it did.
+
+    rollyard why last
+    """
+    from rollyard.cli.printing import print_json
+    from rollyard.runs.report.why import explain_by_id
+
+    found = anyio.run(explain_by_id, store, id, limit)
+    if json:
+        print_json(found)
+    elif found:
+        typer.echo("\n\n".join(one.text() for one in found))
+    else:
+        typer.echo("every rollout of the run has the reward 1")

@@ -1,0 +1,105 @@
+"""All scanners over a rollout or a run, and what the scores are without those that cannot be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+import msgspec
+
+from rollyard.core import registry
+from rollyard.core.rollout import Rollout
+from rollyard.runs.scan.deeds import Deeds, Finding
+from rollyard.store import Store
+from rollyard.store.listing import run_id
+from rollyard.store.values import RolloutQuery
+
+Scanner = Callable[[Deeds], Iterable[Finding]]
+GROUP = "rollyard.scanners"
+
+
+class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`mean` is over all scored rollouts, `mean_valid` over those whose reward no finding takes the ground from."""
+
+    run_id: str
+    rollouts: int
+    scored: int
+    invalid: int
+    mean: float | None
+    mean_valid: float | None
+    findings: tuple[Finding, ...]
+
+    def text(self) -> str:
+        lines = [f"{self.run_id}: {self.rollouts} rollouts, {self.scored} scored, {self.invalid} invalid"]
+        lines.append(f"mean reward {_number(self.mean)}, without the invalid {_number(self.mean_valid)}")
+        for one in self.findings:
+            at = one.where if one.call is None else f"{one.where} of call {one.call}"
+            lines.append(
+                f"{one.rollout_id}  {one.scanner}  ({one.invalidates})  {one.message}\n    {at}: {_short(one.excerpt)}"
+            )
+        return "\n".join(lines)
+
+
+def load_scanners(names: Iterable[str] = ()) -> dict[str, Scanner]:
+    """All that are installed, or those that are named."""
+    return {name: registry.load(GROUP, name) for name in list(names) or registry.names(GROUP)}
+
+
+def scan_rollout(rollout: Rollout, scanners: Mapping[str, Scanner]) -> tuple[Finding, ...]:
+    deeds = Deeds.of(rollout)
+    return tuple(finding for scanner in scanners.values() for finding in scanner(deeds))
+
+
+def is_invalid(reward: float | None, findings: Iterable[Finding]) -> bool:
+    """Whether a finding takes the ground from this reward."""
+    if reward is None:
+        return False
+    against = "success" if reward > 0 else "failure"
+    return any(finding.invalidates in (against, "both") for finding in findings)
+
+
+async def scan_run(where: str, run: str, names: Iterable[str] = ()) -> ScanReport:
+    scanners = load_scanners(names)
+    async with Store.open(where, create=False) as store:
+        found_run = await run_id(store, run)
+        count = 0
+        rewards: list[float] = []
+        valid: list[float] = []
+        findings: list[Finding] = []
+        async for rollout in _rollouts(store, found_run):
+            count += 1
+            found = scan_rollout(rollout, scanners)
+            findings += found
+            if rollout.reward is not None:
+                rewards.append(rollout.reward)
+                if not is_invalid(rollout.reward, found):
+                    valid.append(rollout.reward)
+    return ScanReport(
+        run_id=found_run,
+        rollouts=count,
+        scored=len(rewards),
+        invalid=len(rewards) - len(valid),
+        mean=_mean(rewards),
+        mean_valid=_mean(valid),
+        findings=tuple(findings),
+    )
+
+
+async def _rollouts(store: Store, run: str) -> AsyncIterator[Rollout]:
+    offset: int | None = 0
+    while offset is not None:
+        page = await store.list_rollouts(RolloutQuery(run_id=run, limit=100, offset=offset))
+        for row in page.rows:
+            yield await store.get_rollout(row.id)
+        offset = page.next
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:160]

@@ -1,0 +1,71 @@
+"""The network a task gets in each of its phases, out of what it asks for and what the caller wishes (`--network`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rollyard.core.egress import Asked, NetworkWish, narrow
+from rollyard.core.errors import ConfigError
+from rollyard.core.sandbox import Capabilities
+from rollyard.core.task import Task, VerifierSpec
+
+PUBLIC = "*"
+
+
+def asks_public(task: Task) -> bool:
+    """Whether a part of the task wants the public network."""
+    verifiers = [spec for spec in (task.verifier, *(step.verifier for step in task.steps)) if spec is not None]
+    parts = [task, *task.steps, *verifiers, *(spec.site for spec in verifiers if spec.site is not None)]
+    return "host" in (task.setup_network, *(part.network for part in parts))
+
+
+def is_public(task: Task) -> bool:
+    """Whether its agent was given the public network."""
+    return task.network == "host" or PUBLIC in task.allowed_hosts
+
+
+def give_network(task: Task, wish: NetworkWish, can: Capabilities) -> Task:
+    """The task with the networks that it gets. The public network is any name, through the proxy, where there is one."""
+
+    building = give_hosts((None, ()), wish, can)[1]
+
+    def give(network: str | None, hosts: tuple[str, ...]) -> dict[str, object]:
+        _check_author(task, hosts)
+        found = give_hosts((network, hosts), wish, can)
+        return {"network": found[0], "allowed_hosts": found[1]}
+
+    def judge(spec: VerifierSpec | None) -> VerifierSpec | None:
+        if spec is None:
+            return None
+        own = give(spec.network, spec.allowed_hosts) if spec.network is not None else {}
+        site = spec.site
+        if site is not None:
+            site = msgspec.structs.replace(site, **give(site.network, site.allowed_hosts), build_hosts=building)
+        return msgspec.structs.replace(spec, **own, site=site)
+
+    steps = tuple(
+        msgspec.structs.replace(
+            step,
+            **(give(step.network, step.allowed_hosts) if step.network is not None else {}),
+            verifier=judge(step.verifier),
+        )
+        for step in task.steps
+    )
+    if task.setup_network is not None:
+        setup = give(task.setup_network, task.setup_hosts)
+        task = msgspec.structs.replace(task, setup_network=setup["network"], setup_hosts=setup["allowed_hosts"])
+    own = give(task.network, task.allowed_hosts)
+    return msgspec.structs.replace(task, **own, build_hosts=building, verifier=judge(task.verifier), steps=steps)
+
+
+def give_hosts(asked: Asked, wish: NetworkWish, can: Capabilities) -> Asked:
+    network, hosts = narrow(asked, wish)
+    return ("allowlist", (PUBLIC,)) if network == "host" and can.network_allowlist else (network, hosts)
+
+
+def _check_author(task: Task, hosts: tuple[str, ...]) -> None:
+    if not task.trusted and (odd := next((host for host in hosts if "@" in host), None)):
+        raise ConfigError(
+            f"task {task.id!r} is from elsewhere and says where the name in {odd!r} leads",
+            hint="name the host in --network allow:..., or trust the task",
+        )

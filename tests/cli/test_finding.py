@@ -1,0 +1,164 @@
+"""Finding runs and rollouts again: by name, by `last`, by what they said, and why they ended as they did."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import ROLLYARD, environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def rollyard(*words, cwd, code=0, **env):
+    done = subprocess.run(
+        [ROLLYARD, *map(str, words)],
+        cwd=cwd, env={**environment(cwd), **env}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """`runs.db` with two runs: `first` is solved, `second` is not."""
+    folder = tmp_path_factory.mktemp("kept")
+    rollyard("init", "task", "hello", cwd=folder)
+    rollyard("init", "script", "right", cwd=folder)
+    (folder / "wrong.yaml").write_text("- shell: echo unheard of > other.txt\n- text: Surely done.\n")
+    for name, script in (("first", "right"), ("second", "wrong")):
+        words = ("run", "hello", "--agent", "shell-agent", "--policy", f"scripted:{script}.yaml", "--name", name)
+        rollyard(*words, cwd=folder)
+    return folder
+
+
+def test_a_run_is_found_by_its_name_and_the_newest_by_last(kept):
+    rewards = {
+        name: json.loads(rollyard("list", name, "--json", cwd=kept).stdout)["rows"][0]["reward"]
+        for name in ("first", "second", "last")
+    }
+    assert rewards == {"first": 1.0, "second": 0.0, "last": 0.0}
+    listed = rollyard("list", cwd=kept).stdout
+    assert "first" in listed and "shell-agent / scripted:right.yaml" in listed
+
+
+def test_of_two_runs_with_one_name_the_newer_is_meant(kept, tmp_path):
+    words = ("--agent", "nop", "--name", "again", "--store", tmp_path / "s.db")
+    ids = [json.loads(rollyard("run", "hello", *words, "--json", cwd=kept).stdout)["run_id"] for _ in range(2)]
+    shown = json.loads(rollyard("show", "again", "--store", tmp_path / "s.db", "--json", cwd=kept).stdout)
+    assert shown["run"]["id"] == ids[1]
+
+
+def test_a_name_that_means_something_else_is_refused(kept):
+    done = rollyard("run", "hello", "--agent", "nop", "--name", "last", cwd=kept, code=2)
+    assert "'last' is no name for a run" in done.stderr
+
+
+def test_last_of_a_store_without_runs_says_so(kept, tmp_path):
+    rollyard("run", "--instruction", "x", "--agent", "nop", "--store", tmp_path / "s.db", cwd=kept)
+    done = rollyard("show", "last", "--store", tmp_path / "s.db", cwd=kept, code=3)
+    assert "there is no run yet" in done.stderr
+
+
+def test_the_variable_names_the_store_for_every_verb_and_hints_leave_it_out(kept, tmp_path):
+    store = {"ROLLYARD_STORE": str(kept / "runs.db")}
+    assert "second" in rollyard("list", cwd=tmp_path, **store).stdout
+    done = rollyard("run", kept / "hello", "--agent", "nop", "--name", "third", cwd=tmp_path, **store)
+    assert "--store" not in done.stdout and not (tmp_path / "runs.db").exists()
+
+
+def test_resume_takes_a_name(kept):
+    assert "1 tasks, 1 attempts, 1 scored" in rollyard("run", "--resume", "first", cwd=kept).stdout
+
+
+def test_grep_finds_each_place_once_and_tells_by_its_exit_code_when_there_is_none(kept):
+    lines = rollyard("grep", "unheard of", "second", cwd=kept).stdout.splitlines()
+    assert sum("tool call of call 0: shell" in line for line in lines) == 1
+    assert rollyard("grep", "unheard of", "first", cwd=kept, code=1).stdout == ""
+    words = ("grep", "SURELY", "second", "-i", "--in", "message", "--json")
+    found = [json.loads(line) for line in rollyard(*words, cwd=kept).stdout.splitlines()]
+    assert [(one["place"], one["line"], one["call"]) for one in found] == [("message", "Surely done.", 1)]
+
+
+def test_grep_takes_expressions_and_gives_names_alone(kept):
+    ids = rollyard("grep", "-e", "unh[a-z]+d", "-l", cwd=kept).stdout.split()
+    (row,) = json.loads(rollyard("list", "second", "--json", cwd=kept).stdout)["rows"]
+    assert ids == [row["id"]]
+    assert "is no regular expression" in rollyard("grep", "-e", "(", cwd=kept, code=2).stderr
+    assert "did you mean 'message'?" in rollyard("grep", "x", "--in", "mesage", cwd=kept, code=2).stderr
+
+
+def test_grep_stops_at_its_limit_and_says_so(kept):
+    done = rollyard("grep", "e", "second", "--limit", "2", cwd=kept)
+    assert len(done.stdout.splitlines()) == 2 and "the first 2 are shown" in done.stderr
+
+
+def test_why_names_the_cause_the_evidence_and_what_to_do(kept):
+    said = rollyard("why", "second", cwd=kept).stdout
+    assert "hello  shell-agent  completed, reward 0" in said
+    assert "cause   the verifier gave 0" in said
+    assert "--- the model's last words\nSurely done." in said
+    assert "remedy  `rollyard show ro_" in said
+    assert rollyard("why", "first", cwd=kept).stdout == "every rollout of the run has the reward 1\n"
+
+
+def test_why_shows_the_command_that_failed(kept):
+    words = (
+        "--instruction",
+        "x",
+        "--agent",
+        "nop",
+        "--setup",
+        "echo broken pipe >&2; exit 3",
+        "--store",
+        "w.db",
+        "--json",
+    )
+    rollout = json.loads(rollyard("run", *words, cwd=kept, code=1).stdout)["id"]
+    (found,) = json.loads(rollyard("why", rollout, "--store", "w.db", "--json", cwd=kept).stdout)
+    assert found["cause"].startswith("CommandFailed in prepare, at the sandbox")
+    assert {"title": "setup: echo broken pipe >&2; exit 3 (exit code 3)", "text": "broken pipe"} in found["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "said"),
+    [
+        (("lst",), "UnknownName", "did you mean 'list'?"),
+        (("list", "--stauts", "x"), "ConfigError", "No such option: --stauts"),
+        (("show", "nothing"), "StoreError", "no run or rollout is named nothing"),
+    ],
+)
+def test_with_json_an_error_is_an_object_too(kept, words, kind, said):
+    done = rollyard(*words, "--json", cwd=kept, code=3 if kind == "StoreError" else 2)
+    found = json.loads(done.stdout)
+    assert found["error"] == kind and said in found["message"] and done.stderr == ""
+
+
+def test_a_verb_that_is_almost_right_is_guessed(kept):
+    assert "did you mean 'list'?" in rollyard("lst", cwd=kept, code=2).stderr
+
+
+def test_the_shell_completes_verbs_and_options(kept):
+    asked = {"_ROLLYARD_COMPLETE": "complete_bash", "COMP_WORDS": "rollyard gr", "COMP_CWORD": "1"}
+    assert rollyard(cwd=kept, **asked).stdout.split() == ["grep"]
+
+
+def test_what_init_makes_runs_as_it_is(tmp_path):
+    made = rollyard("init", "eval", "mine", cwd=tmp_path)
+    assert "next: rollyard eval mine/eval.toml --out report" in made.stdout
+    report = json.loads(rollyard("eval", "mine/eval.toml", "--json", cwd=tmp_path).stdout)
+    assert {line["name"]: line["reward"]["value"] for line in report["lines"]} == {
+        "nop": 0.0,
+        "oracle": 1.0,
+        "shell-agent": 1.0,
+    }
+    rollyard("init", "verifier", "mine/hello/judge", cwd=tmp_path)
+    toml = tmp_path / "mine" / "hello" / "task.toml"
+    words = 'verifier = "python"\noptions = { ref = "judge.py:judge" }\n'
+    toml.write_text(toml.read_text().replace("[metadata.rollyard]\n", "[metadata.rollyard]\n" + words))
+    rows = rollyard("run", "mine/hello", "--agent", "oracle,nop", "--json", "--trust-tasks", cwd=tmp_path)
+    assert {line["name"]: line["reward"]["value"] for line in json.loads(rows.stdout)["lines"]} == {
+        "nop": 0.0,
+        "oracle": 1.0,
+    }
