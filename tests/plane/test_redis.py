@@ -4,8 +4,10 @@ import pytest
 from redis.exceptions import ResponseError
 
 from rollyard.core.errors import ConfigError
+from rollyard.core.plane import AdmissionTerms
 from rollyard.plane.storage.open import open_plane
 from rollyard.store import Store
+from tests.plane.writers import instance
 
 pytestmark = pytest.mark.anyio
 
