@@ -1,5 +1,8 @@
 """Terminals, and metadata of files, of the E2B-compatible server, with the real SDK and local sandboxes underneath."""
 
+import asyncio
+
+import aiohttp
 import pytest
 
 from rollyard.sandbox.local.backend import LocalBackend
@@ -20,25 +23,31 @@ async def box(tmp_path):
 
 class Screen:
     def __init__(self) -> None:
-        self.data = b""
+        self.data, self._more = b"", asyncio.Event()
 
     async def __call__(self, data: bytes) -> None:
         self.data += data
+        self._more.set()
+
+    async def shows(self, text: bytes) -> None:
+        async with asyncio.timeout(60):
+            while text not in self.data:
+                self._more.clear()
+                await self._more.wait()
 
 
 async def test_a_program_has_a_terminal_of_its_size_which_can_be_changed(box):
     screen = Screen()
-    size = e2b.PtySize(cols=81, rows=25)
-    terminal = await box.pty.create(size, screen, cwd="/", envs={"COLOUR": "blue", "PS1": ""})
+    terminal = await box.pty.create(e2b.PtySize(cols=81, rows=25), screen, cwd="/", envs={"COLOUR": "blue"})
     await box.pty.send_stdin(terminal.pid, b"stty size; tty; echo is-$COLOUR\n")
-    await box.pty.send_stdin(terminal.pid, b"read line; stty size; exit 7\n")
+    await screen.shows(b"is-blue\r\n")
+    assert b"25 81\r\n/dev/pts/" in screen.data
     await box.pty.resize(terminal.pid, e2b.PtySize(cols=120, rows=40))
-    await box.pty.send_stdin(terminal.pid, b"go on\n")
+    await box.pty.send_stdin(terminal.pid, b"stty size; exit 7\n")
     with pytest.raises(e2b.CommandExitException) as ended:
         await terminal.wait()
     assert ended.value.exit_code == 7
-    assert b"\r\n40 120\r\n" in screen.data
-    assert b"/dev/pts/" in screen.data and b"is-blue\r\n" in screen.data
+    assert b"40 120\r\n" in screen.data
 
 
 async def test_a_terminal_is_left_and_joined_again_and_killed(box):
@@ -70,3 +79,11 @@ async def test_metadata_that_no_file_can_keep_is_refused_and_nothing_is_written(
     with pytest.raises(e2b.InvalidArgumentException):
         await box.files.write("large.txt", "x", metadata={"much": "y" * 5000})
     assert not await box.files.exists("large.txt")
+
+
+async def test_a_form_with_a_text_and_no_files_name_is_an_upload_to_a_signed_url(box):
+    form = aiohttp.FormData()
+    form.add_field("file", "grüße", content_type="text/plain")
+    async with aiohttp.ClientSession() as session, session.post(box.upload_url("hello.txt"), data=form) as reply:
+        assert (reply.status, (await reply.json())[0]["path"]) == (200, "/home/user/hello.txt")
+    assert await box.files.read("hello.txt") == "grüße"

@@ -1,5 +1,5 @@
-"""Images of the apptainer backend, with a real Apptainer: an archive of Docker's and a SIF file are unpacked once, and bring their
-environment."""
+"""Images of the apptainer backend, with a real Apptainer: an archive of Docker's and a SIF file are unpacked once, and bring
+their environment."""
 
 import hashlib
 import io
@@ -21,7 +21,26 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("apptainer") is None, reason="no Apptainer here"),
     pytest.mark.skipif(shutil.which("busybox") is None, reason="no busybox to make an image of"),
 ]
-PROGRAMS = "sh cat base64 mkdir chmod tail cut wc head dirname echo rm mv find grep sleep env umount rmdir".split()
+PROGRAMS = (
+    *(
+        "sh",
+        "cat",
+        "base64",
+        "mkdir",
+        "chmod",
+        "tail",
+        "cut",
+        "wc",
+        "head",
+        "dirname",
+        "echo",
+        "rm",
+        "mv",
+        "find",
+        "grep",
+    ),
+    *("sleep", "env", "umount", "rmdir"),
+)
 
 
 def pack_image(place: Path) -> Path:

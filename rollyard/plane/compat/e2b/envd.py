@@ -219,11 +219,15 @@ async def _multipart(request: Request, box: E2bSandbox, user: str | None) -> lis
     only = request.query_params.get("path")
     written: list[str] = []
     async with request.form(max_files=1000) as form:
-        for _, part in form.multi_items():
-            if not isinstance(part, UploadFile):
+        for name, part in form.multi_items():
+            if isinstance(part, UploadFile):
+                path, data = only or part.filename or "", await part.read()
+            elif name == "file" and only:  # a browser's form sends a text without a file's name
+                path, data = only, part.encode()
+            else:
                 continue
-            path = await box.accounts.path(only or part.filename or "", user)
-            await box.sandbox.write(path, await part.read(), user=box.accounts.as_user(user))
+            path = await box.accounts.path(path, user)
+            await box.sandbox.write(path, data, user=box.accounts.as_user(user))
             written.append(path)
     if not written:
         raise E2bRefusal("invalid_argument", "no file in the request")

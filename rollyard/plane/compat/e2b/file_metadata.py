@@ -1,5 +1,5 @@
-"""Metadata of files: what a client says in headers of an upload is kept in attributes of the file, `user.e2b.NAME`, and shown when
-the file is looked at or listed. Python in the sandbox reads and writes them; an image without it has no metadata."""
+"""Metadata of files: what a client says in headers of an upload is kept in attributes of the file, `user.e2b.NAME`, and shown
+when the file is looked at or listed. Python in the sandbox reads and writes them; an image without it has no metadata."""
 
 from __future__ import annotations
 
