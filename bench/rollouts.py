@@ -3,7 +3,7 @@
 Ratios of one run. `alone` is the agent's process time inside an open sandbox with a gate that answers at once; a rollout does all
 the rest too: opening, preparing, stopping, copying out, judging in a fresh sandbox, keeping.
 
-    python -m bench rollouts [--count 500] [--parallel 8]
+    python -m bench.rollouts [--count 500] [--parallel 8]
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from rollyard.plane.compat.fleet import Tasks, fleet_app, load_worlds, one_key
+from rollyard.plane.parts import ephemeral_plane
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.testing.serve import serve_app
 
@@ -38,18 +39,20 @@ class Seen:
 
 @asynccontextmanager
 async def serving(*, worlds=None, key=KEY, **options):
-    """`url`, `seen`, `places`, `backend`, `guard`. Nothing of it is left at the end."""
-    async with LocalBackend() as backend:
+    """`url`, `seen`, `places`, `backend`, `guard`, `plane`. Nothing of it is left at the end."""
+    async with LocalBackend() as backend, ephemeral_plane(backend) as plane:
+        engine = plane.instances.engines[backend.name]
         tasks = Tasks.from_files(*sorted(WORLDS.glob("*/tasks.json")))
         given = {"admit": one_key(key)} if key else {}
-        app = fleet_app(worlds or load_worlds(WORLDS), backend, tasks=tasks, **given, **options)
+        app = fleet_app(worlds or load_worlds(WORLDS), plane.instances, engine, tasks=tasks, **given, **options)
         seen = Seen(app)
         async with serve_app(seen) as url:
 
             async def left():
                 """Instances whose sandboxes are still there."""
-                found = await backend.list({"rollyard.fleet.server": app.state.places.name})
-                return [info.labels["rollyard.fleet"] for info in found]
+                rows = {row.id: row async for row in plane.instances.all(live=None)}
+                made = await engine.list(await plane.store.agree("identity", "nobody"))
+                return [one.instance_id for one in made if "rollyard.fleet" in rows[one.instance_id].labels]
 
             try:
                 yield SimpleNamespace(
@@ -59,6 +62,8 @@ async def serving(*, worlds=None, key=KEY, **options):
                     places=app.state.places,
                     guard=app.state.guard,
                     backend=backend,
+                    plane=plane,
+                    engine=engine,
                     left=left,
                 )
             finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -15,9 +16,21 @@ from typing import Any
 WINDOW = 3
 
 
+def interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's interval of 95 % around a share of `count` tries, which has a width where all failed or all succeeded."""
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def bounds(found: dict[str, Any]) -> tuple[float, float]:
+    return interval(found["reward"], found["rollouts"])
+
+
 def apart(result: dict[str, Any]) -> bool:
     """Whether the interval after training lies above the one before."""
-    return result["before"]["high"] < result["after"]["low"]
+    return bounds(result["before"])[1] < bounds(result["after"])[0]
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -27,7 +40,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for result in sorted(results, key=lambda one: one["options"]["seed"]):
-        shown = [f"{e['reward']:.2f} ({e['low']:.2f} to {e['high']:.2f})" for e in (result["before"], result["after"])]
+        ends = (result["before"], result["after"])
+        shown = [f"{e['reward']:.2f} ({bounds(e)[0]:.2f} to {bounds(e)[1]:.2f})" for e in ends]
         count = sum(point["rollouts"] for point in result["curve"])
         facts = [*shown, "yes" if apart(result) else "no", str(len(result["curve"])), str(count)]
         facts += [f"{result['gap_max']:.0e}", f"{result['seconds']:.0f}"]
@@ -50,7 +64,8 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
         colour = f"C{number}"
         axes.plot(line, color=colour, label=f"seed {result['options']['seed']}", linewidth=1.5)
         for at, found in ((-1.5, result["before"]), (len(line) + 0.5, result["after"])):
-            spread = [[found["reward"] - found["low"]], [found["high"] - found["reward"]]]
+            low, high = bounds(found)
+            spread = [[max(0.0, found["reward"] - low)], [max(0.0, high - found["reward"])]]
             axes.errorbar([at + 0.4 * number], [found["reward"]], yerr=spread, color=colour, fmt="o", capsize=3)
     first = results[0]["options"]
     axes.set(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ import rollyard as ry
 from examples.grpo_llm.chores import KINDS, SYSTEM, Split, Writer, is_done, task
 from examples.grpo_llm.learn import RATE, SKILL, Learner, warm_up
 from examples.grpo_llm.llama import Llama, LlamaConfig
+from examples.grpo_llm.plot import interval
 from examples.grpo_llm.sampler import SlotSampler
 from examples.grpo_llm.weights import load_llama
 from rollyard.policy.held_call import HeldCall
@@ -116,7 +116,7 @@ class Rollouts:
             async with self._slots:
                 rollout = await ry.run_rollout(
                     task(seed, split), agent="shell-agent", system_prompt=SYSTEM, verifier=is_done, max_calls=MAX_CALLS,
-                    limits=ry.Limits(agent=120, verify=60), seed=number, **self._parts,
+                    limits=ry.Limits(agent=900, verify=60), seed=number, **self._parts,
                 )  # fmt: skip
             if rollout.reward is None:
                 self.failures.append(str(rollout.failure))
@@ -143,20 +143,13 @@ def refuse_stale(rows: Sequence[Sample], version: int) -> None:
         raise ValueError(f"sampled by other weights than version {version}: {stale}")
 
 
-def interval(rewards: Sequence[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % of the means of as many chores, drawn again and again from these."""
-    draw = random.Random(0)
-    means = sorted(fmean(draw.choices(rewards, k=len(rewards))) for _ in range(draws))
-    return means[int(draws * 0.025)], means[int(draws * 0.975) - 1]
-
-
 async def evaluate(rollouts: Rollouts, count: int) -> dict[str, Any]:
     """The held-out chores, one attempt at each, sampled like those of training. They are the same for every seed."""
     done = await rollouts.run(range(count), "held-out", 1)
     if not done:
         raise SystemExit(f"no rollout has a reward: {rollouts.failures[:3]}")
     rewards = [rollout.reward or 0.0 for rollout in done]
-    low, high = interval(rewards)
+    low, high = interval(fmean(rewards), len(rewards))
     kinds = {kind: [r.reward or 0.0 for r in done if r.task.metadata["kind"] == kind] for kind in KINDS}
     return {
         "reward": round(fmean(rewards), 4),

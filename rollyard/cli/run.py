@@ -45,6 +45,9 @@ def run(
     ] = None,
     retries: Annotated[int, typer.Option(help="retries after a failure that may be retried")] = 1,
     limit: Annotated[int | None, typer.Option(help="only the first N tasks")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="a task that cannot be read is an error, not left out")
+    ] = False,
     filter: Annotated[list[str] | None, typer.Option(help="only tasks whose id matches this glob")] = None,
     agent_s: Annotated[float | None, typer.Option(help="time limit of the agent in seconds (limits.agent)")] = None,
     instruction: Annotated[
@@ -97,6 +100,7 @@ def run(
         ray_address=ray_address,
         per_node=per_node,
         name=name,
+        strict=strict,
         as_json=as_json,
     )
     shown = make_display("none" if as_json and display == "auto" else display)

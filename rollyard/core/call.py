@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message, ToolSpec
 
 Dialect = Literal["chat", "completions", "responses", "messages", "gemini"]
@@ -161,6 +162,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     version_start: int | None = None
     version_end: int | None = None
     spans: tuple[VersionSpan, ...] = ()
+    experts: RoutedExperts | None = None  # of prompt and answer, less the last token
     sampling: Sampling | None = None  # what was really used
     logprobs_mode: Literal["raw", "processed"] | None = None
     engine: Mapping[str, Any] = {}

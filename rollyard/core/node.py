@@ -14,6 +14,7 @@ import msgspec
 
 from rollyard.core.call import CallRecord, VersionSpan
 from rollyard.core.delta import Blob
+from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message
 
 BreakReason = Literal[
@@ -33,7 +34,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     where the policy gave none. A prompt's whole delta lies on its last context node, since an engine does not say where a
     message begins; the ones before it then hold none. `logprobs` has one entry per sampled token. `inserted` are ranges of
     `ids` that no model sampled and no agent sent (a bridge's turn close). `texts` are the sampled tokens as text, where the
-    policy gave them. `same_as` names an earlier node of the rollout with the equal message, so that a store keeps it once."""
+    policy gave them. `experts` are those that each of the `ids` was predicted through (computed from the token before it), so a
+    sequence's first token has none. `same_as` names an earlier node of the rollout with the equal message, so that a store
+    keeps it once."""
 
     id: int
     parent: int | None
@@ -46,6 +49,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[VersionSpan, ...] = ()
     texts: tuple[str, ...] = ()
     trainable: bool = True
+    experts: RoutedExperts | None = None
     same_as: int | None = None
 
 

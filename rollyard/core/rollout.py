@@ -99,6 +99,17 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     latency_s: float | None = None
 
 
+class MergeCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far the calls of a rollout went together into training rows. `call_tokens` are those of a row for each call,
+    `row_tokens` those of all rows, `tree_tokens` those that remain where rows share a prefix once."""
+
+    calls: int = 0
+    rows: int = 0
+    call_tokens: int = 0
+    row_tokens: int = 0
+    tree_tokens: int = 0
+
+
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     task: Task
@@ -133,6 +144,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     diff: str | None = None
     calls: int = 0
     usage: Mapping[str, int] = {}
+    merged: MergeCounts | None = None  # None where no tokens were captured
     started_at: float = 0.0
     wall_s: float = 0.0
     fence: int | None = None

@@ -70,6 +70,7 @@ async def relay(
         async with asyncio.timeout(limit_s):
             await calls.turnstile.enter(session.lane)
             try:
+                session.refuse_server_tools(route.dialect, exchange.body)
                 if not await calls.stop_if_spent(session, route, exchange):
                     await one.run(through, request)
             finally:

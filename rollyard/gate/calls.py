@@ -131,6 +131,7 @@ class Calls:
             turn.join(PendingReader(exchange, codec, call, now))
             return
         request = self._request(session, route, exchange)
+        session.refuse_server_tools(route.dialect, body)
         call = codec.decode(request, session.memo)
         said = label(call, request.headers, session.shape)
         call = msgspec.structs.replace(
@@ -377,5 +378,5 @@ def estimate(call: Call) -> int:
 def _replayable(reply: Reply) -> Reply:
     """What is needed to say it again: not the ids, not the raw body; those are in the log."""
     return msgspec.structs.replace(
-        reply, raw=b"", prompt_ids=None, completion_ids=None, logprobs=None, engine={}, sampling=None
+        reply, raw=b"", prompt_ids=None, completion_ids=None, logprobs=None, experts=None, engine={}, sampling=None
     )

@@ -216,11 +216,12 @@ class Gate:
         tools: Mounted | None = None,
         held: bool = False,
         lease: Lease | None = None,
+        server_tools: bool = True,
     ) -> Session:
         """A key for one rollout. `settings` reach the policy as `Call.options`. `tools` is an ASGI application served to
         this rollout at `/mcp` (`rollyard.tools.Toolset`). `held` says that a trainer answers: a call whose reader leaves is
         then taken back from the trainer at once. `lease` is the claim it works under: the log takes nothing once that is
-        somebody else's."""
+        somebody else's. Without `server_tools` a request for what the provider would run or fetch itself is refused."""
         if not rollout_id or "/" in rollout_id or rollout_id != rollout_id.strip():
             raise ConfigError(f"a rollout id must be a plain word, got {rollout_id!r}")
         if rollout_id in self.sessions:
@@ -234,6 +235,7 @@ class Gate:
             tools=tools,
             held=held or hasattr(answers, "take"),
             lease=lease,
+            server_tools=server_tools,
         )
         session = Session(self, rollout_id, plan, key=secret("ry"))
         self.sessions[rollout_id] = session
@@ -322,6 +324,7 @@ class Gate:
             settings=record.settings.get("options", {}),
             metadata=record.settings.get("metadata", {}),
             held=bool(record.settings.get("held", False)),
+            server_tools=bool(record.settings.get("server_tools", True)),
         )
         session = Session(self, record.rollout_id, plan, hashed=record.key_hash, created_at=record.created_at)
         session.restored = True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from rollyard.core.call import Reply, Usage
+from rollyard.core.call import Dialect, Reply, Usage
 from rollyard.core.lease import Lease
 from rollyard.core.protocols import Passthrough, Policy, SessionRecord
 from rollyard.gate.classify import Shape
@@ -20,6 +20,7 @@ from rollyard.gate.limits import Budget
 from rollyard.gate.pending import Turns
 from rollyard.gate.refusals import StopReason
 from rollyard.trajectory.trajectory import Trajectory
+from rollyard.wire.server_tools import ServerToolRefused, refuse_server_tools
 
 if TYPE_CHECKING:
     from rollyard.gate.gate import Gate
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rollyard.net.asgi import Mounted
 
 LOG_LINES = 100
+MAX_REFUSED = 50  # names of a provider's tools that are kept
 GAVE_UP = 499  # the agent left before its answer; nginx gave this number its meaning
 PATIENCE_S = 30.0  # an agent that waited so long for one answer had reason to leave
 
@@ -54,6 +56,7 @@ class SessionPlan(NamedTuple):
     tools: Mounted | None = None
     held: bool = False
     lease: Lease | None = None
+    server_tools: bool = True
 
 
 class Session:
@@ -73,7 +76,9 @@ class Session:
         self.rollout_id = rollout_id
         self.key = key
         self.key_hash = hashed if hashed is not None else key_hash(key or "")
-        self.policy, self.budget, self.settings, self.metadata, self.tools, self.held, self.lease = plan
+        self.policy, self.budget, self.settings, self.metadata, self.tools, self.held, self.lease = plan[:7]
+        self.server_tools = plan.server_tools  # whether a provider may search, fetch and run things for it
+        self.refused_tools: dict[str, int] = {}  # what it asked of that and did not get, and how often
         self.through: Passthrough | None = plan.policy if isinstance(plan.policy, Passthrough) else None
         self.created_at = time.time() if created_at is None else created_at
         self.trajectory = Trajectory(rollout_id)
@@ -119,6 +124,18 @@ class Session:
 
     def note(self, line: str) -> None:
         self._log.append((time.time(), line))
+
+    def refuse_server_tools(self, dialect: Dialect, body: bytes) -> None:
+        """Raise for a request that would have its provider reach the network for a rollout that has none."""
+        if self.server_tools:
+            return
+        try:
+            refuse_server_tools(dialect, body)
+        except ServerToolRefused as refused:
+            for name in refused.names:
+                if name in self.refused_tools or len(self.refused_tools) < MAX_REFUSED:
+                    self.refused_tools[name] = self.refused_tools.get(name, 0) + 1
+            raise
 
     def note_answer(self) -> None:
         self.answered, self.refused = self.answered + 1, None
@@ -195,6 +212,7 @@ class Session:
                 "options": {k: v for k, v in self.settings.items() if k not in _UNSAVED},
                 "metadata": dict(self.metadata),
                 "held": self.held,
+                "server_tools": self.server_tools,
             },
             attempt_id=self.lease.attempt.id if self.lease is not None else None,
             fence=self.lease.fence if self.lease is not None else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,6 +25,7 @@ class ImageDefaults(Protocol):
     def user(self) -> str | None: ...
 
 
+@runtime_checkable
 class Images(Protocol):
     """The part of an image store that a build needs. An unknown name raises `UnknownName`."""
 

@@ -1,13 +1,19 @@
-"""All parts of a control plane over one storage, put together once: what the server, the faces and the tests start from."""
+"""All parts of a control plane over one storage, put together once: what the server and the tests start from."""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from rollyard.core.ids import new_id, secret
+from rollyard.core.protocols import Backend
 from rollyard.net.forward import ForwardLimits
+from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.gateway.gateway import Gateway
 from rollyard.plane.service.access import Access
@@ -21,6 +27,7 @@ from rollyard.plane.service.pools import Pools
 from rollyard.plane.service.signing import Signer
 from rollyard.plane.service.sweep import Sweeper
 from rollyard.plane.service.trace import Traces
+from rollyard.plane.storage.open import open_plane
 from rollyard.plane.storage.protocol import PlaneStore
 from rollyard.store import Store
 
@@ -54,9 +61,9 @@ async def assemble(
     signed here is good for as long as these parts are."""
     plane = await store.agree("identity", new_id("plane"))
     signer = Signer(signing_secret or secret("sign"))
-    counters = PlaneCounters()
+    counters, duty = PlaneCounters(), Duty()
     hub, access = Hub(store, clock=clock), Access(store, clock=clock)
-    instances = Instances(store, hub, engines, plane=plane, settings=settings, clock=clock)
+    instances = Instances(store, hub, engines, plane=plane, settings=settings, clock=clock, duty=duty)
     return PlaneParts(
         store=store,
         hub=hub,
@@ -67,7 +74,32 @@ async def assemble(
         pools=Pools(store, instances, clock=clock),
         bundles=Bundles(store, signer, clock=clock),
         traces=Traces(store, runs),
-        duty=Duty(),
+        duty=duty,
         counters=counters,
         clock=clock,
     )
+
+
+@asynccontextmanager
+async def ephemeral_plane(
+    backend: Backend, *, settings: CreateDefaults | None = None, sweep_s: float = 0.5, signing_secret: str | None = None
+) -> AsyncGenerator[PlaneParts]:
+    """A plane over an entered backend for as long as this lasts: its store is a file that goes with it, and so does every
+    instance. For tests, and for serving an API of another system for a while."""
+    with tempfile.TemporaryDirectory(prefix="rollyard-plane-") as folder:
+        async with open_plane(str(Path(folder) / "plane.db")) as opened:
+            engine = BackendEngine(backend)
+            parts = await assemble(
+                opened.records,
+                {engine.name: engine},
+                settings=settings,
+                runs=opened.runs,
+                signing_secret=signing_secret,
+            )
+            sweeping = asyncio.create_task(parts.sweeper.forever(sweep_s))
+            try:
+                yield parts
+            finally:
+                sweeping.cancel()
+                await asyncio.wait([sweeping])
+                await parts.instances.delete_many([one.id async for one in parts.instances.all()])

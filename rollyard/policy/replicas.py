@@ -16,10 +16,11 @@ from typing import TypeVar
 
 from rollyard.core.call import Call
 from rollyard.core.errors import ConfigError, UpstreamError
+from rollyard.policy.admission import BUSY, Admission
 from rollyard.policy.connection import check_url
 
 T = TypeVar("T")
-LOST, BUSY = (502,), (429, 503)  # statuses of a server that is gone, and of one that has too much to do
+LOST = (502,)  # the status of a server that is gone
 DOWN_S = 10.0  # how long a lost server is not asked
 MOST_MORE = 8  # calls in flight more than the least of all, before a rollout moves
 # what routers read to keep a session on one server: vLLM's, SGLang's, and others
@@ -41,17 +42,29 @@ def routing_headers(call: Call) -> dict[str, str]:
 
 class Replicas:
     """`counts` has, per url, how many calls it answered, and over all how many were `followed` (answered where the call
-    before was), `moved_lost`, `moved_busy` and `moved_loaded`."""
+    before was), `moved_lost`, `moved_busy` and `moved_loaded`. `max_waiting` is for `admission`."""
 
-    def __init__(self, urls: Sequence[str]) -> None:
+    def __init__(self, urls: Sequence[str], *, max_waiting: int | None = None) -> None:
         self.urls = tuple(urls)
         self.counts: Counter[str] = Counter()
+        self._admission = None if max_waiting is None else Admission(max_waiting, self.counts)
         self._in_flight = [0] * len(self.urls)
         self._down_until = [0.0] * len(self.urls)
         self._homes: dict[str, dict[str, int]] = {}  # rollout -> call -> the server that answered it, in order
 
     async def send(self, call: Call, ask: Callable[[str], Awaitable[T]]) -> T:
         """What `ask` gives for the url of the server that is chosen."""
+        admission = self._admission
+        if admission is None:
+            return await self._send(call, ask)
+
+        async def ask_admitted(url: str) -> T:
+            await admission.enter(url)
+            return await ask(url)
+
+        return await admission.again(lambda: self._send(call, ask_admitted))
+
+    async def _send(self, call: Call, ask: Callable[[str], Awaitable[T]]) -> T:
         if len(self.urls) == 1:
             return await ask(self.urls[0])
         tried: set[int] = set()
@@ -105,6 +118,10 @@ class Replicas:
             self.counts["moved_loaded"] += 1
             return least
         return home
+
+    async def aclose(self) -> None:
+        if self._admission is not None:
+            await self._admission.aclose()
 
     def forget(self, rollout_id: str) -> None:
         self._homes.pop(rollout_id, None)

@@ -14,6 +14,7 @@ import msgspec
 
 from rollyard.core.call import Sampling, VersionSpan, floats, ids
 from rollyard.core.errors import UpstreamError
+from rollyard.core.experts import RoutedExperts, join_experts, read_experts
 
 Kind = Literal["vllm", "completions", "sglang", "llamacpp", "torch"]
 
@@ -40,6 +41,7 @@ class SampledAnswer(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["raw", "processed"] | None = None
     version: int | None = None
     spans: tuple[VersionSpan, ...] = ()
+    experts: RoutedExperts | None = None
     stop_reason: str | None = None
     flaws: tuple[str, ...] = ()
     engine: Mapping[str, Any] = {}
@@ -65,8 +67,21 @@ def join_answers(before: SampledAnswer, after: SampledAnswer) -> SampledAnswer:
         if before.logprobs is not None and after.logprobs is not None
         else None,
         spans=spans,
+        experts=later_experts(before.experts, after.experts),
         flaws=(*before.flaws, *after.flaws, *(() if whole or not total else ("a part came without logprobs",))),
     )
+
+
+def later_experts(before: RoutedExperts | None, after: RoutedExperts | None) -> RoutedExperts | None:
+    """Each part has those of all tokens before its end; what the first part sampled went through the first ones."""
+    return None if before is None or after is None else join_experts((before, after.rows(len(before))))
+
+
+def experts_of(choice: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {"experts": read_experts(choice.get("routed_experts"))}
+    except ValueError as error:
+        return {"flaws": (str(error),)}
 
 
 def known_spans(part: SampledAnswer) -> tuple[VersionSpan, ...]:
@@ -127,6 +142,7 @@ def read_vllm(body: dict[str, Any]) -> SampledAnswer:
         spans=spans_of(choice.get("weight_versions")),
         stop_reason=choice.get("finish_reason"),
         engine=known(request_id=body.get("request_id")),
+        **experts_of(choice),
     )
 
 
@@ -156,6 +172,7 @@ def read_completions(body: dict[str, Any]) -> SampledAnswer:
         spans=spans_of(choice.get("weight_versions")),
         stop_reason=choice.get("finish_reason"),
         engine=known(request_id=body.get("id")),
+        **experts_of(choice),
     )
 
 
@@ -269,9 +286,12 @@ def spans_of(rows: Any) -> tuple[VersionSpan, ...]:
     it was started with `default`) is not known."""
     found: list[VersionSpan] = []
     for row in rows if isinstance(rows, list) else ():
-        one = [row.get(name) for name in VersionSpan.__struct_fields__] if isinstance(row, dict) else row
-        if not isinstance(one, list) or len(one) != 3 or whole(one[1]) is None or whole(one[2]) is None:
+        one: Any = [row.get(name) for name in VersionSpan.__struct_fields__] if isinstance(row, dict) else row
+        if not isinstance(one, list) or len(one) != 3:
             return ()
-        if (version := whole(one[0])) is not None:
-            found.append(VersionSpan(version, int(one[1]), int(one[2])))
+        version, start, end = (whole(value) for value in one)
+        if start is None or end is None:
+            return ()
+        if version is not None:
+            found.append(VersionSpan(version, start, end))
     return tuple(found)

@@ -72,6 +72,7 @@ def tokens(
     tools: ShowTools = "template",
     check: Check = "never",
     history: EditedHistory = "keep",
+    max_waiting: int | None = None,
     timeouts: Timeouts | None = None,
 ) -> TokensPolicy:
     """A policy on the server at `url` (with or without `/v1`), or on several that serve the same (see `replicas`).
@@ -79,11 +80,13 @@ def tokens(
     files of that model, where the server's list says which they are and they are on this machine or the Hub. An answer has at
     most what is left of the server's context (`max_context`), and 4096 tokens where the agent names no number. `sampling`
     overrides what agents ask for; `tools="omit"` leaves out the tools that a chat template has no place for; `check="always"`
-    compares every bridge with a full render and counts; `history="strict"` forks where an agent edited an answer."""
+    compares every bridge with a full render and counts; `history="strict"` forks where an agent edited an answer. With
+    `max_waiting` calls wait here while more than so many wait at the server (see `admission`)."""
     check_least(1, max_tokens_cap=max_tokens_cap, max_context=max_context)
+    check_least(0, max_waiting=max_waiting)
     secret = resolve_key(key, key_env)
     return TokensPolicy(
-        Replicas([one.removesuffix("/v1") for one in split_urls(url)]),
+        Replicas([one.removesuffix("/v1") for one in split_urls(url)], max_waiting=max_waiting),
         model,
         PromptSettings(load_shown(renderer, tools), tools, check, history),
         engine=None if kind == "auto" else find_engine(kind),
@@ -333,7 +336,9 @@ class TokensPolicy:
         )
 
     def _reply(self, call: Call, ask: Ask, found: SampledAnswer, engine: TokenServer, started: float) -> Reply:
-        reply = make_reply(call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws)
+        reply = make_reply(
+            call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws, experts=found.experts
+        )
         spans = found.spans
         return msgspec.structs.replace(
             reply,
@@ -357,4 +362,5 @@ class TokensPolicy:
         self.replicas.forget(rollout_id)
 
     async def aclose(self) -> None:
+        await self.replicas.aclose()
         await self._connection.aclose()

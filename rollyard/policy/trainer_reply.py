@@ -14,6 +14,7 @@ import msgspec
 
 from rollyard.core.call import Call, Finish, Reply, TokenText, Usage, VersionSpan, floats, ids
 from rollyard.core.errors import ReplyRefused
+from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message, Text
 from rollyard.policy.evidence import examine
 from rollyard.policy.parsers.protocol import stamp_call_ids
@@ -84,11 +85,12 @@ def make_reply(
     *,
     cut: bool,
     flaws: tuple[str, ...] = (),
+    experts: RoutedExperts | None = None,
 ) -> Reply:
     """What an engine sampled for a prepared call. Contradictions mark the turn; they do not stop the agent."""
     message = stamp_call_ids(renderer.parse(sampled, call.tools), call.id)
     finish: Finish = "length" if cut else "tool_calls" if message.tool_calls else "stop"
-    return build_reply(call, message, finish, sampled, logprobs, renderer, flaws)
+    return build_reply(call, message, finish, sampled, logprobs, renderer, flaws, experts)
 
 
 def build_reply(
@@ -99,6 +101,7 @@ def build_reply(
     logprobs: array[float] | None,
     renderer: Renderer | None,
     flaws: tuple[str, ...] = (),
+    experts: RoutedExperts | None = None,
 ) -> Reply:
     prompt = call.prompt_ids
     return examine(
@@ -118,6 +121,7 @@ def build_reply(
             prompt_source=call.prompt_source,
             break_reason=call.break_reason,
             sampling=call.sampling,
+            experts=experts,
             flaws=flaws,
             finished_at=time.time(),
         )

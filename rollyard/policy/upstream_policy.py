@@ -90,6 +90,7 @@ def upstream(
     max_tokens_cap: int | None = None,
     disable_thinking: bool = False,
     sampling: Mapping[str, Any] | None = None,
+    max_waiting: int | None = None,
     timeouts: Timeouts | None = None,
 ) -> Upstream:
     """A policy that relays to the server at `url` (what an OpenAI client is given: it ends in `/v1`), or to several that serve
@@ -99,9 +100,10 @@ def upstream(
     lists it (or has no list), else the only model that it lists. Without `max_tokens_cap` an answer has at most half of the
     context that the server's list names (`max_model_len`), if it names one. `sampling` overrides what agents ask for, by the
     field names of `Sampling`; for training set `dict(temperature=1.0, top_p=1.0, top_k=-1)` or what the trainer assumes.
+    With `max_waiting` calls wait here while more than so many wait at the server (see `admission`).
     """
     check_least(1, max_tokens_cap=max_tokens_cap)
-    check_least(0, top_logprobs=top_logprobs)
+    check_least(0, top_logprobs=top_logprobs, max_waiting=max_waiting)
     urls = split_urls(url)
     settings = UpstreamSettings(
         url=urls[0],
@@ -113,7 +115,9 @@ def upstream(
         disable_thinking=disable_thinking,
         sampling=check_sampling(sampling or {}),
     )
-    return Upstream(settings, Replicas(urls), resolve_key(key, key_env), timeouts or Timeouts())
+    return Upstream(
+        settings, Replicas(urls, max_waiting=max_waiting), resolve_key(key, key_env), timeouts or Timeouts()
+    )
 
 
 class Upstream:
@@ -283,6 +287,7 @@ class Upstream:
         self.replicas.forget(rollout_id)
 
     async def aclose(self) -> None:
+        await self.replicas.aclose()
         await self._connection.aclose()
 
 

@@ -32,8 +32,8 @@ from rollyard.images.host import host_prefixes
 from rollyard.sandbox import backend
 from rollyard.sandbox.docker import netns
 from rollyard.sandbox.local import cgroups
-from rollyard.sandbox.local.backend import DEFAULT_DISK_MB, LocalBackend
-from rollyard.sandbox.local.disk import disk_limit
+from rollyard.sandbox.local.backend import LocalBackend
+from rollyard.sandbox.local.disk import default_disk_mb, disk_limit
 from rollyard.sandbox.local.probe import Level
 
 State = Literal["ok", "weak", "bad", "absent"]
@@ -162,13 +162,13 @@ def _seccomp() -> DoctorFinding:
 
 def _limits() -> DoctorFinding:
     """What bounds a sandbox of the local backend that names no limits of its own."""
-    disk = disk_limit(DEFAULT_DISK_MB)
+    limit_mb = default_disk_mb(private_dir(data_home()), "disk")
     memory = cgroups.default_memory_mb() if cgroups.find().has("memory") else None
     found = [
         f"memory {memory} MB" if memory is not None else "memory not bounded",
-        "all cores",
+        "all cores, half a share of busy ones" if cgroups.find().has("cpu") else "all cores",
         f"{cgroups.DEFAULT_PIDS} processes",
-        f"{DEFAULT_DISK_MB} MB and {disk.inodes} files on disk",
+        f"{limit_mb} MB and {disk_limit(limit_mb).inodes} files on disk",
     ]
     state = "ok" if memory is not None else "weak"
     advice = "" if memory is not None else "run as root or in a delegated cgroup"

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, select, update
 from rollyard.core.call import CallRecord, VersionSpan
 from rollyard.core.delta import Blob
 from rollyard.core.errors import LeaseLost, SessionClosed, StoreError
+from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message
 from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
@@ -29,7 +30,20 @@ _put_sessions = Put(sessions, tuple(column.name for column in sessions.columns),
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(CallRecord)
 _message = msgspec.msgpack.Decoder(Message)
-_rest = msgspec.msgpack.Decoder(tuple[tuple[tuple[int, int], ...], tuple[VersionSpan, ...], bool, tuple[str, ...]])
+
+
+class NodeRest(msgspec.Struct, frozen=True, array_like=True):
+    """What few nodes have. Rows of older versions end before the last."""
+
+    inserted: tuple[tuple[int, int], ...] = ()
+    spans: tuple[VersionSpan, ...] = ()
+    trainable: bool = True
+    texts: tuple[str, ...] = ()
+    experts: RoutedExperts | None = None
+
+
+_PLAIN = NodeRest()
+_rest = msgspec.msgpack.Decoder(NodeRest)
 _closed = select(sessions.c.closed_at)
 
 
@@ -120,7 +134,7 @@ def _call_row(record: CallRecord) -> tuple[Any, ...]:
 
 
 def _node_row(rollout_id: str, node: Node) -> tuple[Any, ...]:
-    plain = node.trainable and not (node.inserted or node.spans or node.texts)
+    rest = NodeRest(node.inserted, node.spans, node.trainable, node.texts, node.experts)
     return (
         rollout_id,
         node.id,
@@ -132,14 +146,14 @@ def _node_row(rollout_id: str, node: Node) -> tuple[Any, ...]:
         _encode(node.message) if node.same_as is None else None,
         _pack(node.ids),
         _pack(node.logprobs),
-        None if plain else _encode((node.inserted, node.spans, node.trainable, node.texts)),
+        None if rest == _PLAIN else _encode(rest),
     )
 
 
 def _node(row: Any, messages: dict[int, Message]) -> Node:
     message = messages[row.same_as] if row.same_as is not None else _message.decode(row.message)
     messages[row.id] = message
-    inserted, spans, trainable, texts = ((), (), True, ()) if row.rest is None else _rest.decode(row.rest)
+    rest = _PLAIN if row.rest is None else _rest.decode(row.rest)
     return Node(
         id=row.id,
         parent=row.parent,
@@ -148,10 +162,11 @@ def _node(row: Any, messages: dict[int, Message]) -> Node:
         call_id=row.call_id,
         ids=_unpack("i", row.ids),
         logprobs=_unpack("d", row.logprobs),
-        inserted=inserted,
-        spans=spans,
-        texts=texts,
-        trainable=trainable,
+        inserted=rest.inserted,
+        spans=rest.spans,
+        texts=rest.texts,
+        trainable=rest.trainable,
+        experts=rest.experts,
         same_as=row.same_as,
     )
 

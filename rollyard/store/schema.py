@@ -76,7 +76,9 @@ nodes = Table(
     Column("message", LargeBinary),
     Column("ids", LargeBinary),
     Column("logprobs", LargeBinary),
-    Column("rest", LargeBinary),  # inserted ranges, version spans, trainable, token texts; NULL when all are plain
+    Column(
+        "rest", LargeBinary
+    ),  # inserted ranges, version spans, trainable, token texts, routed experts; NULL when plain
 )
 
 blobs = Table(

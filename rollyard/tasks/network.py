@@ -19,6 +19,11 @@ def asks_public(task: Task) -> bool:
     return "host" in (task.setup_network, *(part.network for part in parts))
 
 
+def is_public(task: Task) -> bool:
+    """Whether its agent was given the public network."""
+    return task.network == "host" or PUBLIC in task.allowed_hosts
+
+
 def give_network(task: Task, wish: NetworkWish, can: Capabilities) -> Task:
     """The task with the networks that it gets. The public network is any name, through the proxy, where there is one."""
 

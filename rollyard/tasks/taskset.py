@@ -17,7 +17,9 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
+
+import msgspec
 
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError, UnknownName
@@ -29,11 +31,20 @@ from rollyard.tasks.rows import as_task, first, from_jsonl, from_python, rows_of
 from rollyard.tasks.trust import HINT, is_trusted, mark_untrusted
 
 
+class SkippedTask(NamedTuple):
+    """A folder that is no task, and why."""
+
+    folder: str
+    reason: str
+
+
 class Taskset(Sequence[Task]):
-    """Immutable. Ids are unique: an attempt is found by its task's id."""
+    """Immutable. Ids are unique: an attempt is found by its task's id. `skipped` are the folders of a folder of tasks that
+    could not be read."""
 
     def __init__(self, tasks: Iterable[Any], *, name: str = "tasks") -> None:
         self.name = name
+        self.skipped: tuple[SkippedTask, ...] = ()
         self._tasks = tuple(as_task(task, where=f"{name}[{number}]") for number, task in enumerate(tasks))
         self._by_id: dict[str, Task] = {}
         for task in self._tasks:
@@ -48,18 +59,25 @@ class Taskset(Sequence[Task]):
         source: Any,
         *,
         trust_tasks: bool = False,
+        strict: bool = False,
         limit: int | None = None,
         cache: str | Path | None = None,
     ) -> Taskset:
         """Tasks from a path, a name, or any iterable of tasks, mappings and strings. Those from files that are not below the
-        working directory are untrusted (`trust.py`) unless `trust_tasks` says otherwise."""
+        working directory are untrusted (`trust.py`) unless `trust_tasks` says otherwise. A folder of tasks is loaded without
+        those that cannot be read, which `skipped` names; with `strict` the first of them is an error."""
         if isinstance(source, Taskset):
             return source if limit is None else source.limit(limit)
         if not isinstance(source, (str, Path)):
             return cls(first(rows_of(source, "tasks"), limit))
         text = str(source)
-        found = _open(text, cache=Path(cache) if cache is not None else None, trust=trust_tasks)
-        return cls(first(found, limit), name=text.rstrip("/").rpartition("/")[2] or text)
+        skipped: list[SkippedTask] | None = None if strict else []
+        found = _open(text, cache=Path(cache) if cache is not None else None, trust=trust_tasks, skipped=skipped)
+        loaded = cls(first(found, limit), name=text.rstrip("/").rpartition("/")[2] or text)
+        loaded.skipped = tuple(skipped or ())
+        if loaded.skipped and not loaded:
+            raise ConfigError(f"none of {len(loaded.skipped)} tasks can be read; the first: {loaded.skipped[0].reason}")
+        return loaded
 
     @property
     def digest(self) -> str:
@@ -115,11 +133,11 @@ class Taskset(Sequence[Task]):
         return root
 
 
-def _open(text: str, *, cache: Path | None, trust: bool) -> Iterator[Task]:
+def _open(text: str, *, cache: Path | None, trust: bool, skipped: list[SkippedTask] | None) -> Iterator[Task]:
     name, _, fragment = text.partition("#")
     path = Path(name).expanduser()
     if path.is_dir():
-        return _judge_folders(_folder(path), trust)
+        return _judge_folders(_folder(path, skipped), trust)
     if path.is_file():
         if path.name == "dataset.toml":
             return _judge_folders(from_dataset(path), trust)
@@ -161,7 +179,7 @@ def _run_python(text: str, file: Path, trust: bool) -> Iterator[Task]:
     return from_python(text)
 
 
-def _folder(path: Path) -> Iterator[Task]:
+def _folder(path: Path, skipped: list[SkippedTask] | None) -> Iterator[Task]:
     if is_task(path):
         return iter([load_folder(path)])
     if (path / "dataset.toml").is_file():
@@ -169,4 +187,22 @@ def _folder(path: Path) -> Iterator[Task]:
     folders = task_folders(path)
     if not folders:
         raise ConfigError(f"{path}: no task folders in it", hint="a task folder holds a task.toml")
-    return (load_folder(folder) for folder in folders)
+    return _load_each(folders, skipped)
+
+
+def _load_each(folders: Iterable[Path], skipped: list[SkippedTask] | None) -> Iterator[Task]:
+    """What cannot be read goes to `skipped`, or is an error where there is none. Of two tasks with one name the later is
+    called by its folder's."""
+    seen: set[str] = set()
+    for folder in folders:
+        try:
+            task = load_folder(folder)
+        except ConfigError as error:
+            if skipped is None:
+                raise
+            skipped.append(SkippedTask(str(folder), str(error)))
+            continue
+        if task.id in seen:
+            task = msgspec.structs.replace(task, id=folder.name if folder.name not in seen else str(folder))
+        seen.add(task.id)
+        yield task

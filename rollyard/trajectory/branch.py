@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from rollyard.core.call import CallKind, CallRecord, floats, ids
+from rollyard.core.experts import RoutedExperts, join_experts
 from rollyard.core.message import Message, Role
 from rollyard.core.node import Node
 
@@ -47,6 +48,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: array[float] = msgspec.field(default_factory=floats)
     versions: array[int] = msgspec.field(default_factory=lambda: array("q"))
     flaws: tuple[str, ...] = ()
+    experts: RoutedExperts | None = None  # of each token but the last, where all are known
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -144,6 +146,7 @@ def _branch(
         logprobs=logprobs,
         versions=versions,
         flaws=flaws,
+        experts=join_experts(node.experts for node in known if node.ids),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from rollyard.core.delta import common_prefix
+from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message
 from rollyard.core.node import Node
 from rollyard.trajectory.body_cache import Tips
@@ -71,8 +72,9 @@ class Graph:
         messages: Sequence[Message],
         delta: array[int] | None,
         inserted: tuple[tuple[int, int], ...],
+        experts: RoutedExperts | None = None,
     ) -> list[Node]:
-        """Nodes for a prompt's new messages; its delta, with the inserted ranges in it, lies on the last of them."""
+        """Nodes for a prompt's new messages; its delta, with what is known of its tokens, lies on the last of them."""
         added: list[Node] = []
         for index, message in enumerate(messages):
             last = index == len(messages) - 1
@@ -83,6 +85,7 @@ class Graph:
                 call_id=call_id,
                 ids=delta if last or delta is None else array("i"),
                 inserted=inserted if last else (),
+                experts=experts if last else None,
             )
             added.append(self.add(node, tools))
             below = node.id

@@ -14,8 +14,9 @@ from typing import TypeVar
 import msgspec
 
 from rollyard.core.call import floats
+from rollyard.core.experts import RoutedExperts
 from rollyard.core.node import Node
-from rollyard.core.rollout import Rollout
+from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.trajectory.branch import Branch, BranchKind, Span, can_train
 from rollyard.trajectory.trajectory import Trajectory
 
@@ -50,6 +51,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     parent: int | None = None
     shared: int = 0
+    experts: RoutedExperts | None = (
+        None  # that each token but the last was computed with, where the engine said it for all
+    )
     stale_call_ids: tuple[str, ...] = ()  # answers that do not train because their policy was too old (`max_staleness`)
 
     @property
@@ -131,6 +135,22 @@ def _shared_tokens(branch: Branch, other: Branch) -> int:
     return end
 
 
+def merge_counts(trajectory: Trajectory) -> MergeCounts | None:
+    """Of all branches whose answers could train, whatever becomes of the rollout."""
+    branches = [b for b in trajectory.branches if b.kind in TRAINED_KINDS and b.ids is not None and b.trained]
+    if not branches:
+        return None
+    ends = {span.node: span.end for branch in branches for span in branch.spans if span.sampled}
+    row_tokens = sum(len(branch.ids or ()) for branch in branches)
+    return MergeCounts(
+        calls=len(ends),
+        rows=len(branches),
+        call_tokens=sum(ends.values()),
+        row_tokens=row_tokens,
+        tree_tokens=row_tokens - sum(shared for _, shared in _parents(branches)),
+    )
+
+
 def advantages(rows: Iterable[Sample], *, scale: bool = True) -> dict[str, float]:
     """Group-relative advantages by rollout: each rollout counts once in its group's mean however many rows it has, and one
     without a reward counts nowhere. `scale` divides by the group's standard deviation where there is one."""
@@ -206,6 +226,7 @@ def _row(
         reward=rollout.reward,
         parent=parent,
         shared=shared,
+        experts=branch.experts,
         stale_call_ids=_stale_calls(branch, rollout.stale_before),
     )
 

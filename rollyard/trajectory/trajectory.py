@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from rollyard.core.call import Call, CallRecord, Reply, VersionSpan
 from rollyard.core.delta import Blob
+from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message
 from rollyard.core.node import Added, BreakReason, Node
 from rollyard.core.rollout import Turn
@@ -138,7 +139,8 @@ class Trajectory:
         if not messages and delta:
             messages = [call.messages[-1] if call.messages else Message("user")]
         inserted = () if delta is None else shift_ranges(reply.inserted or call.inserted, found.end)
-        nodes = self._graph.add_context(call.id, call.tools_digest, found.below, messages, delta, inserted)
+        before, within = _divide_experts(reply, found.end, prompt)
+        nodes = self._graph.add_context(call.id, call.tools_digest, found.below, messages, delta, inserted, before)
         spans = reply.spans
         if not spans and reply.version_start is not None and reply.completion_ids is not None:
             spans = (VersionSpan(reply.version_start, 0, len(reply.completion_ids)),)
@@ -153,6 +155,7 @@ class Trajectory:
             spans=spans,
             texts=tuple(token.text for token in reply.tokens),
             trainable=reply.trainable and not flaws_of(reply),
+            experts=within,
         )
         return [*nodes, self._graph.add(answer, call.tools_digest)]
 
@@ -173,16 +176,19 @@ class Trajectory:
             return []
         delta: array[int] | None = None
         inserted: tuple[tuple[int, int], ...] = ()
+        experts: RoutedExperts | None = None
         if self._graph.end(child.prompt_leaf) is not None:
             whole, known = self._graph.pack(child.prompt_leaf), self._graph.end(answer.id)
             if known is None or not whole.startswith(self._graph.pack(answer.id)):
                 return []
             delta = array("i", whole[known * WIDTH :])
             inserted = shift_ranges(prompt[-1].inserted, len(prompt[-1].ids or ()) - len(delta))
+            experts = prompt[-1].experts
+            experts = None if experts is None else experts.rows(len(experts) - len(delta))
         elif any(a.message.digest != b.message.digest for a, b in zip(path, prompt, strict=False)):
             return []
         messages = [node.message for node in rest]
-        nodes = self._graph.add_context(child.id, child.tools_digest, answer.id, messages, delta, inserted)
+        nodes = self._graph.add_context(child.id, child.tools_digest, answer.id, messages, delta, inserted, experts)
         moved = self._graph.move(child.leaf, nodes[-1].id, child.tools_digest)
         self._ledger.records[child.id] = _adopt_record(child, parent.id, nodes[-1].id)
         self._ledger.at_prompt.setdefault(nodes[-1].id, child.id)
@@ -229,6 +235,28 @@ def shift_ranges(ranges: Iterable[tuple[int, int]], by: int) -> tuple[tuple[int,
     return tuple((start - by, end - by) for start, end in ranges if start >= by)
 
 
+def _divide_experts(
+    reply: Reply, end: int, prompt: array[int] | None
+) -> tuple[RoutedExperts | None, RoutedExperts | None]:
+    """Those of the prompt's new tokens, which begin at `end`, and those of the answer."""
+    experts = reply.experts
+    known = reply.prompt_ids is not None and reply.completion_ids is not None
+    if experts is None or prompt is None or not known or _experts_flaw(reply) is not None:
+        return None, None
+    return experts.rows(max(0, end - 1), len(prompt) - 1), experts.rows(len(prompt) - 1)
+
+
+def _experts_flaw(reply: Reply) -> str | None:
+    if reply.experts is None or reply.prompt_ids is None or reply.completion_ids is None:
+        return None
+    tokens = len(reply.prompt_ids) + len(reply.completion_ids)
+    return (
+        None
+        if len(reply.experts) == tokens - 1
+        else f"routed experts of {len(reply.experts)} tokens, {tokens - 1} wanted"
+    )
+
+
 def _adopt_record(record: CallRecord, parent_call_id: str | None, prompt_leaf: int | None) -> CallRecord:
     return replace(
         record,
@@ -243,9 +271,11 @@ def _adopt_record(record: CallRecord, parent_call_id: str | None, prompt_leaf: i
 def flaws_of(reply: Reply) -> tuple[str, ...]:
     """What the policy found, and what can be seen without knowing the model: an answer with a flaw never trains."""
     found = list(reply.flaws)
+    if (flaw := _experts_flaw(reply)) is not None:
+        found.append(flaw)
     logprobs = reply.logprobs
     if logprobs is None or reply.completion_ids is None:
-        return tuple(found)
+        return tuple(dict.fromkeys(found))
     if len(logprobs) != len(reply.completion_ids):
         found.append(f"{len(logprobs)} logprobs for {len(reply.completion_ids)} tokens")
     if not math.isfinite(sum(logprobs)):

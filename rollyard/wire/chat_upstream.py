@@ -14,6 +14,7 @@ import msgspec
 
 from rollyard.core.call import Call, Finish, Reply, Sampling
 from rollyard.core.errors import UpstreamError
+from rollyard.core.experts import read_experts
 from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.wire import options
 from rollyard.wire.body import dump, from_upstream, is_given, read_upstream, split_object
@@ -195,6 +196,7 @@ class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
     prompt_token_ids: msgspec.Raw = msgspec.Raw()
     meta_info: dict[str, Any] | None = None
+    routed_experts: str | None = None
 
 
 class _Completion(msgspec.Struct):
@@ -260,6 +262,11 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
         finish = "refusal"
     version = version_of(meta)
     spans = version_spans(meta)
+    experts, flaws = None, tokens.flaws
+    try:
+        experts = read_experts(choice.routed_experts)
+    except ValueError as error:
+        flaws = (*flaws, str(error))
     engine = {"id": completion.id, "system_fingerprint": completion.system_fingerprint}
     return Reply(
         message=message,
@@ -277,8 +284,9 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
         version_end=spans[-1].version if spans else version,
         spans=spans,
         engine={name: value for name, value in engine.items() if value is not None},
-        trainable=not tokens.flaws,
-        flaws=tokens.flaws,
+        experts=experts,
+        trainable=not flaws,
+        flaws=flaws,
         raw=raw,
         raw_dialect="chat",
     )

@@ -132,7 +132,7 @@ async def test_an_episode_from_the_prompt_to_the_reward(server):
     left = await env.step({"done": True})
     assert left.reward == 0.0, "the reset put the ticket back"
     assert server.seen.count("POST /v1/env/instances") == 1, "the instance is used again"
-    asked = (await server.places.find(env.state["instance_id"])).record.make
+    asked = (await server.places.find(env.state["instance_id"])).make
     assert (asked.env_key, asked.env_version) == ("tickets", "v1.0.0"), "the SDK puts the letter there"
     assert (asked.data_key, asked.data_version, asked.image_type) == ("default", "v1", None)
     assert asked.ttl_seconds == 3600

@@ -81,7 +81,7 @@ async def test_environments_regions_account_runs_and_batches(server):
     assert (await sdk.environment("tickets")).default_version == "v1.0.0"
     assert "us-west-1" in await sdk.list_regions()
     account = await sdk.account()
-    assert (account.instance_count, account.instance_limit) == (2, 100)
+    assert (account.instance_count, account.instance_limit) == (2, 1_000_000)  # without a quota
     assert {run.run_id: run.running_count for run in await sdk.list_runs()} == {"r1": 1, "r2": 1}
     assert [env.instance_id for env in await sdk.instances(run_id="r2")] == [two.instance_id]
     assert (await sdk.instance(one.instance_id)).status == "running"
@@ -110,7 +110,7 @@ async def test_what_is_wrong_with_a_create_has_a_type_of_its_own(server):
         await sdk.make("tickets", region="moon")
     with pytest.raises(FleetAuthenticationError):
         await fleet.AsyncFleet(api_key="wrong", base_url=server.url).make("tickets")
-    server.places.limit = 0
+    await server.plane.store.set_terms("local", quota=0)
     with pytest.raises(FleetInstanceLimitError) as caught:
         await sdk.make("tickets")
     assert caught.value.instance_limit == 0
@@ -289,7 +289,9 @@ async def test_a_server_that_was_started_again_finds_its_instances():
 
     async with serving(secret="a secret that stays") as server:
         made = await client(server).make("tickets", run_id="kept")
-        later = fleet_app(load_worlds(WORLDS), server.backend, admit=one_key(KEY), secret="a secret that stays")
+        later = fleet_app(
+            load_worlds(WORLDS), server.plane.instances, server.engine, admit=one_key(KEY), secret="a secret that stays"
+        )
         async with serve_app(later) as url:
             sdk = fleet.AsyncFleet(api_key=KEY, base_url=url)
             (found,) = await sdk.instances(run_id="kept")
@@ -298,6 +300,25 @@ async def test_a_server_that_was_started_again_finds_its_instances():
             assert (await found.db("current").query("SELECT count(*) FROM tickets")).rows == [[5]]
             await found.close()
         assert (await client(server).instance(made.instance_id)).status == "stopped"
+
+
+async def test_a_request_id_is_remembered_by_a_server_that_was_started_again(server):
+    """It is kept with the instance in the plane's store, and not in the process that answered first."""
+    from rollyard.plane.compat.fleet import fleet_app, load_worlds, one_key
+    from rollyard.plane.parts import assemble
+    from rollyard.testing.serve import serve_app
+    from tests.fleet_server import WORLDS
+
+    sent = {"x-request-id": "request-9", "authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(timeout=60, headers=sent) as http:
+        first = await http.post(f"{server.url}/v1/env/instances", json={"env_key": "tickets"})
+        again = await assemble(server.plane.store, {server.engine.name: server.engine})
+        later = fleet_app(load_worlds(WORLDS), again.instances, server.engine, admit=one_key(KEY))
+        async with serve_app(later) as url:
+            second = await http.post(f"{url}/v1/env/instances", json={"env_key": "tickets"})
+    assert (first.status_code, second.status_code) == (200, 409)
+    assert second.json()["detail"]["instance_id"] == first.json()["instance_id"]
+    assert len(await server.left()) == 1
 
 
 @pytest.mark.adversarial

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -137,6 +139,19 @@ def test_kubernetes_manifests_and_the_compose_file_parse_and_hang_together():
     assert set(compose["services"]["plane"]["depends_on"]) <= set(compose["services"])
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
+    """Our program is not installed where the unit expects it, so another one stands for it."""
+    unit = (DEPLOY / "rollyard-plane.service").read_text().replace("/opt/rollyard/bin/rollyard", "/bin/true")
+    (tmp_path / "rollyard-plane.service").write_text(unit)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / "rollyard-plane.service")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    own = [line for line in (done.stdout + done.stderr).splitlines() if "rollyard-plane" in line]
+    assert (done.returncode, own) == (0, [])
+
+
 @pytest.mark.parametrize("where", ["kubernetes", "compose", "systemd"])
 def test_the_options_that_examples_use_exist(where):
     """Each command line is parsed by the real parser."""
@@ -156,7 +171,7 @@ def test_the_options_that_examples_use_exist(where):
         unit = (DEPLOY / "rollyard-plane.service").read_text()
         line = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
         words = shlex.split(line.partition("=")[2])[1:]
-        assert "KillMode=mixed" in unit and "TimeoutStopSec=" in unit
+        assert "KillMode=process" in unit and "TimeoutStopSec=" in unit
     assert words[:2] == ["serve", "plane"]
     command = typer.main.get_command(app).commands["plane"]
     context = command.make_context("plane", [str(word) for word in words[2:]])

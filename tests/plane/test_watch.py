@@ -187,9 +187,9 @@ async def test_metrics_count_requests_by_route_and_show_what_lives(served):
     async with served.root.get("/metrics") as answer:
         text = await answer.text()
     for line in (
-        'rollyard_plane_requests_total{method="GET",route="/v1/usage",status="200"} 1.0',
-        'rollyard_plane_requests_total{method="GET",route="/v1/instances/{id}",status="404"} 1.0',
-        'rollyard_plane_request_seconds_count{route="/v1/usage"} 1.0',
+        'rollyard_plane_requests_total{api="native",method="GET",route="/v1/usage",status="200"} 1.0',
+        'rollyard_plane_requests_total{api="native",method="GET",route="/v1/instances/{id}",status="404"} 1.0',
+        'rollyard_plane_request_seconds_count{api="native",route="/v1/usage"} 1.0',
         'rollyard_plane_instances{engine="noop",state="running"} 3.0',
         'rollyard_plane_pool_live{pool="p"} 2.0',
         'rollyard_plane_swept_total{what="ended"} 0.0',

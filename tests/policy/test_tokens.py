@@ -7,6 +7,7 @@ from aiohttp import web
 import rollyard as ry
 from rollyard.core.call import Sampling, ids
 from rollyard.core.errors import ConfigError, ContextFull, UpstreamError
+from rollyard.core.experts import RoutedExperts
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer
 from rollyard.testing.smollm import weights
 from rollyard.trajectory.trajectory import Trajectory
@@ -348,4 +349,44 @@ async def test_the_logprobs_of_a_real_server_are_the_models_own(smollm_url):
     two = await policy(plain_call(user("What is 2+2?"), sampling=Sampling(max_tokens=8), rollout_id="r2"))
     assert one.completion_ids == two.completion_ids
     assert all(abs(a - b) < 0.05 for a, b in zip(one.logprobs, two.logprobs, strict=True))
+    await policy.aclose()
+
+
+def experts_text(rows):
+    """Routed experts as vLLM writes them: one layer, one expert for each row."""
+    return RoutedExperts(1, 1, 1, bytes(rows)).to_base64()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "completions"])
+async def test_routed_experts_are_kept_where_the_server_gives_them(serving, kind):
+    prompt = len(ByteRenderer().render((user("yo"),)))
+    for rows, flaws in ((prompt + 2, ()), (prompt, (f"routed experts of {prompt} tokens, {prompt + 2} wanted",))):
+        answer = json.loads(json.dumps(ANSWERS[kind]))
+        answer["choices"][0]["routed_experts"] = experts_text(range(rows))
+        policy = await asking(serving, kind, answer, [])
+        reply = await policy(plain_call(user("yo")))
+        assert (len(reply.experts), reply.flaws, reply.trainable) == (rows, flaws, not flaws)
+        await policy.aclose()
+    answer["choices"][0]["routed_experts"] = "?"
+    policy = await asking(serving, kind, answer, [])
+    reply = await policy(plain_call(user("yo")))
+    assert reply.experts is None and "no base64" in reply.flaws[0] and not reply.trainable
+    await policy.aclose()
+
+
+async def test_experts_of_a_turn_in_parts_are_those_of_the_part_that_sampled(serving):
+    """Each part says those of all tokens before its end; the tokens of the first went through the first part's."""
+    prompt = len(ByteRenderer().render((user("yo"),)))
+    seen = []
+
+    async def handler(request):
+        seen.append(json.loads(await request.read()))
+        first = len(seen) == 1
+        part, size = (slice(0, 1), prompt) if first else (slice(1, 3), prompt + 2)
+        finish, experts = "abort" if first else "stop", experts_text([len(seen)] * size)
+        return web.json_response(vllm(TEXT[part], LOGPROBS[part], finish_reason=finish, routed_experts=experts))
+
+    policy = ry.policy.tokens(await serving(handler), "m", kind="torch", renderer="bytes")
+    reply = await policy(plain_call(user("yo")))
+    assert reply.experts.data == bytes([1] * prompt + [2] * 2) and not reply.flaws
     await policy.aclose()

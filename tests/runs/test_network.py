@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -117,3 +119,21 @@ def test_a_task_from_elsewhere_does_not_say_where_a_name_leads():
     task = Task(id="t", instruction="x", network="allowlist", allowed_hosts=("a.b@127.0.0.1",), trusted=False)
     with pytest.raises(ConfigError, match=r"a\.b@127\.0\.0\.1"):
         give_network(task, parse_wish("task"), can)
+
+
+def test_a_run_says_in_one_line_that_tasks_run_closed(tmp_path):
+    folder = tmp_path / "tasks" / "t"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "task.toml").write_text("[environment]\nallow_internet = true\n")
+    (folder / "instruction.md").write_text("go\n")
+    (folder / "tests/test.sh").write_text(
+        "#!/bin/sh\nmkdir -p /logs/verifier\ntest -s /etc/resolv.conf; echo $? > /logs/verifier/reward.txt\n"
+    )
+    for network, reward in ((), "reward 1"), (("--network", "public"), "reward 0"):
+        done = subprocess.run(
+            [sys.executable, "-m", "rollyard", "run", "tasks", "--agent", "nop", "--store", "runs.db", *network],
+            cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0 and reward in done.stdout + done.stderr, done.stderr
+        closed = [line for line in done.stderr.splitlines() if line.startswith("network.closed")]
+        assert len(closed) == (0 if network else 1) and all("--network public" in line for line in closed)

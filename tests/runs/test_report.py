@@ -3,11 +3,13 @@
 import msgspec
 import pytest
 
-from rollyard.core.rollout import Failure, Rollout, StageRecord, Verdict
+import rollyard as ry
+from rollyard.core.rollout import Failure, MergeCounts, Rollout, StageRecord, Verdict
 from rollyard.core.task import Task
 from rollyard.runs.report.plots import draw_all, page
 from rollyard.runs.report.report import Report, summarise, text
 from rollyard.runs.report.spending import Price
+from rollyard.trajectory.samples import samples
 
 
 def rollout(task, attempt, reward, agent="pi", failure=None):
@@ -48,6 +50,33 @@ def test_pass_at_k_is_the_mean_over_tasks_with_enough_attempts():
     assert line.pass_at[2].value == 0.25
     assert line.pass_at[4].value == 0.5
     assert line.pass_hat[2].value == 0.0
+
+
+def test_calls_per_row_are_over_all_rollouts_and_text_json_and_page_show_them():
+    counts = [
+        MergeCounts(calls=4, rows=1, call_tokens=100, row_tokens=40, tree_tokens=40),
+        MergeCounts(calls=2, rows=2, call_tokens=30, row_tokens=30, tree_tokens=20),
+    ]
+    made = [msgspec.structs.replace(rollout("a", n, 1.0), merged=found) for n, found in enumerate(counts)]
+    report = summarise("r", [*made, rollout("a", 2, 1.0), rollout("b", 0, 1.0, agent="codex")])
+    codex, pi = report.lines
+    assert (pi.calls_per_row, pi.saved_by_tree) == (2.0, 1 - 60 / 70) and codex.merged is None
+    assert pi.merged == MergeCounts(calls=6, rows=3, call_tokens=130, row_tokens=70, tree_tokens=60)
+    assert msgspec.json.decode(msgspec.json.encode(report))["lines"][1]["calls_per_row"] == 2.0
+    for shown in (text(report), page(report, [])):
+        heads, row = (next(line for line in shown.splitlines() if word in line) for word in ("calls/row", "pi "))
+        assert "saved by tree" in heads and " 2.0 " in row and "14%" in row
+    assert "calls/row" not in text(summarise("r", [rollout("a", 0, 1.0)])), "nothing was captured"
+
+
+@pytest.mark.anyio
+async def test_a_rollout_says_how_its_calls_went_into_rows():
+    script = {"steps": [{"shell": "true"}, {"shell": "true"}, {"text": "done"}]}
+    done = await ry.run_rollout("x", agent="shell-agent", policy=ry.policy.scripted(script), verify=["true"])
+    (row,) = samples(done).rows
+    assert (done.merged.calls, done.merged.rows, done.merged.row_tokens) == (3, 1, len(row.ids))
+    assert done.merged.call_tokens > done.merged.row_tokens == done.merged.tree_tokens
+    assert summarise("r", [done]).lines[0].calls_per_row == 3.0
 
 
 def test_cost_needs_a_price_and_is_per_million_tokens():

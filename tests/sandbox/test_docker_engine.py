@@ -13,7 +13,11 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import CommandFailed, ConfigError, SandboxGone, UnknownName
+from rollyard.core.limits import Deadline
 from rollyard.core.sandbox import Resources
+from rollyard.core.task import Site
+from rollyard.images.store import ImageStore
+from rollyard.runs.rollout.provision import Provision
 from rollyard.sandbox import backend
 from rollyard.sandbox.docker.engine import DockerEngine
 from rollyard.testing.pytest_adapter import hold
@@ -271,3 +275,56 @@ async def test_many_connections_and_large_bodies_share_a_relay_unharmed(engine, 
                 group.start_soon(accept, count, data)
                 done = await box.exec(["python3", "-c", FETCH, str(listener.port), str(count)], timeout=120)
             assert done.stdout.split() == [digest] * count, done.stderr[-500:]
+
+
+REACH = """
+import os, sys, urllib.request
+for url in sys.argv[1:]:
+    try: print(urllib.request.urlopen(url, timeout=20).read().decode())
+    except Exception as error: print(type(error).__name__)
+"""
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize("route", ["netns", "exec"])
+async def test_an_allow_list_is_kept_by_the_proxy_on_each_route(engine, route):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+        await writer.drain()
+        writer.close()
+
+    kind, host = engine
+    async with (
+        await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+        backend(kind, host=host, route=route) as made,
+    ):
+        port = server.sockets[0].getsockname()[1]
+        spec = ry.SandboxSpec(network="allowlist", allowed_hosts=(f"web.test:{port}@127.0.0.1",))
+        async with made.open(spec) as box:
+            urls = [f"http://{name}:{port}/" for name in ("web.test", "evil.test")]
+            said = await box.exec(["python3", "-c", REACH, *urls], timeout=120)
+            assert said.stdout.split() == [b"hi", b"HTTPError"], said.text
+            bare = {"http_proxy": "", "HTTP_PROXY": "", "https_proxy": "", "HTTPS_PROXY": ""}
+            said = await box.exec(["python3", "-c", REACH, *urls], timeout=120, env=bare)
+            assert said.stdout.split() == [b"hi" if route == "netns" else b"URLError", b"URLError"], said.text
+
+
+async def test_a_build_with_hosts_is_carried_out_behind_the_proxy(opened, tmp_path):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        fetch = f"import urllib.request as r; open('/got', 'wb').write(r.urlopen('http://web.test:{port}/').read())"
+        (tmp_path / "Dockerfile").write_text(f'FROM rollyard-host\nENV A=b\nRUN python3 -c "{fetch}"\n')
+        site = Site(build=str(tmp_path), build_hosts=(f"web.test:{port}@127.0.0.1",))
+        provision = Provision(ImageStore(tmp_path / "images"), opened)
+        built = await provision.image(site, opened, Deadline.after(300, "limits.boot"))
+        assert built.env["A"] == "b"
+        async with opened.open(ry.SandboxSpec(image=built.image)) as box:
+            assert await box.read("/got") == b"hi" and b"127.64" not in await box.read("/etc/resolv.conf")
+        await opened.remove_image(built.image)

@@ -34,7 +34,7 @@ def test_an_option_that_would_weaken_isolation_is_refused_by_name(name):
     [
         ({"min_isolation": "gvisor"}, IsolationTooWeak),
         ({"network": "host"}, ConfigError),
-        ({"network": "allowlist", "allowed_hosts": ("a",)}, Unsupported),
+        ({"network": "allowlist", "allowed_hosts": ("127.1",)}, ConfigError),
         ({"idle_ttl_s": 5.0}, Unsupported),
         ({"disk": "tmpfs"}, Unsupported),
         ({"resources": Resources(gpus=1)}, Unsupported),

@@ -173,11 +173,16 @@ async def test_the_key_is_in_no_error_when_nobody_answers_or_the_answer_is_broke
         assert secret not in text
 
 
+def idle_or_alive(launch):
+    idle = launch.get("lifecycle", {}).get("after_idle", {})
+    return idle.get("idle_time_seconds") or launch["keep_alive_time_seconds"]
+
+
 LEASE = {
     "hf": lambda asked: float(asked["environment"]["SBX_IDLE_TIMEOUT"]),
     "daytona": lambda asked: 60.0 * asked["autoStopInterval"],
     "prime": lambda asked: 60.0 * asked["idle_timeout_minutes"],
-    "runloop": lambda asked: asked["launch_parameters"]["lifecycle"]["after_idle"]["idle_time_seconds"],
+    "runloop": lambda asked: idle_or_alive(asked["launch_parameters"]),
 }
 
 

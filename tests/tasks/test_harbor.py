@@ -198,7 +198,7 @@ def test_a_verifiers_image_follows_harbors_order(folders, tmp_path):
         ("[task]\nname = 'noorg'\n", "org/name"),
         ("artifacts = ['../x']\n", "must not contain"),
         ("artifacts = [{source='/a', destination='/b'}]\n", "destination"),
-        ("schema_version = '2.0'\n", "schema_version"),
+        ("schema_version = 'new'\n", "schema_version"),
         ("[[steps]]\nname = 'a/b'\n", "portable"),
         ("[[steps]]\nname = 'a'\n[[steps]]\nname = 'A'\n", "two steps"),
         ("[[steps]]\nname = 'absent'\n", "steps/absent does not exist"),

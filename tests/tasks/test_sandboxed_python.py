@@ -205,6 +205,7 @@ LYING = {
     "private parts": "async def check(s, r):\n    return await s._link.ask('_exec', 1)\n",
     "a type of ours": "async def check(s, r):\n    return await s._link.ask('rollout', '__class__')\n",
     "no end": "def check(s, r):\n    while True: pass\n",
+    "jobs without end": "async def check(s, r):\n    for _ in range(9): await s.start('true')\n    return 1.0\n",
     "an early exit": "def check(s, r):\n    os._exit(0)\n",
 }
 

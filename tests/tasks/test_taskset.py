@@ -30,11 +30,9 @@ def test_a_folder_of_folders_is_a_taskset_in_name_order(folders, tmp_path):
         tasks["aa"]
 
 
-def test_two_tasks_of_one_name_are_refused(folders, tmp_path):
-    for name in ("x", "y"):
-        folders.simple(tmp_path / name, '[task]\nname = "o/same"\n')
-    with pytest.raises(ConfigError, match="two tasks are named 'o/same'"):
-        ry.Taskset.load(tmp_path)
+def test_two_rows_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="two tasks are named 'same'"):
+        ry.Taskset([{"id": "same", "instruction": "x"}, {"id": "same", "instruction": "y"}])
 
 
 def test_a_dataset_checks_its_digests(folders, tmp_path):

@@ -31,7 +31,9 @@ def test_the_page_shows_the_recorded_results_of_every_case():
     found = table.read_all(PLACE)
     if WRITE:
         PAGE.write_text(table.put(PAGE.read_text(), table.render(found)))
-    assert {one.backend for one in found} >= {"local", "docker", "podman", "e2b", "hf", "daytona", "prime"}
+    assert {one.backend for one in found} >= {
+        *("local", "docker", "podman", "e2b", "hf", "daytona", "prime", "runloop", "ssh", "apptainer")
+    }
     for one in found:
         assert "failed" not in one.results.values()
         assert set(one.results) == {case.id for case in cases()}, f"{one.backend} was recorded with another suite"

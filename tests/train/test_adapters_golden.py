@@ -28,7 +28,7 @@ from rollyard.train.adapters import (
     verifiers,
     verl,
 )
-from rollyard.trajectory.samples import samples
+from rollyard.trajectory.samples import merge_counts, samples
 from tests.train.rollouts import branchy, linear, unprovable, unscored
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -251,3 +251,23 @@ def test_a_black_box_rollout_has_no_turns_and_cannot_be_trained_on():
     assert openenv.proxy_trace(unseen) == []
     with pytest.raises(Untrainable, match="no model call was captured"):
         openenv.training_trace(unseen)
+
+
+def test_adapters_with_room_for_it_say_where_a_row_hangs_in_its_tree():
+    """A trainer that reads it finds the shared tokens in the parent row."""
+    rollout = branchy()
+    rows = [(sample["tokens"], sample["train_metadata"]) for sample in slime.rollout_groups([rollout])[0]]
+    assert [place for _, place in rows] == [
+        {name: one["extra_fields"][name] for name in ("row", "rows", "parent_row", "shared_tokens")}
+        for one in verl.outputs([rollout])
+    ]
+    packed = atropos.scored_data([rollout])
+    assert [one | {"rollout_id": rollout.id} for _, one in rows] == packed["overrides"]
+    shared = [(tokens, place) for tokens, place in rows if place["parent_row"] is not None]
+    assert shared, "some rows share a prefix"
+    for tokens, place in shared:
+        count = place["shared_tokens"]
+        assert count and tokens[:count] == rows[place["parent_row"]][0][:count]
+    counts = merge_counts(rollout.trajectory)
+    saved = sum(place["shared_tokens"] for _, place in rows)
+    assert (counts.rows, counts.row_tokens - counts.tree_tokens) == (len(rows), saved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
+from statistics import fmean
 
 import msgspec
 import numpy as np
@@ -18,9 +19,9 @@ import rollyard as ry
 from examples.grpo_llm.chores import KINDS, SYSTEM, WORDS, chore, command, demonstration, is_done, task
 from examples.grpo_llm.learn import Learner, trained_logprobs, warm_up
 from examples.grpo_llm.llama import Llama, LlamaConfig
-from examples.grpo_llm.plot import apart, draw, table
+from examples.grpo_llm.plot import apart, draw, interval, table
 from examples.grpo_llm.sampler import SlotSampler
-from examples.grpo_llm.train import Options, interval, load, refuse_stale, train
+from examples.grpo_llm.train import Options, load, refuse_stale, train
 from examples.grpo_llm.weights import load_llama, order_heads, read_q4_1, read_q8_0
 from rollyard.core.call import floats
 from rollyard.core.message import Message, Text
@@ -45,7 +46,7 @@ def small(seed: int = 0) -> Llama:
     torch.manual_seed(seed)
     model = Llama(SMALL)
     with torch.no_grad():
-        model.embed.weight.mul_(40)  # a model with opinions: a flat one would hide a wrong place or mask
+        model.embed.weight.mul_(25)  # a model with opinions: a flat one would hide a wrong place or mask
     return model
 
 
@@ -71,6 +72,7 @@ async def test_draws_are_those_of_the_distribution():
         torch.manual_seed(1)
         said = await asyncio.gather(*(sampler.sample([65, 66], 1) for _ in range(2000)))
     likely = int(expected.argmax())
+    assert 0.2 < expected[likely] < 0.9
     share = sum(got.ids[0] == likely for got in said) / len(said)
     assert abs(share - float(expected[likely])) < 0.06
 
@@ -91,7 +93,7 @@ def test_quantised_blocks_are_read_as_llama_cpp_writes_them():
 
 
 def test_pairs_that_turn_together_end_up_half_a_head_apart():
-    assert order_heads(torch.arange(8)[:, None], 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert order_heads(torch.arange(12)[:, None], 2)[:, 0].tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
 
 
 def test_training_and_held_out_chores_share_no_name_and_every_kind_comes_up():
@@ -111,7 +113,9 @@ async def reward_of(made, steps) -> float | None:
     return done.reward
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["note", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "note")]
+)
 async def test_the_right_command_is_paid_and_nothing_is_not(kind):
     seed = next(n for n in range(100) if task(n, "held-out").metadata["kind"] == kind)
     right = command(chore(random.Random(f"held-out-{seed}"), "held-out"), kind)
@@ -154,7 +158,7 @@ def test_the_better_attempts_of_a_group_become_likelier_and_equal_ones_move_no_w
     assert report.rows == 8 and report.gap_max < 1e-5 and report.divergence > 0
     late = [row(model, n, 0.0) for n in range(8)]
     rose = [b.logprobs[4] - a.logprobs[4] for a, b in zip(early, late, strict=True)]
-    assert min(rose[:2]) > max(rose[2:])
+    assert fmean(rose[:2]) > fmean(rose[2:]) + 0.3
 
 
 def test_a_step_that_went_far_makes_the_next_one_smaller_and_a_short_one_larger():
@@ -196,13 +200,13 @@ def test_rows_of_other_weights_are_not_trained_on():
 
 
 def test_the_interval_covers_the_mean_and_the_table_says_whether_two_touch():
-    low, high = interval([0.0] * 70 + [1.0] * 30)
-    assert 0.15 < low < 0.3 < high < 0.45
-    ends = {"before": {"reward": 0.3, "low": 0.2, "high": 0.4}, "after": {"reward": 0.9, "low": 0.8, "high": 1.0}}
+    assert interval(0.3, 100) == pytest.approx((0.219, 0.396), abs=1e-3)
+    assert interval(0.0, 128) == pytest.approx((0.0, 0.029), abs=1e-3)
+    ends = {"before": {"reward": 0.3, "rollouts": 100}, "after": {"reward": 0.9, "rollouts": 100}}
     facts = {"options": {"seed": 7}, "curve": [{"rollouts": 64}] * 2, "gap_max": 1e-5, "seconds": 90.0}
-    assert apart({**ends, **facts}) and not apart({**ends, **facts, "after": ends["before"]})
+    assert apart({**ends, **facts}) and not apart({**ends, **facts, "after": {"reward": 0.4, "rollouts": 100}})
     assert table([{**ends, **facts}]).splitlines()[-1] == (
-        "| 7 | 0.30 (0.20 to 0.40) | 0.90 (0.80 to 1.00) | yes | 2 | 128 | 1e-05 | 90 |"
+        "| 7 | 0.30 (0.22 to 0.40) | 0.90 (0.83 to 0.94) | yes | 2 | 128 | 1e-05 | 90 |"
     )
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rollyard.core.call import VersionSpan
 from rollyard.core.errors import UpstreamError
+from rollyard.core.experts import RoutedExperts
 from rollyard.wire import CODECS
 
 decode = CODECS["chat"].decode_reply
@@ -34,6 +35,14 @@ def test_vllm_ids_at_the_top_and_in_the_choice():
     assert reply.prompt_ids.tolist() == [1, 2, 3] and reply.completion_ids.tolist() == [7, 8]
     assert reply.logprobs.tolist() == [-0.5, -1.0] and [t.text for t in reply.tokens] == ["t0", "t1"]
     assert (reply.capture, reply.trainable, reply.flaws, reply.prompt_source) == ("tokens", True, (), "engine")
+
+
+def test_vllm_routed_experts_in_the_choice():
+    experts = RoutedExperts(1, 2, 1, bytes(8))
+    choice = {"token_ids": [7, 8], "logprobs": content(-0.5, -1.0), "routed_experts": experts.to_base64()}
+    assert decode(answer(choice, prompt_token_ids=[1, 2, 3])).experts == experts
+    broken = decode(answer(choice | {"routed_experts": "?"}, prompt_token_ids=[1, 2, 3]))
+    assert broken.experts is None and "no base64" in broken.flaws[0] and not broken.trainable
 
 
 def test_sglang_ids_in_the_choice_and_versions_in_meta_info():

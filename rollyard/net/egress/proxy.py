@@ -160,6 +160,8 @@ class EgressProxy:
                     await stream.aclose()
                     continue
                 self._keep(self._serve(stream, serve))
+        except Error:
+            pass  # the sandbox is gone
         finally:
             await listener.aclose()
 

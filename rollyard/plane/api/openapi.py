@@ -58,7 +58,7 @@ def document(routes: Sequence[ApiRoute]) -> dict[str, Any]:
 def _operation(route: ApiRoute, of_body: dict[type, Any]) -> dict[str, Any]:
     refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
     made: dict[str, Any] = {
-        "operationId": route.handler.replace(".", "_"),
+        "operationId": route.handler.__name__,
         "summary": route.what,
         "x-roles": list(route.roles),
         "parameters": [

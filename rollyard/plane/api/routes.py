@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from starlette.responses import Response
+
 from rollyard.core.plane import Role
+from rollyard.plane.api.handlers import bundles, envs, instances, owners, watching
 from rollyard.plane.api.handlers.bundles import Download, Upload
+from rollyard.plane.api.handlers.call import ApiCall
 from rollyard.plane.api.handlers.envs import CreateEnv, ReleaseEnv, UpdateEnv
 from rollyard.plane.api.handlers.instances import DeleteMany, Exec, Extend, Fork, Presign, RolloutLink
 from rollyard.plane.api.handlers.owners import OwnerTerms
@@ -20,12 +25,12 @@ _ALL: tuple[Role, ...] = ("admin", "owner", "trainer", "agent")
 
 
 class ApiRoute(NamedTuple):
-    """`handler` is `group.method`; `query` names the parameters that are read from the URL."""
+    """`query` names the parameters that are read from the URL."""
 
     method: str
     path: str
     roles: tuple[Role, ...]
-    handler: str
+    handler: Callable[[ApiCall], Awaitable[Response]]
     what: str
     body: type | None = None
     query: tuple[str, ...] = ()
@@ -35,58 +40,79 @@ _PAGE = ("limit", "cursor")
 _I = "/v1/instances/{id}"
 
 ROUTES: tuple[ApiRoute, ...] = (
-    ApiRoute("GET", "/v1/engines", _ALL, "owners.engines", "the engines and what each can do"),
-    ApiRoute("POST", "/v1/envs", _AO, "envs.create", "describe a new environment version", CreateEnv),
-    ApiRoute("GET", "/v1/envs", _ALL, "envs.list", "a page of environments", None, ("q", "status", *_PAGE)),
-    ApiRoute("GET", "/v1/envs/{name}/{version}", _ALL, "envs.get", "one environment version"),
-    ApiRoute("PUT", "/v1/envs/{name}/{version}", _AO, "envs.update", "replace it, at the revision read", UpdateEnv),
-    ApiRoute("DELETE", "/v1/envs/{name}/{version}", _AO, "envs.delete", "remove a draft (an admin: any)"),
-    ApiRoute("GET", "/v1/envs/{name}/{version}/exists", _ALL, "envs.exists", "whether it is there"),
-    ApiRoute("POST", "/v1/envs/{name}/{version}/release", _AO, "envs.release", "make it immutable", ReleaseEnv),
-    ApiRoute("POST", "/v1/bundles", _AO, "bundles.upload", "a URL to send a bundle to", Upload),
-    ApiRoute("POST", "/v1/bundles/{sha256}", _ALL, "bundles.download", "a URL to fetch a bundle from", Download),
+    ApiRoute("GET", "/v1/engines", _ALL, owners.list_engines, "the engines and what each can do"),
+    ApiRoute("POST", "/v1/envs", _AO, envs.create_env, "describe a new environment version", CreateEnv),
+    ApiRoute("GET", "/v1/envs", _ALL, envs.list_envs, "a page of environments", None, ("q", "status", *_PAGE)),
+    ApiRoute("GET", "/v1/envs/{name}/{version}", _ALL, envs.get_env, "one environment version"),
+    ApiRoute("PUT", "/v1/envs/{name}/{version}", _AO, envs.update_env, "replace it, at the revision read", UpdateEnv),
+    ApiRoute("DELETE", "/v1/envs/{name}/{version}", _AO, envs.delete_env, "remove a draft (an admin: any)"),
+    ApiRoute("GET", "/v1/envs/{name}/{version}/exists", _ALL, envs.env_exists, "whether it is there"),
+    ApiRoute("POST", "/v1/envs/{name}/{version}/release", _AO, envs.release_env, "make it immutable", ReleaseEnv),
+    ApiRoute("POST", "/v1/bundles", _AO, bundles.begin_upload, "a URL to send a bundle to", Upload),
+    ApiRoute("POST", "/v1/bundles/{sha256}", _ALL, bundles.begin_download, "a URL to fetch a bundle from", Download),
     ApiRoute(
-        "POST", "/v1/instances", _AOT, "instances.create", "make an instance; honours Idempotency-Key", CreateInstance
+        "POST",
+        "/v1/instances",
+        _AOT,
+        instances.create_instance,
+        "make an instance; honours Idempotency-Key",
+        CreateInstance,
     ),
     ApiRoute(
-        *("GET", "/v1/instances", _AOT, "instances.list", "a page of instances", None),
+        *("GET", "/v1/instances", _AOT, instances.list_instances, "a page of instances", None),
         ("owner", "env", "run_id", "rollout_id", "label", "live", *_PAGE),
     ),
-    ApiRoute("POST", "/v1/instances/delete", _AOT, "instances.delete_many", "delete by ids, run or labels", DeleteMany),
     ApiRoute(
-        "GET", "/v1/changes", _AOT, "watch.changes", "what changed since a cursor", None, ("owner", "cursor", "wait_s")
+        "POST", "/v1/instances/delete", _AOT, instances.delete_instances, "delete by ids, run or labels", DeleteMany
     ),
-    ApiRoute("GET", "/v1/watch", _AOT, "watch.stream", "changes as server-sent events", None, ("owner", "cursor")),
     ApiRoute(
-        "GET", _I, _ALL, "instances.get", "a live instance, or its first state after `not`", None, ("not", "wait_s")
+        "GET",
+        "/v1/changes",
+        _AOT,
+        watching.list_changes,
+        "what changed since a cursor",
+        None,
+        ("owner", "cursor", "wait_s"),
     ),
-    ApiRoute("DELETE", _I, _AOT, "instances.delete", "delete an instance"),
-    ApiRoute("GET", f"{_I}/history", _ALL, "instances.history", "its states, also when it is gone"),
-    ApiRoute("POST", f"{_I}/heartbeat", _ALL, "instances.heartbeat", "a sign of life"),
-    ApiRoute("POST", f"{_I}/extend", _AOT, "instances.extend", "a new end of its time", Extend),
-    ApiRoute("POST", f"{_I}/link", _AOT, "instances.link", "say which rollout it is for", RolloutLink),
-    ApiRoute("POST", f"{_I}/pause", _AOT, "instances.pause", "make its programs stand still"),
-    ApiRoute("POST", f"{_I}/resume", _AOT, "instances.resume", "let them go on"),
-    ApiRoute("POST", f"{_I}/snapshot", _AOT, "instances.snapshot", "an image of what it has written"),
-    ApiRoute("POST", f"{_I}/fork", _AOT, "instances.fork", "new instances that begin as this one is", Fork),
     ApiRoute(
-        *("GET", f"{_I}/logs", _ALL, "instances.logs", "what its own program printed", None),
+        "GET", "/v1/watch", _AOT, watching.stream_changes, "changes as server-sent events", None, ("owner", "cursor")
+    ),
+    ApiRoute(
+        "GET",
+        _I,
+        _ALL,
+        instances.get_instance,
+        "a live instance, or its first state after `not`",
+        None,
+        ("not", "wait_s"),
+    ),
+    ApiRoute("DELETE", _I, _AOT, instances.delete_instance, "delete an instance"),
+    ApiRoute("GET", f"{_I}/history", _ALL, instances.get_history, "its states, also when it is gone"),
+    ApiRoute("POST", f"{_I}/heartbeat", _ALL, instances.heartbeat, "a sign of life"),
+    ApiRoute("POST", f"{_I}/extend", _AOT, instances.extend, "a new end of its time", Extend),
+    ApiRoute("POST", f"{_I}/link", _AOT, instances.link_rollout, "say which rollout it is for", RolloutLink),
+    ApiRoute("POST", f"{_I}/pause", _AOT, instances.pause, "make its programs stand still"),
+    ApiRoute("POST", f"{_I}/resume", _AOT, instances.resume, "let them go on"),
+    ApiRoute("POST", f"{_I}/snapshot", _AOT, instances.snapshot, "an image of what it has written"),
+    ApiRoute("POST", f"{_I}/fork", _AOT, instances.fork, "new instances that begin as this one is", Fork),
+    ApiRoute(
+        *("GET", f"{_I}/logs", _ALL, instances.read_logs, "what its own program printed", None),
         ("stream", "tail", "follow"),
     ),
-    ApiRoute("POST", f"{_I}/exec", _ALL, "instances.exec", "run a program and wait for it", Exec),
-    ApiRoute("GET", f"{_I}/files", _ALL, "instances.read_file", "a file's bytes", None, ("path",)),
-    ApiRoute("PUT", f"{_I}/files", _ALL, "instances.write_file", "write a file from the body", None, ("path",)),
-    ApiRoute("POST", f"{_I}/presign", _AOT, "instances.presign", "an expiring URL to a port", Presign),
-    ApiRoute("POST", f"{_I}/token", _AOT, "instances.token", "the token of its gateway, and of nothing else"),
-    ApiRoute("GET", "/v1/trace/{id}", _AOT, "bundles.trace", "everything behind an instance's or a rollout's id"),
-    ApiRoute("GET", "/v1/pools", _AOT, "owners.list_pools", "warm pools and how many wait in them"),
-    ApiRoute("PUT", "/v1/pools/{name}", _A, "owners.put_pool", "a pool of instances made ahead of their use", PutPool),
-    ApiRoute("DELETE", "/v1/pools/{name}", _A, "owners.remove_pool", "end a pool and what waits in it"),
-    ApiRoute("GET", "/v1/usage", _AOT, "owners.usage", "instances and quota of the caller's owner", None, ("owner",)),
-    ApiRoute("PUT", "/v1/owners/{owner}", _A, "owners.set_terms", "an owner's quota and rate", OwnerTerms),
-    ApiRoute("POST", "/v1/keys", _A, "owners.create_key", "a new API key, shown once", NewKey),
-    ApiRoute("GET", "/v1/keys", _A, "owners.list_keys", "keys, without themselves"),
-    ApiRoute("DELETE", "/v1/keys/{id}", _A, "owners.revoke_key", "end a key"),
-    ApiRoute("POST", "/v1/sweep", _A, "owners.sweep", "sweep now"),
-    ApiRoute("GET", "/metrics", _A, "owners.metrics", "Prometheus text"),
+    ApiRoute("POST", f"{_I}/exec", _ALL, instances.run_program, "run a program and wait for it", Exec),
+    ApiRoute("GET", f"{_I}/files", _ALL, instances.read_file, "a file's bytes", None, ("path",)),
+    ApiRoute("PUT", f"{_I}/files", _ALL, instances.write_file, "write a file from the body", None, ("path",)),
+    ApiRoute("POST", f"{_I}/presign", _AOT, instances.presign, "an expiring URL to a port", Presign),
+    ApiRoute("POST", f"{_I}/token", _AOT, instances.get_token, "the token of its gateway, and of nothing else"),
+    ApiRoute("GET", "/v1/trace/{id}", _AOT, bundles.get_trace, "everything behind an instance's or a rollout's id"),
+    ApiRoute("GET", "/v1/pools", _AOT, owners.list_pools, "warm pools and how many wait in them"),
+    ApiRoute("PUT", "/v1/pools/{name}", _A, owners.put_pool, "a pool of instances made ahead of their use", PutPool),
+    ApiRoute("DELETE", "/v1/pools/{name}", _A, owners.remove_pool, "end a pool and what waits in it"),
+    ApiRoute("GET", "/v1/usage", _AOT, owners.get_usage, "instances and quota of the caller's owner", None, ("owner",)),
+    ApiRoute("PUT", "/v1/owners/{owner}", _A, owners.set_terms, "an owner's quota and rate", OwnerTerms),
+    ApiRoute("POST", "/v1/keys", _A, owners.create_key, "a new API key, shown once", NewKey),
+    ApiRoute("GET", "/v1/keys", _A, owners.list_keys, "keys, without themselves"),
+    ApiRoute("DELETE", "/v1/keys/{id}", _A, owners.revoke_key, "end a key"),
+    ApiRoute("POST", "/v1/sweep", _A, owners.sweep_now, "sweep now"),
+    ApiRoute("GET", "/metrics", _A, owners.get_metrics, "Prometheus text"),
 )

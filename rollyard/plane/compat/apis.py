@@ -25,6 +25,7 @@ from rollyard.plane.compat.e2b.app import e2b_routes
 from rollyard.plane.compat.e2b.instance_boxes import InstanceBoxes
 from rollyard.plane.compat.fleet.open import FleetOptions, FleetParts, fleet_face, open_fleet
 from rollyard.plane.compat.rock.app import rock_app
+from rollyard.plane.http.request_log import RequestLog
 from rollyard.plane.parts import PlaneParts
 from rollyard.store import Store
 
@@ -80,6 +81,7 @@ class Footing(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     own_url: str
     sdk_key: str
+    log: RequestLog
     store: Store | None = None
 
 
@@ -137,6 +139,7 @@ async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncG
                 url=f"{footing.own_url}{_FLEET}",
                 given=given.fleet,
                 store=footing.store,
+                log=footing.log,
             )
         )
         if fleet is not None:
@@ -146,11 +149,12 @@ async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncG
             address = given.aenv[0].getsockname()[0]
             anonymous = ip_address(address).is_loopback and not given.aenv_keys
             callers = AenvCallers(parts.access, secret=footing.secret, anonymous=anonymous)
-            apps = aenv_apps(parts.hub, parts.instances, parts.gateway, callers, public_url=url)
+            apps = aenv_apps(parts.hub, parts.instances, parts.gateway, callers, footing.log, public_url=url)
             at |= zip(given.aenv, apps, strict=True)
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
         named["ROCK_BASE_URL"] = f"{url}{_ROCK}/{footing.sdk_key}"
-        e2b, rock = Starlette(routes=e2b_routes(boxes)), rock_app(_ROCK, parts.instances, parts.gateway, parts.access)
+        e2b = Starlette(routes=e2b_routes(boxes), middleware=[footing.log.watch("e2b")])
+        rock = rock_app(_ROCK, parts.instances, parts.gateway, parts.access, footing.log)
         yield Faces(app, e2b=e2b, fleet=fleet, rock=rock, at=at, named=named)
 
 

@@ -195,12 +195,11 @@ class Gateway:
 
     def _guard(self, passing: _Passing) -> _Passing:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            started, began, status = False, time.perf_counter(), 101
+            started = False
 
             async def sending(message: Message) -> None:
-                nonlocal started, status
+                nonlocal started
                 started = True
-                status = message.get("status", status)
                 await send(message)
 
             if scope["type"] == "websocket":
@@ -215,13 +214,9 @@ class Gateway:
                     )
                     return
                 shown = error if isinstance(error, Error) else PlaneUnavailable("the instance did not answer")
-                response = refusal(shown)
-                status = response.status_code
-                await _refuse(scope, receive, send, response)
+                await _refuse(scope, receive, send, refusal(shown))
             finally:
                 self._counters.passing -= 1
-                method = scope.get("method", "WS")
-                self._counters.count_answer(method, "gateway", status, time.perf_counter() - began)
 
         return app
 

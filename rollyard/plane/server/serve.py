@@ -30,6 +30,7 @@ from rollyard.plane.api.app import plane_app
 from rollyard.plane.compat.apis import FaceOptions, Footing, open_face_parts, open_faces, sdk_key_of
 from rollyard.plane.engines.choose import engine
 from rollyard.plane.engines.protocol import Engine
+from rollyard.plane.http.request_log import RequestLog
 from rollyard.plane.parts import assemble
 from rollyard.plane.server.logs import configure
 from rollyard.plane.service.create_request import CreateDefaults
@@ -95,7 +96,8 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
             tables = PlaneTables(SqlPlane(store.database), engines, parts.sweeper, options.quota)
             shown = page_app(store, plane=tables, plane_key=partial(same_key, key))
             page = NoWebPages(shown, AllowedHosts(options.host), forms=True)
-        app = plane_app(parts, page=page, public_url=options.public_url, log_requests=options.log_requests)
+        log = RequestLog(parts.counters, lines=options.log_requests)
+        app = plane_app(parts, page=page, public_url=options.public_url, log=log)
         for work in (parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)):
             stack.push_async_callback(_stop, asyncio.create_task(work))
         url = http_url(options.host, port)
@@ -105,6 +107,7 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
             url=options.public_url or url,
             own_url=url,
             sdk_key=sdk_key,
+            log=log,
             store=store,
         )
         faces = await stack.enter_async_context(open_faces(app, footing, given))

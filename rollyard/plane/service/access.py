@@ -16,6 +16,7 @@ import msgspec
 from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneNotFound, PlaneUnauthorized
 from rollyard.core.ids import new_id, secret
 from rollyard.core.plane import KEYLESS_OWNER, ROLES, ApiKey, EnvRecord, Instance, Role
+from rollyard.plane.service.request_note import note_caller
 from rollyard.plane.storage.protocol import PlaneStore
 
 KNOWN_S = 1.0
@@ -72,6 +73,7 @@ class Access:
         digest, now = _digest(bearer(header)), time.monotonic()
         at, known = self._known.get(digest, (-KNOWN_S, None))
         if known is not None and now - at < KNOWN_S:
+            note_caller(known)
             return known
         found = await self._store.find_key(digest)
         if found is None:
@@ -80,6 +82,7 @@ class Access:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known[digest] = (now, found)
+        note_caller(found)
         return found
 
 

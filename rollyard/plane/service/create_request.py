@@ -16,6 +16,7 @@ from rollyard.core.plane import POOL_OWNER, AdmissionTerms, EnvSpec, Instance, I
 from rollyard.core.sandbox import Mount, Network, Resources
 from rollyard.plane.engines.choose import choose, refuse
 from rollyard.plane.engines.protocol import Engine
+from rollyard.plane.service.request_note import say_origin
 
 _PATHS = ("/", "./", "../", "~")
 _MAX_LABELS = 64
@@ -125,6 +126,7 @@ def journal_instance(
         expires_at=now + plan.ttl_s,
         idle_ttl_s=asked.idle_ttl_s,
         settle_by=now + 2 * settings.boot_s,
+        reason=f"asked for {origin}" if (origin := say_origin()) else None,
     )
 
 

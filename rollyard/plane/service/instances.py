@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -28,7 +28,17 @@ from rollyard.core.errors import (
     SandboxGone,
 )
 from rollyard.core.log import Log
-from rollyard.core.plane import KEYLESS_OWNER, POOL_OWNER, EnvSpec, Happening, Instance, InstanceState, Taking, WarmPool
+from rollyard.core.plane import (
+    KEYLESS_OWNER,
+    POOL_OWNER,
+    EnvSpec,
+    Happening,
+    Instance,
+    InstanceState,
+    OwnerUsage,
+    Taking,
+    WarmPool,
+)
 from rollyard.core.protocols import Sandbox
 from rollyard.net.paging import each_page
 from rollyard.plane.engines.choose import refuse
@@ -43,11 +53,14 @@ from rollyard.plane.service.create_request import (
     plan_instance,
 )
 from rollyard.plane.service.cursors import read_cursor, write_cursor
+from rollyard.plane.service.drain import Duty
 from rollyard.plane.service.hub import MAX_PAGE, Hub
+from rollyard.plane.service.request_note import note_instance, say_origin
 from rollyard.plane.storage.protocol import PlaneStore
 
 _log = Log("rollyard.plane")
 _AT_ONCE = 16
+Preparation = Callable[[Instance, Sandbox], Awaitable[None]]
 
 
 class Instances:
@@ -60,7 +73,9 @@ class Instances:
         plane: str,
         settings: CreateDefaults | None = None,
         clock: Callable[[], float] = time.time,
+        duty: Duty | None = None,
     ) -> None:
+        self._duty = duty or Duty()
         self._store, self._hub, self.engines, self._plane = store, hub, engines, plane
         self.settings = settings or CreateDefaults()
         self._clock = clock
@@ -68,20 +83,35 @@ class Instances:
 
     async def create(self, asked: CreateInstance, *, owner: str, caller: str = "", key: str | None = None) -> Instance:
         """`key` is an Idempotency-Key: the same request again gives the instance that the first one made."""
+        return (await self.create_once(asked, owner=owner, caller=caller, key=key))[0]
+
+    async def create_once(
+        self,
+        asked: CreateInstance,
+        *,
+        owner: str,
+        caller: str = "",
+        key: str | None = None,
+        prepare: Preparation | None = None,
+    ) -> tuple[Instance, bool]:
+        """The instance, and whether this request made it. `prepare` is what has to be done in a new one before it runs: one that
+        cannot be prepared has failed, and is gone from its engine."""
+        self._duty.refuse()
         check_request(asked, self.settings)
         request = (caller, key, hashlib.sha256(msgspec.json.encode(asked)).digest()) if key else None
         if asked.pool is not None:
             pool = await self._store.get_pool(asked.pool)
             taken = await self._take_pooled(pool, asked, owner, request)
             if taken is not None:
-                return taken
+                return taken, True
             made_from = msgspec.json.decode(pool.plan, type=CreateInstance)
             given = {name: getattr(asked, name) for name in FROM_POOL if name != "pool"}
             asked = replace(made_from, **{name: value for name, value in given.items() if value})
         spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._env(asked, owner)
         if asked.image is not None:
             await self._check_image(asked.image, owner)
-        return await self.make(plan_instance(asked, spec, owner, self.engines, self.settings, self._clock()), request)
+        new = plan_instance(asked, spec, owner, self.engines, self.settings, self._clock())
+        return await self._make(new, request, prepare)
 
     async def _take_pooled(
         self, pool: WarmPool, asked: CreateInstance, owner: str, request: tuple[str, str, bytes] | None
@@ -109,15 +139,23 @@ class Instances:
         ttl = asked.ttl_s or plan.ttl_s or self.settings.default_ttl_s
         return await self.extend(taken[0].id, ttl) if engine.abilities.extend else taken[0]
 
-    async def make(self, new: Instance, request: tuple[str, str, bytes] | None = None) -> Instance:
+    async def make(self, new: Instance) -> Instance:
         """From the journal to running."""
+        return (await self._make(new, None, None))[0]
+
+    async def _make(
+        self, new: Instance, request: tuple[str, str, bytes] | None, prepare: Preparation | None
+    ) -> tuple[Instance, bool]:
         instance, made = await self._store.begin(new, terms=self.settings.terms, request=request)
+        note_instance(instance)
         if not made:
-            return instance
+            return instance, False
         engine = self.engines[instance.engine]
         try:
             async with asyncio.timeout(self.settings.boot_s):
                 ref = await engine.create(instance, self._plane)
+                if prepare is not None:
+                    await self._prepare(instance, engine, ref, prepare)
         except (Error, TimeoutError, OSError) as error:
             await self._abandon(instance, engine, error)
             if isinstance(error, Error):
@@ -128,7 +166,14 @@ class Instances:
             await engine.delete(ref)
             await self._store.end(instance.id, "deleted", at=self._clock(), reason="deleted while it was made")
             raise PlaneConflict(f"{instance.id} was deleted while it was made")
-        return running
+        return running, True
+
+    async def _prepare(self, instance: Instance, engine: Engine, ref: str, prepare: Preparation) -> None:
+        try:
+            await prepare(instance, await engine.sandbox(ref))
+        except BaseException:  # cancelled too: what is not ready is removed
+            await asyncio.shield(engine.delete(ref))
+            raise
 
     async def _abandon(self, instance: Instance, engine: Engine, error: Exception) -> None:
         """An engine that failed may have made something: it is only over once the engine's list says so. One that refused
@@ -180,18 +225,31 @@ class Instances:
 
     async def get(self, instance_id: str) -> Instance:
         """Raises `PlaneNotFound` for one that is gone; its history stays."""
-        found = await self._store.get_instance(instance_id)
+        found = await self.record(instance_id)
         if not found.live:
             raise PlaneNotFound(f"instance {instance_id} is gone ({found.state})", hint="its history is still there")
         return found
 
     async def record(self, instance_id: str) -> Instance:
         """Also one that is gone."""
-        return await self._store.get_instance(instance_id)
+        found = await self._store.get_instance(instance_id)
+        note_instance(found)
+        return found
+
+    async def look(self, found: Instance) -> Instance:
+        """The record, once its engine was asked whether the thing itself lives."""
+        engine = self.engines.get(found.engine)
+        if found.state != "running" or found.ref is None or engine is None or await engine.alive(found.ref):
+            return found
+        await self._store.end(found.id, "failed", at=self._clock(), reason="its engine lost it")
+        return await self.record(found.id)
 
     async def history(self, instance_id: str) -> list[Happening]:
         await self._store.get_instance(instance_id)
         return await self._store.history(instance_id)
+
+    async def usage(self, owner: str) -> OwnerUsage:
+        return await self._store.usage(owner)
 
     async def page(
         self,
@@ -229,9 +287,10 @@ class Instances:
         env: str | None = None,
         run_id: str | None = None,
         labels: Mapping[str, str] | None = None,
+        live: bool | None = True,
     ) -> AsyncGenerator[Instance]:
-        """Every live one of these."""
-        which = partial(self.page, owner=owner, env=env, run_id=run_id, labels=labels, limit=MAX_PAGE)
+        """Every one of these; without `live`, those that are gone too."""
+        which = partial(self.page, owner=owner, env=env, run_id=run_id, labels=labels, live=live, limit=MAX_PAGE)
         return each_page(lambda cursor: which(cursor=cursor))
 
     # what can be done with one
@@ -257,7 +316,7 @@ class Instances:
         return found
 
     async def running(self, instance_id: str) -> tuple[Instance, Engine]:
-        return self.running_now(await self._store.get_instance(instance_id))
+        return self.running_now(await self.record(instance_id))
 
     def running_now(self, found: Instance) -> tuple[Instance, Engine]:
         if found.state == "paused":
@@ -266,7 +325,7 @@ class Instances:
 
     async def standing(self, instance_id: str) -> tuple[Instance, Engine]:
         """One that runs or is paused."""
-        return self.standing_now(await self._store.get_instance(instance_id))
+        return self.standing_now(await self.record(instance_id))
 
     def standing_now(self, found: Instance) -> tuple[Instance, Engine]:
         """The same of a record that was just read."""
@@ -291,6 +350,10 @@ class Instances:
         sandbox = await self._sandbox(instance, engine)
         await self._store.touch(instance_id, at=self._clock())
         return sandbox
+
+    async def sandbox_of(self, found: Instance) -> Sandbox:
+        """The same of a record that was just read, and no sign of life."""
+        return await self._sandbox(*self.running_now(found))
 
     async def _sandbox(self, instance: Instance, engine: Engine) -> Sandbox:
         assert instance.ref is not None
@@ -345,6 +408,7 @@ class Instances:
 
     async def fork(self, instance_id: str, count: int = 1) -> list[Instance]:
         """New instances that begin with what this one has written, each journalled like any other."""
+        self._duty.refuse()
         instance, _ = await self.running(instance_id)
         plan = replace(instance.plan, image=await self.snapshot(instance_id))
         again = CreateInstance(
@@ -363,7 +427,7 @@ class Instances:
                 raise error
         return made
 
-    async def delete(self, instance_id: str, *, reason: str = "deleted by its owner") -> None:
+    async def delete(self, instance_id: str, *, reason: str | None = None) -> None:
         """Returns once the engine has confirmed; repeats are `PlaneNotFound`. One still being created is cancelled."""
         now = self._clock()
         found = await self.get(instance_id)
@@ -381,6 +445,7 @@ class Instances:
         if marked.ref is not None:
             async with asyncio.timeout(self.settings.boot_s):
                 await engine.delete(marked.ref)
+        reason = reason or f"deleted {say_origin() or 'by its owner'}"
         await self._store.end(instance_id, "deleted", at=self._clock(), reason=reason)
 
     async def delete_many(self, instance_ids: Sequence[str]) -> dict[str, str]:

@@ -11,14 +11,14 @@ from rollyard.net.metrics import Histogram
 
 class PlaneCounters:
     def __init__(self) -> None:
-        self.requests: Counter[tuple[str, str, int]] = Counter()  # (method, route, status)
-        self.seconds: dict[str, Histogram] = defaultdict(Histogram)  # by route
+        self.requests: Counter[tuple[str, str, str, int]] = Counter()  # (api, method, route, status)
+        self.seconds: dict[tuple[str, str], Histogram] = defaultdict(Histogram)  # by api and route
         self.swept: Counter[str] = Counter()  # due, ended, strays, failures
         self.passing = 0  # requests and WebSockets on their way through the gateway
 
-    def count_answer(self, method: str, route: str, status: int, seconds: float) -> None:
-        self.requests[method, route, status] += 1
-        self.seconds[route].observe(seconds)
+    def count_answer(self, api: str, method: str, route: str, status: int, seconds: float) -> None:
+        self.requests[api, method, route, status] += 1
+        self.seconds[api, route].observe(seconds)
 
 
 def plane_metrics(
@@ -26,13 +26,15 @@ def plane_metrics(
 ) -> Iterable[Any]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-    requests = CounterMetricFamily("rollyard_plane_requests", "answered requests", labels=["method", "route", "status"])
-    for (method, route, status), count in counters.requests.items():
-        requests.add_metric([method, route, str(status)], count)
+    requests = CounterMetricFamily(
+        "rollyard_plane_requests", "answered requests", labels=["api", "method", "route", "status"]
+    )
+    for (api, method, route, status), count in counters.requests.items():
+        requests.add_metric([api, method, route, str(status)], count)
     yield requests
-    waits = HistogramMetricFamily("rollyard_plane_request_seconds", "time to answer", labels=["route"])
-    for route, seconds in counters.seconds.items():
-        seconds.add_to(waits, [route])
+    waits = HistogramMetricFamily("rollyard_plane_request_seconds", "time to answer", labels=["api", "route"])
+    for (api, route), seconds in counters.seconds.items():
+        seconds.add_to(waits, [api, route])
     yield waits
     swept = CounterMetricFamily("rollyard_plane_swept", "what sweeps found and did", labels=["what"])
     for what, count in counters.swept.items():

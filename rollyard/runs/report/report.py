@@ -16,7 +16,7 @@ import msgspec
 from anyio import to_thread
 
 from rollyard.core.failure_groups import FailureGroup, group_failures
-from rollyard.core.rollout import Rollout
+from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.runs.report import statistics
 from rollyard.runs.report.spending import Price, Prices, cost
 from rollyard.runs.report.statistics import Groups, Interval
@@ -45,6 +45,11 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     wall_s: float
     cost: float | None = None
+    merged: MergeCounts | None = None  # None where no tokens were captured
+    calls_per_row: float | None = None
+    saved_by_tree: float | None = (
+        None  # part of the rows' tokens that a trainer need not compute, where it trains on trees
+    )
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +92,7 @@ class Tally:
         self._rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._tasks: dict[str, set[str]] = defaultdict(set)
         self._sums: dict[str, Counter[str]] = defaultdict(Counter)
+        self._merged: dict[str, Counter[str]] = defaultdict(Counter)
         self._wall: dict[str, float] = defaultdict(float)
         self._costs: dict[str, float] = {}
         self._histogram: Counter[str] = Counter()
@@ -96,6 +102,8 @@ class Tally:
 
     def add(self, rollout: Rollout) -> None:
         self.count(row_of(rollout))
+        if rollout.merged is not None:
+            self._merged[line_name(row_of(rollout))].update(msgspec.structs.asdict(rollout.merged))
         for stage in rollout.stages:
             self._stages[stage.name].append(stage.duration_s)
         if (failure := rollout.failure) is not None:
@@ -149,6 +157,7 @@ class Tally:
         attempts = {task: (len(values), sum(v >= SOLVED for v in values)) for task, values in rewards.items()}
         top = max((n for n, _ in attempts.values()), default=0)
         ks = [k for k in self._ks if k <= top]
+        merged = MergeCounts(**self._merged[name]) if name in self._merged else None
         return ReportRow(
             name=name,
             tasks=len(self._tasks[name]),
@@ -162,6 +171,9 @@ class Tally:
             calls=sums["calls"],
             wall_s=self._wall[name],
             cost=self._costs.get(name),
+            merged=merged,
+            calls_per_row=merged.calls / merged.rows if merged is not None else None,
+            saved_by_tree=1 - merged.tree_tokens / merged.row_tokens if merged is not None else None,
         )
 
 
@@ -252,9 +264,16 @@ def _columns(lines: Sequence[ReportRow]) -> tuple[Column, list[Column], list[Col
         ["out", *(str(line.completion_tokens) for line in lines)],
         ["wall s", *(f"{line.wall_s:.1f}" for line in lines)],
     ]
+    if any(line.merged is not None for line in lines):
+        spent.append(["calls/row", *(_number(line.calls_per_row, ".1f") for line in lines)])
+        spent.append(["saved by tree", *(_number(line.saved_by_tree, ".0%") for line in lines)])
     if any(line.cost is not None for line in lines):
         spent.append(["cost", *(f"{line.cost:.4f}" if line.cost is not None else "-" for line in lines)])
     return names, scores, spent
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _print_columns(console: Console, first: Column, others: Sequence[Column]) -> None:

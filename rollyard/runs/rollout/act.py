@@ -116,6 +116,9 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
     finally:
         record.note_log()
         if session is not None:
+            for what, times in session.refused_tools.items():
+                await context.stages.tell("model.server_tool_refused", what=what, times=times)
+            session.refused_tools.clear()
             record.note_session(session)
 
 

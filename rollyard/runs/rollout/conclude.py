@@ -12,6 +12,7 @@ from rollyard.runs.rollout.context import Acted, RolloutContext, hold, run_hooks
 from rollyard.runs.rollout.judge import Evidence
 from rollyard.runs.rollout.phases import enter_phase
 from rollyard.runs.rollout.stages import StageFailed
+from rollyard.trajectory.samples import merge_counts
 
 
 async def conclude(context: RolloutContext, acted: Acted) -> Verdict | None:
@@ -31,6 +32,7 @@ async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, .
         if opened.session is not None:
             await (opened.session.close() if acted.turn.last else opened.session.lock())
             context.record.note_session(opened.session)
+            context.record.note(merged=merge_counts(opened.session.trajectory))
             limit, newest = context.plan.options.max_staleness, opened.session.newest_version
             if limit is not None and newest is not None:
                 context.record.note(stale_before=newest - limit)

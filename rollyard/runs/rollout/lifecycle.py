@@ -44,7 +44,7 @@ from rollyard.runs.rollout.sandbox_spec import rollout_spec
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
-from rollyard.tasks.network import asks_public
+from rollyard.tasks.network import asks_public, is_public
 
 _CLEANUP_S = 30.0
 
@@ -257,6 +257,7 @@ async def _open_session(context: RolloutContext, sessions: AsyncExitStack) -> Se
         settings=asked.settings,
         tools=asked.tools,
         lease=asked.lease,
+        server_tools=is_public(context.task),
     )
     sessions.push_async_callback(_close_session, context, session)
     context.record.note_session(session)

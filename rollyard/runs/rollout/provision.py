@@ -32,7 +32,7 @@ from rollyard.core.protocols import Backend, BakesLayers, OwnImages, Sandbox
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Site, Step, Task, VerifierSpec
 from rollyard.images.build import build
-from rollyard.images.build_types import BuildOptions, Built, FileCache
+from rollyard.images.build_types import BuildOptions, Built, FileCache, Images
 from rollyard.images.layers import layer_prefix
 from rollyard.images.mirrors import find_mirrors
 from rollyard.images.store import ImageStore
@@ -169,12 +169,7 @@ class Provision:
         lock = self._locks.setdefault(site.build, anyio.Lock())
         async with lock:
             timeout_s = min(site.build_timeout_s, max(1.0, deadline.left))
-            if isinstance(backend, OwnImages):
-                if site.build_hosts:
-                    raise Unsupported(
-                        f"backend {backend.name!r} builds {site.build} without a network",
-                        hint="say --network task or none, or name a ready image in environment.docker_image",
-                    )
+            if isinstance(backend, OwnImages) and not site.build_hosts:  # an engine's own builder has no proxy
                 image = await backend.build_image(site.build, resources=site.resources, timeout_s=timeout_s)
                 return Built(image=image, workdir="")
             options = BuildOptions(
@@ -184,7 +179,8 @@ class Provision:
                 allowed_hosts=site.build_hosts,
                 env=find_mirrors(EgressRules(site.build_hosts).permits) if site.build_hosts else {},
             )
-            return await build(site.build, backend, self.images, self._builds, options)
+            images = backend if isinstance(backend, Images) else self.images
+            return await build(site.build, backend, images, self._builds, options)
 
     async def _ready_image(self, image: str, backend: Backend) -> bool:
         """A backend that builds looks into its own store; one that does not has to take the name as it is."""

@@ -50,6 +50,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     ray_address: str | None = None
     per_node: int | None = None
     name: str = ""
+    strict: bool = False
     as_json: bool = False
 
 
@@ -176,6 +177,7 @@ def _config(request: RunRequest, tasks: str) -> RunConfig:
         filter=request.filter,
         limit=request.limit,
         name=request.name,
+        strict=request.strict,
     )
 
 

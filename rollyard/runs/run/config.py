@@ -27,6 +27,7 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
 
     name: str = ""  # by which people find it again; need not be unique
     tasks: str = ""
+    strict: bool = False  # a task that cannot be read ends the run before it begins, instead of being left out
     agents: tuple[str, ...] = (DEFAULT_AGENT,)
     policies: Mapping[str, str] = {}
     attempts: int = 1

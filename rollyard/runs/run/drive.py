@@ -63,8 +63,9 @@ async def carry_out(
     """The whole matrix of a config through one queue. `answering` are policies of the caller's, by name; an executor on other
     machines opens the config's there."""
     async with AsyncExitStack() as stack:
-        loading = partial(Taskset.load, config.tasks, trust_tasks=config.trust_tasks)
+        loading = partial(Taskset.load, config.tasks, trust_tasks=config.trust_tasks, strict=config.strict)
         tasks = await anyio.to_thread.run_sync(loading)
+        say_skipped(tasks)
         _say_closed(tasks, config.network)
         where = executor or Local()
         here = await _in_this_process(stack, config, store, answering) if where.name == Local.name else {}
@@ -89,6 +90,18 @@ async def carry_out(
                     display.stop()
                 raise
         return await report(store, run.id)
+
+
+def say_skipped(tasks: Taskset) -> None:
+    """One line for all that could not be read; `rollyard check tasks` tells each."""
+    if tasks.skipped:
+        Log("rollyard.runs").warning(
+            "tasks.left_out",
+            left_out=len(tasks.skipped),
+            of=len(tasks.skipped) + len(tasks),
+            first=tasks.skipped[0].reason,
+            hint="`rollyard check tasks --lint` names each; --strict makes it an error",
+        )
 
 
 def _say_closed(tasks: Taskset, network: str) -> None:

@@ -22,6 +22,7 @@ from rollyard.policy import PolicyText
 from rollyard.runs.display.progress import Display, display
 from rollyard.runs.rollout.open_policy import open_policy, refuse_queue, silent_policy
 from rollyard.runs.run.config import POLICY, RunConfig, anchor
+from rollyard.runs.run.drive import say_skipped
 from rollyard.runs.run.policy_health import check_servers
 from rollyard.runs.run.run import Run, agents_of
 from rollyard.store import Store
@@ -111,7 +112,9 @@ def _load(tasks: Tasks, config: RunConfig) -> Iterable[Task | Mapping[str, Any] 
         return [tasks]
     if not isinstance(tasks, str | Path):
         return tasks
-    return Taskset.load(tasks, trust_tasks=config.trust_tasks)
+    loaded = Taskset.load(tasks, trust_tasks=config.trust_tasks, strict=config.strict)
+    say_skipped(loaded)
+    return loaded
 
 
 async def _open(

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import anyio
+import msgspec
 
 from rollyard.core.errors import ConfigError, Error, SandboxError, SandboxGone, SandboxUnavailable, UnknownName
 from rollyard.core.ids import new_id
@@ -116,6 +117,7 @@ class DockerBackend:
             listen=True,
             dial=True,
             network_none=True,
+            network_allowlist=True,
             attach=True,
             list=True,
             ttl=True,
@@ -129,6 +131,14 @@ class DockerBackend:
             max_concurrent=self._limits.live,
             creates_per_s=self._limits.creates_per_s,
         )
+
+    def _bound(self, spec: SandboxSpec) -> SandboxSpec:
+        """With a share of the engine's memory, where no limit is named and the engine keeps one."""
+        total = self._engine.info.get("MemTotal") or 0
+        if spec.resources.memory_mb is not None or not total or not self.capabilities.memory_limit:
+            return spec
+        memory_mb = max(1, int(total * container.MEMORY_SHARE) >> 20)
+        return msgspec.structs.replace(spec, resources=msgspec.structs.replace(spec.resources, memory_mb=memory_mb))
 
     def open(self, spec: SandboxSpec) -> PendingSandbox[DockerSandbox]:
         container.check(spec, self.capabilities, self._mounts)
@@ -167,7 +177,7 @@ class DockerBackend:
             workdir=spec.workdir or defaults.workdir or "/",
         )
         place = self._dirs.make(who.id) if self.route == "socket" else None
-        body = container.request(spec, who, self._binds(spec, place), self._runtime)
+        body = container.request(self._bound(spec), who, self._binds(spec, place), self._runtime)
         making = asyncio.ensure_future(self._make(who, body, attach=spec.lifetime == "owner"))
         try:
             async with asyncio.timeout(spec.boot_s):
@@ -185,6 +195,12 @@ class DockerBackend:
             self._owned.add(who.id)
         if spec.resources.disk_mb is not None:
             self._watch.add(box, spec.resources.disk_mb)
+        if spec.network == "allowlist":
+            try:
+                await box.attach_egress(spec.allowed_hosts)
+            except BaseException:  # cancelled too: nobody would close it
+                await box.kill()
+                raise
         return box
 
     async def _make(
@@ -225,6 +241,11 @@ class DockerBackend:
         if place is not None:
             binds.append(container.bind(str(place), container.SOCKET_DIR))
         return binds
+
+    async def resolve(self, image: str) -> container.ContainerDefaults:
+        """What an image says about programs now, for a build that is carried out in sandboxes."""
+        name = self._image if image == "host" else image
+        return await images.resolve(self._engine, name, pull=self._pull == "missing")
 
     async def _resolve(self, image: str) -> container.ContainerDefaults:
         if image not in self._defaults:

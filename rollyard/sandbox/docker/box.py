@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -15,7 +16,7 @@ from rollyard.core.log import Log
 from rollyard.core.program import Program, check_job_id
 from rollyard.core.protocols import ByteStream, Listener
 from rollyard.core.sandbox import Capabilities, SandboxInfo
-from rollyard.sandbox import job_shim
+from rollyard.sandbox import egress, job_shim
 from rollyard.sandbox.docker import container, keeper
 from rollyard.sandbox.docker.container import Identity
 from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream
@@ -23,7 +24,7 @@ from rollyard.sandbox.docker.faults import is_gone, speaking
 from rollyard.sandbox.docker.files import DockerFiles
 from rollyard.sandbox.docker.images import SNAPSHOTS
 from rollyard.sandbox.docker.job import DockerJob
-from rollyard.sandbox.docker.routes import Way
+from rollyard.sandbox.docker.routes import NetnsWay, Way
 
 _COMMIT_S = 600.0
 _KILL_S = 60.0
@@ -53,6 +54,7 @@ class DockerSandbox(DockerFiles):
         self._way, self._lifeline, self._forget = way(self), lifeline, forget
         self._jobs: list[DockerJob] = []
         self._killed = False
+        self._names: bytes | None = None  # `resolv.conf` as the image has it, where the proxy's is in its place
         self._log = Log("rollyard.sandbox.docker")
 
     async def _start(self, program: Program) -> DockerJob:
@@ -109,11 +111,34 @@ class DockerSandbox(DockerFiles):
     async def listen(self, port: int = 0) -> Listener:
         return await self._way.listen(port)
 
+    async def attach_egress(self, hosts: Sequence[str]) -> None:
+        """Put the proxy of its allow-list to work. With a socket in its namespace names are served too."""
+        ports = self._way if isinstance(self._way, NetnsWay) else None
+        if ports is not None:
+            self._names = (await self.plain(["/bin/sh", "-c", "cat /etc/resolv.conf"], timeout=_KILL_S)).stdout
+            await self._write_names(egress.RESOLV_CONF.encode())
+        self._env = {**egress.variables(egress.ADDRESS if ports is not None else egress.RELAYED), **self._env}
+        self.egress = await egress.attach(self, hosts, ports)
+
+    async def _write_names(self, content: bytes) -> None:
+        """Into `resolv.conf` as it is: on most engines it is a mount, which cannot be replaced."""
+        line = f"printf '%s' {shlex.quote(content.decode('utf-8', 'replace'))} > /etc/resolv.conf"
+        await self.plain(["/bin/sh", "-c", line], timeout=_KILL_S)
+
     async def dial(self, port: int) -> ByteStream:
         return await self._way.dial(port)
 
     async def snapshot(self) -> str:
         """The name of an image with all that was written here. What is in mounts and layers is not in it."""
+        if self._names is None:
+            return await self._commit()
+        await self._write_names(self._names)
+        try:
+            return await self._commit()
+        finally:
+            await self._write_names(egress.RESOLV_CONF.encode())
+
+    async def _commit(self) -> str:
         tag = new_id("snap")
         params = {"container": self._container, "repo": SNAPSHOTS, "tag": tag, "pause": True}
         config = {"Entrypoint": ["/bin/sh"], "Cmd": [], "User": self._who.user, "WorkingDir": self._who.workdir}
@@ -152,6 +177,8 @@ class DockerSandbox(DockerFiles):
                 job.let_go()
             if self._lifeline is not None:
                 self._lifeline.close()
+            if self.egress is not None:
+                await self.egress.aclose()
             await self._way.aclose()
             self._forget(self.id)
 

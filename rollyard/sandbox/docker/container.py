@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.egress import parse_rule
 from rollyard.core.errors import ConfigError, IsolationTooWeak, PathError, Unsupported
 from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
 from rollyard.sandbox.docker import keeper
@@ -22,6 +23,8 @@ from rollyard.sandbox.docker import keeper
 MARK = "rollyard.sandbox"
 _OWN = "rollyard.label."
 DEFAULT_PIDS = 4096
+CPU_SHARES = 512  # half of the usual, of processors that others want too
+MEMORY_SHARE = 0.5  # of the engine's machine, for a sandbox that names no limit
 SPARE_PIDS = 16  # the keeper, and the threads an engine needs for a moment to start a program
 DROPPED = ["NET_RAW", "MKNOD", "AUDIT_WRITE"]
 SOCKET_DIR = "/run/rollyard"
@@ -76,8 +79,8 @@ def check(spec: SandboxSpec, got: Capabilities, allowed: tuple[Path, ...]) -> No
             f"the docker backend gives isolation {got.isolation!r}, {spec.min_isolation!r} was asked for",
             hint="backend('docker', runtime='runsc') gives gvisor where that runtime is installed",
         )
-    if spec.network == "allowlist":
-        raise Unsupported("the docker backend has no network allow-list", hint="use network='none' and the gate")
+    for host in spec.allowed_hosts:
+        parse_rule(host)
     if spec.network == "host" and not spec.allow_unsafe:
         raise ConfigError(
             "network='host' exposes this machine's network to the sandbox",
@@ -147,7 +150,7 @@ def request(spec: SandboxSpec, who: Identity, binds: list[dict[str, Any]], runti
 def _host(spec: SandboxSpec, binds: list[dict[str, Any]], runtime: str | None) -> dict[str, Any]:
     asked, extra = spec.resources, options(spec.options)
     host: dict[str, Any] = {
-        "NetworkMode": spec.network,
+        "NetworkMode": "host" if spec.network == "host" else "none",
         "AutoRemove": True,
         "CapDrop": DROPPED,
         "SecurityOpt": ["no-new-privileges"],
@@ -159,6 +162,8 @@ def _host(spec: SandboxSpec, binds: list[dict[str, Any]], runtime: str | None) -
         host |= {"Memory": asked.memory_mb * 2**20, "MemorySwap": asked.memory_mb * 2**20}
     if asked.cpus is not None:
         host["NanoCpus"] = int(asked.cpus * 10**9)
+    else:
+        host["CpuShares"] = CPU_SHARES
     if "shm_mb" in extra:
         host["ShmSize"] = extra["shm_mb"] * 2**20
     if "cpuset" in extra:

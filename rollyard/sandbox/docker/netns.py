@@ -38,14 +38,30 @@ def is_ours(pid: int, container: str) -> bool:
         return False
 
 
-def listening(pid: int, port: int) -> socket.socket:
-    """A socket that listens on 127.0.0.1:`port` there; 0 is any port."""
+def bind_datagrams(pid: int, address: str, port: int) -> socket.socket:
+    """A socket for datagrams that are sent to this address of its loopback."""
+
+    def make() -> socket.socket:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            sock.bind((address, port))
+            sock.setblocking(False)
+        except BaseException:  # however it ends, the socket is closed
+            sock.close()
+            raise
+        return sock
+
+    return _inside(pid, make)
+
+
+def listening(pid: int, port: int, address: str = "127.0.0.1") -> socket.socket:
+    """A socket that listens on `port` of its loopback there; 0 is any port."""
 
     def make() -> socket.socket:
         sock = socket.socket()
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(("127.0.0.1", port))
+            sock.bind((address, port))
             sock.listen(_BACKLOG)
             sock.setblocking(False)
         except BaseException:  # however it ends, the socket is closed

@@ -13,8 +13,9 @@ import asyncio
 import errno
 import hashlib
 import os
+import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Literal, Protocol
@@ -53,14 +54,23 @@ class NetnsWay:
         self._pid, self._id = pid, sandbox_id
 
     async def listen(self, port: int) -> SocketListener:
+        return await self.listen_at("127.0.0.1", port)
+
+    async def listen_at(self, address: str, port: int) -> SocketListener:
+        sock = self._make(lambda: netns.listening(self._pid, port, address), f"{address}:{port}")
+        return SocketListener(sock, sock.getsockname()[1])
+
+    async def bind_datagrams(self, address: str, port: int) -> socket.socket:
+        return self._make(lambda: netns.bind_datagrams(self._pid, address, port), f"{address}:{port}")
+
+    def _make(self, make: Callable[[], socket.socket], place: str) -> socket.socket:
         try:
-            sock = netns.listening(self._pid, port)
+            return make()
         except FileNotFoundError:
             raise SandboxGone(f"sandbox {self._id} is gone", hint="open another sandbox") from None
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "EIO")
-            raise PathError(f"127.0.0.1:{port}", name, hint="another port, or 0 for any") from None
-        return SocketListener(sock, sock.getsockname()[1])
+            raise PathError(place, name, hint="another port, or 0 for any") from None
 
     async def dial(self, port: int) -> SocketStream:
         try:

@@ -35,7 +35,7 @@ from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.checks import check
-from rollyard.sandbox.local.disk import LocalDiskWatch, disk_limit
+from rollyard.sandbox.local.disk import LocalDiskWatch, default_disk_mb, disk_limit
 from rollyard.sandbox.local.inner import remains
 from rollyard.sandbox.local.job import ANSWER_S
 from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal
@@ -45,7 +45,6 @@ from rollyard.sandbox.local.probe import LEVELS, NAMESPACED, Level
 from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 
-DEFAULT_DISK_MB = 4096
 _ROOTFS_S = 2.0
 _AGAIN_S = 0.02
 _SWEEP_S = 5.0  # a start waits no longer for what others left; the sweep goes on beside it
@@ -151,7 +150,7 @@ class LocalBackend:
         if spec.network == "allowlist":
             await self._attach_egress(box, spec)
         if spec.disk == "disk":
-            self._watch.add(box, spec.resources.disk_mb or DEFAULT_DISK_MB)
+            self._watch.add(box, self._disk_mb(spec))
         return box
 
     async def _attach_egress(self, box: LocalSandbox, spec: SandboxSpec) -> None:
@@ -208,6 +207,9 @@ class LocalBackend:
             layers=spec.layers,
         )
 
+    def _disk_mb(self, spec: SandboxSpec) -> int:
+        return spec.resources.disk_mb or default_disk_mb(self.root, spec.disk)
+
     def _plan(self, home: Home, entry: SandboxEntry, spec: SandboxSpec, rootfs: Rootfs) -> dict[str, Any]:
         binds = [
             {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
@@ -228,8 +230,8 @@ class LocalBackend:
             "trees": msgspec.to_builtins(rootfs.trees),
             "binds": binds,
             "writable": str(home.fs) if spec.disk == "disk" and self._namespaced else None,
-            "tmpfs_mb": spec.resources.disk_mb or DEFAULT_DISK_MB,
-            "inodes": disk_limit(spec.resources.disk_mb or DEFAULT_DISK_MB).inodes,
+            "tmpfs_mb": self._disk_mb(spec),
+            "inodes": disk_limit(self._disk_mb(spec)).inodes,
             "proc": self.level != "no_proc",
             "map": msgspec.to_builtins(self._ids),
             "cgroup_roots": recipe.roots,

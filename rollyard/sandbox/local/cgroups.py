@@ -21,6 +21,8 @@ Controller = Literal["memory", "pids", "cpu"]
 CONTROLLERS: tuple[Controller, ...] = ("memory", "pids", "cpu")
 DEFAULT_PIDS = 4096
 MEMORY_SHARE = 0.5  # of the machine, for a sandbox that names no limit
+# Of a processor that others want too. An idle one is there for all: a quota would make honest work slower.
+CPU_SHARE: dict[int, dict[str, str]] = {1: {"cpu.shares": "512"}, 2: {"cpu.weight": "50"}}
 _PERIOD_US = 100_000
 _SWEEP_ROUNDS = 50
 
@@ -140,20 +142,16 @@ def default_memory_mb() -> int | None:
 
 
 def recipe(cgroups: Cgroups, resources: Resources) -> Recipe:
-    """Groups only in hierarchies that have something to limit: joining each costs milliseconds."""
+    """A group in each hierarchy, with what a sandbox is given that names no limits."""
     if resources.memory_mb is None:
         resources = msgspec.structs.replace(resources, memory_mb=default_memory_mb())
-    wanted: dict[Controller, bool] = {
-        "memory": resources.memory_mb is not None,
-        "pids": True,
-        "cpu": resources.cpus is not None,
-    }
+    unknown = "memory" if resources.memory_mb is None else None
     roots: list[str] = []
     limits: list[dict[str, str]] = []
     for hierarchy in cgroups.hierarchies:
         files: dict[str, str] = {}
         for controller in hierarchy.controllers:
-            if wanted[controller]:
+            if controller != unknown:
                 files.update(_files(hierarchy, controller, resources))
         if files:
             roots.append(hierarchy.root)
@@ -165,7 +163,9 @@ def _files(hierarchy: Hierarchy, controller: Controller, resources: Resources) -
     if controller == "pids":
         return {"pids.max": str(resources.pids or DEFAULT_PIDS)}
     if controller == "cpu":
-        quota = int((resources.cpus or 1.0) * _PERIOD_US)
+        if resources.cpus is None:
+            return CPU_SHARE[hierarchy.version]
+        quota = int(resources.cpus * _PERIOD_US)
         if hierarchy.version == 2:
             return {"cpu.max": f"{quota} {_PERIOD_US}"}
         return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(quota)}

@@ -3,7 +3,7 @@
 Counting a tree costs a walk, so nothing is counted while the file system as a whole has not filled by a noticeable amount.
 What counts are blocks and inodes, also those of files that have no name any more and that a process still holds. A sandbox over
 its limit has its programs ended; its files stay, so that it can still be judged. An error in one counting ends neither the watch
-nor the counting of the others.
+nor the counting of the others, and neither does any other error: it is logged, and the watch goes on.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from typing import Literal
 
 from rollyard.core.errors import SandboxError
 from rollyard.core.log import Log
 from rollyard.images import tree_pipe
 from rollyard.images.tree_pipe import DiskUse
 from rollyard.sandbox.local.box import LocalSandbox
+from rollyard.sandbox.local.cgroups import default_memory_mb
 
 _NOTICEABLE = 2**20
 _NOTICEABLE_INODES = 512
 _BYTES_PER_INODE = 4096
+_LEAST_MB = 4096
 
 
 class LocalDiskWatch:
@@ -42,22 +45,31 @@ class LocalDiskWatch:
         self._limits.pop(sandbox_id, None)
 
     async def _watch(self) -> None:
-        before = _measure(self._root)
+        before: DiskUse | None = None
         while self._limits:
+            try:
+                before = await self._count(before)
+            except Exception as error:  # noqa: BLE001 - whatever an agent found to break this with must not end the watch
+                self._log.warning("sandbox.disk_watch_failed", error=f"{type(error).__name__}: {error}")
             await asyncio.sleep(self._every)
-            now = _measure(self._root)
-            if now.bytes - before.bytes < _NOTICEABLE and now.inodes - before.inodes < _NOTICEABLE_INODES:
-                before = DiskUse(min(before.bytes, now.bytes), min(before.inodes, now.inodes))
-                continue
-            before = now
-            for box, limit in list(self._limits.values()):
-                try:
-                    used = await asyncio.to_thread(_measure_box, box)
-                except OSError as error:
-                    self._log.warning("sandbox.disk_not_counted", sandbox=box.id, error=str(error))
-                    continue
+
+    async def _count(self, before: DiskUse | None) -> DiskUse:
+        """Counts where the file system has filled since `before`; gives what to compare with next."""
+        now = _measure(self._root)
+        if before is None:
+            return now
+        if now.bytes - before.bytes < _NOTICEABLE and now.inodes - before.inodes < _NOTICEABLE_INODES:
+            return DiskUse(min(before.bytes, now.bytes), min(before.inodes, now.inodes))
+        failed: Exception | None = None
+        for box, limit in list(self._limits.values()):
+            try:
+                used = await asyncio.to_thread(_measure_box, box)
                 if used.bytes > limit.bytes or used.inodes > limit.inodes:
                     await self._stop(box, used, limit)
+            except Exception as error:  # noqa: BLE001 - the others are counted all the same
+                self._log.warning("sandbox.disk_not_counted", sandbox=box.id, error=f"{type(error).__name__}: {error}")
+                failed = error
+        return before if failed is not None else now  # what was not counted is counted again
 
     async def _stop(self, box: LocalSandbox, used: DiskUse, limit: DiskUse) -> None:
         self._log.warning(
@@ -77,6 +89,16 @@ class LocalDiskWatch:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def default_disk_mb(root: Path, disk: Literal["disk", "tmpfs"]) -> int:
+    """What a sandbox may write that names no limit: 4 GiB or a tenth of the file system if that is more, and never more than
+    half of it; in memory never more than half of that."""
+    if disk == "tmpfs":
+        return min(_LEAST_MB, default_memory_mb() or _LEAST_MB)
+    status = os.statvfs(root)
+    total = status.f_blocks * status.f_frsize >> 20
+    return max(1, min(max(_LEAST_MB, total // 10), total // 2))
 
 
 def disk_limit(limit_mb: int) -> DiskUse:

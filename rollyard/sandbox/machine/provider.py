@@ -18,7 +18,7 @@ from typing import ClassVar
 from rollyard.core.errors import ConfigError, Error, PathError, SandboxError, SandboxInterrupted, Unsupported
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import DEFAULT_PATH
-from rollyard.sandbox.machine.shells import READ, Shell, kill_group, script_file
+from rollyard.sandbox.machine.shells import READ, MachineShell, kill_group, script_file
 from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.remote.errors import gone_error
 from rollyard.sandbox.remote.provider import FoundSandbox, KeptImage, SandboxProvider, SandboxRequest, StreamingLink
@@ -40,7 +40,7 @@ class MachineProvider(SandboxProvider):
 
     keeps_images: ClassVar[bool] = True
 
-    def __init__(self, shell: Shell, *, room: str, folder: str | None, settings: str = "") -> None:
+    def __init__(self, shell: MachineShell, *, room: str, folder: str | None, settings: str = "") -> None:
         super().__init__()
         self._shell, self._room, self._folder, self.settings = shell, room, folder, settings
         self._scripts = script_file()

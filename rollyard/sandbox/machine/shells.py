@@ -45,7 +45,7 @@ _CANNOT = {
 }
 
 
-class Shell(ABC):
+class MachineShell(ABC):
     """One machine. `name` is what errors call it."""
 
     name: str
@@ -66,7 +66,7 @@ class Shell(ABC):
         return None
 
 
-class LocalShell(Shell):
+class LocalShell(MachineShell):
     name = "this machine"
 
     def once(self) -> Sequence[str]:
@@ -85,7 +85,7 @@ class SharedConnection(msgspec.Struct, kw_only=True):
     used: int = 0
 
 
-class SSHShell(Shell):
+class SSHShell(MachineShell):
     """`host` is a name of the user's configuration, or `user@host`; `config` is another configuration file; `sessions` is how
     many programs share a connection (a server's `MaxSessions` less one); `own_connections=False` leaves sharing to the
     configuration, for hosts that are logged in to by hand."""

@@ -93,8 +93,11 @@ class RunloopProvider(SandboxProvider):
         self._sdk = import_sdk("runloop_api_client", "runloop_api_client", "runloop")
         found = self._key or os.environ.get("RUNLOOP_API_KEY")
         self._key = require_key("runloop", found, hint="set RUNLOOP_API_KEY, or pass key=")
-        # Its own retries would hide what is counted and waited for here.
-        self._client = self._sdk.AsyncRunloop(bearer_token=self._key, base_url=self._url, max_retries=0)
+        # Its own retries would hide what is counted and waited for here, and its pools are the process's and many.
+        pools = dict.fromkeys(("api_pool_shards", "background_pool_shards", "transfer_pool_shards"), 1)
+        self._client = self._sdk.AsyncRunloop(
+            bearer_token=self._key, base_url=self._url, max_retries=0, shared_http_pool=False, **pools
+        )
 
     async def leave(self) -> None:
         await self._client.close()

@@ -128,4 +128,5 @@ def sample_line(row: Sample) -> dict[str, Any]:
         "parent_index": row.parent,
         "shared_tokens": row.shared,
         "stale_call_ids": list(row.stale_call_ids),
+        "routed_experts": None if row.experts is None else row.experts.to_base64(),
     }

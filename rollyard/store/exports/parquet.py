@@ -94,6 +94,7 @@ def _schema(arrow: Any) -> Any:
         ("parent_index", arrow.int32()),
         ("shared_tokens", arrow.int32()),
         ("stale_call_ids", arrow.list_(text)),
+        ("routed_experts", arrow.binary()),
     ]
     return arrow.schema(columns, metadata={"rollyard.samples": "1"})
 
@@ -129,6 +130,7 @@ def _table(arrow: Any, schema: Any, rows: Sequence[Sample]) -> Any:
         "parent_index": [row.parent for row in rows],
         "shared_tokens": [row.shared for row in rows],
         "stale_call_ids": [list(row.stale_call_ids) for row in rows],
+        "routed_experts": [None if row.experts is None else row.experts.to_npy() for row in rows],
     }
     arrays = [
         values if isinstance(values, arrow.Array) else arrow.array(values, type=field.type)

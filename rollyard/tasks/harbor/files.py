@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
@@ -26,6 +27,14 @@ class TaskFiles:
         self.folder = folder.resolve()
         self._specs: dict[Path, GitIgnoreSpec] = {}
 
+    @cached_property
+    def _may_exclude(self) -> bool:
+        """Most tasks have no ignore file, and then there is nothing to match. A linked folder may hold one unseen."""
+        for root, folders, files in os.walk(self.folder):
+            if IGNORE_FILE in files or any(os.path.islink(f"{root}/{name}") for name in folders):  # noqa: PTH114 - many
+                return True
+        return False
+
     def _spec(self, directory: Path) -> GitIgnoreSpec:
         if directory not in self._specs:
             file = directory / IGNORE_FILE
@@ -36,6 +45,8 @@ class TaskFiles:
     def excludes(self, path: Path) -> bool:
         if path.name == IGNORE_FILE:
             return True
+        if not self._may_exclude:
+            return False
         parts = path.relative_to(self.folder).parts
         scopes: list[Path] = []
         here = self.folder

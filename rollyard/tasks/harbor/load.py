@@ -152,8 +152,10 @@ def step_limits(steps: tuple[Step, ...]) -> dict[str, float]:
 
 def _limits(load: TaskFolder, steps: tuple[Step, ...]) -> Limits | None:
     """Seconds for the agent and the verifier; None when the task names none."""
-    said = {"agent": load.file.agent.timeout_sec, "verify": load.file.verifier.timeout_sec}
-    wanted = step_limits(steps) if steps else {name: value for name, value in said.items() if value is not None}
+    agent = load.file.agent
+    said = {"agent": agent.timeout_sec, "verify": load.file.verifier.timeout_sec, "install": agent.setup_timeout_sec}
+    given = {name: value for name, value in said.items() if value is not None}
+    wanted = {**given, **step_limits(steps)} if steps else given
     wanted |= load.extra.limits
     if not wanted:
         return None

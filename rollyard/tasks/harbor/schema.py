@@ -1,4 +1,4 @@
-"""`task.toml` as written: Harbor's schema 1.0 to 1.4, typed, every field.
+"""`task.toml` as written: Harbor's schema up to 1.4, typed, every field.
 
 These structs are the file's own shape; `harbor.py` turns them into a `Task`. An unknown key is an error that names it, since
 a misspelt limit or network mode that is quietly ignored changes what a reward means. `[metadata]` is free.
@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
-VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
 NetworkMode = Literal["public", "no-network", "allowlist"]
 
+_VERSION = re.compile(r"\d+(\.\d+)*")  # what a version brings that is not known here is refused by its key
 _PACKAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*")
 _SERVICE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -211,6 +211,7 @@ class VerifierTable(_Network, frozen=True, kw_only=True):
 
 class AgentTable(_Network, frozen=True, kw_only=True):
     timeout_sec: float | None = None
+    setup_timeout_sec: float | None = None  # of its installation
     user: str | int | None = None
 
 
@@ -276,8 +277,8 @@ class TaskFile(_Table, frozen=True, kw_only=True):
     artifacts: list[str | ArtifactTable] = []
 
     def __post_init__(self) -> None:
-        if self.schema_version not in VERSIONS:
-            raise ValueError(f"schema_version {self.schema_version!r} is not one of {', '.join(VERSIONS)}")
+        if not _VERSION.fullmatch(self.schema_version):
+            raise ValueError(f"schema_version is written like '1.4', got {self.schema_version!r}")
         _artifact_sources(self.artifacts)
         seen: set[str] = set()
         for step in self.steps or ():

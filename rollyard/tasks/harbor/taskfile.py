@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.errors import ConfigError
+from rollyard.core.log import Log
 from rollyard.core.task import Grade
 from rollyard.tasks.harbor import schema
 from rollyard.tasks.harbor.files import TaskFiles
@@ -52,7 +53,7 @@ class TaskFolder:
         self.root, self.toml = root, root / "task.toml"
         self.files = TaskFiles(root)
         self._refuse_way_out(root)
-        raw = read_toml(self.toml)
+        raw = self._without_notes(read_toml(self.toml))
         try:
             self.file = schema.parse(raw)
             self.extra = msgspec.convert(self.file.metadata.get("rollyard", {}), Extra)
@@ -60,6 +61,15 @@ class TaskFolder:
             raise ConfigError(f"{self.toml}: {field_error(error)}") from error
         for step in self.file.steps or ():
             self._refuse_way_out(root / "steps" / step.name)
+
+    def _without_notes(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """`[task]` describes the package to people. A key of it that is not known is told of and left out, as in Harbor."""
+        package: Any = raw.get("task")
+        notes = sorted(set(package) - set(schema.Package.__struct_fields__)) if isinstance(package, dict) else []
+        if not notes:
+            return raw
+        Log("rollyard.tasks").warning("task.keys_left_out", file=str(self.toml), keys=", ".join(notes))
+        return {**raw, "task": {name: value for name, value in package.items() if name not in notes}}
 
     def fail(self, field: str, message: str, hint: str | None = None) -> ConfigError:
         return ConfigError(f"{self.toml}: {field}: {message}", hint=hint)

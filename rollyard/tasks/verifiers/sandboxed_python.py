@@ -30,6 +30,7 @@ FOLDER = "/rollyard-verifier"
 MESSAGE_BYTES = 32 * 2**20  # of one line from the check
 READ_BYTES = 64 * 2**20
 _AT_ONCE = 16  # calls that the check may have under way
+_MOST_JOBS = 8  # the host keeps what each prints
 _SHOWN = 2000
 _NO_PYTHON = 127
 _LARGE = ("log", "files", "events", "workdir", "turns")  # of a rollout: fetched when the check reads them
@@ -47,6 +48,7 @@ class _Link:
     def __init__(self, job: Job, sandbox: Sandbox, rollout: Rollout) -> None:
         self._job, self._sandbox, self._rollout = job, sandbox, rollout
         self._sending, self._places = anyio.Lock(), anyio.Semaphore(_AT_ONCE)
+        self._jobs = 0
         self._raised: dict[int, SandboxError | EnvError] = {}
 
     async def talk(self) -> Verdict:
@@ -121,6 +123,10 @@ class _Link:
         if name.startswith("job.") and name[4:] in _JOB_CALLS:
             job = await self._sandbox.job(args[0])
             return await getattr(job, name[4:])(*args[1:], **bounded)
+        if name == "start":
+            self._jobs += 1
+            if self._jobs > _MOST_JOBS:
+                raise Unsupported(f"a verifier that runs in a sandbox may start {_MOST_JOBS} jobs", hint="use exec")
         if name not in _CALLS:
             raise Unsupported(
                 f"{name!r} is not for a verifier that runs in a sandbox", hint="--trust-tasks runs it outside"

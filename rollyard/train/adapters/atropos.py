@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollyard.core.rollout import Rollout
-from rollyard.train.adapters.rows import Advantages, advantages_of, rows_of, spread
+from rollyard.train.adapters.rows import Advantages, advantages_of, rows_of, spread, tree_place
 
 IGNORED = -100
 NOT_SAMPLED = 1.0
@@ -31,7 +31,9 @@ def scored_data(
             [logprob if bit else NOT_SAMPLED for logprob, bit in zip(row.logprobs, row.mask, strict=True)]
             for row in rows
         ],
-        "overrides": [{"rollout_id": row.rollout_id, "rows": row.count} for row in rows],
+        "overrides": [
+            {"rollout_id": row.rollout_id, "row": row.index, "rows": row.count, **tree_place(row)} for row in rows
+        ],
         "group_overrides": {},
         "env_id": env_id,
     }

@@ -103,6 +103,12 @@ def advantages_of(rows: Iterable[Sample], given: Advantages | None) -> Advantage
     return advantages(rows) if given is None else given
 
 
+def tree_place(row: Sample) -> dict[str, int | None]:
+    """Where a row hangs in its rollout's tree, for adapters whose trainers keep fields of others: its first `shared_tokens` are
+    those of the row `parent_row`."""
+    return {"parent_row": row.parent, "shared_tokens": row.shared}
+
+
 def versions_of(row: Sample) -> list[int]:
     """The policy versions that sampled a row, oldest first."""
     return sorted({version for version, bit in zip(row.versions, row.mask, strict=True) if bit and version >= 0})

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollyard.core.rollout import Rollout
-from rollyard.train.adapters.rows import scored_rows, versions_of
+from rollyard.train.adapters.rows import scored_rows, tree_place, versions_of
 from rollyard.trajectory.samples import Sample
 
 
@@ -44,6 +44,6 @@ def _sample(row: Sample, rollout: Rollout, group: int, index: int, rollout_numbe
         "remove_sample": False,
         "status": "truncated" if row.truncated else "completed",
         "metadata": {"rollout": row.rollout_id, "task": row.task_id, "kind": row.kind},
-        "train_metadata": {"row": row.index, "rows": row.count},
+        "train_metadata": {"row": row.index, "rows": row.count, **tree_place(row)},
         "session_id": row.rollout_id,
     }

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollyard.core.rollout import Rollout
-from rollyard.train.adapters.rows import rows_of, versions_of
+from rollyard.train.adapters.rows import rows_of, tree_place, versions_of
 from rollyard.trajectory.samples import Sample
 
 
@@ -33,6 +33,7 @@ def _output(row: Sample) -> dict[str, Any]:
             "group_id": row.group_id or row.task_id,
             "row": row.index,
             "rows": row.count,
+            **tree_place(row),
             "kind": row.kind,
             "min_param_version": versions[0] if versions else None,
             "max_param_version": versions[-1] if versions else None,

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from rollyard.core.errors import Error
-from rollyard.core.plane import ApiKey
+from rollyard.plane.api.handlers.call import ApiCall
 from rollyard.plane.http.wire import answer, body, refusal
 from rollyard.plane.parts import PlaneParts
 from rollyard.plane.service.shapes import rfc3339
@@ -24,27 +24,32 @@ class Download(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     minutes: float = 5.0
 
 
-class BundleHandlers:
-    def __init__(self, parts: PlaneParts, public_url: str | None) -> None:
-        self._bundles, self._traces, self._public_url = parts.bundles, parts.traces, public_url
+async def begin_upload(call: ApiCall) -> Response:
+    asked = await body(call.request, Upload)
+    url, ends = await call.parts.bundles.upload_url(
+        asked.sha256, asked.size, call.caller.owner, asked.minutes, call.base_url
+    )
+    there = await call.parts.bundles.has(asked.sha256, call.caller.owner)
+    return answer({"url": url, "expires_at": rfc3339(ends), "exists": there})
 
-    async def upload(self, request: Request, caller: ApiKey) -> Response:
-        asked = await body(request, Upload)
-        base_url = self._public_url or str(request.base_url)
-        url, ends = await self._bundles.upload_url(asked.sha256, asked.size, caller.owner, asked.minutes, base_url)
-        there = await self._bundles.has(asked.sha256, caller.owner)
-        return answer({"url": url, "expires_at": rfc3339(ends), "exists": there})
 
-    async def download(self, request: Request, caller: ApiKey) -> Response:
-        asked = await body(request, Download)
-        base_url = self._public_url or str(request.base_url)
-        url, ends = await self._bundles.download_url(request.path_params["sha256"], caller, asked.minutes, base_url)
-        return answer({"url": url, "expires_at": rfc3339(ends)})
+async def begin_download(call: ApiCall) -> Response:
+    asked = await body(call.request, Download)
+    url, ends = await call.parts.bundles.download_url(
+        call.request.path_params["sha256"], call.caller, asked.minutes, call.base_url
+    )
+    return answer({"url": url, "expires_at": rfc3339(ends)})
 
-    async def trace(self, request: Request, caller: ApiKey) -> Response:
-        return answer(await self._traces.chain(request.path_params["id"], caller))
 
-    # signed: nobody is asked for a key
+async def get_trace(call: ApiCall) -> Response:
+    return answer(await call.parts.traces.chain(call.request.path_params["id"], call.caller))
+
+
+class SignedBundles:
+    """Whoever bears the signed URL may: nobody is asked for a key."""
+
+    def __init__(self, parts: PlaneParts) -> None:
+        self._bundles = parts.bundles
 
     def routes(self) -> list[BaseRoute]:
         return [

@@ -7,8 +7,8 @@ from starlette.responses import Response, StreamingResponse
 
 from rollyard.core.errors import PlaneInvalid
 from rollyard.core.plane import ApiKey
+from rollyard.plane.api.handlers.call import ApiCall
 from rollyard.plane.http.wire import answer
-from rollyard.plane.parts import PlaneParts
 from rollyard.plane.service.access import owner_for
 from rollyard.plane.service.shapes import instance_json
 from rollyard.plane.service.watch import Watcher, events
@@ -17,25 +17,22 @@ MAX_WAIT_S = 60.0
 _FIRST = 500
 
 
-class WatchHandlers:
-    def __init__(self, parts: PlaneParts) -> None:
-        self._store, self._instances, self._duty, self._clock = parts.store, parts.instances, parts.duty, parts.clock
+async def list_changes(call: ApiCall) -> Response:
+    cursor, wait_s = call.request.query_params.get("cursor"), waiting(call.request)
+    watcher = Watcher(call.parts.store, choose_owner(call.request, call.caller), cursor, call.parts.clock())
+    found = await watcher.wait(wait_s, call.parts.duty.over) if cursor else []
+    return answer({"items": [instance_json(one) for one in found], "next": watcher.cursor})
 
-    async def changes(self, request: Request, caller: ApiKey) -> Response:
-        cursor, wait_s = request.query_params.get("cursor"), waiting(request)
-        watcher = Watcher(self._store, choose_owner(request, caller), cursor, self._clock())
-        found = await watcher.wait(wait_s, self._duty.over) if cursor else []
-        return answer({"items": [instance_json(one) for one in found], "next": watcher.cursor})
 
-    async def stream(self, request: Request, caller: ApiKey) -> Response:
-        cursor = request.headers.get("last-event-id") or request.query_params.get("cursor")
-        owner = choose_owner(request, caller)
-        watcher = Watcher(self._store, owner, cursor, self._clock())
-        first = [] if cursor else (await self._instances.page(owner=owner, limit=_FIRST))[0]
-        watcher.note(first)
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        lines = events(watcher, first, self._duty.over)
-        return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
+async def stream_changes(call: ApiCall) -> Response:
+    cursor = call.request.headers.get("last-event-id") or call.request.query_params.get("cursor")
+    owner = choose_owner(call.request, call.caller)
+    watcher = Watcher(call.parts.store, owner, cursor, call.parts.clock())
+    first = [] if cursor else (await call.parts.instances.page(owner=owner, limit=_FIRST))[0]
+    watcher.note(first)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    lines = events(watcher, first, call.parts.duty.over)
+    return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
 
 
 def choose_owner(request: Request, caller: ApiKey) -> str | None:

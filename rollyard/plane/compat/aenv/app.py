@@ -17,6 +17,7 @@ from rollyard.plane.compat.aenv.control import AenvControl
 from rollyard.plane.compat.aenv.data import DataPort
 from rollyard.plane.compat.aenv.hub import HubFace
 from rollyard.plane.gateway.gateway import Gateway
+from rollyard.plane.http.request_log import RequestLog, WatchedApp
 from rollyard.plane.http.wire import answer
 from rollyard.plane.service.hub import Hub
 from rollyard.plane.service.instances import Instances
@@ -26,7 +27,7 @@ _SPARE = tuple(f"127.0.0.{last}" for last in range(2, 34))
 
 
 def aenv_apps(
-    hub: Hub, instances: Instances, gateway: Gateway, callers: AenvCallers, *, public_url: str
+    hub: Hub, instances: Instances, gateway: Gateway, callers: AenvCallers, log: RequestLog, *, public_url: str
 ) -> tuple[ASGIApp, ASGIApp]:
     """Control and data. `public_url` is where signed URLs lead."""
 
@@ -35,7 +36,8 @@ def aenv_apps(
 
     control = AenvControl(hub, instances, gateway, callers, public_url=public_url)
     routes = [*control.routes(), *HubFace(hub, callers).routes(), Route("/health", health)]
-    return Starlette(routes=routes), DataPort(instances, gateway, callers)
+    data = DataPort(instances, gateway, callers)
+    return Starlette(routes=routes, middleware=[log.watch("aenv")]), WatchedApp(data, log, "aenv", route="data port")
 
 
 def aenv_sockets(address: str) -> tuple[socket.socket, socket.socket] | None:

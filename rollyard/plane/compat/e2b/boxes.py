@@ -39,6 +39,7 @@ class E2bSandbox:
     ) -> None:
         self.id, self.template, self.image, self.sandbox = id, template, image, sandbox
         self.processes, self.accounts = processes, accounts
+        self.has_metadata = False  # whether a file of it was seen to have some
 
 
 def make_box(id: str, template: str, image: str, sandbox: Sandbox, templates: Templates) -> E2bSandbox:

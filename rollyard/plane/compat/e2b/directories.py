@@ -11,6 +11,7 @@ from typing import Any
 from rollyard.core.errors import PathError
 from rollyard.plane.compat.e2b.boxes import E2bSandbox
 from rollyard.plane.compat.e2b.errors import E2bRefusal
+from rollyard.plane.compat.e2b.file_metadata import GET, SOURCE, split_metadata
 
 _TYPES = {"f": "FILE_TYPE_FILE", "d": "FILE_TYPE_DIRECTORY", "l": "FILE_TYPE_SYMLINK"}
 _BITS = {"f": modes.S_IFREG, "d": modes.S_IFDIR, "l": modes.S_IFLNK}
@@ -34,7 +35,7 @@ async def stat(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> d
 
 async def look(box: E2bSandbox, path: str, user: str | None) -> dict[str, Any]:
     """One entry, as clients know it."""
-    (entry,) = _entries(await run_script(box, user, _STAT, path))
+    (entry,) = _entries(box, await run_script(box, user, _STAT + GET, path, "0", SOURCE))
     return entry
 
 
@@ -42,7 +43,8 @@ async def list_dir(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) 
     depth = int(asked.get("depth") or 1)
     if not 1 <= depth <= _DEEPEST:
         raise E2bRefusal("invalid_argument", "depth should be at least one")
-    found = _entries(await run_script(box, user, _LIST, await _path(box, asked, "path", user), str(depth)))
+    place = await _path(box, asked, "path", user)
+    found = _entries(box, await run_script(box, user, _LIST + GET, place, str(depth), SOURCE))
     return {"entries": sorted(found, key=lambda entry: entry["path"])}
 
 
@@ -80,9 +82,11 @@ async def run_script(box: E2bSandbox, user: str | None, script: str, path: str, 
     return done.stdout
 
 
-def _entries(raw: bytes) -> list[dict[str, Any]]:
-    words = [word.decode("utf-8", "surrogateescape") for word in raw.split(b"\0")[:-1]]
-    return [_entry(words[at : at + 9]) for at in range(0, len(words), 9)]
+def _entries(box: E2bSandbox, raw: bytes) -> list[dict[str, Any]]:
+    told, metadata = split_metadata(box, raw)
+    words = [word.decode("utf-8", "surrogateescape") for word in told.split(b"\0")[:-1]]
+    found = [_entry(words[at : at + 9]) for at in range(0, len(words), 9)]
+    return [{**one, "metadata": metadata[one["path"]]} if one["path"] in metadata else one for one in found]
 
 
 def _entry(words: list[str]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from rollyard.plane.compat.e2b import connect_frames
 from rollyard.plane.compat.e2b.boxes import Boxes, E2bSandbox, SandboxTokens
 from rollyard.plane.compat.e2b.directories import METHODS
 from rollyard.plane.compat.e2b.errors import E2bRefusal, connect, explain, rest
+from rollyard.plane.compat.e2b.file_metadata import read_metadata, set_metadata
 from rollyard.plane.compat.e2b.processes import KEEPALIVE_S, Process
 from rollyard.plane.compat.e2b.watchers import DirectoryWatcher, Watchers
 
@@ -90,20 +91,23 @@ class Envd:
     async def upload(self, request: Request) -> Response:
         try:
             box = await self._box(request, signed=True)
-            if any(name.startswith("x-metadata-") for name in request.headers):
-                raise E2bRefusal("unimplemented", "metadata of files is not served here", 400)
-            user = user_of(request)
+            metadata, user = read_metadata(request.headers), user_of(request)
             if request.headers.get("content-type", "").startswith("multipart/form-data"):
                 written = await _multipart(request, box, user)
             else:
                 path = await box.accounts.path(request.query_params.get("path", ""), user)
                 await box.sandbox.write(path, await _whole(request), user=box.accounts.as_user(user))
                 written = [path]
+            for path in written:
+                await set_metadata(box, path, metadata, user)
         except ClientDisconnect:
             return Response(status_code=400)
         except (Error, E2bRefusal) as error:
             return rest(error)
-        return JSONResponse([{"name": path.rpartition("/")[2], "type": "file", "path": path} for path in written])
+        told = {"metadata": metadata} if metadata else {}
+        return JSONResponse(
+            [{"name": path.rpartition("/")[2], "type": "file", "path": path, **told} for path in written]
+        )
 
     async def start(self, request: Request) -> Response:
         async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
@@ -202,6 +206,8 @@ async def _process(request: Request, box: E2bSandbox, asked: dict[str, Any]) -> 
         await box.processes.signal(asked)
     elif method == "SendInput":
         await box.processes.feed(asked)
+    elif method == "Update":
+        await box.processes.resize(asked)
     elif method == "CloseStdin":
         await box.processes.select(asked, running=True).job.close_stdin()
     else:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import signal as signals
-from collections.abc import AsyncIterator, Mapping
+import struct
+from collections.abc import AsyncIterator, Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 from rollyard.core.errors import Error, PathError
@@ -20,11 +22,23 @@ from rollyard.plane.compat.e2b.errors import E2bRefusal
 
 _KEPT_S = 30.0  # how long an ended program can still be asked about
 KEEPALIVE_S = 50.0
+_STEP_S = 30.0
 
 
 class Process:
-    def __init__(self, pid: int, job: Job, config: Mapping[str, Any], tag: str | None, deadline: float | None) -> None:
-        self.pid, self.job, self.config, self.tag = pid, job, config, tag
+    """`terminal` says that it has one: what it shows is then all its output, and input is put in frames."""
+
+    def __init__(
+        self,
+        pid: int,
+        job: Job,
+        config: Mapping[str, Any],
+        tag: str | None,
+        deadline: float | None,
+        *,
+        terminal: bool = False,
+    ) -> None:
+        self.pid, self.job, self.config, self.tag, self.terminal = pid, job, config, tag, terminal
         self._offsets = {"stdout": 0, "stderr": 0}
         self.timed_out = False
         self.over = asyncio.create_task(self._until_over(deadline))
@@ -75,8 +89,9 @@ class Process:
             await events.put(None)
 
     async def _pump(self, name: str, events: asyncio.Queue[tuple[str, bytes] | None]) -> None:
+        shown = "pty" if self.terminal and name == "stdout" else name
         async for offset, data in self.job.stream(self._offsets[name], stderr=name == "stderr"):
-            await events.put((name, data))
+            await events.put((shown, data))
             self._offsets[name] = max(offset, self._offsets[name])
 
 
@@ -97,27 +112,46 @@ class Processes:
         config: Mapping[str, Any] = asked.get("process") or {}
         if not config.get("cmd"):
             raise E2bRefusal("invalid_argument", "process.cmd is required")
-        if asked.get("pty"):
-            raise E2bRefusal("unimplemented", "terminals are not served here")
+        argv, terminal = [config["cmd"], *config.get("args", ())], asked.get("pty")
+        if terminal:
+            argv = await self._in_terminal(argv, _size(terminal))
         home = await self._accounts.home(user)
         cwd = config.get("cwd")
         who = {"HOME": home, "USER": user or "user", "LOGNAME": user or "user"}
         try:
             job = await self._sandbox.start(
-                [config["cmd"], *config.get("args", ())],
+                argv,
                 env={**who, **self._env, **(config.get("envs") or {})},
                 cwd=await self._accounts.path(cwd, user) if cwd else await self._accounts.workdir(user),
                 user=self._accounts.as_user(user),
-                stdin=bool(asked.get("stdin", True)) and self._sandbox.capabilities.stdin,
+                stdin=bool(terminal or asked.get("stdin", True)) and self._sandbox.capabilities.stdin,
             )
         except PathError as error:
             raise E2bRefusal("invalid_argument", str(error)) from error
         pid, self._next = self._next, self._next + 1
-        process = self._by_pid[pid] = Process(pid, job, config, asked.get("tag"), deadline)
-        if asked.get("stdin") is False:
+        process = Process(pid, job, config, asked.get("tag"), deadline, terminal=bool(terminal))
+        self._by_pid[pid] = process
+        if asked.get("stdin") is False and not terminal:
             await job.close_stdin()
         process.over.add_done_callback(lambda _: self._forget_later(pid))
         return process
+
+    async def _in_terminal(self, argv: Sequence[str], size: tuple[int, int]) -> list[str]:
+        """The program under one of ours that gives it a terminal."""
+        if not self._sandbox.capabilities.stdin:
+            raise E2bRefusal("unimplemented", "programs of this sandbox have no stdin, so there are no terminals")
+        found = await self._sandbox.exec("command -v python3", timeout=_STEP_S)
+        if not found.ok:
+            raise E2bRefusal("unimplemented", "a terminal needs python3 in the sandbox's image")
+        source = resources.files("rollyard.inside").joinpath("terminal.py").read_text()
+        return [found.stdout.decode().strip(), "-c", source, str(size[0]), str(size[1]), *argv]
+
+    async def resize(self, asked: Mapping[str, Any]) -> None:
+        process = self.select(asked, running=True)
+        if asked.get("pty"):
+            if not process.terminal:
+                raise E2bRefusal("invalid_argument", f"process {process.pid} has no terminal")
+            await process.job.write(_frame(b"r", struct.pack(">HH", *_size(asked["pty"]))))
 
     def _forget_later(self, pid: int) -> None:
         asyncio.get_running_loop().call_later(_KEPT_S, self._by_pid.pop, pid, None)
@@ -146,7 +180,20 @@ class Processes:
     async def feed(self, asked: Mapping[str, Any]) -> None:
         process = self.select(asked, running=True)
         given: Mapping[str, str] = asked.get("input") or {}
-        await process.job.write(base64.b64decode(given.get("stdin") or given.get("pty") or ""))
+        data = base64.b64decode(given.get("stdin") or given.get("pty") or "")
+        await process.job.write(_frame(b"i", data) if process.terminal else data)
+
+
+def _frame(kind: bytes, body: bytes) -> bytes:
+    return kind + struct.pack(">I", len(body)) + body
+
+
+def _size(terminal: Mapping[str, Any]) -> tuple[int, int]:
+    size: Mapping[str, Any] = terminal.get("size") or {}
+    columns, rows = size.get("cols", 80), size.get("rows", 24)
+    if not all(isinstance(one, int) and 0 < one < 2**16 for one in (columns, rows)):
+        raise E2bRefusal("invalid_argument", f"a terminal's size is two positive numbers, got {columns!r} and {rows!r}")
+    return columns, rows
 
 
 def ending_of(done: Exit) -> dict[str, Any]:

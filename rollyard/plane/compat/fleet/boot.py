@@ -1,4 +1,4 @@
-"""From a world to a running instance of it: a sandbox, the world's files, its server, and a first sign of life from that."""
+"""What makes a sandbox an instance of a world: the world's files, its server, and a first sign of life from that."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from importlib import resources
 
-import msgspec
-
 from rollyard.core.errors import EnvError, EnvUnavailable, Error, Unsupported
-from rollyard.core.protocols import Backend, Job, Sandbox
+from rollyard.core.protocols import Job, Sandbox
 from rollyard.envs.fleet.databases import SandboxDatabases
 from rollyard.plane.compat.fleet.world import HOME, World
 
@@ -19,33 +17,17 @@ _PROBE_S = 5.0
 _PROBE = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 
 
-async def boot(
-    backend: Backend, world: World, variables: Mapping[str, str], labels: Mapping[str, str], ttl_s: float
-) -> Sandbox:
-    """A failure leaves no sandbox behind."""
-    if not backend.capabilities.dial:
-        raise Unsupported(f"backend {backend.name} cannot reach a server inside a sandbox")
-    spec = msgspec.structs.replace(
-        world.spec,
-        labels={**world.spec.labels, **labels},
-        env={**world.spec.env, **variables},
-        ttl_s=ttl_s,
-        lifetime="ttl" if backend.capabilities.lifetime_ttl else world.spec.lifetime,
-    )
-    sandbox: Sandbox = await backend.open(spec)
-    try:
-        if world.files is not None:
-            await sandbox.upload_dir(world.files, HOME)
-        else:
-            await sandbox.mkdir(HOME)
-        lone = resources.files("rollyard.inside").joinpath("plain_mcp.py").read_bytes()
-        await sandbox.write(f"{_LIB}/plain_mcp.py", lone)
-        job = await sandbox.start(world.command, cwd=HOME, env=_environ(world))
-        await _answering(sandbox, job, world)
-    except BaseException:  # cancelled too: a world that did not come up is removed
-        await asyncio.shield(sandbox.kill())
-        raise
-    return sandbox
+async def boot(sandbox: Sandbox, world: World, variables: Mapping[str, str]) -> None:
+    if not sandbox.capabilities.dial:
+        raise Unsupported(f"backend {sandbox.info.backend} cannot reach a server inside a sandbox")
+    if world.files is not None:
+        await sandbox.upload_dir(world.files, HOME)
+    else:
+        await sandbox.mkdir(HOME)
+    lone = resources.files("rollyard.inside").joinpath("plain_mcp.py").read_bytes()
+    await sandbox.write(f"{_LIB}/plain_mcp.py", lone)
+    job = await sandbox.start(world.command, cwd=HOME, env={**_environ(world), **variables})
+    await _answering(sandbox, job, world)
 
 
 async def reset(sandbox: Sandbox, world: World, databases: SandboxDatabases, seed: int | None) -> None:

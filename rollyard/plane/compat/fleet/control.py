@@ -13,7 +13,7 @@ from starlette.routing import Route
 from rollyard.core.errors import Error
 from rollyard.plane.compat.fleet.errors import FleetRefusal, refuse
 from rollyard.plane.compat.fleet.guard import Guard
-from rollyard.plane.compat.fleet.instances import REGIONS, Make, Places, WorldInstance
+from rollyard.plane.compat.fleet.instances import REGIONS, Make, WorldInstance, WorldInstances
 from rollyard.plane.service.shapes import rfc3339
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ async def body(request: Request, kind: type[T]) -> T:
 
 
 class FleetControl:
-    def __init__(self, places: Places, guard: Guard) -> None:
+    def __init__(self, places: WorldInstances, guard: Guard) -> None:
         self._places, self._guard = places, guard
 
     def routes(self) -> list[Route]:
@@ -76,13 +76,12 @@ class FleetControl:
 
     async def instances(self, request: Request, owner: str) -> Response:
         wanted = request.query_params
-        found = await self._places.list(owner)
-        if status := wanted.get("status"):
+        status = wanted.get("status")
+        found = await self._places.list(owner, live=None if status else True)
+        if status:
             found = [place for place in found if place.status == status]
-        else:
-            found = [place for place in found if place.ended_at is None]
         if run_id := wanted.get("run_id"):
-            found = [place for place in found if place.record.make.run_id == run_id]
+            found = [place for place in found if place.make.run_id == run_id]
         return JSONResponse([self._tell(place, request) for place in found])
 
     async def instance(self, request: Request, owner: str) -> Response:
@@ -90,43 +89,40 @@ class FleetControl:
 
     async def close(self, request: Request, owner: str) -> Response:
         place = await self._places.find(request.path_params["id"], owner)
-        await self._places.close(place)
-        return JSONResponse(self._tell(place, request))
+        return JSONResponse(self._tell(await self._places.close(place), request))
 
     async def close_all(self, request: Request, owner: str) -> Response:
         run_id, everybody = request.query_params.get("run_id"), request.query_params.get("profile_id")
         if run_id is None and everybody is None:
             raise FleetRefusal(400, "run_id or profile_id says which instances")
-        found = [place for place in await self._places.list(owner) if place.ended_at is None]
-        chosen = [place for place in found if run_id is None or place.record.make.run_id == run_id]
-        for place in chosen:
-            await self._places.close(place)
-        return JSONResponse([self._tell(place, request) for place in chosen])
+        chosen = [one for one in await self._places.list(owner) if run_id is None or one.make.run_id == run_id]
+        closed = [await self._places.close(place) for place in chosen]
+        return JSONResponse([self._tell(place, request) for place in closed])
 
     async def heartbeat(self, request: Request, owner: str) -> Response:
         place = await self._places.find(request.path_params["id"], owner)
-        await self._places.heartbeat(place)
+        place = await self._places.heartbeat(place)
         told = {
             "success": True,
             "instance_id": place.id,
             "last_heartbeat": rfc3339(place.last_heartbeat),
             "deadline_timestamp": place.deadline,
-            "interval_seconds": place.record.make.heartbeat_interval,
+            "interval_seconds": place.make.heartbeat_interval,
         }
         return JSONResponse(told)
 
     async def runs(self, request: Request, owner: str) -> Response:
         runs: dict[str, list[WorldInstance]] = {}
-        for place in await self._places.list(owner):
-            if place.record.make.run_id is not None:
-                runs.setdefault(place.record.make.run_id, []).append(place)
+        for place in await self._places.list(owner, live=None):
+            if place.make.run_id is not None:
+                runs.setdefault(place.make.run_id, []).append(place)
         told = [
             {
                 "run_id": run_id,
                 "running_count": sum(place.status == "running" for place in places),
                 "total_count": len(places),
-                "first_created_at": rfc3339(min(place.record.created_at for place in places)),
-                "last_created_at": rfc3339(max(place.record.created_at for place in places)),
+                "first_created_at": rfc3339(min(place.row.created_at for place in places)),
+                "last_created_at": rfc3339(max(place.row.created_at for place in places)),
             }
             for run_id, places in runs.items()
         ]
@@ -156,8 +152,8 @@ class FleetControl:
         return JSONResponse(list(REGIONS))
 
     async def account(self, request: Request, owner: str) -> Response:
-        live = [place for place in await self._places.list(owner) if place.ended_at is None]
-        counts = {"instance_limit": self._places.limit, "instance_count": len(live)}
+        live, most = await self._places.count(owner)
+        counts = {"instance_limit": most, "instance_count": live}
         return JSONResponse({"team_id": owner, "team_name": owner, **counts})
 
     def _tell(self, place: WorldInstance, request: Request) -> dict[str, Any]:
@@ -169,19 +165,19 @@ class FleetControl:
 
 def describe(place: WorldInstance, base_url: str, page_token: str) -> dict[str, Any]:
     """An instance as clients read it. Its addresses are below the one that the request came to."""
-    record, make = place.record, place.record.make
+    row, make = place.row, place.make
     root = f"{base_url}/i/{place.id}/"
     manager = f"{root}api/v1/env"
     return {
         "instance_id": place.id,
         "env_key": make.env_key,
-        "version": f"v{record.version}",
+        "version": f"v{place.world.version}",
         "status": place.status,
         "subdomain": place.id,
-        "created_at": rfc3339(record.created_at),
-        "updated_at": rfc3339(place.updated_at),
-        "terminated_at": rfc3339(place.ended_at),
-        "team_id": record.owner,
+        "created_at": rfc3339(row.created_at),
+        "updated_at": rfc3339(row.updated_at),
+        "terminated_at": rfc3339(row.ended_at),
+        "team_id": row.owner,
         "region": make.region or "local",
         "env_variables": make.env_variables,
         "data_key": make.data_key,

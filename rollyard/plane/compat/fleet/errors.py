@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from rollyard.core.errors import ConfigError, EnvError, Error, SandboxGone, SandboxUnavailable, Unsupported
+from rollyard.core.errors import ConfigError, EnvError, Error, PlaneError, SandboxGone, SandboxUnavailable, Unsupported
 
 
 class FleetRefusal(Exception):
@@ -22,6 +22,8 @@ def refuse(error: FleetRefusal | Error) -> JSONResponse:
 
 
 def _status(error: Error) -> int:
+    if isinstance(error, PlaneError):
+        return error.status
     if isinstance(error, SandboxGone):
         return 410
     if isinstance(error, SandboxUnavailable):

@@ -47,11 +47,6 @@ class Guard:
         self._admit, self._secret = admit, secret.encode()
         self.open = admit is anybody
 
-    @property
-    def name(self) -> str:
-        """Of the server that this secret is; it tells nothing about the secret."""
-        return self._derive("name", "")[:16]
-
     async def owner(self, request: HTTPConnection) -> str:
         return await self._admit(request.headers.get("authorization"))
 

@@ -19,7 +19,7 @@ from rollyard.core.ids import new_id
 from rollyard.core.log import Log
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.compat.fleet.errors import FleetRefusal
-from rollyard.plane.compat.fleet.instances import Make, Places, WorldInstance
+from rollyard.plane.compat.fleet.instances import Make, WorldInstance, WorldInstances
 from rollyard.plane.compat.fleet.tasks import FleetTask, Tasks
 
 _log = Log("rollyard.fleet")
@@ -104,7 +104,7 @@ class FleetServerJob:
 class Jobs:
     """`parallel` is how many sessions work at once, whatever a job asks for. Without a runner every job is refused."""
 
-    def __init__(self, places: Places, tasks: Tasks, runner: Runner | None, *, parallel: int = 4) -> None:
+    def __init__(self, places: WorldInstances, tasks: Tasks, runner: Runner | None, *, parallel: int = 4) -> None:
         self._places, self._tasks, self._runner = places, tasks, runner
         self._room = asyncio.Semaphore(parallel)
         self.jobs: dict[str, FleetServerJob] = {}

@@ -25,7 +25,7 @@ from rollyard.plane.compat.fleet.boot import reset
 from rollyard.plane.compat.fleet.control import body
 from rollyard.plane.compat.fleet.errors import FleetRefusal, refuse
 from rollyard.plane.compat.fleet.guard import Guard
-from rollyard.plane.compat.fleet.instances import Places, WorldInstance
+from rollyard.plane.compat.fleet.instances import WorldInstance, WorldInstances
 from rollyard.plane.service.shapes import rfc3339
 
 _BASE = "/i/{id}/api/v1/env"
@@ -58,7 +58,7 @@ class FilePath(msgspec.Struct, frozen=True):
 
 
 class Manager:
-    def __init__(self, places: Places, guard: Guard, *, limits: ForwardLimits | None = None) -> None:
+    def __init__(self, places: WorldInstances, guard: Guard, *, limits: ForwardLimits | None = None) -> None:
         self._places, self._guard = places, guard
         self._limits = limits or ForwardLimits()
 
@@ -85,7 +85,7 @@ class Manager:
         async def answer(request: Request) -> Response:
             try:
                 place = await self._places.find(request.path_params["id"])
-                self._guard.manages(request, place.record.owner)
+                self._guard.manages(request, place.owner)
                 return await endpoint(request, place)
             except (FleetRefusal, Error) as error:
                 return refuse(error)
@@ -99,7 +99,7 @@ class Manager:
         alive = place.status == "running"
         told = {
             "status": "healthy" if alive else place.status,
-            "timestamp": rfc3339(place.updated_at),
+            "timestamp": rfc3339(place.row.updated_at),
             "service": "manager",
         }
         return JSONResponse(told)
@@ -155,7 +155,7 @@ class Manager:
 
     async def execute(self, request: Request, place: WorldInstance) -> Response:
         asked = await body(request, VerifierFunction)
-        done = await run_check(self._places.backend, check_code(place, asked), place.databases)
+        done = await run_check(self._places.checks, check_code(place, asked), place.databases)
         if done.score is None:
             return JSONResponse({"success": False, "result": None, "error": done.error, "message": done.stdout})
         return JSONResponse({"success": True, "result": done.result, "error": None, "message": done.stdout})
@@ -165,7 +165,7 @@ class Manager:
         instance_id: str = scope["path_params"]["id"]
 
         async def admitted(place: WorldInstance) -> None:
-            await self._guard.uses(HTTPConnection(scope), place.id, place.record.owner)
+            await self._guard.uses(HTTPConnection(scope), place.id, place.owner)
 
         await self._forward(scope, receive, send, f"/i/{instance_id}", admitted)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -13,19 +13,17 @@ from starlette.applications import Starlette
 from rollyard.core.errors import PlaneUnauthorized
 from rollyard.core.protocols import Policy
 from rollyard.plane.compat.fleet import FleetRefusal, Tasks, World, fleet_app, load_worlds
+from rollyard.plane.compat.fleet.app import NOBODY
 from rollyard.plane.compat.fleet.guard import Admit, Guard
-from rollyard.plane.compat.fleet.instances import RECORD, InstanceRecord
 from rollyard.plane.compat.fleet.jobs import Runner
 from rollyard.plane.compat.fleet.rollouts import RolloutRunner
 from rollyard.plane.engines.backend import BackendEngine
+from rollyard.plane.http.request_log import RequestLog
 from rollyard.plane.service.access import Access
 from rollyard.plane.service.instance_backend import InstanceBackend
 from rollyard.plane.service.instances import Instances
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.store import Store
-
-_NOBODY = "fleet"  # who owns the sandboxes that verifiers run in
-_LIMIT = 100
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,32 +57,41 @@ async def open_fleet(options: FleetOptions) -> AsyncGenerator[FleetParts]:
 
 @asynccontextmanager
 async def fleet_face(
-    instances: Instances, access: Access, *, secret: str, url: str, given: FleetParts, store: Store | None
+    instances: Instances,
+    access: Access,
+    *,
+    secret: str,
+    url: str,
+    given: FleetParts,
+    store: Store | None,
+    log: RequestLog,
 ) -> AsyncGenerator[Starlette | None]:
     """None where no engine of the plane runs programs. `url` is where the face will be; rollouts of jobs go to `store`."""
     engine = next((one for one in instances.engines.values() if isinstance(one, BackendEngine)), None)
     if engine is None:
         yield None
         return
-    backend = InstanceBackend(instances, engine, owner=_owner)
+    checks = InstanceBackend(instances, engine, owner=lambda labels: NOBODY)
     async with AsyncExitStack() as stack:
         runner: Callable[[Guard], Runner] | None = None
         if (policy := given.policy) is not None:
 
             def worked(guard: Guard) -> Runner:
                 token = guard.instance_token
-                return RolloutRunner(policy, backend=engine.backend, checks=backend, store=store, url=url, token=token)
+                return RolloutRunner(policy, backend=engine.backend, checks=checks, store=store, url=url, token=token)
 
             runner = worked
         app = fleet_app(
             given.worlds,
-            backend,
+            instances,
+            engine,
             admit=_admission(access),
             tasks=given.tasks,
-            limit=instances.settings.terms.quota or _LIMIT,
             secret=secret,
             runner=runner,
+            log=log,
         )
+        stack.push_async_callback(app.state.places.aclose)
         stack.push_async_callback(app.state.jobs.aclose)
         yield app
 
@@ -100,7 +107,3 @@ def _admission(access: Access) -> Admit:
         return caller.owner
 
     return admit
-
-
-def _owner(labels: Mapping[str, str]) -> str:
-    return msgspec.json.decode(labels[RECORD], type=InstanceRecord).owner if RECORD in labels else _NOBODY

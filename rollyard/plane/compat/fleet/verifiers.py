@@ -24,7 +24,7 @@ from rollyard.envs.fleet.verifier_code import Checked, VerifierCode, run_check
 from rollyard.plane.compat.fleet.control import body, for_owner
 from rollyard.plane.compat.fleet.errors import FleetRefusal
 from rollyard.plane.compat.fleet.guard import Guard
-from rollyard.plane.compat.fleet.instances import Places
+from rollyard.plane.compat.fleet.instances import WorldInstances
 from rollyard.plane.service.shapes import rfc3339
 
 _MAX_CODE = 4 * 2**20
@@ -76,7 +76,7 @@ class Shelf:
 
 
 class Verifiers:
-    def __init__(self, places: Places, guard: Guard, shelf: Shelf) -> None:
+    def __init__(self, places: WorldInstances, guard: Guard, shelf: Shelf) -> None:
         self._places, self._guard, self._shelf = places, guard, shelf
 
     def routes(self) -> list[Route]:
@@ -109,7 +109,7 @@ class Verifiers:
             instance_id=place.id,
         )
         limit = min(max(asked.timeout or 60, 1), _MAX_TIMEOUT_S)
-        done = await run_check(self._places.backend, check, place.databases, timeout_s=limit)
+        done = await run_check(self._places.checks, check, place.databases, timeout_s=limit)
         told = {"key": known.key, "version": 1, "verifier_id": known.id, "bundle_cache_hit": hit}
         return JSONResponse({**told, **describe_run(done)})
 

@@ -33,7 +33,7 @@ class InstanceRows:
             return before, False
         await self._admit(change, new.owner, terms, new.created_at)
         await change.row(self.keys.instance(new.id))
-        self._keep(change, None, new, (new.created_at, None))
+        self._keep(change, None, new, (new.created_at, new.reason))
         self._remember(change, request, new.id)
         return new, True
 

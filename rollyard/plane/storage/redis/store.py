@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from rollyard.core.errors import MissingExtra, PlaneConflict, PlaneNotFound, StoreError
+from rollyard.core.errors import ConfigError, MissingExtra, PlaneConflict, PlaneNotFound, StoreError
 from rollyard.core.log import Log
 from rollyard.core.plane import (
     AdmissionTerms,
@@ -50,8 +50,8 @@ _WAITING = 16  # of a pool, looked at in one go
 
 
 @asynccontextmanager
-async def open_redis(url: str, *, scripts: bool | None = None) -> AsyncGenerator[RedisPlane]:
-    """`redis://[user:password@]host:port/db[?prefix=ry]`. Whether the server runs scripts is asked, unless said."""
+async def open_redis(url: str) -> AsyncGenerator[RedisPlane]:
+    """`redis://[user:password@]host:port/db[?prefix=ry]`. A server that runs no scripts is refused: all or nothing needs them."""
     if find_spec("redis") is None:
         raise MissingExtra("redis", "redis", why="a Redis store")
     from redis.asyncio import Redis
@@ -63,17 +63,15 @@ async def open_redis(url: str, *, scripts: bool | None = None) -> AsyncGenerator
         parts._replace(query="").geturl(), socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
     )
     try:
-        if scripts is None:
-            try:
-                scripts = bool(await client.eval("return 1", 0))
-            except (NoPermissionError, ResponseError):
-                scripts = False
-        if not scripts:
-            _log.warning(
-                "this server runs no scripts: changes go one at a time under a lock, readers may see one half done, and a "
-                "writer that stalls for seconds may overwrite a newer change"
-            )
-        yield RedisPlane(client, f"{{{prefix}}}:", scripted=scripts)
+        try:
+            await client.eval("return 1", 0)
+        except (NoPermissionError, ResponseError) as error:
+            raise ConfigError(
+                f"the Redis server at {parts.hostname}:{parts.port or 6379} runs no scripts ({error}), and without them two "
+                "writers can lose each other's changes",
+                hint="let its user run them (ACL SETUSER NAME +@scripting), or keep the plane in SQLite or PostgreSQL",
+            ) from error
+        yield RedisPlane(client, f"{{{prefix}}}:")
     except RedisError as error:
         raise StoreError(f"Redis: {error}") from error
     finally:
@@ -81,9 +79,9 @@ async def open_redis(url: str, *, scripts: bool | None = None) -> AsyncGenerator
 
 
 class RedisPlane:
-    def __init__(self, client: Any, prefix: str, *, scripted: bool) -> None:
+    def __init__(self, client: Any, prefix: str) -> None:
         self._client, self._keys = client, Keys(prefix)
-        self._changer, self._rows = Changer(client, prefix, scripted=scripted), InstanceRows(self._keys)
+        self._changer, self._rows = Changer(client), InstanceRows(self._keys)
 
     async def _change(self, work: Callable[[Change], Awaitable[T]]) -> T:
         from redis.exceptions import RedisError

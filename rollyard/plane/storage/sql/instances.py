@@ -62,7 +62,7 @@ def begin(
     if new.labels:
         rows = [{"instance_id": new.id, "name": name, "value": value} for name, value in new.labels.items()]
         connection.execute(insert(label_rows), rows)
-    add_history(connection, [(new.id, new.created_at, new.state, None)])
+    add_history(connection, [(new.id, new.created_at, new.state, new.reason)])
     return new, True
 
 
