@@ -52,10 +52,9 @@ class AdoptedEnv(Env):
     def __init__(self, env: Any, action: type[Any]) -> None:
         self._env, self._action = env, action
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="openenv")
-        types: Any = import_module("openenv.core.env_server.mcp_types")
+        types = _openenv("mcp_types")
         self._list_action, self._call_action = types.ListToolsAction, types.CallToolAction
-        mcp: Any = import_module("openenv.core.env_server.mcp_environment")
-        self._has_tools = isinstance(env, mcp.MCPEnvironment)
+        self._has_tools = isinstance(env, _openenv("mcp_environment").MCPEnvironment)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
         given = {**(options or {})} | ({} if seed is None else {"seed": seed})
@@ -103,13 +102,20 @@ class AdoptedEnv(Env):
     async def _run(self, method: str, *args: Any, **given: Any) -> Any:
         """The async form where its author wrote one."""
         own = getattr(type(self._env), f"{method}_async", None)
-        base: Any = import_module("openenv.core.env_server.interfaces").Environment
+        base = _openenv("interfaces").Environment
         if own is not None and own is not getattr(base, f"{method}_async", None):
             return await own(self._env, *args, **given)
         return await self._in_thread(lambda: getattr(self._env, method)(*args, **given))
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _openenv(module: str) -> Any:
+    try:
+        return import_module(f"openenv.core.env_server.{module}")
+    except ImportError as error:
+        raise ConfigError("environments of OpenEnv need its package", hint="pip install openenv==0.10.0") from error
 
 
 def _accepted(reset: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,6 +77,12 @@ def test_rollyard_and_openenv_install_together_and_run_pi(tmp_path):
         ]
 
 
+@pytest.mark.agent
+def test_verifiers_runs_our_rollouts_as_its_environment():
+    """X4: a verdict and weighted functions, hooks per rollout, and no zero where nobody judged"""
+    assert foreign("verifiers-0.4.0", "verifiers==0.4.0")("verifiers_env.py") == "ok"
+
+
 def test_verifiers_sees_the_branches_we_see():
     made = json.loads(foreign("verifiers-0.4.0", "verifiers==0.4.0")("verifiers_side.py", HERE / "golden"))
     for rollout, trace in zip((linear(), branchy()), made, strict=True):
