@@ -116,7 +116,7 @@ class Rollouts:
             async with self._slots:
                 rollout = await ry.run_rollout(
                     task(seed, split), agent="shell-agent", system_prompt=SYSTEM, verifier=is_done, max_calls=MAX_CALLS,
-                    limits=ry.Limits(agent=120, verify=60), seed=number, **self._parts,
+                    limits=ry.Limits(agent=900, verify=60), seed=number, **self._parts,
                 )  # fmt: skip
             if rollout.reward is None:
                 self.failures.append(str(rollout.failure))

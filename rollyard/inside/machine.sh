@@ -4,7 +4,7 @@
 # `pid` and `watcher` with their start times, and what was written in it. The watcher is the parent of all that runs in it: when
 # the end has come, or the directory is gone, it kills the sandbox and removes the directory. Nothing of this runs as root.
 #
-# Needs coreutils and util-linux, and for the room `namespaces` also `ip`. Exit codes: 97 there is no such sandbox, 96 refused.
+# Needs coreutils and util-linux, and `ip`. Exit codes: 97 there is no such sandbox, 96 refused.
 
 started() { read -r s 2>/dev/null <"/proc/$1/stat" || return 1; s=${s##*) }; set -- $s; echo "${20}"; }
 refuse() { echo "$*" >&2; exit 96; }
@@ -46,7 +46,7 @@ watch() {
         sleep $left
     done
     [ -s "$d/ready" ] || : >"$d/failed"
-    "end_$2"; kill -9 $u 2>/dev/null; wait $u 2>/dev/null
+    kill -9 $u 2>/dev/null; wait $u 2>/dev/null
     [ -e "$d/failed" ] || remove "$d"
 }
 fail() { echo "$*" >&2; : >"$d/failed"; exit 1; }
@@ -56,7 +56,6 @@ delete() {
     for id in "$@"; do
         d=$f/boxes/$id; [ -f "$d/about" ] && mv "$d" "$d.gone" 2>/dev/null || continue
         d=$d.gone; runs "$d/watcher" && kill -9 "$p"; runs "$d/pid" && kill -9 "$p"
-        read -r room <"$d/room" 2>/dev/null && "end_$room"
         wipe "$d"; echo "$id"
     done
 }
@@ -77,7 +76,7 @@ keep() { d=$f/boxes/$1; runs "$d/pid" || exit 97; echo $(($(date +%s)+$2)) >"$d/
 # ID SCRIPT
 enter() {
     d=$f/boxes/$1; runs "$d/pid" || exit 97
-    read -r room <"$d/room"; "enter_$room" /usr/bin/env -i /bin/sh -c "$2"
+    enter_room /usr/bin/env -i /bin/sh -c "$2"
     c=$?; [ $c -ne 255 ] || c=254; exit $c  # 255 is the SSH client's own
 }
 
@@ -105,23 +104,25 @@ check_namespaces() {
     unshare --user --map-root-user true 2>/dev/null || refuse "an ordinary user may not make namespaces here: see sysctl user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns"
 }
 
-# The room `namespaces`: an overlay on the machine's own programs, or on a folder, in namespaces of an ordinary user.
+# The room: an overlay on the machine's own programs, or on a folder, in namespaces of an ordinary user.
 start_namespaces() {
-    find_image; of_host=
+    find_image
     case $base in
-    host) host_base; of_host=1 ;;
-    /*) [ -d "$base" ] && [ -r "$base" ] || fail "no folder $base here that $(id -un) may read" ;;
+    host|/*) start_room ;;
     *) fail "no image $image here: name a folder of this machine, or host" ;;
     esac
+}
+start_room() {
+    of_host=
+    if [ "$base" = host ]; then host_base; of_host=1
+    elif [ ! -d "$base" ] || [ ! -r "$base" ]; then fail "no folder $base here that $(id -un) may read"; fi
     case $base$over$d in *[:,\ ]*) fail "a path with a colon, a comma or a space cannot be a part of an overlay: $base $d" ;; esac
-    echo namespaces >"$d/room"
     set -- --net; [ "$network" = none ] || shift
     unshare --user --map-root-user --mount --ipc --uts --pid "$@" --fork --kill-child \
         /bin/sh "$me" "$f" boot "$d" "$network" "$base" "$of_host" $over &
     u=$!
 }
-end_namespaces() { :; }
-enter_namespaces() {
+enter_room() {
     set -- --preserve-credentials -- "$@"; [ -f "$d/network" ] || set -- --net "$@"
     nsenter --target "$p" --user --mount --ipc --uts --pid="/proc/$p/ns/pid_for_children" "$@"
 }
@@ -167,37 +168,19 @@ boot() {
     rmdir /.before; echo ready >&3; exec 3>&- </dev/null >/dev/null 2>&1
     while :; do sleep 3600 & wait $!; done
 }
-# The room `apptainer`: one container of Apptainer's for each sandbox, as an ordinary user, entered by its namespaces.
+# The same room on an image that Apptainer reads.
 check_apptainer() {
     command -v apptainer >/dev/null || refuse "there is no program apptainer here"
-    command -v nsenter >/dev/null || refuse "there is no program nsenter: install util-linux"
+    check_namespaces
 }
 start_apptainer() {
-    find_image; set --
+    find_image
     case $base in
-    host) host_base; for n in $PLACES; do [ -d /$n ] && [ ! -L /$n ] && set -- "$@" --bind "/$n:/$n:ro"; done ;;
+    host) ;;
     /*) [ -r "$base" ] || fail "no file or folder $base here that $(id -un) may read" ;;
     esac
-    [ -d "$base" ] || unpack
-    [ "$network" = host ] || set -- "$@" --net --network none
-    for o in $over; do set -- --overlay "$o:ro" "$@"; done  # the last one lies on top
-    echo apptainer >"$d/room"
-    apptainer -q exec --fakeroot --ignore-fakeroot-command --contain --no-mount home,cwd,tmp,hostfs,bind-paths,sys \
-        --ipc --pid --uts --cleanenv "$@" --overlay "$d/upper" "$base" \
-        /bin/sh -c 'echo ready; exec >/dev/null 2>&1; while :; do sleep 3600 & wait $!; done' </dev/null >"$d/started" &
-    a=$! mine=$(readlink /proc/self/ns/pid) n=0
-    while [ ! -s "$d/started" ]; do kill -0 $a 2>/dev/null || fail "it ended"; n=$((n+1)); [ $n -lt 2400 ] || fail "it did not start"; sleep 0.05; done
-    u=$a; while [ "$(readlink /proc/$u/ns/pid)" = "$mine" ]; do u=$(child_of $u) || fail "its first process was not found"; done
-    echo ready >"$d/ready"
-}
-end_apptainer() { :; }
-enter_apptainer() { enter_namespaces "$@"; }
-child_of() {
-    for s in /proc/[0-9]*/stat; do
-        read -r s 2>/dev/null <"$s" || continue
-        c=${s%% *}; s=${s##*) }; set -- $1 $s; [ "$3" = "$1" ] && echo "$c" && return
-    done
-    return 1
+    [ "$base" = host ] || [ -d "$base" ] || unpack
+    start_room
 }
 # Any image that Apptainer reads becomes a folder, once for each file or name.
 unpack() {

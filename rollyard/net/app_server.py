@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from rollyard.net.http_server import HttpLimits
 
 SLOWEST = 1024  # bytes of a body a second
+QUEUE = 2048  # connections that wait to be accepted
 
 
 class Drain:
@@ -41,6 +42,7 @@ async def serve_app(
         "access_log": False,
         "lifespan": "off",
         "http": guard,
+        "backlog": accept_limit(),
         **settings,
     }
     config = uvicorn.Config(app, **chosen)
@@ -50,6 +52,12 @@ async def serve_app(
 def connection_limit() -> int:
     """Half of the descriptors that this process may have: the others are for its files, programs and own connections."""
     return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 16)
+
+
+def accept_limit() -> int:
+    """How many connections the event loop accepts before it looks at any of them, which is when too many give way. It takes the
+    length of the queue for it: where descriptors ran out, it tried, and told of, each place in turn, and did little else."""
+    return min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32, 4), QUEUE)
 
 
 class GuardedHttp(HttpToolsProtocol):
@@ -123,6 +131,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._drain = drain
         self._loop = asyncio.get_running_loop()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUE)
 
     async def on_tick(self, counter: int) -> bool:
         now = time.monotonic()

@@ -68,7 +68,7 @@ class OpenEnvSession:
     def __init__(self, task: Task, options: Mapping[str, Any], *, hold_s: float = 3600.0) -> None:
         self.task = task
         self.id = options.get("rollout_id") or new_id("ro")
-        self._options = {**options, "rollout_id": self.id}
+        self._options: dict[str, Any] = {**options, "rollout_id": self.id}
         self._started = self._closed = False
         self.trainer: SessionTrainer | None = None
         queue = options.get("policy")
@@ -89,7 +89,8 @@ class OpenEnvSession:
         queue, store = self._options["policy"], self._options.get("store")
         async with Gate(queue, host="127.0.0.1", trainer_key=secret("rt"), log=store) as gate:
             trainer.url, trainer.key = gate.url, gate.trainer_key
-            return await run_rollout(self.task, pace=pace, **{**self._options, "gate": gate})
+            options: dict[str, Any] = {**self._options, "gate": gate}
+            return await run_rollout(self.task, pace=pace, **options)
 
     def wait_prepared(self) -> None:
         self._steps.require("prepared")

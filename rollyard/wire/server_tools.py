@@ -26,22 +26,20 @@ _OWN: Mapping[Dialect, tuple[str, ...]] = {
     "gemini": ("functionDeclarations", "function_declarations"),
 }
 _MEMBERS = ("web_search_options", "plugins", "mcp_servers", "container")  # of a request, beside its tools
-_LINKS = ("image_url", "video_url", "audio_url", "file_url", "fileUri", "file_uri")
+_READ = frozenset({"tools", *_MEMBERS})
+_LINKS = (
+    "image_url",
+    "video_url",
+    "audio_url",
+    "file_url",
+    "fileuri",
+    "file_uri",
+)  # some servers read names in any case
 _ARGUMENTS = frozenset({"arguments", "args", "response", "tools", "parameters", "input_schema"})  # never content
 _CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})  # whose `input` is arguments
-# A link's name, or a letter that is written as a number and could be part of one.
-_HINT = re.compile(rb'_url"|"url"|[eE]_?[uU]ri"|\\u00[4-7]')
-
-
-class _Asks(msgspec.Struct):
-    tools: msgspec.Raw = msgspec.Raw()
-    web_search_options: msgspec.Raw = msgspec.Raw()
-    plugins: msgspec.Raw = msgspec.Raw()
-    mcp_servers: msgspec.Raw = msgspec.Raw()
-    container: msgspec.Raw = msgspec.Raw()
-
-
-_asks = msgspec.json.Decoder(_Asks)
+_ENDS = (b'_url"', b'"url"', b'uri"')  # of a link's name
+_LETTER = re.compile(rb"\\u00[4-7]")  # one that is written as a number, and could be part of one
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _tools = msgspec.json.Decoder(list[dict[str, Any]])
 _EMPTY = (b"", b"null", b"[]", b"{}")
 
@@ -51,15 +49,27 @@ def find_server_tools(dialect: Dialect, body: bytes) -> list[str]:
     if not body:
         return []
     try:
-        asks = _asks.decode(body)
-        found = [name for name in _MEMBERS if bytes(getattr(asks, name)) not in _EMPTY]
-        if bytes(asks.tools) not in _EMPTY:
-            found += _list_tools(dialect, _tools.decode(asks.tools))
-        if _HINT.search(body) or body.count(b'"tools"') > 1:
+        members = _members.decode(body)
+        if odd := next((name for name in members if name not in _READ and name.lower() in _READ), None):
+            raise ValueError(odd)
+        found = [name for name in _MEMBERS if bytes(members.get(name, b"")) not in _EMPTY]
+        if bytes(members.get("tools", b"")) not in _EMPTY:
+            found += _list_tools(dialect, _tools.decode(members["tools"]))
+        if _has_more(members, body) or any(_may_link(bytes(raw)) for name, raw in members.items() if name != "tools"):
             found += _find_links(json.loads(body, object_pairs_hook=_make_object))
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise BadRequest("the request is not a JSON object with a list of tools") from None
     return list(dict.fromkeys(found))
+
+
+def _may_link(raw: bytes) -> bool:
+    raw = raw.lower()
+    return any(end in raw for end in _ENDS) or (b"\\u00" in raw and _LETTER.search(raw) is not None)
+
+
+def _has_more(members: Mapping[str, msgspec.Raw], body: bytes) -> bool:
+    """Whether there is more than these members, written as JSON libraries do: another of the same name, or much space."""
+    return len(body) > 4 + sum(len(name.encode()) + len(bytes(raw)) + 6 for name, raw in members.items())
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -116,7 +126,7 @@ def _find_links(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         block = cast(dict[str, Any], value)
         for name, inner in block.items():
-            if name in _LINKS or (name == "url" and block.get("type") == "url"):
+            if name.lower() in _LINKS or (name.lower() == "url" and block.get("type") == "url"):
                 link = cast(dict[str, Any], inner).get("url") if isinstance(inner, dict) else inner
                 if isinstance(link, str) and link and not link.startswith("data:"):
                     yield f"the URL of {name}" if name != "url" else "the URL of a source"

@@ -145,6 +145,7 @@ def test_an_agents_own_tools_and_data_are_let_through(dialect, body):
     [
         b'{"tools": [{"type": "web_search"}], "tools": []}',
         b'{"tools": "web_search"}',
+        b'{"Tools": [{"type": "web_search"}]}',
         b'{"tools": [',
         b"\x1f\x8b\x08\x00",
         b'{"input": [{"content": [{"image_url": "data:", "image_url": "https://example.com"}]}]}',
@@ -159,6 +160,9 @@ def test_a_body_that_two_servers_could_read_differently_is_refused(body):
 def test_a_name_written_in_numbers_is_the_same_name():
     body = rb'{"input": [{"content": [{"image\u005furl": "https://example.com/"}]}], "t\u006fols": [{"type": "mcp"}]}'
     assert find_server_tools("responses", body) == ["mcp", "the URL of image_url"]
+    assert find_server_tools("chat", b'{"messages": [{"content": [{"Image_URL": "https://a"}]}]}') == [
+        "the URL of Image_URL"
+    ]
 
 
 async def test_a_rollout_says_what_was_refused_and_one_with_the_public_network_is_not_asked():

@@ -128,7 +128,9 @@ async def test_connections_beyond_the_descriptors_stop_no_server(server, tmp_pat
     script.write_text("[]")
     words = [word.replace("STORE", str(store)).replace("SCRIPT", str(script)) for word in COMMANDS[server]]
     limit = ["prlimit", f"--nofile={DESCRIPTORS}:{DESCRIPTORS}"]
-    process = subprocess.Popen([*limit, sys.executable, "-m", "rollyard", *words], cwd=ROOT, stdout=subprocess.PIPE)
+    said = (tmp_path / "stderr").open("wb+")
+    command = [*limit, sys.executable, "-m", "rollyard", *words]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=said)
     opened = []
     try:
         url = json.loads(process.stdout.readline())["url"]
@@ -140,7 +142,11 @@ async def test_connections_beyond_the_descriptors_stop_no_server(server, tmp_pat
         async with asyncio.timeout(60):  # the half-open ones are still open on this side
             while not await asyncio.to_thread(answers, url):
                 await asyncio.sleep(0.1)
+        said.seek(0)
+        # a round of the event loop once tried each place of a queue of 2,048 in turn, and told of each
+        assert said.read().count(b"Too many open files") < 2048
     finally:
+        said.close()
         for sock in opened:
             sock.close()
         process.terminate()

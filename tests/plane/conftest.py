@@ -58,10 +58,12 @@ async def plane(plane_url, clock, noop):
         yield await assembled(opened.records, {"noop": noop}, clock)
 
 
-# Users of the Redis server: one may not use what transactions need, one may not run scripts either.
+# Users of the Redis server: one may not use what transactions need, one may not run scripts either, one has what a plane needs.
+LEAST_RIGHTS = "+@connection +@read +@write +eval +evalsha +script|load -@dangerous"
 _USERS = {
     "redis": "",
     "redis-no-multi": "nomulti:x@",
+    "redis-least": "least:x@",
     "redis-no-scripts": "noscripts:x@",
 }
 
@@ -77,6 +79,8 @@ def redis_server(tmp_path_factory):
     refused = "-watch -multi -exec -discard"
     options = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(home), "--save", "", "--appendonly", "no"]
     options += ["--user", "nomulti", "on", ">x", "~*", "&*", "+@all", *refused.split()]
+    # docs/control-plane.md: what a plane needs and no more; its keys begin with twelve characters here
+    options += ["--user", "least", "on", ">x", "~{????????????}:*", "resetchannels", "-@all", *LEAST_RIGHTS.split()]
     options += ["--user", "noscripts", "on", ">x", "~*", "&*", "+@all", *refused.split(), "-@scripting"]
     server = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
     try:

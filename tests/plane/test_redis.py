@@ -1,6 +1,7 @@
 """What is particular to Redis: it must run scripts, and runs are not kept there."""
 
 import pytest
+from redis.exceptions import ResponseError
 
 from rollyard.core.errors import ConfigError
 from rollyard.plane.storage.open import open_plane
@@ -21,3 +22,17 @@ async def test_runs_on_redis_are_refused_with_the_reason():
     with pytest.raises(ConfigError, match="need SQL"):
         async with Store.open("redis://127.0.0.1:1/0"):
             pass
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize("plane_url", ["redis-least"], indirect=True)
+async def test_a_user_with_the_rights_of_a_plane_reaches_no_other_keys(plane_url):
+    """That these rights are enough is what `test_storage.py` shows."""
+    async with open_plane(plane_url) as (store, _):
+        await store.begin(instance("ann"), terms=AdmissionTerms(), request=None)
+        attacks = ("GET others", "SET others x", "KEYS *", "FLUSHALL", "FLUSHDB", "CONFIG GET *", "ACL LIST", "SHUTDOWN",
+                   "REPLICAOF no one", "MONITOR", "MODULE LIST", "SCRIPT FLUSH", "PUBLISH c x",
+                   "EVAL return(redis.call('get','others')) 0", "EVAL return(redis.call('flushall')) 0")  # fmt: skip
+        for attack in attacks:
+            with pytest.raises(ResponseError, match=r"permissions|can't access|can't run"):
+                await store._client.execute_command(*attack.split(" "))

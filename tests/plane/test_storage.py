@@ -11,7 +11,7 @@ from rollyard.core.plane import AdmissionTerms, EnvRecord, EnvSpec, Taking, Warm
 from rollyard.plane.storage.open import open_plane
 from tests.plane.writers import instance
 
-EVERY_STORAGE = ("sqlite", "postgres", "redis", "redis-no-multi")
+EVERY_STORAGE = ("sqlite", "postgres", "redis", "redis-no-multi", "redis-least")
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("plane_url", EVERY_STORAGE, indirect=True)]
 
 

@@ -93,7 +93,7 @@ def apt_source() -> str:
 
 @pytest.mark.slow
 async def test_pip_installs_in_a_build_that_may_reach_its_index(backend, tmp_path):
-    task = build(tmp_path, "FROM host", "RUN python3 -m venv /v && /v/bin/pip install --retries 0 --no-cache-dir six")
+    task = build(tmp_path, "FROM host", "RUN python3 -m venv /v && /v/bin/pip install --retries 1 --no-cache-dir six")
     refused, _ = await run(backend, task, "task", "true")
     assert refused.reward is None and "--network" in refused.failure.message
     done, _ = await run(backend, task, f"allow:{','.join(pip_hosts())}", "/v/bin/python -c 'import six'")

@@ -13,13 +13,12 @@ from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
 from tests.plane.e2b_server import serving as e2b_serving
 from tests.sandbox.remote_servers import serving
-from tests.sandbox.sshd import machine_options
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "examples" / "tasks"
 PLACE = ROOT / "docs" / "sandboxes" / "tasks"
-HOSTED = ("local", "e2b", "hf", "daytona", "prime", "ssh", "apptainer")
+HOSTED = ("local", "e2b", "hf", "daytona", "prime")
 NAMES = sorted(path.parent.name for path in TASKS.glob("*/task.toml"))
 PI = "pi: bug-fix"  # the row of a real agent
 PAGE = PLACE.with_suffix(".md")
@@ -38,10 +37,6 @@ async def ground(name, tmp_path):
     async with LocalBackend(root=tmp_path / "home") as local:
         if name == "local":
             yield local
-        elif name in ("ssh", "apptainer"):
-            with machine_options(name, tmp_path / "machine") as options:
-                async with backend(name, **options) as made:
-                    yield made
         elif name == "e2b":
             pytest.importorskip("e2b", reason="the e2b SDK is not installed")
             options = {"key": KEY, "isolation": "namespace"}

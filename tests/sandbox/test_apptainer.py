@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("apptainer") is None, reason="no Apptainer here"),
     pytest.mark.skipif(shutil.which("busybox") is None, reason="no busybox to make an image of"),
 ]
-PROGRAMS = "sh cat base64 mkdir chmod tail cut wc head dirname echo rm mv find grep sleep env".split()
+PROGRAMS = "sh cat base64 mkdir chmod tail cut wc head dirname echo rm mv find grep sleep env umount rmdir".split()
 
 
 def pack_image(place: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
+from statistics import fmean
 
 import msgspec
 import numpy as np
@@ -45,7 +46,7 @@ def small(seed: int = 0) -> Llama:
     torch.manual_seed(seed)
     model = Llama(SMALL)
     with torch.no_grad():
-        model.embed.weight.mul_(40)  # a model with opinions: a flat one would hide a wrong place or mask
+        model.embed.weight.mul_(25)  # a model with opinions: a flat one would hide a wrong place or mask
     return model
 
 
@@ -71,6 +72,7 @@ async def test_draws_are_those_of_the_distribution():
         torch.manual_seed(1)
         said = await asyncio.gather(*(sampler.sample([65, 66], 1) for _ in range(2000)))
     likely = int(expected.argmax())
+    assert 0.2 < expected[likely] < 0.9
     share = sum(got.ids[0] == likely for got in said) / len(said)
     assert abs(share - float(expected[likely])) < 0.06
 
@@ -91,7 +93,7 @@ def test_quantised_blocks_are_read_as_llama_cpp_writes_them():
 
 
 def test_pairs_that_turn_together_end_up_half_a_head_apart():
-    assert order_heads(torch.arange(8)[:, None], 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert order_heads(torch.arange(12)[:, None], 2)[:, 0].tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
 
 
 def test_training_and_held_out_chores_share_no_name_and_every_kind_comes_up():
@@ -111,7 +113,9 @@ async def reward_of(made, steps) -> float | None:
     return done.reward
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["note", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "note")]
+)
 async def test_the_right_command_is_paid_and_nothing_is_not(kind):
     seed = next(n for n in range(100) if task(n, "held-out").metadata["kind"] == kind)
     right = command(chore(random.Random(f"held-out-{seed}"), "held-out"), kind)
@@ -154,7 +158,7 @@ def test_the_better_attempts_of_a_group_become_likelier_and_equal_ones_move_no_w
     assert report.rows == 8 and report.gap_max < 1e-5 and report.divergence > 0
     late = [row(model, n, 0.0) for n in range(8)]
     rose = [b.logprobs[4] - a.logprobs[4] for a, b in zip(early, late, strict=True)]
-    assert min(rose[:2]) > max(rose[2:])
+    assert fmean(rose[:2]) > fmean(rose[2:]) + 0.3
 
 
 def test_a_step_that_went_far_makes_the_next_one_smaller_and_a_short_one_larger():

@@ -1,7 +1,8 @@
-"""Sandboxes of Apptainer, for machines without Docker: as an ordinary user, on this machine or on one that is reached by `ssh`.
+"""Sandboxes on images of Apptainer, for machines without Docker: as an ordinary user, on this machine or on one that is reached
+by `ssh`.
 
 An image is a folder, a SIF file, an archive of Docker's or OCI's, or a name that Apptainer can pull; what is no folder is
-unpacked once. What is written goes to an overlay of the sandbox's own.
+unpacked once. The sandbox is that of the ssh backend: an overlay that Apptainer mounts cannot remove directories of an image.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _SETTINGS = "/.singularity.d/env/10-docker2singularity.sh"  # the environment of
 
 
 class ApptainerBackend(RemoteBackend):
-    """`image` stands for `host` in a spec: `host` is the machine's own programs, which cannot be changed; `folder` is where
+    """`image` stands for `host` in a spec: `host` is the machine's own programs; `folder` is where
     sandboxes are kept, on a disk of the machine; `host` and `config` are another machine's, as for the ssh backend."""
 
     name: ClassVar[str] = "apptainer"

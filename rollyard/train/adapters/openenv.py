@@ -49,7 +49,6 @@ def _untrained(rollout: Rollout, turn: Turn, asked: dict[str, Any]) -> dict[str,
     graph = rollout.captured
     record, answer, prompt = graph.record(turn.call_id), graph.answer(turn.call_id), graph.prompt_ids(turn.call_id)
     ids, logprobs = turn.completion_ids, turn.logprobs
-    known = prompt is not None and ids is not None
     return {
         "request": asked,
         "response": {
@@ -63,7 +62,7 @@ def _untrained(rollout: Rollout, turn: Turn, asked: dict[str, Any]) -> dict[str,
         "prompt_token_ids": None if prompt is None else list(prompt),
         "completion_token_ids": ids,
         "per_token_logps": logprobs,
-        "loss_mask": [0] * (len(prompt) + len(ids)) if known else None,
+        "loss_mask": None if prompt is None or ids is None else [0] * (len(prompt) + len(ids)),
         "metadata": {
             "node_id": record.id,
             "index": record.seq,
