@@ -97,7 +97,7 @@ async def _judge(
     deadline = Deadline.after(limits.setup + limits.verify, "limits.setup + limits.verify")
     built = await provision.image(task, backend, deadline)
     labels = {"rollyard.rollout": kept.id, "rollyard.role": "rescore"}
-    place = task_spec(task, built, await provision.layers(task.layers, task), labels=labels, limits=limits)
+    place = task_spec(task, built, await provision.layers(task.layers, task, backend), labels=labels, limits=limits)
     async with backend.open(place) as box:
         where = await look_around(box, place, deadline)
         await put_files(box, task.files, where.workdir, task.user)
