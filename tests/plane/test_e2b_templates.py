@@ -110,13 +110,6 @@ async def test_what_is_not_done_is_refused_by_name_and_nothing_is_opened(backend
     assert await backend.list() == []
 
 
-async def test_metadata_of_files_is_refused_and_nothing_is_written(url):
-    box = await opened(url)
-    with pytest.raises(e2b.SandboxException, match="metadata of files is not served here"):
-        await box.files.write("a.txt", "text", metadata={"author": "x"})
-    assert not await box.files.exists("a.txt")
-
-
 async def test_what_is_not_served_is_said_as_json(url):
     async with aiohttp.ClientSession(url, headers={"X-API-KEY": KEY}) as client:
         for path in ("/sandboxes/x/logs", "/v2/sandboxes/x/logs", "/volumes/v1", "/secrets", "/v2/templates/x/unknown"):

@@ -18,10 +18,8 @@ KEY = "e2b_" + "0" * 40
 NAMES = [
     "e2b",
     "hf",
-    *(
-        pytest.param(name, marks=[] if sdks.ready(name) else [pytest.mark.slow])
-        for name in ("daytona", "prime", "runloop")
-    ),
+    *(pytest.param(name, marks=[] if sdks.ready(name) else [pytest.mark.slow]) for name in ("daytona", "prime")),
+    pytest.param("runloop", marks=pytest.mark.slow),
 ]
 DOCKERFILE = """ARG BASE=host
 FROM ${BASE}
