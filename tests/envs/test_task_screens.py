@@ -90,7 +90,7 @@ async def test_tool_use_has_every_tool_but_the_computer_and_computer_use_nothing
             clicked = await env.step({"tool": "computer", "params": {"action": "click", "coordinate": [1, 1]}})
             assert clicked.observation["observation"][0]["image_url"]["url"].endswith(PICTURE)
             assert "no tool named 'shell'" in (await env.step({"tool": "shell"})).info["tool_error"]
-            made = (await server.places.find(env.state["instance_id"])).record.make
+            made = (await server.places.find(env.state["instance_id"])).make
             assert made.image_type == "mcp", "E2"
 
 

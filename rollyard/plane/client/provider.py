@@ -55,10 +55,7 @@ class PlaneProvider:
         return self._key
 
     async def make(self, request: InstanceRequest) -> PlaneInstance:
-        if request.region is not None or request.image_type not in (
-            None,
-            "mcp",
-        ):  # with a screen, or found to have none
+        if request.region is not None or request.image_type not in (None, "mcp"):
             raise Unsupported("a plane has no regions, and its environments say what their images are")
         try:
             record = await self._record(request)
