@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
 
 from rollyard.cli.store_option import StoreOption
 from rollyard.core.home import STORE
+
+if TYPE_CHECKING:
+    from rollyard.store.values import RolloutRow
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -70,22 +73,17 @@ def list_(
         print_json(shown)
         return
     rows = [
-        [
-            r.id,
-            r.task_id,
-            str(r.attempt),
-            r.agent,
-            r.policy or "-",
-            _number(r.reward),
-            str(r.calls),
-            f"{r.wall_s:.1f}",
-            r.status,
-        ]
+        [r.id, r.task_id, str(r.attempt), _asked(r), r.status, _number(r.reward), str(r.calls), f"{r.wall_s:.1f}"]
         for r in shown.rows
     ]
-    print_table(["rollout", "task", "#", "agent", "policy", "reward", "calls", "s", "status"], rows)
+    print_table(["rollout", "task", "#", "agent", "status", "reward", "calls", "s"], rows)
     if shown.next is not None:
         typer.echo(f"{shown.total} rollouts in all; for the next page add --offset {shown.next}")
+
+
+def _asked(row: RolloutRow) -> str:
+    """The agent, and which policy answered it where the run has several."""
+    return f"{row.agent} / {row.policy}" if row.policy else row.agent
 
 
 def _who(config: Mapping[str, Any]) -> str:
