@@ -170,9 +170,7 @@ async def _seal(
     with scratch("judge") as folder:
         load = await transfer.take(sandbox, transfer.choose_artifacts(workdir, case.artifacts, case.workdir), folder)
         fresh = await stack.enter_async_context(backend.open(describe_fresh(case)))
-        before = await planted.look(fresh, case.workdir)
-        if case.before is not None:  # it knows the task's own files and setup too
-            before = msgspec.structs.replace(case.before, start_up=before.start_up)
+        before = await planted.look_pristine(fresh, case.workdir, case.before)
         await transfer.put(load, fresh, user=case.agent_user)
     return await _wrap_fresh(case, fresh), list(load.notes), before
 

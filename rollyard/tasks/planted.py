@@ -7,6 +7,7 @@ the working directory that stand before Python's own (`inside/safe_path.py`).
 
 from __future__ import annotations
 
+import asyncio
 import importlib.resources
 import re
 import sys
@@ -43,13 +44,21 @@ async def look(sandbox: Sandbox, workdir: str, *, start_up: bool = True) -> Befo
     found = await python_startup.look(sandbox, workdir) if start_up else None
     if workdir.rstrip("/") == "":
         return Before(start_up=found)
-    links = await planted_links.list_links(sandbox, (workdir,))
-    return Before(
-        start_up=found,
-        links={path: link.target for path, link in (links or {}).items()},
-        repositories=await git_settings.list_repositories(sandbox, workdir),
-        modules=await _list_modules(sandbox, workdir),
+    links, repositories, modules = await asyncio.gather(
+        planted_links.list_links(sandbox, (workdir,)),
+        git_settings.list_repositories(sandbox, workdir),
+        _list_modules(sandbox, workdir),
     )
+    targets = {path: link.target for path, link in (links or {}).items()}
+    return Before(start_up=found, links=targets, repositories=repositories, modules=modules)
+
+
+async def look_pristine(fresh: Sandbox, workdir: str, seen: Before | None) -> Before:
+    """The same for a judge's own sandbox. What was seen in the agent's knows the task's files and setup too, so that only what
+    Python loads unasked is looked for here."""
+    if seen is None:
+        return await look(fresh, workdir)
+    return msgspec.structs.replace(seen, start_up=await python_startup.look(fresh, workdir))
 
 
 async def put_back(sandbox: Sandbox, before: Before, workdir: str) -> list[str]:
