@@ -401,7 +401,7 @@ async def test_the_doctor_uses_a_sandbox_once_and_times_each_step(name, backend)
 
 def test_a_backend_that_is_not_there_is_wrong_usage():
     done = subprocess.run([*DOCTOR, "nope"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "'nope'" in done.stderr
+    assert done.returncode == 2 and "'nope'" in json.loads(done.stdout)["message"]
 
 
 LIVE = "ROLLYARD_LIVE_SANDBOX"  # the name of a backend whose account is in the environment
