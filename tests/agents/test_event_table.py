@@ -105,6 +105,7 @@ def test_a_table_and_a_function_are_one_too_many():
         Agent(name="a", lines=(EventRule(when={}, kind="done"),), events=lambda line, before: ())
 
 
+@pytest.mark.slow
 @pytest.mark.agent
 def test_the_suite_runs_on_an_agent_in_a_file(file):
     command = [str(Path(sys.executable).with_name("rollyard")), "check", "agent", str(file), "--json", "--only"]

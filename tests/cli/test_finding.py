@@ -43,6 +43,7 @@ def test_a_run_is_found_by_its_name_and_the_newest_by_last(kept):
     assert "first" in listed and "shell-agent / scripted:right.yaml" in listed
 
 
+@pytest.mark.slow
 def test_of_two_runs_with_one_name_the_newer_is_meant(kept, tmp_path):
     words = ("--agent", "nop", "--name", "again", "--store", tmp_path / "s.db")
     ids = [json.loads(rollyard("run", "hello", *words, "--json", cwd=kept).stdout)["run_id"] for _ in range(2)]

@@ -127,6 +127,7 @@ async def serve(fault: str, hits: range) -> AsyncIterator[Faults]:
 
 FAULTS = ("refused", "unauthorized", "no_model", "busy", "broken", "hang", "cut", "garbage")
 WAYS = ("black_box", "transparent_proxy", "interception_gate", "direct", "gate_url")
+SHORT = ("black_box", "transparent_proxy")  # the whole table takes its time
 STATUS = {"unauthorized": 401, "no_model": 404, "busy": 429, "broken": 500, "refused": 502, "cut": 502, "garbage": 502}
 WORDS = {
     "unauthorized": "Incorrect API key provided: [key]",
@@ -197,7 +198,7 @@ async def run_table(backend, agents: Iterable[Any], way: str, begins: int, hang_
     return ends
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way if way in SHORT else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 @pytest.mark.parametrize("begins", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_an_outage_has_no_reward_and_is_run_again(backend, way, begins):
     ends = await run_table(backend, ("shell-agent", QUIET), way, begins, hang_s=10)

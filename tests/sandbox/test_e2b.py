@@ -58,6 +58,7 @@ async def echo(request):
     return JSONResponse({"code": 400, "message": f"no: {request.headers.get('x-api-key')}"}, 400)
 
 
+@pytest.mark.slow
 async def test_the_key_is_in_no_error_log_command_line_or_sandbox(backend, caplog, capsys):
     """A canary through every way a call can fail, with everything that logs turned up."""
     caplog.set_level(logging.DEBUG)

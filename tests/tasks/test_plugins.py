@@ -96,7 +96,7 @@ PLUGINS = {
 }
 
 
-@pytest.mark.parametrize("grade", ALL)
+@pytest.mark.parametrize("grade", [ALL[0], *(pytest.param(grade, marks=pytest.mark.slow) for grade in ALL[1:])])
 @pytest.mark.parametrize("plugin", PLUGINS)
 async def test_a_plugin_of_the_image_works(image, judged, plugin, grade):
     command, tests = PLUGINS[plugin]
