@@ -2,13 +2,12 @@
 
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.cli.terminal import ROLLYARD, environment
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("finding")  # one store for all of them
 
 
 def rollyard(*words, cwd, code=0, **env):
