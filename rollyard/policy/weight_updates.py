@@ -85,7 +85,7 @@ class WeightUpdates:
                 await self._all(routes.load(str(folder), version))
                 if routes.say_version is not None:
                     await self._all(routes.say_version(version))
-            except BaseException:
+            except BaseException:  # cancelled too: servers are not left paused
                 with suppress(Error):
                     await self.resume()
                 raise

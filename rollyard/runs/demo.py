@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rollyard import agents
 from rollyard.core.events import Event
 from rollyard.core.limits import Limits
 from rollyard.core.rollout import Rollout
@@ -40,6 +41,7 @@ async def run_demo(
     agent: str, base_url: str | None, model: str | None, key_env: str | None, store: str, say: Say
 ) -> Rollout:
     """One rollout, kept in `store`; lines for people go to `say`."""
+    agents.get(agent)  # an unknown one is told before the task is
     with scratch("demo") as folder:
         (task,) = Taskset.load(new_task(folder / "hello"))
         say(f"The task: {task.instruction.strip()}")

@@ -140,7 +140,7 @@ asyncio.run(main())
 
 
 def test_a_request_is_a_span_below_the_callers(tmp_path):
-    pytest.importorskip("opentelemetry.sdk")
+    pytest.importorskip("opentelemetry.sdk", reason="the extra `otel` is not installed")
     parent = f"00-{TRACE}-00f067aa0ba902b7-01"
     done = subprocess.run(
         [sys.executable, "-c", SPANS, str(tmp_path / "p.db"), parent], capture_output=True, text=True, timeout=120

@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed (make torch)")
 
 import rollyard as ry  # noqa: E402
 from rollyard.core.call import Call, Sampling  # noqa: E402

@@ -20,7 +20,7 @@ from rollyard.trajectory.laws import findings
 from rollyard.trajectory.samples import samples
 from rollyard.trajectory.trajectory import Trajectory
 
-numpy = pytest.importorskip("numpy")
+numpy = pytest.importorskip("numpy", reason="numpy is not installed")
 LAYERS, TOP_K = 3, 2
 
 
