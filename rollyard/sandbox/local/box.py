@@ -39,7 +39,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         self._home = home
         self._pidfd: int | None = pidfd
         self._backend = backend
-        self._group = Group(entry.cgroups)
+        self.group = Group(entry.cgroups)
         self._oom_seen = 0
 
     @property
@@ -96,7 +96,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         code, number = result.get("exit_code"), result.get("signal")
         oom = False
         if number == signal.SIGKILL or code == 128 + signal.SIGKILL:
-            kills = self._group.oom_kills()
+            kills = self.group.oom_kills()
             oom, self._oom_seen = kills > self._oom_seen, kills
         return Exit(
             exit_code=code,
