@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 import rollyard as ry
+from bench.figures import note
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.runs import RunConfig
 from rollyard.runs.run.executor import executor
@@ -100,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     for parallel in asked.parallel:
         for name, value in asyncio.run(measure(max(20, asked.count // (8 if parallel == 1 else 1)), parallel)).items():
-            print(f"{name:34} {value:10.3f}")
+            note(f"{name}, {parallel} parallel", value)
         print()
 
 
