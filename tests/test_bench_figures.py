@@ -28,7 +28,9 @@ def test_a_budget_holds_from_its_own_side_and_a_goal_breaks_nothing():
 
 
 def test_the_table_shows_the_ratio_to_the_recorded_run():
-    lines = figures.table([Figure("gate", "x", 3.0, 2.0, "<="), Figure("gate", "y", 1.0)], {"gate: x": 1.5}).splitlines()
+    lines = figures.table(
+        [Figure("gate", "x", 3.0, 2.0, "<="), Figure("gate", "y", 1.0)], {"gate: x": 1.5}
+    ).splitlines()
     assert lines[1].split() == ["OVER", "gate", "x", "3.00", "<=", "2", "2.00x"]
     assert lines[2].split()[-1] == "new"
 
