@@ -35,6 +35,8 @@ seen["full"] = raised(lambda: Sandbox.create(timeout=120))
 first.kill()
 box.pause()
 seen["paused"] = [box.get_info().state.value, box.is_running(), raised(lambda: box.commands.run("true"))[0]]
-seen["resumed"] = Sandbox.connect(box.sandbox_id).files.read("/tmp/kept")
+kept = box.get_info().end_at
+seen["resumed"] = Sandbox.connect(box.sandbox_id, timeout=60).files.read("/tmp/kept")
+seen["ends"] = [(kept - box.get_info().started_at).days, (box.get_info().end_at - kept).days]
 seen["listed"] = [one.sandbox_id for one in Sandbox.list().next_items()] == [box.sandbox_id]
 print(json.dumps(seen))

@@ -64,7 +64,7 @@ class E2bControl:
         return JSONResponse(show_made(box, self._boxes.tokens), 201)
 
     async def connect(self, request: Request, caller: ApiKey | None) -> Response:
-        """A running one again, a paused one woken; its time is made longer, never shorter."""
+        """A running one again, whose time is made longer, never shorter; a paused one woken, for as long as was asked."""
         asked = await read_json(request)
         seen = await self._boxes.view(caller, request.path_params["id"])
         if seen.state == "paused":
@@ -72,7 +72,8 @@ class E2bControl:
         box = await self._boxes.find(seen.id)
         if asked.get("timeout") and box.sandbox.capabilities.extend:
             seconds = _seconds(asked["timeout"])
-            if seen.expires_at is None or seen.expires_at < time.time() + seconds:
+            ends_before = seen.expires_at is None or seen.expires_at < time.time() + seconds
+            if ends_before or seen.state == "paused":
                 await self._boxes.extend(caller, seen.id, seconds)
         return JSONResponse(show_made(box, self._boxes.tokens), 201 if seen.state == "paused" else 200)
 
@@ -113,12 +114,10 @@ class E2bControl:
 
     async def pause(self, request: Request, caller: ApiKey | None) -> Response:
         asked = await read_json(request)
-        if asked.get("memory") is False:
-            raise E2bRefusal("unimplemented", "a pause that keeps the files alone is not served here", 400)
         seen = await self._boxes.view(caller, request.path_params["id"])
         if seen.state == "paused":
             raise E2bRefusal("already_exists", "the sandbox is paused already")
-        await self._boxes.pause(caller, seen.id)
+        await self._boxes.pause(caller, seen.id, memory=asked.get("memory") is not False)
         return Response(status_code=204)
 
     async def snapshot(self, request: Request, caller: ApiKey | None) -> Response:

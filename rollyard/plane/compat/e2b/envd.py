@@ -74,7 +74,7 @@ class Envd:
 
     async def health(self, request: Request) -> Response:
         try:
-            await self._boxes.find(_sandbox_id(request, self._boxes.tokens))
+            await self._boxes.find(_sandbox_id(request, self._boxes.tokens), wake=False)
         except Error as error:
             return rest(error)
         return Response(status_code=204)
