@@ -1,6 +1,7 @@
 """Run by a Python that has the real e2b SDK, with the variables that `serve plane --print-env` prints and nothing else."""
 
 import json
+from datetime import UTC, datetime, timedelta
 
 from e2b import Sandbox
 
@@ -19,6 +20,21 @@ box = Sandbox.create(timeout=120, metadata={"team": "a"}, envs={"HOME": "/tmp", 
 seen["id"] = box.sandbox_id
 box.files.write("/tmp/kept", "kept")
 seen["url"] = box.download_url("/tmp/kept")
+box.commands.run("x=0; while [ $x -lt 300000 ]; do x=$((x+1)); done; head -c 3000000 /dev/zero > /tmp/three")
+metric, now = box.get_metrics()[0], datetime.now(UTC)
+seen["metric"] = {name: getattr(metric, name) for name in ("cpu_count", "cpu_used_pct", "mem_used", "mem_total")}
+seen["metric"] |= {name: getattr(metric, name) for name in ("disk_used", "disk_total")}
+seen["metric"]["late"] = abs((now - metric.timestamp).total_seconds())
+hour = timedelta(hours=1)
+intervals = [
+    {"start": now - hour},
+    {"start": now + hour},
+    {"end": now - hour},
+    {"start": now - hour, "end": now + hour},
+]
+seen["intervals"] = [bool(box.get_metrics(**interval)) for interval in intervals]
+seen["boot"] = len(box.files.read("/proc/sys/kernel/random/boot_id").strip())
+seen["no_proc"] = raised(lambda: box.files.read("/proc/nothing"))[0]
 env = Sandbox.create("weather@1.0", timeout=120, envs={"HOME": "/tmp"})
 seen["template"] = env.get_info().template_id
 seen["city"] = env.commands.run("echo $CITY").stdout.splitlines()[-1:]

@@ -53,6 +53,11 @@ async def test_e2b_sandboxes_are_instances_with_the_planes_environments_quota_an
     assert seen["second"] != "Sandbox" and seen["full"][0] == "RateLimitException"
     assert seen["paused"][:2] == ["paused", False] and seen["resumed"] == "kept" and seen["ends"] == [7, -7]
     assert seen["listed"]
+    assert seen["boot"] == 36 and seen["no_proc"] in ("FileNotFoundException", "NotFoundException")
+    metric = seen["metric"]
+    assert metric["cpu_count"] >= 1 and 0 < metric["cpu_used_pct"] <= 100 and metric["late"] < 60
+    assert 0 < metric["mem_used"] < metric["mem_total"] and 3_000_000 <= metric["disk_used"] < metric["disk_total"]
+    assert seen["intervals"] == [True, False, False, True]
 
 
 @pytest.mark.parametrize("version", [pytest.param(NEWEST, marks=unless_there("e2b", NEWEST))])

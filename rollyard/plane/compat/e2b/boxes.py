@@ -21,6 +21,7 @@ from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Resources
 from rollyard.plane.compat.e2b.accounts import Accounts
 from rollyard.plane.compat.e2b.errors import E2bRefusal
+from rollyard.plane.compat.e2b.metrics import UsageLog
 from rollyard.plane.compat.e2b.processes import Processes
 from rollyard.plane.compat.e2b.templates import Templates
 
@@ -41,6 +42,7 @@ class E2bSandbox:
     ) -> None:
         self.id, self.template, self.image, self.sandbox = id, template, image, sandbox
         self.processes, self.accounts = processes, accounts
+        self.usage = UsageLog(sandbox)
         self.has_metadata = False  # whether a file of it was seen to have some
 
 
