@@ -133,8 +133,7 @@ async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncG
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(
             fleet_face(
-                parts.instances,
-                parts.access,
+                parts,
                 secret=footing.secret,
                 url=f"{footing.own_url}{_FLEET}",
                 given=given.fleet,
