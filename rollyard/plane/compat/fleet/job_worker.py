@@ -48,29 +48,34 @@ class JobWorker:
         """Until it is cancelled; then every session that is worked on here is given back."""
         try:
             while True:
+                idle_s = _LOOK_S
                 try:
-                    await self._once()
+                    idle_s = await self._once()
                 except Error as error:
                     _log.warning("sessions could not be claimed", cause=str(error))
-                await self._wait()
+                await self._wait(idle_s)
         finally:
             for work in self._working:
                 work.cancel()
             await asyncio.gather(*self._working, return_exceptions=True)
 
-    async def _once(self) -> None:
+    async def _once(self) -> float:
+        """How long there is nothing to do here, as far as is known."""
         self._jobs.wanted.clear()
         room, due_at = self._parallel - len(self._working), await self._jobs.sessions.next_due()
-        if room < 1 or due_at is None or due_at > time.time():
-            return
+        if room < 1 or due_at is None:
+            return _LOOK_S
+        if due_at > (now := time.time()):
+            return min(_LOOK_S, due_at - now)
         for claimed in await self._jobs.sessions.claim(self._hold_s, room):
             work = asyncio.create_task(self._work(claimed))
             self._working.add(work)
             work.add_done_callback(self._forget)
+        return 0.0
 
-    async def _wait(self) -> None:
+    async def _wait(self, idle_s: float) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_S):
+            async with asyncio.timeout(idle_s):
                 await self._jobs.wanted.wait()
 
     def _forget(self, work: asyncio.Task[None]) -> None:
