@@ -20,6 +20,19 @@ DATA_PORT = 8081
 EnvStatus = Literal["draft", "released"]
 OwnedKind = Literal["bundle", "snapshot"]
 OnTimeout = Literal["end", "pause", "stop"]
+RecordKind = Literal[
+    "fleet_task",
+    "fleet_verifier",
+    "fleet_job",
+    "fleet_session",
+    "fleet_transcript",
+    "rock_shell",
+    "e2b_program",
+]
+KINDS_OF_INSTANCES: tuple[RecordKind, ...] = (
+    "rock_shell",
+    "e2b_program",
+)  # their scope is an instance, and they end with it
 InstanceState = Literal["creating", "running", "paused", "deleting", "deleted", "expired", "failed"]
 
 
@@ -183,3 +196,18 @@ class Taking(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str | None = None
     labels: Mapping[str, str] = {}
     idle_ttl_s: float | None = None
+
+
+class PlaneRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API keeps beside its instances, found by kind, scope and name on every replica. `data` is JSON. `revision` counts
+    changes: a change says which one was seen, so it is also the fencing number of who works on a record. `due_at` is when somebody
+    has to take it up; who claims it moves that on, and again while at work. None: nothing is left to do."""
+
+    kind: RecordKind
+    scope: str
+    name: str
+    data: str
+    created_at: float
+    updated_at: float
+    revision: int = 0
+    due_at: float | None = None

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0007"  # the newest migration
+HEAD = "0008"  # the newest migration
 
 metadata = MetaData()
 
@@ -347,6 +347,20 @@ plane_keys = Table(
     Column("created_at", Float, nullable=False),
     Column("revoked_at", Float),
     Index("plane_keys_by_digest", "digest", unique=True),
+)
+
+plane_records = Table(
+    "plane_records",  # what the compatible APIs keep beside instances
+    metadata,
+    Column("kind", String, primary_key=True),
+    Column("scope", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("data", Text, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("due_at", Float),  # when somebody has to take it up
+    Index("plane_records_due", "kind", "due_at"),
 )
 
 plane_leases = Table(

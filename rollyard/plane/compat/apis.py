@@ -133,8 +133,7 @@ async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncG
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(
             fleet_face(
-                parts.instances,
-                parts.access,
+                parts,
                 secret=footing.secret,
                 url=f"{footing.own_url}{_FLEET}",
                 given=given.fleet,
@@ -154,7 +153,7 @@ async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncG
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
         named["ROCK_BASE_URL"] = f"{url}{_ROCK}/{footing.sdk_key}"
         e2b = Starlette(routes=e2b_routes(boxes), middleware=[footing.log.watch("e2b")])
-        rock = rock_app(_ROCK, parts.instances, parts.gateway, parts.access, footing.log)
+        rock = rock_app(_ROCK, parts, footing.log)
         yield Faces(app, e2b=e2b, fleet=fleet, rock=rock, at=at, named=named)
 
 

@@ -83,6 +83,7 @@ class Sweeper:
                 ended += await self._store.finish_due(fence, done, now=self._clock())
             if len(claimed) < BATCH or not (done or kept):
                 break
+        await self._store.drop_of_ended()
         strays = await self._strays()
         self._counters.swept.update({"due": due, "ended": ended, "strays": strays, "failures": failures})
         return Swept(due=due, ended=ended, strays=strays, failures=failures)
