@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -55,7 +56,7 @@ class Shells:
         sources: Sequence[str],
     ) -> None:
         made = RockShell(job_id=new_id("job"))
-        if not await self._shelf.add(instance_id, name, made):
+        if await self._is_open(instance_id, name, sandbox) or not await self._shelf.add(instance_id, name, made):
             raise PlaneInvalid(f"there is a session named {name}")
         try:
             job = await sandbox.start(
