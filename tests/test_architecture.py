@@ -31,6 +31,7 @@ MODULES = {
     "prometheus-client": "prometheus_client",
     "python-multipart": "multipart",
     "runloop-api-client": "runloop_api_client",
+    "markdown-it-py": "markdown_it",
     "pyyaml": "yaml",
     "sqlalchemy": "sqlalchemy",
 }

@@ -1,5 +1,5 @@
-"""How values are written on the page: times, durations, rewards, counts, money. All return plain text; escaping is the
-template's work."""
+"""How values are written on the page: times, durations, rewards, counts, money. All but a time return plain text; escaping is
+the template's work."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from markupsafe import Markup
+
 UNKNOWN = "\u2013"
 
 
 def when(at: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) if at else UNKNOWN
+    """A moment that the page's script shows in the reader's own time zone; in UTC without it."""
+    if not at:
+        return UNKNOWN
+    return Markup('<time datetime="{}">{}</time>').format(
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)), moment(at)
+    )
+
+
+def moment(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
 def seconds(value: float | None) -> str:
@@ -68,6 +79,7 @@ def heat_class(value: float | None) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "when": when,
+    "moment": moment,
     "seconds": seconds,
     "reward": reward,
     "count": count,

@@ -12,14 +12,19 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.call import CallRecord
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import STARTED, Event
 from rollyard.core.rollout import Rollout
+from rollyard.page import markup
 from rollyard.page import steps as step_texts
+from rollyard.page.attempts import find_neighbours
 from rollyard.page.drawing import branch_graph, timeline
+from rollyard.page.steps import CallCosts
 from rollyard.runs.report.report import run_prices
-from rollyard.runs.report.spending import cost
+from rollyard.runs.report.spending import Prices, cost, find_price
 from rollyard.store import Store
+from rollyard.store.exports.export import tools_named
 from rollyard.store.values import StoredEvent, row_of
 from rollyard.trajectory.branch import Branch
 from rollyard.trajectory.trajectory import Trajectory
@@ -56,7 +61,7 @@ async def under_way(store: Store, rollout_id: str) -> dict[str, Any] | None:
         "begun": next((s.event.fields for s in events if s.event.name == STARTED), {}),
         "run_id": events[0].event.run_id,
         "command": _find_command(events),
-        **_window(branches, 0, newest),
+        **_window(branches, 0, newest, CallCosts(records=_records(found.trajectory))),
     }
 
 
@@ -65,13 +70,18 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
     branches: tuple[Branch, ...] = found.captured.branches
     chosen = min(branch, max(0, len(branches) - 1))
     events = await store.events(rollout_id=found.id, limit=EVENTS)
-    prices, config = {}, dict[str, Any]()
-    if found.run_id is not None:
-        info = await store.get_run(found.run_id)
-        prices, config = run_prices(info), info.config
+    prices, config = await _terms(store, found)
+    asked = branches[chosen].call_ids[:1] if branches else ()
+    digest = found.captured.record(asked[0]).tools_digest if asked else b""
     return {
         "rollout": found,
         "cost": cost(prices, row_of(found)),
+        "instruction": markup.markdown(step_texts.cut(found.task.instruction)),
+        "tools": [
+            {"name": tool.name, "text": tool.description, "schema": step_texts.json_code(tool.schema)}
+            for tool in await tools_named(store, digest)
+        ],
+        "neighbours": await find_neighbours(store, row_of(found)),
         "branches": branches[:CHIPS],
         "all_branches": len(branches),
         "branch": chosen,
@@ -85,21 +95,40 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
         "command": _find_command(events) or _command(found, config),
         "diff": step_texts.diff_lines(found.diff or ""),
         "cut": step_texts.cut,
-        **_window(branches, chosen, 0),
+        "terminal": lambda text: markup.terminal(step_texts.cut(text)),
+        **_window(branches, chosen, 0, _call_costs(found, prices)),
     }
+
+
+async def _terms(store: Store, found: Rollout) -> tuple[Prices, Mapping[str, Any]]:
+    """Prices and config of the rollout's run."""
+    if found.run_id is None:
+        return {}, {}
+    info = await store.get_run(found.run_id)
+    return run_prices(info), info.config
+
+
+def _records(trajectory: Trajectory) -> dict[str, CallRecord]:
+    return {record.id: record for record in trajectory.records}
+
+
+def _call_costs(found: Rollout, prices: Prices) -> CallCosts:
+    return CallCosts(records=_records(found.captured), price=find_price(prices, found.labels.get("policy")))
 
 
 async def steps(store: Store, rollout_id: str, *, branch: int, start: int) -> dict[str, Any]:
     found = await _rollout(store, rollout_id)
-    return {"rollout": found, "branch": branch, **_window(found.captured.branches, branch, start)}
+    prices, _ = await _terms(store, found)
+    shown = _window(found.captured.branches, branch, start, _call_costs(found, prices))
+    return {"rollout": found, "branch": branch, **shown}
 
 
-def _window(branches: Sequence[Branch], branch: int, start: int) -> dict[str, Any]:
+def _window(branches: Sequence[Branch], branch: int, start: int, costs: CallCosts) -> dict[str, Any]:
     if not branches:
         return {"steps": [], "start": 0, "total": 0, "window": STEPS}
     nodes = branches[min(branch, len(branches) - 1)].nodes
     return {
-        "steps": step_texts.show(nodes[start : start + STEPS], start),
+        "steps": step_texts.show(nodes[start : start + STEPS], start, costs),
         "start": start,
         "total": len(nodes),
         "window": STEPS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import rollyard as ry
@@ -22,7 +23,6 @@ class Counter(ry.Env):
     def __init__(self):
         self.total = 0
         self.steps = 0
-        self.hold = asyncio.Event()
 
     async def reset(self, *, seed=None, options=None):
         self.total = seed or 0
@@ -31,6 +31,7 @@ class Counter(ry.Env):
     async def step(self, action):
         self.steps += 1
         if "sleep" in action:
+            await self.report_progress(0, 1, "asleep")
             await asyncio.sleep(action["sleep"])
         if "reward" in action:
             return ry.StepResult(observation={}, reward=float(action["reward"]))
@@ -77,7 +78,10 @@ class Counter(ry.Env):
 
 
 @asynccontextmanager
-async def served(make=Counter, *, key=None, production=False, port=0, name=None, splits=None, **limits):
-    app = EnvServer(make, name=name, key=key, production=production, splits=splits, limits=EnvLimits(**limits))
+async def served(
+    make=Counter, *, key=None, production=False, port=0, name=None, splits=None, clock=time.monotonic, **limits
+):
+    limits = EnvLimits(**limits)
+    app = EnvServer(make, name=name, key=key, production=production, splits=splits, limits=limits, clock=clock)
     async with serve_app(app, port=port, lifespan="on", ws=SocketProtocol) as url:
         yield url

@@ -79,8 +79,9 @@ async def test_a_step_that_the_kill_cut_off_has_its_effect_once(tmp_path, how):
         async with connect(url) as env:
             await env.reset()
             await env.step({"add": 1})
-            step = asyncio.create_task(env.step({"add": 10, "sleep": 1.0}))
-            await asyncio.sleep(0.3)
+            begun = asyncio.Event()
+            step = asyncio.create_task(env.step({"add": 10, "sleep": 1.0}, progress=lambda *_: begun.set()))
+            await begun.wait()
             await server.kill(how)
             await server.start()
             assert (await step).observation == {"total": 11}
@@ -112,8 +113,9 @@ async def test_without_a_place_to_keep_it_the_episode_is_lost_and_reset_begins_a
         url = await server.start()
         async with connect(url) as env:
             await env.reset(seed=3)
-            step = asyncio.create_task(env.step({"add": 1, "sleep": 30}))
-            await asyncio.sleep(0.3)
+            begun = asyncio.Event()
+            step = asyncio.create_task(env.step({"add": 1, "sleep": 30}, progress=lambda *_: begun.set()))
+            await begun.wait()
             await server.kill()
             await server.start()
             with pytest.raises(EpisodeLost, match="no such session"):

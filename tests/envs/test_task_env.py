@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import sys
+import threading
 
 import pytest
 
@@ -75,8 +76,9 @@ def test_a_missing_env_key_fails_at_construction(monkeypatch):
 
 async def test_construction_does_no_io(server):
     """E5"""
+    tasks, threads = asyncio.all_tasks(), threading.active_count()
     env = env_of(server)
-    await asyncio.sleep(0.2)
+    assert (asyncio.all_tasks(), threading.active_count()) == (tasks, threads), "something could still ask"
     assert server.seen.requests == [] and env.state["instance_id"] is None
     await env.close()
     assert server.seen.requests == [], "nor does closing one that was never used"

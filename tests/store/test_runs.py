@@ -14,22 +14,16 @@ from rollyard.core.task import File, Task
 from rollyard.store import Store
 from rollyard.store.values import RolloutQuery
 from rollyard.testing.call_log import commit_all, conversation
+from tests.waiting import Clock
 
 pytestmark = pytest.mark.anyio
 
 TASK = Task(id="fix", instruction="fix it", files=(File(path="/a", data=b"\0\xff"),), metadata={"n": 1})
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import msgspec
 
 from rollyard.core.errors import PlaneInvalid, UnknownName
 from rollyard.core.ids import new_id
-from rollyard.core.plane import POOL_OWNER, AdmissionTerms, EnvSpec, Instance, InstancePlan
+from rollyard.core.plane import POOL_OWNER, AdmissionTerms, EnvSpec, Instance, InstancePlan, OnTimeout
 from rollyard.core.sandbox import Mount, Network, Resources
 from rollyard.plane.engines.choose import choose, refuse
 from rollyard.plane.engines.protocol import Engine
@@ -41,6 +41,8 @@ class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mount_points: tuple[Mount, ...] = ()
     resources: Resources | None = None
     network: Network | None = None
+    on_timeout: OnTimeout = "end"
+    auto_resume: bool = False
 
 
 class CreateDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +98,11 @@ def plan_instance(
         resources=asked.resources or spec.resources,
         network=asked.network or spec.network,
         ttl_s=min(ttl, settings.max_ttl_s),
+        on_timeout=asked.on_timeout,
+        auto_resume=asked.auto_resume,
     )
+    if plan.auto_resume and plan.on_timeout != "pause":
+        raise PlaneInvalid("auto_resume is for an instance with on_timeout pause", hint="set both, or neither")
     if plan.arguments and not plan.start:
         raise PlaneInvalid("arguments are for a program", hint="give start, or an environment that has one")
     if plan.image.startswith(_PATHS) or "\0" in plan.image:
@@ -134,6 +140,7 @@ def _honours(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) 
     asked = {
         "mounts": ("mount directories", bool(plan.mounts)),
         "arguments": ("start a program with arguments", bool(plan.start or plan.arguments)),
+        "pause": ("pause an instance", plan.on_timeout != "end"),
         "accelerators": ("give accelerators", plan.resources.accelerated),
         "images": ("run images", plan.image != "host"),
         "network_none": ("cut the network off", plan.network == "none"),

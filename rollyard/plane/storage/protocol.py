@@ -147,7 +147,8 @@ class PlaneStore(Protocol):
 
     async def take_sweep(self, holder: str, *, now: float, ttl_s: float) -> int | None: ...
     async def claim_due(self, fence: int, *, now: float, settle_s: float, limit: int) -> list[Instance]:
-        """What is due, as it was; it is now `deleting`. Raises `LeaseLost` when another replica sweeps."""
+        """What is due, as it was; it is now `deleting`, unless it does not end with its time. Raises `LeaseLost` when another
+        replica sweeps."""
         ...
 
     async def finish_due(self, fence: int, ended: list[tuple[str, InstanceState, str]], *, now: float) -> int: ...

@@ -38,12 +38,16 @@ class Used(Protocol):
 
 
 def cost(prices: Prices, line: Used) -> float | None:
-    """None without a price. Where a run has one policy only, its rollouts do not name it, and the only price is theirs."""
-    if line.policy is not None:
-        price = prices.get(line.policy)
-    else:
-        price = next(iter(prices.values())) if len(prices) == 1 else None
+    """None without a price."""
+    price = find_price(prices, line.policy)
     return None if price is None else price.of(line.prompt_tokens, line.completion_tokens)
+
+
+def find_price(prices: Prices, policy: str | None) -> Price | None:
+    """Where a run has one policy only, its rollouts do not name it, and the only price is theirs."""
+    if policy is not None:
+        return prices.get(policy)
+    return next(iter(prices.values())) if len(prices) == 1 else None
 
 
 class Spending:

@@ -14,13 +14,14 @@ from typing import Any
 from rollyard.core.errors import PathError, SandboxError, SandboxGone, SandboxInterrupted, Unsupported
 from rollyard.core.ids import new_id
 from rollyard.core.program import Program, ProgramCalls
-from rollyard.core.sandbox import Exit
+from rollyard.core.sandbox import Exit, SandboxUsage
 from rollyard.sandbox.local.cgroups import Group
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.files import LocalFiles
 from rollyard.sandbox.local.inner import protocol
 from rollyard.sandbox.local.job import ANSWER_S, LocalJob
 from rollyard.sandbox.local.journal import Home, SandboxEntry, has_ended
+from rollyard.sandbox.local.usage import read_usage
 from rollyard.sandbox.streams import SocketListener, SocketStream
 
 _GRACE_S = 5.0
@@ -197,6 +198,13 @@ class LocalSandbox(ProgramCalls, LocalFiles):
                 protocol.close_fds(fds)
         finally:
             await self._ask("pause", on=False)
+
+    async def usage(self) -> SandboxUsage:
+        _, fds = await self._ask("upper")
+        try:
+            return await asyncio.to_thread(read_usage, self._group.dirs, self.written, fds[0] if fds else None)
+        finally:
+            protocol.close_fds(fds)
 
     async def extend(self, ttl_s: float) -> None:
         """From now on `ttl_s`."""

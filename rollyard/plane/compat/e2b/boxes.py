@@ -16,11 +16,12 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from rollyard.core.errors import Error
-from rollyard.core.plane import ApiKey
+from rollyard.core.plane import ApiKey, OnTimeout
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Resources
 from rollyard.plane.compat.e2b.accounts import Accounts
 from rollyard.plane.compat.e2b.errors import E2bRefusal
+from rollyard.plane.compat.e2b.metrics import UsageLog
 from rollyard.plane.compat.e2b.processes import Processes
 from rollyard.plane.compat.e2b.programs import KeptPrograms
 from rollyard.plane.compat.e2b.templates import Templates
@@ -28,7 +29,9 @@ from rollyard.plane.compat.e2b.templates import Templates
 ENVD_VERSION = "0.6.7"
 MOST_FORKS = 20
 _ALL = ("0.0.0.0/0", "::/0")
-_KNOWN = {"templateID", "timeout", "metadata", "envVars", "allow_internet_access", "network", "secure"}
+_KNOWN = {"templateID", "timeout", "metadata", "envVars", "allow_internet_access", "network", "secure"} | {
+    *("autoPause", "autoPauseMemory", "autoResume"),
+}
 _NETWORK = {"allowOut", "denyOut"}
 
 
@@ -40,6 +43,7 @@ class E2bSandbox:
     ) -> None:
         self.id, self.template, self.image, self.sandbox = id, template, image, sandbox
         self.processes, self.accounts = processes, accounts
+        self.usage = UsageLog(sandbox)
         self.has_metadata = False  # whether a file of it was seen to have some
 
 
@@ -62,6 +66,8 @@ class SandboxView(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None
     metadata: Mapping[str, str]
     state: Literal["running", "paused"] = "running"
+    on_timeout: OnTimeout = "end"
+    auto_resume: bool = False
     resources: Resources = Resources()
 
 
@@ -86,8 +92,8 @@ class Boxes(Protocol):
         ...
 
     async def forget_image(self, image: str) -> None: ...
-    async def find(self, sandbox_id: str) -> E2bSandbox:
-        """Whoever asks has shown its token. Raises `SandboxGone`."""
+    async def find(self, sandbox_id: str, *, wake: bool = True) -> E2bSandbox:
+        """Whoever asks has shown its token. One that resumes by itself is woken. Raises `SandboxGone`."""
         ...
 
     async def view(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView: ...
@@ -97,7 +103,10 @@ class Boxes(Protocol):
 
     async def kill(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
     async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None: ...
-    async def pause(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
+    async def pause(self, caller: ApiKey | None, sandbox_id: str, *, memory: bool = True) -> None:
+        """Without `memory` its programs end and its files stay."""
+        ...
+
     async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
     async def snapshot(self, caller: ApiKey | None, sandbox_id: str) -> str: ...
     async def fork(
@@ -129,6 +138,8 @@ class E2bCreate(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     internet: bool | None
     hosts: tuple[str, ...]
+    on_timeout: OnTimeout = "end"
+    auto_resume: bool = False
 
 
 def read_create(body: Mapping[str, Any]) -> E2bCreate:
@@ -155,6 +166,8 @@ def read_create(body: Mapping[str, Any]) -> E2bCreate:
                 "env": body.get("envVars") or {},
                 "internet": False if denied else body.get("allow_internet_access"),
                 "hosts": network.get("allowOut") or (),
+                "on_timeout": _read_on_timeout(body),
+                "auto_resume": bool((body.get("autoResume") or {}).get("enabled")),
             },
             E2bCreate,
         )
@@ -162,12 +175,17 @@ def read_create(body: Mapping[str, Any]) -> E2bCreate:
         raise E2bRefusal("invalid_argument", str(error)) from error
 
 
+def _read_on_timeout(body: Mapping[str, Any]) -> OnTimeout:
+    """Without its memory a sandbox is not paused but stopped: its files stay."""
+    if not body.get("autoPause"):
+        return "end"
+    return "stop" if body.get("autoPauseMemory") is False else "pause"
+
+
 def _asks(name: str, value: Any) -> bool:
     """Whether a field asks for something: clients also send what is so by default."""
     defaults: Mapping[str, Any] = {
-        "autoPauseMemory": True,
         "allowPublicTraffic": True,
-        "autoResume": {"enabled": False},
     }
     return bool(value != defaults[name] if name in defaults else value)
 
@@ -203,6 +221,10 @@ def describe(seen: SandboxView) -> dict[str, Any]:
         "diskSizeMB": seen.resources.disk_mb or 0,
         "state": seen.state,
         "metadata": dict(seen.metadata),
+        "lifecycle": {
+            "onTimeout": "kill" if seen.on_timeout == "end" else "pause",
+            "autoResume": seen.auto_resume,
+        },
     }
 
 

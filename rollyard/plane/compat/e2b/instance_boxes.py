@@ -103,14 +103,19 @@ class InstanceBoxes:
         await box.accounts.prepare()
         return box
 
-    async def find(self, sandbox_id: str) -> E2bSandbox:
-        return await self._box(await self._record(sandbox_id))
+    async def find(self, sandbox_id: str, *, wake: bool = True) -> E2bSandbox:
+        found = await self._record(sandbox_id)
+        if found.state == "paused" and not wake:
+            raise SandboxGone(f"sandbox {sandbox_id} is paused")
+        return await self._box(found)
 
     async def _record(self, sandbox_id: str) -> Instance:
-        """One past its end is gone, also when the sweep has yet to come by."""
+        """One past its end is gone, or paused, also when the sweep has yet to come by."""
         try:
             found = await self._instances.get(sandbox_id)
-        except PlaneNotFound as error:
+            if _over(found) and not found.ends_with_its_time:
+                found = await self._instances.settle_timeout(sandbox_id)
+        except (PlaneGone, PlaneNotFound) as error:
             raise SandboxGone(f"sandbox {sandbox_id} is gone") from error
         if _over(found):
             raise SandboxGone(f"sandbox {sandbox_id} is past its end")
@@ -130,7 +135,9 @@ class InstanceBoxes:
     async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[SandboxView]:
         every = self._instances.all(owner=_check_known(caller).owner, labels=metadata)
         found = [
-            one async for one in every if one.state in ("running", "paused") and not _over(one) and self._runs(one)
+            one
+            async for one in every
+            if one.state in ("running", "paused") and not (_over(one) and one.ends_with_its_time) and self._runs(one)
         ]
         return [self._view(one) for one in sorted(found, key=lambda one: (-one.created_at, one.id))]
 
@@ -141,7 +148,9 @@ class InstanceBoxes:
             created_at=instance.created_at,
             expires_at=instance.expires_at,
             metadata=instance.labels,
-            state="paused" if instance.state == "paused" else "running",
+            state="paused" if instance.state == "paused" or _over(instance) else "running",
+            on_timeout=instance.plan.on_timeout,
+            auto_resume=instance.plan.auto_resume,
             resources=instance.plan.resources,
         )
 
@@ -160,9 +169,12 @@ class InstanceBoxes:
     async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None:
         await self._instances.extend((await self._own(caller, sandbox_id)).id, seconds)
 
-    async def pause(self, caller: ApiKey | None, sandbox_id: str) -> None:
-        """Its programs stand still; unlike the vendor's, its time goes on."""
-        await self._instances.pause((await self._own(caller, sandbox_id)).id)
+    async def pause(self, caller: ApiKey | None, sandbox_id: str, *, memory: bool = True) -> None:
+        """Its time does not go on: it is kept as long as anything is, and the connect that resumes it says for how long."""
+        own = await self._own(caller, sandbox_id)
+        paused = await (self._instances.pause(own.id) if memory else self._instances.stop(own.id))
+        if paused.plan.on_timeout == "end" and self._instances.engines[own.engine].abilities.extend:
+            await self._instances.extend(own.id, self._instances.settings.max_ttl_s)
 
     async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None:
         await self._instances.resume((await self._own(caller, sandbox_id)).id)
@@ -217,6 +229,8 @@ def _to_request(asked: E2bCreate, build: TemplateBuild | None, resources: Resour
         environment={**(build.env if build is not None else {}), **asked.env},
         resources=None if resources == Resources() else resources,
         network="none" if asked.internet is False else None,
+        on_timeout=asked.on_timeout,
+        auto_resume=asked.auto_resume,
     )
 
 
