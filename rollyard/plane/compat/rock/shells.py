@@ -71,6 +71,17 @@ class Shells:
             raise
         self._keep(instance_id, name, shell)
 
+    async def _is_open(self, instance_id: str, name: str, sandbox: Sandbox) -> bool:
+        """One whose shell has ended, or whose server died before it began, makes room for another."""
+        kept = await self._shelf.get(instance_id, name)
+        if kept is None:
+            return False
+        with suppress(SandboxGone):
+            if await (await sandbox.job(kept.value.job_id)).poll() is None:
+                return True
+        await self._forget(instance_id, name)
+        return False
+
     async def run(self, instance_id: str, name: str, sandbox: Sandbox, command: str, *, timeout: float) -> CommandEnd:
         kept = await self._shelf.get(instance_id, name)
         if kept is None:
