@@ -66,6 +66,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     owed: int = 0  # attempts that nobody has done yet
     failure_groups: tuple[FailureGroup, ...] = ()  # the failures by what they say, the most frequent first
     stopped: dict[str, str] = {}  # policies that were asked no more -> what their servers said
+    branch: str | None = None  # ROLLOUT@CALL that all its rollouts branch off
+    replayed: int = 0  # calls that were answered as the parent's were
+    pinned: int = 0  # rollouts that differ from the parent in clock and ids, and were given its words
 
     @property
     def cost(self) -> float | None:
@@ -88,6 +91,8 @@ class Tally:
         self.owed = 0
         self.failure_groups: tuple[FailureGroup, ...] = ()
         self.stopped: dict[str, str] = {}
+        self.branch: str | None = None
+        self.replayed = self.pinned = 0
         self._prices, self._ks = prices or {}, ks
         self._rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._tasks: dict[str, set[str]] = defaultdict(set)
@@ -149,6 +154,9 @@ class Tally:
             owed=self.owed,
             failure_groups=self.failure_groups,
             stopped=self.stopped,
+            branch=self.branch,
+            replayed=self.replayed,
+            pinned=self.pinned,
         )
 
     def _line(self, name: str) -> ReportRow:
@@ -203,8 +211,11 @@ async def report(store: Store, run_id: str) -> Report:
     tally = Tally(run_id, run_prices(info))
     tally.owed = info.attempts.get("owed", 0) + info.attempts.get("leased", 0)
     tally.stopped = await store.stopped_policies(run_id)
+    tally.branch = info.config.get("branch")
     async for rollout in store.rollouts(run_id):
         tally.add(rollout)
+        tally.replayed += rollout.replayed
+        tally.pinned += rollout.pinned > 0
     tally.failure_groups = await store.failures(run_id)
     return await to_thread.run_sync(tally.report)
 
@@ -223,6 +234,9 @@ def text(report: Report, width: int = 240) -> str:
         f"run {report.run_id}: {report.tasks} tasks, {report.attempts} attempts, {report.scored} scored, "
         f"{report.attempts - report.scored} without a reward" + (f", {report.owed} still owed" if report.owed else "")
     )
+    if report.branch is not None:
+        pinned = f"; {report.pinned} rollouts in the parent's words (pinned)" if report.pinned else ""
+        console.print(f"branches off {report.branch}: {report.replayed} calls answered as its were{pinned}")
     names, scores, spent = _columns(report.lines)
     if sum(map(_room, (names, *scores, *spent))) <= width:
         _print_columns(console, names, [*scores, *spent])

@@ -18,7 +18,7 @@ from rollyard.gate import Session
 from rollyard.runs.rollout.agent_log import AgentLog
 from rollyard.runs.rollout.agent_monitor import Ending
 from rollyard.runs.rollout.failures import classify
-from rollyard.runs.rollout.plan import RolloutPlan
+from rollyard.runs.rollout.plan import RolloutPlan, parent_fields
 from rollyard.runs.rollout.stages import StageFailed, Stages
 
 _TAIL = 8192
@@ -43,6 +43,7 @@ class Record:
             sandbox=backend,
             seed=plan.options.seed,
             labels=plan.options.labels,
+            **parent_fields(plan),
             started_at=time.time(),
         )
 
@@ -64,6 +65,8 @@ class Record:
         said = session.log_tail() if self._reached.failure is not None else None
         usage = msgspec.to_builtins(session.usage)
         self.note(calls=session.calls, usage=usage, trajectory=session.trajectory, gate_log_tail=said)
+        if session.prefix is not None:
+            self.note(replayed=session.replayed, pinned=session.prefix.pinned)
 
     def note_install(self, command: CommandRecord) -> None:
         self.note(install=(*self._reached.install, command))

@@ -78,7 +78,7 @@ def _executor(request: RunRequest) -> Executor:
 
 
 async def _one(request: RunRequest, shown: Display) -> CommandOutcome:
-    named = _policies_by_name(request.policies)
+    named = policies_by_name(request.policies)
     if len(named) > 1 or len(request.agents) != 1:
         raise ConfigError("--instruction takes one agent and one policy")
     await _check_server(request, next(iter(named.values()), None))
@@ -124,12 +124,16 @@ async def _many(request: RunRequest, shown: Display) -> CommandOutcome:
         raise ConfigError("nothing to run", hint="name a folder of tasks, a run's TOML file, --instruction or --resume")
     where = _executor(request)
     report = await drive(config, store=request.store, display=shown, resume=request.resume, executor=where)
+    return outcome_of(report, request.store, as_json=request.as_json)
+
+
+def outcome_of(report: Report, store: str, *, as_json: bool) -> CommandOutcome:
     failed, stopped = any(status != "completed" for status in report.statuses), bool(report.stopped)
-    if request.as_json:
+    if as_json:
         return CommandOutcome(
             msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed, stopped
         )
-    return CommandOutcome(closing_words(report, request.store), failed, stopped)
+    return CommandOutcome(closing_words(report, store), failed, stopped)
 
 
 def closing_words(report: Report, store: str) -> str:
@@ -169,7 +173,7 @@ def _config(request: RunRequest, tasks: str) -> RunConfig:
         **msgspec.structs.asdict(options),
         tasks=str(Path(tasks).resolve()) if Path(tasks).exists() else tasks,
         agents=request.agents,
-        policies=_policies_by_name(request.policies),
+        policies=policies_by_name(request.policies),
         attempts=request.attempts,
         parallel=request.parallel,
         retries=request.retries,
@@ -181,7 +185,7 @@ def _config(request: RunRequest, tasks: str) -> RunConfig:
     )
 
 
-def _policies_by_name(policies: tuple[str, ...]) -> Mapping[str, str]:
+def policies_by_name(policies: tuple[str, ...]) -> Mapping[str, str]:
     """`NAME=kind:where` for several, or one without a name."""
     named: dict[str, str] = {}
     for number, text in enumerate(policies):

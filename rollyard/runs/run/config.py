@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.agent import DEFAULT_AGENT
+from rollyard.core.branch_point import BranchPoint
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import LAST
 from rollyard.core.numbers import check_least
@@ -25,6 +26,7 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
     `policies` maps a name (shown in reports) to how it is reached: `upstream:URL`, `tokens:URL`, `scripted:FILE`,
     `replay:ID`. `concurrency` bounds the rollouts in flight per policy name, `prices` say what its tokens cost."""
 
+    branch: str | None = None  # go on from this call of a kept rollout: ROLLOUT@CALL, or ROLLOUT@end
     name: str = ""  # by which people find it again; need not be unique
     tasks: str = ""
     strict: bool = False  # a task that cannot be read ends the run before it begins, instead of being left out
@@ -44,6 +46,10 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
     max_cost: float | None = None  # the run's budget of money, in the currency of `prices`
 
     @property
+    def branch_point(self) -> BranchPoint | None:
+        return None if self.branch is None else BranchPoint.parse(self.branch)
+
+    @property
     def answers(self) -> Mapping[str, str]:
         """The policies, or the one that `base_url` stands for."""
         if self.base_url is None:
@@ -58,6 +64,8 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError(
                 f"{self.name!r} is no name for a run", hint=f"printable words; {LAST!r} means the newest run"
             )
+        if self.branch is not None:
+            BranchPoint.parse(self.branch)
         check_least(1, attempts=self.attempts, parallel=self.parallel, limit=self.limit, max_tokens=self.max_tokens)
         check_least(1, **{f"concurrency.{name}": value for name, value in self.concurrency.items()})
         if not 1 <= self.lease_s < 86400:

@@ -27,6 +27,7 @@ from rollyard.core.task import Task
 from rollyard.gate import Budget, Gate
 from rollyard.runs.report.spending import Spending
 from rollyard.runs.rollout.lifecycle import rollout
+from rollyard.runs.rollout.load_prefix import load_prefix
 from rollyard.runs.rollout.modes import Answering, choose, find_direct
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, refusal
 from rollyard.runs.rollout.provision import Provision
@@ -188,6 +189,7 @@ class Worker:
                     budget=Budget(calls=config.max_calls),
                     settings=answering.settings,
                     lease=lease,
+                    prefix=await load_prefix(self._store, plan.branch),
                 ),
                 provision=means.provision,
                 sink=tell,
@@ -220,6 +222,7 @@ class Worker:
             attempt=attempt.number,
             run_id=self._work.run_id,
             attempt_id=attempt.id,
+            branch=config.branch_point,
             group_id=_group(attempt),
             verifier=self._work.verifier,
             hooks=self._work.hooks,

@@ -1,0 +1,32 @@
+"""What a rollout that branches off another one begins with, read from the store."""
+
+from __future__ import annotations
+
+from rollyard.core.branch_point import END, BranchPoint
+from rollyard.core.errors import ConfigError, StoreError
+from rollyard.policy.prefix import RecordedPrefix, calls_before, find_at, open_prefix
+from rollyard.store import Store
+
+
+async def load_prefix(store: Store | None, point: BranchPoint | None) -> RecordedPrefix | None:
+    """A fresh one for each rollout: it counts what it has given. None where nothing is branched."""
+    if point is None:
+        return None
+    if store is None:
+        raise ConfigError(f"branch={str(point)!r} needs the store of that rollout", hint="pass store=")
+    parent = await store.get_rollout(point.rollout)
+    recorded, bodies = parent.captured, dict[str, bytes]()
+    if not parent.pinned:  # what a pinned rollout's agent sent is not what its policy saw
+        wanted = calls_before(recorded, point.call)
+        if point.call != END:
+            wanted.append(find_at(recorded, point.call))
+        for record in wanted:
+            bodies[record.id] = await _load_body(store, record.raw_request)
+    return open_prefix(recorded, point, bodies)
+
+
+async def _load_body(store: Store, digest: bytes) -> bytes:
+    try:
+        return await store.load_blob(digest) if digest else b""
+    except StoreError:  # bodies may be cleaned away; the trajectory has the messages
+        return b""
