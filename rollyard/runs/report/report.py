@@ -20,6 +20,7 @@ from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.runs.report import statistics
 from rollyard.runs.report.spending import Price, Prices, cost
 from rollyard.runs.report.statistics import Groups, Interval
+from rollyard.runs.report.tree import TreeLeaf, TreeNode, draw_tree, leaf_of, tree_nodes
 from rollyard.store import Store
 from rollyard.store.listing import printable
 from rollyard.store.values import RolloutRow, RunInfo, row_of
@@ -68,6 +69,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     stopped: dict[str, str] = {}  # policies that were asked no more -> what their servers said
     branch: str | None = None  # ROLLOUT@CALL that all its rollouts branch off
     replayed: int = 0  # calls that were answered as the parent's were
+    nodes: tuple[TreeNode, ...] = ()  # the branch points between its rollouts, and what each is worth
+    tree: tuple[str, ...] = ()  # the same, drawn
     pinned: int = 0  # rollouts that differ from the parent in clock and ids, and were given its words
 
     @property
@@ -93,6 +96,7 @@ class Tally:
         self.stopped: dict[str, str] = {}
         self.branch: str | None = None
         self.replayed = self.pinned = 0
+        self.leaves: list[TreeLeaf] = []
         self._prices, self._ks = prices or {}, ks
         self._rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._tasks: dict[str, set[str]] = defaultdict(set)
@@ -157,6 +161,8 @@ class Tally:
             branch=self.branch,
             replayed=self.replayed,
             pinned=self.pinned,
+            nodes=tree_nodes(self.leaves),
+            tree=tuple(draw_tree(self.leaves)),
         )
 
     def _line(self, name: str) -> ReportRow:
@@ -216,6 +222,8 @@ async def report(store: Store, run_id: str) -> Report:
         tally.add(rollout)
         tally.replayed += rollout.replayed
         tally.pinned += rollout.pinned > 0
+        if info.config.get("tree") is not None:
+            tally.leaves.append(leaf_of(rollout))
     tally.failure_groups = await store.failures(run_id)
     return await to_thread.run_sync(tally.report)
 
@@ -254,6 +262,7 @@ def text(report: Report, width: int = 240) -> str:
         console.print(f"failed at {boundary}: {listing}")
     lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
     lines += [f"  {group.count} x {printable(group.message)}" for group in report.failure_groups]
+    lines += report.tree
     for policy, said in report.stopped.items():
         name = f"policy {policy!r}" if policy else "the policy"
         lines.append(f"stopped: {name} failed alike again and again and was asked no more; it said: {printable(said)}")

@@ -118,6 +118,14 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
         """As the agent names it."""
         return self.options.model or AGENTS_MODEL
 
+    @property
+    def parent_rollout(self) -> str | None:
+        return None if self.branch is None else self.branch.rollout
+
+    @property
+    def parent_call(self) -> str | None:
+        return None if self.branch is None else self.branch.call
+
     def limits_for(self, task: Task) -> Limits:
         return self.options.limits or task.limits or Limits()
 
@@ -184,11 +192,6 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
     )
 
 
-def parent_fields(plan: RolloutPlan) -> dict[str, str]:
-    """What a rollout says about the one that it branches off."""
-    return {} if plan.branch is None else {"parent_rollout": plan.branch.rollout, "parent_call": plan.branch.call}
-
-
 def refusal(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollout:
     """An attempt that nothing is opened for: this agent, task and backend do not fit, or it was given up. It has no score."""
     status, failure = classify(error, stage="provision", boundary="agent")
@@ -204,7 +207,8 @@ def refusal(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollou
         sandbox=backend,
         seed=plan.options.seed,
         labels=plan.options.labels,
-        **parent_fields(plan),
+        parent_rollout=plan.parent_rollout,
+        parent_call=plan.parent_call,
         status=status,
         failure=failure,
         started_at=time.time(),

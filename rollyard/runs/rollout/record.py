@@ -18,7 +18,7 @@ from rollyard.gate import Session
 from rollyard.runs.rollout.agent_log import AgentLog
 from rollyard.runs.rollout.agent_monitor import Ending
 from rollyard.runs.rollout.failures import classify
-from rollyard.runs.rollout.plan import RolloutPlan, parent_fields
+from rollyard.runs.rollout.plan import RolloutPlan
 from rollyard.runs.rollout.stages import StageFailed, Stages
 
 _TAIL = 8192
@@ -43,7 +43,8 @@ class Record:
             sandbox=backend,
             seed=plan.options.seed,
             labels=plan.options.labels,
-            **parent_fields(plan),
+            parent_rollout=plan.parent_rollout,
+            parent_call=plan.parent_call,
             started_at=time.time(),
         )
 

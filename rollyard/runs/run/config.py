@@ -14,6 +14,7 @@ from rollyard.core.branch_point import BranchPoint
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import LAST
 from rollyard.core.numbers import check_least
+from rollyard.core.tree import Tree
 from rollyard.runs.report.spending import Price
 from rollyard.runs.rollout.options import RolloutFields, RolloutOptions
 
@@ -27,6 +28,7 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
     `replay:ID`. `concurrency` bounds the rollouts in flight per policy name, `prices` say what its tokens cost."""
 
     branch: str | None = None  # go on from this call of a kept rollout: ROLLOUT@CALL, or ROLLOUT@end
+    tree: Tree | None = None  # each rollout has children that go on from one of its calls
     name: str = ""  # by which people find it again; need not be unique
     tasks: str = ""
     strict: bool = False  # a task that cannot be read ends the run before it begins, instead of being left out
