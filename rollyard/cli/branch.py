@@ -39,6 +39,13 @@ def branch(
         typer.Option(help="the call to answer anew: its id, the start of it, or its number in `rollyard show`"),
     ],
     n: Annotated[int, typer.Option("--n", help="how many times")] = 1,
+    answer: Annotated[
+        str | None,
+        typer.Option(
+            help="what the model is to have said at that call: the text, @FILE, or JSON with text and tool_calls; the "
+            "policy answers from the next call on"
+        ),
+    ] = None,
     policy: PolicyOption = None,
     parallel: Annotated[int | None, typer.Option(help="rollouts at the same time (unset: as in its run)")] = None,
     sandbox: SandboxOption = None,
@@ -56,13 +63,11 @@ def branch(
     """
     from rollyard.runs.branch import BranchRequest
 
-    run_branch(
-        BranchRequest(
-            rollout=rollout, at=at, n=n, policy=policy, options=options, parallel=parallel, sandbox=sandbox, store=store,
-            name=name, as_json=as_json,
-        ),
-        display,
+    request = BranchRequest(
+        rollout=rollout, at=at, n=n, answer=answer, policy=policy, options=options, parallel=parallel, sandbox=sandbox,
+        store=store, name=name, as_json=as_json,
     )  # fmt: skip
+    run_branch(request, display)
 
 
 def run_branch(request: BranchRequest, display: str) -> None:

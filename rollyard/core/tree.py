@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rollyard.core.errors import ConfigError
 from rollyard.core.numbers import check_least
 
 
@@ -21,6 +22,14 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         check_least(1, width=self.width, depth=self.depth, at=self.at)
+
+    @classmethod
+    def parse(cls, text: str) -> Tree:
+        """`width=4,depth=2,at=3`; what is left out is the default."""
+        try:
+            return msgspec.convert(dict(pair.split("=", 1) for pair in text.split(",")), cls, strict=False)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise ConfigError(f"{text!r} describes no tree: {error}", hint="width=4,depth=2,at=3") from error
 
     def parent_of(self, number: int, roots: int) -> int | None:
         """The number of the attempt that an attempt branches off, in a run with `roots` attempts at each task; None of a root."""

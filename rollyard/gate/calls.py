@@ -267,7 +267,7 @@ class Calls:
     ) -> None:
         now = session.last_activity = time.monotonic()
         if turn.recorded is not None:
-            session.note_replay()
+            session.note_recorded(reply)
         elif reply.finish != "budget":
             session.note_answer()
         self._counters.count_answer(call.dialect, call.kind, now - first.since)

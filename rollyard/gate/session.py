@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from rollyard.core.call import Dialect, Reply, Usage
+from rollyard.core.call import REPLAYED, Dialect, Reply, Usage
 from rollyard.core.lease import Lease
 from rollyard.core.protocols import Passthrough, Policy, Prefix, SessionRecord
 from rollyard.gate.classify import Shape
@@ -140,8 +140,9 @@ class Session:
                     self.refused_tools[name] = self.refused_tools.get(name, 0) + 1
             raise
 
-    def note_replay(self) -> None:
-        self.replayed, self.refused = self.replayed + 1, None
+    def note_recorded(self, reply: Reply) -> None:
+        """An answer out of `prefix`: the parent's, or one that the caller wrote."""
+        self.replayed, self.refused = self.replayed + (REPLAYED in reply.flaws), None
 
     def note_answer(self) -> None:
         self.answered, self.refused = self.answered + 1, None

@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from rollyard.core.branch_point import END, BranchPoint
-from rollyard.core.call import Call, CallRecord, Reply
+from rollyard.core.call import SAID, Call, CallRecord, Finish, Reply
 from rollyard.core.errors import BranchDiverged, ConfigError, Error
+from rollyard.core.ids import new_id
 from rollyard.core.message import Image, Message, Opaque, Text, ToolCall, ToolResult, canonical_json, tools_digest
 from rollyard.policy.replay_policy import Recorded, chain_of, difference, reply_from
 from rollyard.wire import CODECS
@@ -87,8 +88,47 @@ def calls_before(recorded: Recorded, call: str) -> list[CallRecord]:
     ]
 
 
-def open_prefix(recorded: Recorded, point: BranchPoint, bodies: Mapping[str, bytes]) -> RecordedPrefix:
-    """`bodies` are the requests as the agent sent them, by call; without its body a call is what the trajectory has of it."""
+class SaidCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool call of an answer that the caller wrote."""
+
+    name: str
+    arguments: Mapping[str, Any] = {}
+
+
+class SaidAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An answer that the caller wrote: text, tool calls, or both."""
+
+    text: str = ""
+    tool_calls: tuple[SaidCall, ...] = ()
+
+
+def read_answer(text: str) -> SaidAnswer:
+    """Plain text, or a JSON object with `text` and `tool_calls`."""
+    if not text.lstrip().startswith("{"):
+        said = SaidAnswer(text)
+    else:
+        try:
+            said = msgspec.json.decode(text, type=SaidAnswer)
+        except msgspec.DecodeError as error:
+            shape = '{"text": "...", "tool_calls": [{"name": "...", "arguments": {...}}]}'
+            raise ConfigError(f"the answer is not one: {error}", hint=f"plain text, or {shape}") from error
+    if not said.text and not said.tool_calls:
+        raise ConfigError("the answer says nothing", hint="give it text or tool calls")
+    return said
+
+
+def _said_reply(said: SaidAnswer) -> Reply:
+    calls = [ToolCall(new_id("said"), one.name, msgspec.json.encode(one.arguments).decode()) for one in said.tool_calls]
+    parts = (*((Text(said.text),) if said.text else ()), *calls)
+    finish: Finish = "tool_calls" if calls else "stop"
+    return Reply(message=Message("assistant", parts), finish=finish, trainable=False, flaws=(SAID,))
+
+
+def open_prefix(
+    recorded: Recorded, point: BranchPoint, bodies: Mapping[str, bytes], said: SaidAnswer | None = None
+) -> RecordedPrefix:
+    """`bodies` are the requests as the agent sent them, by call; without its body a call is what the trajectory has of it.
+    `said` is the answer at the branch point, in place of the policy's."""
     wanted = calls_before(recorded, point.call)
     at = None if point.call == END else find_at(recorded, point.call)
     if not wanted and at is None:
@@ -98,7 +138,7 @@ def open_prefix(recorded: Recorded, point: BranchPoint, bodies: Mapping[str, byt
         node = recorded.answer(record.id)
         answer = None if record is at or node is None else reply_from(record, node, recorded.prompt_ids(record.id))
         calls.append(RecordedCall(record, _messages(recorded, record, bodies.get(record.id)), answer))
-    return RecordedPrefix(point, calls)
+    return RecordedPrefix(point, calls, None if said is None else _said_reply(said))
 
 
 def _messages(recorded: Recorded, record: CallRecord, body: bytes | None) -> tuple[Message, ...]:
@@ -111,8 +151,9 @@ def _messages(recorded: Recorded, record: CallRecord, body: bytes | None) -> tup
 class RecordedPrefix:
     """A `Prefix`, for one rollout."""
 
-    def __init__(self, point: BranchPoint, calls: Sequence[RecordedCall]) -> None:
+    def __init__(self, point: BranchPoint, calls: Sequence[RecordedCall], said: Reply | None = None) -> None:
         self.point = point
+        self._said = said
         self.diverged: Error | None = None
         self.pinned = 0
         self._calls = calls
@@ -165,11 +206,11 @@ class RecordedPrefix:
         self._given[found.record.id] += 1
         if [m.digest for m in found.messages] != [m.digest for m in call.messages]:
             call = msgspec.structs.replace(call, messages=found.messages)
-        if found.reply is None:
-            self._beyond = True
-            return call, None
+        reply = found.reply
+        if reply is None:
+            self._beyond, reply = True, self._said
         now = time.time()
-        return call, msgspec.structs.replace(found.reply, started_at=now, finished_at=now)
+        return call, None if reply is None else msgspec.structs.replace(reply, started_at=now, finished_at=now)
 
     def _is_past_end(self, call: Call) -> bool:
         return all(known.record.kind != call.kind for known in self._left())

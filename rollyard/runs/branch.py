@@ -19,10 +19,10 @@ from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.home import default_store
 from rollyard.core.protocols import Backend, Policy
 from rollyard.core.rollout import Rollout
-from rollyard.policy.prefix import calls_before, find_at
+from rollyard.policy.prefix import calls_before, find_at, read_answer
 from rollyard.runs.display.progress import Display
 from rollyard.runs.rollout.options import OPTIONS, RolloutFields
-from rollyard.runs.run.command import CommandOutcome, outcome_of, policies_by_name
+from rollyard.runs.run.command import CommandOutcome, outcome_of, policies_by_name, read_text
 from rollyard.runs.run.config import POLICY, RunConfig, anchor, convert
 from rollyard.runs.run.drive import carry_out
 from rollyard.runs.run.policies import check_policies
@@ -37,6 +37,7 @@ async def branch(
     *,
     at: str | int,
     n: int = 1,
+    answer: str | Mapping[str, Any] | None = None,
     policy: str | Policy | None = None,
     store: str | Path | Store | None = None,
     sandbox: str | Backend | None = None,
@@ -50,7 +51,12 @@ async def branch(
     `at` is the call that the policy answers anew: its id, the start of it, or its number; `"end"` goes on after the last
     recorded answer. The calls before it are answered as they were, and never train; each is compared with the parent's, and
     a child that asks something else fails with the difference. Options are those of the parent's run, with `fields` (of
-    `RunConfig`) over them; without `policy` or `base_url` the run's own policy answers."""
+    `RunConfig`) over them; without `policy` or `base_url` the run's own policy answers.
+
+    `answer` is what the model is to have said at that call: text, or a mapping with `text` and `tool_calls` (each with `name` and
+    `arguments`). The policy answers from the next call on."""
+    if answer is not None:
+        fields["branch_answer"] = answer if isinstance(answer, str) else msgspec.json.encode(answer).decode()
     async with AsyncExitStack() as stack:
         kept = store if isinstance(store, Store) else None
         if kept is None:
@@ -70,6 +76,7 @@ class BranchRequest(msgspec.Struct, frozen=True, kw_only=True):
     rollout: str
     at: str
     n: int = 1
+    answer: str | None = None
     policy: str | None = None
     options: RolloutFields = {}
     parallel: int | None = None
@@ -81,6 +88,7 @@ class BranchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 async def execute(request: BranchRequest, shown: Display) -> CommandOutcome:
     fields: dict[str, Any] = {**request.options, "attempts": request.n, "name": request.name}
+    fields |= {} if request.answer is None else {"branch_answer": read_text(request.answer, "the answer")}
     fields |= {} if request.policy is None else {"policies": policies_by_name((request.policy,))}
     fields |= {} if request.parallel is None else {"parallel": request.parallel}
     fields |= {} if request.sandbox is None else {"sandbox": request.sandbox}
@@ -99,6 +107,8 @@ async def branch_config(
     for name in fields:
         if name in ("tasks", "agents", "branch") or name not in RunConfig.__struct_fields__:
             raise UnknownName("field of a branch", name, RunConfig.__struct_fields__)
+    if fields.get("branch_answer") is not None:
+        read_answer(fields["branch_answer"])
     parent = await _find_parent(store, target)
     call = END if at == END else find_at(parent.captured, at).id
     if call == END and not calls_before(parent.captured, END):

@@ -107,6 +107,26 @@ async def test_what_cannot_be_branched_at_is_said_by_name_before_anything_opens(
         assert len(await store.list_runs()) == 1
 
 
+async def test_what_if_the_model_had_said_this(tmp_path, backend):
+    """An answer that somebody wrote is acted upon like any other, trains nowhere, and the policy goes on from it."""
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        parent = await one_parent(store, backend, script("wrong"))
+        tool = parent.captured.answer(parent.captured.records[2].id).message.tool_calls[0]
+        wrong = json.loads(tool.arguments)
+        changed = {name: text.replace("wrong", "right") for name, text in wrong.items() if isinstance(text, str)}
+        answer = {"text": "better:", "tool_calls": [{"name": tool.name, "arguments": {**wrong, **changed}}]}
+        done = ry.policy.scripted(lambda call: {"text": "done"})
+        (child,) = await ry.branch(parent, at=2, answer=answer, policy=done, store=store, sandbox=backend)
+        assert (child.status, child.reward, child.replayed, child.calls) == ("completed", 1.0, 2, 1)
+        said = child.captured.records[2]
+        assert (said.trainable, said.flaws) == (False, ("said by the caller",))
+        assert child.captured.answer(said.id).message.text == "better:"
+        with pytest.raises(ConfigError, match="the answer is not one"):
+            await ry.branch(parent, at=2, answer='{"say": 1}', policy=done, store=store)
+        with pytest.raises(ConfigError, match="branch_answer needs a call"):
+            await ry.branch(parent, at="end", answer="x", policy=done, store=store)
+
+
 async def test_an_attempt_that_ran_out_of_its_budget_goes_on_to_where_an_uncut_one_gets(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         cut = await one_parent(store, backend, script("right"), max_calls=2, collect=("*.txt",))

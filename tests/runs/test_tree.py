@@ -78,6 +78,9 @@ async def test_children_are_owed_with_their_parent_and_a_stopped_tree_grows_on_w
 async def test_a_tree_that_cannot_grow_is_refused_before_anything_opens(tmp_path, backend):
     with pytest.raises(ConfigError, match="width"):
         ry.Tree(width=0)
+    with pytest.raises(ConfigError, match="'4x2' describes no tree"):
+        ry.Tree.parse("4x2")
+    assert ry.Tree.parse("width=4,at=3") == ry.Tree(width=4, at=3)
     task = Task(id="t", instruction="x")
     async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted({"steps": []})) as gate:
         config = RunConfig(tree=ry.Tree())

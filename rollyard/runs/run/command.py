@@ -13,6 +13,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.home import STORE, default_store
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import File
+from rollyard.core.tree import Tree
 from rollyard.runs.display.progress import Display, one_line, summary
 from rollyard.runs.report.report import Report
 from rollyard.runs.report.report import text as report_text
@@ -51,6 +52,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     per_node: int | None = None
     name: str = ""
     strict: bool = False
+    tree: str | None = None
     as_json: bool = False
 
 
@@ -61,6 +63,9 @@ class CommandOutcome(msgspec.Struct, frozen=True):
 
 
 async def execute(request: RunRequest, shown: Display) -> CommandOutcome:
+    from_file = request.tasks is not None and request.tasks.endswith(".toml")
+    if request.tree is not None and (request.instruction is not None or request.resume is not None or from_file):
+        raise ConfigError("--tree goes with a folder of tasks", hint="in a run's TOML file it is [tree]")
     if request.instruction is not None:
         if request.executor != "local":
             raise ConfigError("--instruction runs one rollout, in this process", hint="leave out --executor")
@@ -85,7 +90,7 @@ async def _one(request: RunRequest, shown: Display) -> CommandOutcome:
     async with Store.open(request.store) as store:
         with shown:
             done = await run_rollout(
-                _text(request.instruction or ""),
+                read_text(request.instruction or "", "the instruction"),
                 agent=request.agents[0],
                 policy=next(iter(named.values()), None),
                 sandbox=request.sandbox,
@@ -182,6 +187,7 @@ def _config(request: RunRequest, tasks: str) -> RunConfig:
         limit=request.limit,
         name=request.name,
         strict=request.strict,
+        tree=None if request.tree is None else Tree.parse(request.tree),
     )
 
 
@@ -198,13 +204,14 @@ def policies_by_name(policies: tuple[str, ...]) -> Mapping[str, str]:
     return named
 
 
-def _text(text: str) -> str:
+def read_text(text: str, what: str) -> str:
+    """The text, or what the file behind an @ holds."""
     if not text.startswith("@"):
         return text
     try:
         return Path(text[1:]).read_text()
     except OSError as error:
-        raise ConfigError(f"cannot read the instruction from {text[1:]!r}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {what} from {text[1:]!r}: {error.strerror}") from error
 
 
 def _file(text: str) -> File:

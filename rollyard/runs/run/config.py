@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.agent import DEFAULT_AGENT
-from rollyard.core.branch_point import BranchPoint
+from rollyard.core.branch_point import END, BranchPoint
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import LAST
 from rollyard.core.numbers import check_least
@@ -28,6 +28,7 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
     `replay:ID`. `concurrency` bounds the rollouts in flight per policy name, `prices` say what its tokens cost."""
 
     branch: str | None = None  # go on from this call of a kept rollout: ROLLOUT@CALL, or ROLLOUT@end
+    branch_answer: str | None = None  # what is answered there in place of the policy: text, or JSON with tool_calls
     tree: Tree | None = None  # each rollout has children that go on from one of its calls
     name: str = ""  # by which people find it again; need not be unique
     tasks: str = ""
@@ -68,6 +69,8 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
             )
         if self.branch is not None:
             BranchPoint.parse(self.branch)
+        if self.branch_answer is not None and (self.branch_point is None or self.branch_point.call == END):
+            raise ConfigError("branch_answer needs a call that it answers", hint="give branch = ROLLOUT@CALL")
         check_least(1, attempts=self.attempts, parallel=self.parallel, limit=self.limit, max_tokens=self.max_tokens)
         check_least(1, **{f"concurrency.{name}": value for name, value in self.concurrency.items()})
         if not 1 <= self.lease_s < 86400:

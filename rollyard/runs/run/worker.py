@@ -192,7 +192,9 @@ class Worker:
                     budget=Budget(calls=config.max_calls),
                     settings=answering.settings,
                     lease=lease,
-                    prefix=await load_prefix(self._store, plan.branch),
+                    prefix=await load_prefix(
+                        self._store, point, config.branch_answer if point == config.branch_point else None
+                    ),
                 ),
                 provision=means.provision,
                 sink=tell,
