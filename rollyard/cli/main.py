@@ -29,6 +29,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "run": "run agents on tasks, or one agent on one instruction",
         "eval": "evaluate agents x models x tasks x attempts from one TOML file",
         "replay": "run a rollout again with the recorded answers",
+        "branch": "go on from one call of a rollout, several times, with other answers",
+        "continue": "go on with a rollout that was cut, or ran out of its budget",
         "rescore": "run the verifier again on stored rollouts",
     },
     "Look": {

@@ -23,7 +23,7 @@ from sqlalchemy import (
     event,
 )
 
-HEAD = "0008"  # the newest migration
+HEAD = "0009"  # the newest migration
 
 metadata = MetaData()
 

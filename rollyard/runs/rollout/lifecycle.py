@@ -258,6 +258,7 @@ async def _open_session(context: RolloutContext, sessions: AsyncExitStack) -> Se
         tools=asked.tools,
         lease=asked.lease,
         server_tools=is_public(context.task),
+        prefix=asked.prefix,
     )
     sessions.push_async_callback(_close_session, context, session)
     context.record.note_session(session)
