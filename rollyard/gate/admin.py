@@ -8,6 +8,7 @@ Held calls are handed out at least once: those that a vanished trainer had taken
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -105,34 +106,33 @@ def operator_app(gate: Gate, log: CallLog | None) -> Starlette:
             route(one + "/rollout", "GET", gate.admin_key, admin.rollout),
             route(one + "/trace_entries", "GET", gate.admin_key, admin.entries),
             route("/metrics", "GET", gate.admin_key, admin.metrics),
-            route("/calls", "GET", gate.trainer_key, trainer.take),
-            route("/calls/{call_id}/reply", "POST", gate.trainer_key, trainer.reply),
-            route("/calls/{call_id}/fail", "POST", gate.trainer_key, trainer.fail),
-            route("/policy_version", "GET", gate.trainer_key, trainer.version),
-            route("/policy_version", "POST", gate.trainer_key, trainer.set_version),
-            route("/pause", "POST", gate.trainer_key, trainer.pause),
-            route("/resume", "POST", gate.trainer_key, trainer.resume),
+            *(route(path, method, gate.trainer_key, endpoint) for path, method, endpoint in trainer.endpoints),
         ]
     )
 
 
 def _guard(key: str | None, endpoint: Endpoint) -> Endpoint:
     async def guarded(request: Request) -> Response:
-        try:
-            given = key_of(dict(request.headers.raw), b"")
-            if not same_key(given, key):
-                return _json({"error": "this key opens nothing here"}, 401)
-            return await endpoint(request)
-        except GateError as error:
-            return _json({"error": error.message}, error.status)
-        except AdminRefused as error:
-            return _json({"error": str(error)}, error.status)
-        except ReplyRefused as error:
-            return _json({"error": error.message}, 409)
-        except (ConfigError, PolicyError, msgspec.MsgspecError) as error:
-            return _json({"error": error.message if isinstance(error, Error) else str(error)}, 400)
+        given = key_of(dict(request.headers.raw), b"")
+        if not same_key(given, key):
+            return _json({"error": "this key opens nothing here"}, 401)
+        return await answer(endpoint, request)
 
     return guarded
+
+
+async def answer(endpoint: Endpoint, request: Request) -> Response:
+    """What an endpoint says, or the status and reason of what it refuses."""
+    try:
+        return await endpoint(request)
+    except GateError as error:
+        return _json({"error": error.message}, error.status)
+    except AdminRefused as error:
+        return _json({"error": str(error)}, error.status)
+    except ReplyRefused as error:
+        return _json({"error": error.message}, 409)
+    except (ConfigError, PolicyError, msgspec.MsgspecError) as error:
+        return _json({"error": error.message if isinstance(error, Error) else str(error)}, 400)
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -261,13 +261,26 @@ class Trainer:
         self._taken: WeakValueDictionary[str, Held] = WeakValueDictionary()  # entries go when their call ends
         self._back: list[Held] = []  # taken for a reader that was gone when they came
 
+    @property
+    def endpoints(self) -> tuple[tuple[str, str, Endpoint], ...]:
+        """Path, method and what answers, for whoever serves a trainer."""
+        return (
+            ("/calls", "GET", self.take),
+            ("/calls/{call_id}/reply", "POST", self.reply),
+            ("/calls/{call_id}/fail", "POST", self.fail),
+            ("/policy_version", "GET", self.version),
+            ("/policy_version", "POST", self.set_version),
+            ("/pause", "POST", self.pause),
+            ("/resume", "POST", self.resume),
+        )
+
     async def take(self, request: Request) -> Response:
         """`?wait=` seconds for a first call, `?max=` calls; `?taken=true` lists those taken and not yet answered."""
         flags = request.query_params
         if flags.get("taken", "false").lower() in ("true", "1"):
             return _json({"calls": [_describe_call(h.call) for h in self._taken.values() if getattr(h, "open", True)]})
-        wait = min(max(float(flags.get("wait", "0")), 0.0), MAX_WAIT_S)
-        most = min(max(int(flags.get("max", "64")), 1), MAX_BATCH)
+        wait = _number(flags, "wait", 0, most=MAX_WAIT_S)
+        most = int(_number(flags, "max", 64, least=1, most=MAX_BATCH))
         batch = await self._batch(request, most, wait)
         for held in batch:
             self._taken[held.call.id] = held
@@ -347,7 +360,7 @@ class Trainer:
         """New calls wait from now on. `?wait=` seconds for those at the policy to finish; says how many are left."""
         turnstile = self._gate.calls.turnstile
         turnstile.pause()
-        wait = min(max(float(request.query_params.get("wait", "0")), 0.0), MAX_WAIT_S)
+        wait = _number(request.query_params, "wait", 0, most=MAX_WAIT_S)
         try:
             async with asyncio.timeout(wait):
                 await turnstile.idle()
@@ -364,6 +377,18 @@ async def _await_disconnect(request: Request) -> None:
     """Returns when whoever asked has hung up."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _number(flags: Mapping[str, str], name: str, default: float, *, least: float = 0.0, most: float) -> float:
+    """A number of the query, within its bounds."""
+    text = flags.get(name)
+    try:
+        value = default if text is None else float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise AdminRefused(400, f"{name}={text} is no number")
+    return min(max(value, least), most)
 
 
 def _type_of(level: str | None) -> str | None:
