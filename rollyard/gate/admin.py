@@ -6,7 +6,7 @@ Two keys, two sets of routes: neither key opens the other's routes, and an agent
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -15,14 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rollyard.core.errors import ConfigError, Error, GateError, PolicyError, ReplyRefused
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import CallLog
 from rollyard.gate import rollout_json
 from rollyard.gate.keys import key_of, same_key
 from rollyard.gate.limits import Budget
 from rollyard.gate.metrics import gate_metrics
-from rollyard.gate.operator_request import OperatorRefused, as_json, read_body
+from rollyard.gate.operator_request import Endpoint, OperatorRefused, answer, as_json, read_body
 from rollyard.gate.trainer import Trainer
 from rollyard.net.metrics import write_metrics
 from rollyard.trajectory.trajectory import Trajectory
@@ -30,8 +29,6 @@ from rollyard.trajectory.trajectory import Trajectory
 if TYPE_CHECKING:
     from rollyard.gate.gate import Gate
     from rollyard.gate.session import Session
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class NewSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,32 +69,16 @@ def operator_app(gate: Gate, log: CallLog | None) -> Starlette:
             route(one + "/rollout", "GET", gate.admin_key, admin.rollout),
             route(one + "/trace_entries", "GET", gate.admin_key, admin.entries),
             route("/metrics", "GET", gate.admin_key, admin.metrics),
-            route("/calls", "GET", gate.trainer_key, trainer.take),
-            route("/calls/{call_id}/reply", "POST", gate.trainer_key, trainer.reply),
-            route("/calls/{call_id}/fail", "POST", gate.trainer_key, trainer.fail),
-            route("/policy_version", "GET", gate.trainer_key, trainer.version),
-            route("/policy_version", "POST", gate.trainer_key, trainer.set_version),
-            route("/pause", "POST", gate.trainer_key, trainer.pause),
-            route("/resume", "POST", gate.trainer_key, trainer.resume),
+            *(route(path, method, gate.trainer_key, endpoint) for path, method, endpoint in trainer.endpoints),
         ]
     )
 
 
 def _guard(key: str | None, endpoint: Endpoint) -> Endpoint:
     async def guarded(request: Request) -> Response:
-        try:
-            given = key_of(dict(request.headers.raw), b"")
-            if not same_key(given, key):
-                return as_json({"error": "this key opens nothing here"}, 401)
-            return await endpoint(request)
-        except GateError as error:
-            return as_json({"error": error.message}, error.status)
-        except OperatorRefused as error:
-            return as_json({"error": str(error)}, error.status)
-        except ReplyRefused as error:
-            return as_json({"error": error.message}, 409)
-        except (ConfigError, PolicyError, msgspec.MsgspecError) as error:
-            return as_json({"error": error.message if isinstance(error, Error) else str(error)}, 400)
+        if not same_key(key_of(dict(request.headers.raw), b""), key):
+            return as_json({"error": "this key opens nothing here"}, 401)
+        return await answer(endpoint, request)
 
     return guarded
 

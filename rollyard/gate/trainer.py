@@ -17,7 +17,7 @@ from starlette.responses import Response
 from rollyard.core.call import Call, Reply
 from rollyard.core.protocols import Held
 from rollyard.gate import rollout_json
-from rollyard.gate.operator_request import OperatorRefused, as_json, read_body
+from rollyard.gate.operator_request import Endpoint, OperatorRefused, as_json, read_body, read_number
 from rollyard.wire import CODECS
 
 if TYPE_CHECKING:
@@ -53,6 +53,19 @@ class Trainer:
         self._taken: WeakValueDictionary[str, Held] = WeakValueDictionary()  # entries go when their call ends
         self._back: list[Held] = []  # taken for a reader that was gone when they came
 
+    @property
+    def endpoints(self) -> tuple[tuple[str, str, Endpoint], ...]:
+        """Path, method and what answers, for whoever serves a trainer."""
+        return (
+            ("/calls", "GET", self.take),
+            ("/calls/{call_id}/reply", "POST", self.reply),
+            ("/calls/{call_id}/fail", "POST", self.fail),
+            ("/policy_version", "GET", self.version),
+            ("/policy_version", "POST", self.set_version),
+            ("/pause", "POST", self.pause),
+            ("/resume", "POST", self.resume),
+        )
+
     async def take(self, request: Request) -> Response:
         """`?wait=` seconds for a first call, `?max=` calls; `?taken=true` lists those taken and not yet answered."""
         flags = request.query_params
@@ -60,8 +73,8 @@ class Trainer:
             return as_json(
                 {"calls": [_describe_call(h.call) for h in self._taken.values() if getattr(h, "open", True)]}
             )
-        wait = min(max(float(flags.get("wait", "0")), 0.0), MAX_WAIT_S)
-        most = min(max(int(flags.get("max", "64")), 1), MAX_BATCH)
+        wait = read_number(flags, "wait", 0, most=MAX_WAIT_S)
+        most = int(read_number(flags, "max", 64, least=1, most=MAX_BATCH))
         batch = await self._batch(request, most, wait)
         for held in batch:
             self._taken[held.call.id] = held
@@ -141,7 +154,7 @@ class Trainer:
         """New calls wait from now on. `?wait=` seconds for those at the policy to finish; says how many are left."""
         turnstile = self._gate.calls.turnstile
         turnstile.pause()
-        wait = min(max(float(request.query_params.get("wait", "0")), 0.0), MAX_WAIT_S)
+        wait = read_number(request.query_params, "wait", 0, most=MAX_WAIT_S)
         try:
             async with asyncio.timeout(wait):
                 await turnstile.idle()

@@ -23,7 +23,7 @@ from sqlalchemy import (
     event,
 )
 
-HEAD = "0009"  # the newest migration
+HEAD = "0010"  # the newest migration
 
 metadata = MetaData()
 
@@ -98,6 +98,22 @@ runs = Table(
     Column("id", String, primary_key=True),
     Column("created_at", Float, nullable=False),
     Column("config", Text, nullable=False),
+)
+
+jobs = Table(
+    "jobs",  # runs that a server was asked for
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("owner", String, nullable=False),
+    Column("key", String, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("run_id", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    UniqueConstraint("owner", "key", name="jobs_once"),
+    Index("jobs_by_state", "state", "id"),
 )
 
 attempts = Table(
