@@ -97,7 +97,7 @@ class Shelf(Generic[T]):
         found = await self._store.claim_records(self._kind, now=now, until=now + hold_s, limit=limit)
         return [self._read(one) for one in found]
 
-    async def hold(self, kept: ShelfItem[T], hold_s: float) -> Kept[T] | None:
+    async def hold(self, kept: ShelfItem[T], hold_s: float) -> ShelfItem[T] | None:
         """Claimed for so much longer; None when another has claimed it since."""
         now = self._clock()
         found = await self._store.put_records([replace(kept.record, due_at=now + hold_s, updated_at=now)])
