@@ -27,8 +27,10 @@ from rollyard.store import calls as _calls
 from rollyard.store import clean as _clean
 from rollyard.store import events as _events
 from rollyard.store import leases as _leases
+from rollyard.store import notes as _notes
 from rollyard.store import rollouts as _rollouts
 from rollyard.store import runs as _runs
+from rollyard.store import texts as _texts
 from rollyard.store.database import Database
 from rollyard.store.methods import Records, reads, writes, writes_at, writes_lease
 from rollyard.store.migrate import prepare
@@ -157,6 +159,15 @@ class Store(Records):
             return {}
         found = await self.events(run_id=run_id, name=POLICY_STOPPED)
         return {stored.event.fields["policy"]: stored.event.fields["message"] for stored in found}
+
+    # what people say, and what is found by words
+
+    add_note = writes_at(_notes.add)
+    remove_note = writes(_notes.remove)
+    notes = reads(_notes.of_rollouts)
+    find_texts = reads(_texts.find)
+    rollouts_with = reads(_texts.candidates)
+    missing_texts = reads(_texts.missing)
 
     add_verdict = writes_at(_rollouts.rescore)
     verdicts = reads(_rollouts.verdicts_of)

@@ -80,6 +80,21 @@ async def test_an_e2b_sandbox_that_pauses_at_its_end_is_kept_over_a_restart_and_
             await plane.instances.delete_many(ids=list(ids.values()))
 
 
+@pytest.mark.parametrize("version", [pytest.param(NEWEST, marks=unless_there("e2b", NEWEST))])
+async def test_programs_are_every_replicas_and_outlive_the_one_that_started_them(tmp_path, version):
+    """Two servers on one store; the first is killed without notice while a program of its client waits for a line."""
+    python = await asyncio.to_thread(interpreter, "e2b", version)
+    client = HERE / "e2b_replica_client.py"
+    async with serving(tmp_path) as one, serving(tmp_path) as two:
+        made = await told(python, client, "start", env={name: one[name] for name in E2B})
+        one["process"].kill()
+        await one["process"].wait()
+        seen = await told(python, client, "go on", made["id"], str(made["pid"]), env={name: two[name] for name in E2B})
+    assert made["pid"] in seen["listed"] and made["ended"] not in seen["listed"]
+    assert seen["said"][0] == 3 and seen["said"][1].endswith("got it\n")
+    assert seen["new"] > made["ended"] and seen["killed"] is False
+
+
 async def test_the_fleet_sdk_makes_instances_of_the_plane(tmp_path):
     fleet = pytest.importorskip("fleet", reason="the extra `fleet` (fleet-python) is not installed")
     from fleet._async.exceptions import FleetAuthenticationError

@@ -157,7 +157,8 @@ async def test_a_server_that_was_killed_while_it_worked_on_a_job_is_followed_by_
         ended = await sessions_of(sdk, job.job_id)
         assert [one.status for one in ended] == ["completed"] * 4
         assert all(one.verifier_execution.success for one in ended)
-        assert await asyncio.to_thread(sdk.instances) == []
+        left = await asyncio.to_thread(sdk.instances)  # one that was being made is the sweep's
+        assert [one.status for one in left if one.status != "stopped"] == []
 
 
 async def sessions_of(sdk, job_id):

@@ -83,6 +83,8 @@ async def test_a_session_is_every_replicas_and_outlives_the_one_that_opened_it(t
         assert long["result"]["exit_code"] == 1 and long["result"]["output"].endswith("\n100000")
         said = await asked(session, two, "run_in_session", sandbox_id=box, command="echo last")
         assert said["result"]["output"] == "last"
+        await asked(session, two, "run_in_session", sandbox_id=box, command="exit 0")
+        assert (await asked(session, two, "create_session", sandbox_id=box))["status"] == "Success"
         assert (await asked(session, two, "close_session", sandbox_id=box))["status"] == "Success"
         gone = await asked(session, two, "run_in_session", sandbox_id=box, command="true")
         assert gone["status"] == "Failed" and "no session" in gone["message"]

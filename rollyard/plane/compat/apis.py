@@ -128,7 +128,7 @@ class Faces:
 @asynccontextmanager
 async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncGenerator[Faces]:
     parts, url = footing.parts, footing.url
-    boxes = InstanceBoxes(parts.instances, parts.access, secret=footing.secret.encode(), folder=data_home() / "e2b")
+    boxes = InstanceBoxes(parts, secret=footing.secret.encode(), folder=data_home() / "e2b")
     named = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": footing.sdk_key}
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(

@@ -24,6 +24,7 @@ from rollyard.plane.compat.e2b.accounts import Accounts
 from rollyard.plane.compat.e2b.errors import E2bRefusal
 from rollyard.plane.compat.e2b.metrics import UsageLog
 from rollyard.plane.compat.e2b.processes import Processes
+from rollyard.plane.compat.e2b.programs import KeptPrograms
 from rollyard.plane.compat.e2b.templates import Templates
 
 ENVD_VERSION = "0.6.7"
@@ -47,12 +48,14 @@ class E2bSandbox:
         self.has_metadata = False  # whether a file of it was seen to have some
 
 
-def make_box(id: str, template: str, image: str, sandbox: Sandbox, templates: Templates) -> E2bSandbox:
+def make_box(
+    id: str, template: str, image: str, sandbox: Sandbox, templates: Templates, kept: KeptPrograms | None = None
+) -> E2bSandbox:
     """A sandbox with what its template says about programs in it."""
     origin = templates.of_image(image) if image else None
     accounts = Accounts(sandbox, user=origin[1].user if origin else None, workdir=origin[1].workdir if origin else None)
     env = origin[1].env if origin else {}
-    return E2bSandbox(id, template, image, sandbox, Processes(sandbox, accounts, env), accounts)
+    return E2bSandbox(id, template, image, sandbox, Processes(sandbox, accounts, env, kept), accounts)
 
 
 class SandboxView(msgspec.Struct, frozen=True, kw_only=True):

@@ -116,13 +116,13 @@ class Envd:
         async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
             millis = request.headers.get("connect-timeout-ms", "")
             deadline = int(millis) / 1000 if millis.isdigit() and int(millis) else None
-            return _of_a_program(await box.processes.start(asked, user=user_of(request), deadline=deadline))
+            return _of_a_program(box, await box.processes.start(asked, user=user_of(request), deadline=deadline))
 
         return await self._stream(request, begin)
 
     async def rejoin(self, request: Request) -> Response:
         async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
-            return _of_a_program(box.processes.select(asked))
+            return _of_a_program(box, await box.processes.select(asked))
 
         return await self._stream(request, begin)
 
@@ -188,10 +188,13 @@ class Envd:
         return answer
 
 
-def _of_a_program(process: Process) -> Events:
+def _of_a_program(box: E2bSandbox, process: Process) -> Events:
     async def events(keepalive_s: float) -> AsyncIterator[dict[str, Any]]:
-        async for event in process.events(keepalive_s):
-            yield {"event": event}
+        try:
+            async for event in process.events(keepalive_s):
+                yield {"event": event}
+        finally:
+            box.processes.note_reader_gone(process)
 
     return events
 
@@ -204,7 +207,7 @@ def _sandbox_id(request: Request, tokens: SandboxTokens) -> str:
 async def _process(request: Request, box: E2bSandbox, asked: dict[str, Any]) -> dict[str, Any]:
     method = request.path_params["method"]
     if method == "List":
-        return {"processes": box.processes.list()}
+        return {"processes": await box.processes.list()}
     if method == "SendSignal":
         await box.processes.signal(asked)
     elif method == "SendInput":
@@ -212,7 +215,7 @@ async def _process(request: Request, box: E2bSandbox, asked: dict[str, Any]) -> 
     elif method == "Update":
         await box.processes.resize(asked)
     elif method == "CloseStdin":
-        await box.processes.select(asked, running=True).job.close_stdin()
+        await (await box.processes.select(asked, running=True)).job.close_stdin()
     else:
         raise E2bRefusal("unimplemented", f"process.Process/{method} is not served here")
     return {}

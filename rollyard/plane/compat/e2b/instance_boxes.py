@@ -2,8 +2,8 @@
 
 A template is one that a client built, an environment (`name@version`), `base` (the default engine's own image) or an image by its
 name.
-Every running instance of the caller's owner shows, however it was made, if its engine can run programs. Programs are known to
-the server that started them; a sandbox is known to all.
+Every running instance of the caller's owner shows, however it was made, if its engine can run programs. Sandboxes and the
+programs in them are known to every replica.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ from rollyard.plane.compat.e2b.boxes import (
     read_create,
 )
 from rollyard.plane.compat.e2b.errors import E2bRefusal
+from rollyard.plane.compat.e2b.programs import E2bProgram, KeptPrograms
 from rollyard.plane.compat.e2b.template_builds import remove_image, start_or_kill
 from rollyard.plane.compat.e2b.templates import BASE, TemplateBuild, Templates
 from rollyard.plane.engines.backend import BackendEngine
-from rollyard.plane.service.access import Access, sees
-from rollyard.plane.service.instances import CreateInstance, Instances
+from rollyard.plane.parts import PlaneParts
+from rollyard.plane.service.access import sees
+from rollyard.plane.service.instances import CreateInstance
+from rollyard.plane.service.shelf import Shelf
 
 _LOOK_S = 0.1
 _AT_HAND = 1000  # sandboxes; those that run nothing are looked up again
 
 
 class InstanceBoxes:
-    def __init__(self, instances: Instances, access: Access, *, secret: bytes, folder: Path) -> None:
-        self._instances, self._access = instances, access
+    def __init__(self, plane: PlaneParts, *, secret: bytes, folder: Path) -> None:
+        self._instances, self._access = plane.instances, plane.access
+        self._programs = Shelf(plane.store, "e2b_program", E2bProgram)
         self.tokens, self.templates = SandboxTokens(secret), Templates(folder)
         self._boxes: dict[str, E2bSandbox] = {}
 
@@ -93,7 +97,8 @@ class InstanceBoxes:
             if len(self._boxes) >= _AT_HAND:
                 self._boxes = {name: old for name, old in self._boxes.items() if not old.processes.idle}
             image = instance.plan.image
-            box = make_box(instance.id, _template(instance, self.templates), image, sandbox, self.templates)
+            kept = KeptPrograms(self._programs, instance.id)
+            box = make_box(instance.id, _template(instance, self.templates), image, sandbox, self.templates, kept)
             self._boxes[instance.id] = box
         await box.accounts.prepare()
         return box

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -55,7 +56,7 @@ class Shells:
         sources: Sequence[str],
     ) -> None:
         made = RockShell(job_id=new_id("job"))
-        if not await self._shelf.add(instance_id, name, made):
+        if await self._is_open(instance_id, name, sandbox) or not await self._shelf.add(instance_id, name, made):
             raise PlaneInvalid(f"there is a session named {name}")
         try:
             job = await sandbox.start(
@@ -69,6 +70,17 @@ class Shells:
             await asyncio.shield(self._shelf.drop(instance_id, name))
             raise
         self._keep(instance_id, name, shell)
+
+    async def _is_open(self, instance_id: str, name: str, sandbox: Sandbox) -> bool:
+        """One whose shell has ended, or whose server died before it began, makes room for another."""
+        kept = await self._shelf.get(instance_id, name)
+        if kept is None:
+            return False
+        with suppress(SandboxGone):
+            if await (await sandbox.job(kept.value.job_id)).poll() is None:
+                return True
+        await self._forget(instance_id, name)
+        return False
 
     async def run(self, instance_id: str, name: str, sandbox: Sandbox, command: str, *, timeout: float) -> CommandEnd:
         kept = await self._shelf.get(instance_id, name)
