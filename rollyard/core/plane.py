@@ -200,8 +200,8 @@ class Taking(msgspec.Struct, frozen=True, kw_only=True):
 
 class PlaneRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What an API keeps beside its instances, found by kind, scope and name on every replica. `data` is JSON. `revision` counts
-    changes: a change says which one was seen, so it is also the fencing number of who works on a record. `due_at` is when somebody
-    has to take it up; who claims it moves that on, and again while at work. None: nothing is left to do."""
+    changes: a change says which one was seen, so it is also the fencing number of who works on a record. `due_at` is when
+    somebody has to take it up; who claims it moves that on, and again while at work. None: nothing is left to do."""
 
     kind: RecordKind
     scope: str
