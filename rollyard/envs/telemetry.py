@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollyard.core.log import Log
+from rollyard.core.tracer import find_tracer
 
 LINES = frozenset(
     f"env.session.{name}" for name in ("opened", "attached", "detached", "restored", "expired", "closed", "refused")
@@ -56,7 +57,7 @@ class Telemetry:
         """What is known only at the end, such as a code, is added by `mark_found`."""
         if event not in SPANS:
             raise ValueError(f"{event!r} is not in the vocabulary")
-        tracer = _tracer()
+        tracer = find_tracer(_NAME)
         log = self._log if self._log.wants(logging.DEBUG) else None
         if tracer is None and log is None:
             return _SILENT
@@ -95,17 +96,9 @@ class TelemetrySpan:
 _SILENT = TelemetrySpan("", None, None)  # it keeps nothing, so all may share it
 
 
-def _tracer() -> Any:
-    """The program's tracer. OpenTelemetry is not even imported unless the program has done so."""
-    trace = sys.modules.get("opentelemetry.trace")
-    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return None
-    return trace.get_tracer(_NAME)
-
-
 def _add_event(event: str, fields: dict[str, Any]) -> None:
     """A line inside a span is an event of that span."""
-    if _tracer() is not None:
+    if find_tracer(_NAME) is not None:
         sys.modules["opentelemetry.trace"].get_current_span().add_event(event, _attributes(fields))
 
 

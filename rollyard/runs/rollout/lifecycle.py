@@ -41,6 +41,7 @@ from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.sandbox_spec import rollout_spec
+from rollyard.runs.rollout.spans import trace_rollout
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
@@ -83,6 +84,7 @@ async def rollout(
             await _judge_what_is_left(context, failed)
         if opened is not None and plan.pace is not None:
             await _hold_open(context, opened)
+    trace_rollout(record.rollout)
     return record.rollout
 
 
