@@ -14,7 +14,7 @@ import msgspec
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-from rollyard.core.message import Image
+from rollyard.core.message import Image, Text
 from rollyard.tools.tool import ToolContext
 from rollyard.tools.toolset import Toolset
 
@@ -36,7 +36,7 @@ def manager_of(toolset: Toolset) -> StreamableHTTPSessionManager:
         whose = ToolContext(rollout_id=str(state.get("rollout_id", "")), progress=context.session.report_progress)
         value, failed = await toolset.call_apart(params.name, dict(params.arguments or {}), whose)
         return types.CallToolResult(
-            content=[_content(value)],
+            content=[_content(part) for part in (value if _is_parts(value) else (value,))],
             structured_content=value if isinstance(value, dict) else None,
             is_error=failed,
         )
@@ -45,9 +45,13 @@ def manager_of(toolset: Toolset) -> StreamableHTTPSessionManager:
     return StreamableHTTPSessionManager(app=server, max_sessions=_SESSIONS, max_request_body_size=_BODY)
 
 
+def _is_parts(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(part, (Text, Image)) for part in value)
+
+
 def _content(value: Any) -> types.ContentBlock:
-    if isinstance(value, str):
-        return types.TextContent(type="text", text=value)
+    if isinstance(value, (str, Text)):
+        return types.TextContent(type="text", text=value.text if isinstance(value, Text) else value)
     if isinstance(value, Image) and value.data is not None:
         return types.ImageContent(type="image", data=value.data, mime_type=value.media_type or "image/png")
     return types.TextContent(type="text", text=msgspec.json.encode(value).decode())

@@ -174,13 +174,13 @@ def _session(session: FleetSession) -> dict[str, Any]:
 
 
 def _describe_verdict(session: FleetSession) -> dict[str, Any] | None:
-    checked = session.outcome.checked if session.outcome is not None else None
-    if checked is None:
+    outcome = session.outcome
+    if outcome is None or outcome.verdict is None:
         return None
     return {
-        "success": checked.score is not None,
-        "score": checked.score,
-        "stdout": checked.stdout,
-        "execution_time_ms": round(checked.seconds * 1000),
-        "result": checked.result,
+        "success": outcome.verdict.reward is not None,
+        "score": outcome.verdict.reward,
+        "stdout": outcome.verdict.log,
+        "execution_time_ms": round(outcome.verify_s * 1000),
+        "result": outcome.verdict.reward,
     }

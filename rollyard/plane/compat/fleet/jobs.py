@@ -17,7 +17,7 @@ import msgspec
 from rollyard.core.errors import Error
 from rollyard.core.ids import new_id
 from rollyard.core.log import Log
-from rollyard.envs.fleet.verifier_code import Checked
+from rollyard.core.rollout import Verdict
 from rollyard.plane.compat.fleet.errors import FleetRefusal
 from rollyard.plane.compat.fleet.instances import Make, WorldInstance, WorldInstances
 from rollyard.plane.compat.fleet.tasks import FleetTask, Tasks
@@ -64,7 +64,8 @@ class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     transcript: tuple[dict[str, Any], ...] = ()
-    checked: Checked | None = None
+    verdict: Verdict | None = None
+    verify_s: float = 0.0
     error: str | None = None
 
 
@@ -86,8 +87,8 @@ class FleetSession:
 
     @property
     def score(self) -> float | None:
-        checked = self.outcome.checked if self.outcome is not None else None
-        return checked.score if checked is not None else None
+        verdict = self.outcome.verdict if self.outcome is not None else None
+        return verdict.reward if verdict is not None else None
 
 
 class FleetServerJob:
