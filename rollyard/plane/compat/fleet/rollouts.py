@@ -6,6 +6,7 @@ with any remote task (`runs/rollout/remote.py`).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 from rollyard import agents
@@ -14,9 +15,10 @@ from rollyard.core.errors import EnvError, UnknownName
 from rollyard.core.limits import Limits
 from rollyard.core.protocols import Backend, Policy
 from rollyard.core.remote_task import TaskConfig
+from rollyard.core.rollout import Rollout
 from rollyard.envs.fleet.databases import Databases
 from rollyard.envs.fleet.provider import InstanceRequest
-from rollyard.envs.fleet.verifier_code import TIMEOUT_S
+from rollyard.envs.fleet.verifier_code import TIMEOUT_S, Checked
 from rollyard.plane.compat.fleet.instances import WorldInstance
 from rollyard.plane.compat.fleet.jobs import JobAttempt, JobOutcome
 from rollyard.runs.rollout.remote import transcript
@@ -55,15 +57,30 @@ class RolloutRunner:
             limits=Limits(agent=max(_LEAST_S, attempt.seconds - TIMEOUT_S), verify=TIMEOUT_S),
             labels={"fleet.job": attempt.job_id, "fleet.instance": place.id, "fleet.model": attempt.model},
             store=self._store,
-            rollout_id=attempt.session_id,
+            rollout_id=attempt.rollout_id,
         )
         failure = done.failure
         if failure is not None and not failure.trainable:  # a score would be one of the machinery, not of the model
             raise EnvError(f"the rollout failed at {failure.boundary}: {failure.message}")
         error = failure.message if failure is not None else None
-        verify_s = sum(stage.duration_s for stage in done.stages if stage.name == "verify")
-        lines = transcript(done)
-        return JobOutcome(steps=done.calls, transcript=lines, verdict=done.verdict, verify_s=verify_s, error=error)
+        return JobOutcome(
+            steps=done.calls, transcript=transcript(done), checked=_checked(done, task.verifier_func), error=error
+        )
+
+
+def _checked(done: Rollout, code: str | None) -> Checked | None:
+    """The verdict as the check that it came from."""
+    verdict = done.verdict
+    if verdict is None or not code:
+        return None
+    return Checked(
+        score=verdict.reward,
+        sha256=hashlib.sha256(code.encode()).hexdigest(),
+        seconds=sum(stage.duration_s for stage in done.stages if stage.name == "verify"),
+        result=verdict.reward,
+        stdout=verdict.log,
+        error=verdict.error,
+    )
 
 
 class _MadeAlready:
