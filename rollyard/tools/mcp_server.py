@@ -30,7 +30,7 @@ def manager_of(toolset: Toolset) -> StreamableHTTPSessionManager:
                     name=tool.name,
                     description=tool.description,
                     input_schema=dict(tool.schema),
-                    meta={CALL_KEY: True},
+                    _meta={CALL_KEY: True},
                 )
                 for tool in toolset.tools.values()
             ]
