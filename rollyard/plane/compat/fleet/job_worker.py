@@ -136,11 +136,12 @@ class JobWorker:
             ttl_seconds=max(60, round(seconds) + 60),
             run_id=job.id,
         )
-        place = await self._places.make(job.owner, make, None, {SESSION: session.id})
+        rollout_id = session.id if session.begun == 1 else f"{session.id}-{session.begun}"
+        place = await self._places.make(job.owner, make, None, {SESSION: session.id}, rollout_id=rollout_id)
         try:
             return await self._runner(
                 JobAttempt(
-                    rollout_id=session.id if session.begun == 1 else f"{session.id}-{session.begun}",
+                    rollout_id=rollout_id,
                     job_id=job.id,
                     task=task,
                     model=session.model,
