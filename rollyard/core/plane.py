@@ -109,6 +109,7 @@ class InstancePlan(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[Mount, ...] = ()
     resources: Resources = Resources()
     network: Network = "none"
+    allowed_hosts: tuple[str, ...] = ()
     ttl_s: float = 1800.0
     on_timeout: OnTimeout = "end"
     auto_resume: bool = False

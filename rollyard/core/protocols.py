@@ -12,6 +12,7 @@ import msgspec
 from rollyard.core.call import Call, CallRecord, Reply
 from rollyard.core.delta import Blob
 from rollyard.core.egress import Egress
+from rollyard.core.errors import Error
 from rollyard.core.events import Event
 from rollyard.core.node import Node
 from rollyard.core.program import Command, ExecOptions, Program, StartOptions
@@ -183,6 +184,26 @@ class Checkable(Protocol):
     is not there. `model` is what agents call it. Raises; a server that is only busy passes."""
 
     async def check(self, model: str) -> None: ...
+
+
+class Prefix(Protocol):
+    """How a rollout begins that branches off another one: its parent's calls, answered as they were. `take` gives a call as
+    the policy is to see it, and the recorded answer where it lies before the branch point; it raises `BranchDiverged`, which
+    `diverged` keeps, where the call is not the parent's. `pinned` counts the calls of the prefix that differed in clock and
+    ids alone, and were taken in the parent's words."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the branch point was asked for."""
+        ...
+
+    diverged: Error | None
+    pinned: int
+
+    def take(self, call: Call) -> tuple[Call, Reply | None]: ...
+    def unreached(self) -> Error:
+        """What to say of a rollout that ended before its branch point."""
+        ...
 
 
 class RawRequest(msgspec.Struct, frozen=True, kw_only=True):

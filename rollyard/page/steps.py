@@ -92,7 +92,7 @@ def _took(record: CallRecord | None, price: Price | None) -> dict[str, Any] | No
         "cached": used.cached_tokens,
         "completion": used.completion_tokens,
         "seconds": None if record.finished_at is None else max(0.0, record.finished_at - record.received_at),
-        "cost": None if price is None or not known else price.of(used.prompt_tokens, used.completion_tokens),
+        "cost": None if price is None or not known else price.of(used),
         "finish": record.finish,
         "kind": record.kind,
         "model": record.model_served or record.model_requested,

@@ -18,7 +18,7 @@ from rollyard.envs import connect
 from rollyard.envs.metrics import EnvCounters
 from rollyard.envs.session import EnvSession, SessionObserver, SessionTerms
 from rollyard.envs.telemetry import Telemetry
-from tests.envs.conftest import Counter, served
+from tests.envs.conftest import Counter, served, sockets_kept_in, told
 from tests.waiting import Clock, until
 
 pytestmark = pytest.mark.anyio
@@ -32,11 +32,6 @@ async def shows(http, line):
 
 def ws(url):
     return url.replace("http", "ws") + "/ws"
-
-
-async def told(socket, frame):
-    await socket.send(frame if isinstance(frame, str) else json.dumps(frame))
-    return json.loads(await asyncio.wait_for(socket.recv(), 10))
 
 
 async def test_an_episode_over_our_own_wire():
@@ -92,32 +87,34 @@ async def test_whoever_comes_at_capacity_waits_for_a_place():
 
 
 async def test_a_lost_socket_is_reattached_and_no_step_runs_twice():
-    async with served() as url, connect(url) as env:
+    transports = []
+    async with served(ws=sockets_kept_in(transports)) as url, connect(url) as env:
         await env.reset()
         begun = asyncio.Event()
         step = asyncio.create_task(env.step({"add": 5, "sleep": 0.5}, progress=lambda *_: begun.set()))
         await begun.wait()
-        env._wire._socket.abort()
+        transports[0].abort()
         assert (await step).info == {"n": 1}
         assert (await env.step({"add": 5})).observation == {"total": 10}
 
 
 async def test_several_steps_in_flight_when_the_socket_dies_each_run_once():
-    async with served() as url, connect(url) as env:
+    transports = []
+    async with served(ws=sockets_kept_in(transports)) as url, connect(url) as env:
         await env.reset()
         begun = asyncio.Event()
         steps = [
             asyncio.create_task(env.step({"add": 1, "sleep": 0.2}, progress=lambda *_: begun.set())) for _ in range(3)
         ]
         await begun.wait()
-        env._wire._socket.abort()
+        transports[0].abort()
         await asyncio.gather(*steps)
         assert (await env.step({"add": 1})).observation == {"total": 4}
 
 
 async def test_another_lease_does_not_open_the_session():
-    async with served() as url, connect(url) as env:
-        session = env._wire._session["session"]
+    async with served() as url, connect(url), aiohttp.ClientSession(url) as http:
+        [session] = [one["session"] for one in await (await http.get("/sessions")).json()]
         async with websocket(ws(url), subprotocols=["rollyard.v1"]) as other:
             with_ = {"session": session, "lease": "lease-guess"}
             assert (await told(other, {"id": "1", "do": "open", "with": with_}))["error"]["code"] == "SESSION_ERROR"

@@ -32,7 +32,7 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "o") follow_link("a[rel=other-agent]");
   else if (event.key === "?") document.getElementById("keys").showModal();
   else if (/^[1-5]$/.test(event.key)) { const button = document.querySelectorAll("[data-fold]")[event.key - 1]; if (button) button.click(); }
-  else if (event.key === "/") { const search = document.querySelector("input[type=search]"); if (search) search.focus(); }
+  else if (event.key === "/") { const search = document.querySelector("input[type=search]"); if (!search) follow_link("header a[href$='/search']"); if (search) search.focus(); }
   else return;
   event.preventDefault();
 });

@@ -41,7 +41,7 @@ class BackendEngine:
             mounts=can.mounts,
             images=can.images,
             network_none=can.network_none,
-            network_allowlist=False,
+            network_allowlist=can.network_allowlist,
             max_concurrent=can.max_concurrent,
         )
 
@@ -53,6 +53,7 @@ class BackendEngine:
             mounts=plan.mounts,
             resources=plan.resources,
             network=plan.network,
+            allowed_hosts=plan.allowed_hosts,
             ttl_s=min(plan.engine_ttl_s(plan.ttl_s), can.max_ttl_s or math.inf),
             labels={PLANE_LABEL: plane, INSTANCE_LABEL: instance.id},
             lifetime="ttl" if can.lifetime_ttl else "owner",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rollyard.core.egress import parse_rule
 from rollyard.core.errors import PlaneInvalid, UnknownName
 from rollyard.core.ids import new_id
 from rollyard.core.plane import POOL_OWNER, AdmissionTerms, EnvSpec, Instance, InstancePlan, OnTimeout
@@ -41,6 +42,7 @@ class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mount_points: tuple[Mount, ...] = ()
     resources: Resources | None = None
     network: Network | None = None
+    allowed_hosts: tuple[str, ...] = ()
     on_timeout: OnTimeout = "end"
     auto_resume: bool = False
 
@@ -97,6 +99,7 @@ def plan_instance(
         mounts=asked.mount_points,
         resources=asked.resources or spec.resources,
         network=asked.network or spec.network,
+        allowed_hosts=asked.allowed_hosts,
         ttl_s=min(ttl, settings.max_ttl_s),
         on_timeout=asked.on_timeout,
         auto_resume=asked.auto_resume,
@@ -109,6 +112,10 @@ def plan_instance(
         hint = "add it on the server with `rollyard image add SOURCE --name NAME`"
         raise PlaneInvalid("an image is named, not given by a path of the server", hint=hint)
     _honours(engine, engines, plan)
+    if bool(plan.allowed_hosts) != (plan.network == "allowlist"):
+        raise PlaneInvalid("network allowlist and allowed_hosts come together", hint="give both, or neither")
+    for host in plan.allowed_hosts:
+        parse_rule(host)
     return journal_instance(plan, engine.name, owner, asked, now, settings)
 
 

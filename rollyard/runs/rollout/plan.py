@@ -13,11 +13,12 @@ import msgspec
 
 from rollyard import agents
 from rollyard.core.agent import Agent
+from rollyard.core.branch_point import BranchPoint
 from rollyard.core.egress import parse_wish
 from rollyard.core.errors import ConfigError, Error, Unsupported
 from rollyard.core.lease import Lease
 from rollyard.core.limits import Limits
-from rollyard.core.protocols import Backend, Policy, Sandbox, Verifier
+from rollyard.core.protocols import Backend, Policy, Prefix, Sandbox, Verifier
 from rollyard.core.rollout import MODES, Mode, Rollout
 from rollyard.core.sandbox import Capabilities
 from rollyard.core.sequences import check_sequences
@@ -90,6 +91,7 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, Any] = {}  # reach the policy as `Call.options`
     tools: Toolset | None = None
     lease: Lease | None = None
+    prefix: Prefix | None = None  # what a rollout that branches off another one begins with
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,12 +110,21 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     verifier: Verifier | None = None  # a callable that takes the place of the task's own
     hooks: Hooks = Hooks()
     pace: Pace | None = None
+    branch: BranchPoint | None = None  # where it branches off another rollout
     direct: tuple[str, str] | None = None  # base url and key the agent is given itself (`black_box` only)
 
     @property
     def model(self) -> str:
         """As the agent names it."""
         return self.options.model or AGENTS_MODEL
+
+    @property
+    def parent_rollout(self) -> str | None:
+        return None if self.branch is None else self.branch.rollout
+
+    @property
+    def parent_call(self) -> str | None:
+        return None if self.branch is None else self.branch.call
 
     def limits_for(self, task: Task) -> Limits:
         return self.options.limits or task.limits or Limits()
@@ -155,6 +166,13 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
         )
     if options.prebaked and not plan.agent.check:
         raise Unsupported(f"agent {plan.agent.name!r} has no check, so it cannot be looked for", hint="drop prebaked")
+    if plan.branch is not None and (plan.mode == "black_box" or not plan.agent.calls_model):
+        why = (
+            "mode 'black_box' reads no calls" if plan.agent.calls_model else f"agent {plan.agent.name!r} calls no model"
+        )
+        raise Unsupported(f"{why}: it cannot branch at one", hint="choose another mode or rollout")
+    if plan.branch is not None and task.steps:
+        raise Unsupported(f"task {task.id!r} has steps, and a task with steps cannot be branched", hint="run it anew")
     if options.mounts and not can.mounts:
         raise Unsupported(f"backend {backend.name!r} shows no directories of this machine", hint="drop mounts")
     offered = options.mcp
@@ -189,6 +207,8 @@ def refusal(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollou
         sandbox=backend,
         seed=plan.options.seed,
         labels=plan.options.labels,
+        parent_rollout=plan.parent_rollout,
+        parent_call=plan.parent_call,
         status=status,
         failure=failure,
         started_at=time.time(),

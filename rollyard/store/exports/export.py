@@ -58,6 +58,8 @@ async def export(
         async for rollout in store.rollouts(run_id, trajectories=chosen != "jsonl"):
             if chosen == "atif":
                 await _give_tools(store, rollout, writer)
+            if isinstance(writer, AttemptLines):
+                writer.notes = (await store.notes([rollout.id])).get(rollout.id, ())
             reasons = await asyncio.to_thread(writer.add, rollout)
             count += 1
             refused += len(reasons)

@@ -122,7 +122,7 @@ class BackendBoxes:
             "ttl_s": asked.seconds,
             "lifetime": "ttl" if self._backend.capabilities.lifetime_ttl else base.lifetime,
         }
-        if asked.internet is False:
+        if asked.internet is False and not asked.hosts:
             changes.update(network="none", allowed_hosts=())
         elif asked.hosts:
             if not self._backend.capabilities.network_allowlist:

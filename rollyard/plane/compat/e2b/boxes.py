@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from rollyard.core.egress import is_address
 from rollyard.core.errors import Error
 from rollyard.core.plane import ApiKey, OnTimeout
 from rollyard.core.protocols import Sandbox
@@ -68,6 +69,7 @@ class SandboxView(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["running", "paused"] = "running"
     on_timeout: OnTimeout = "end"
     auto_resume: bool = False
+    hosts: tuple[str, ...] = ()
     resources: Resources = Resources()
 
 
@@ -143,16 +145,14 @@ class E2bCreate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_create(body: Mapping[str, Any]) -> E2bCreate:
-    """Whatever is asked for and is not done here is refused by its name."""
+    """Whatever is asked for and is not done here is refused by its name. A host of `allowOut` is open whatever is denied."""
     network: Mapping[str, Any] = body.get("network") or {}
+    denied = network.get("denyOut") or []
     refused = [name for name in body if name not in _KNOWN and _asks(name, body[name])]
     refused += [f"network.{name}" for name in network if name not in _NETWORK and _asks(name, network[name])]
     if body.get("secure") is False:
         refused.append("secure=false (a sandbox's token is always needed)")
-    denied = network.get("denyOut") or []
-    if denied and not set(denied) & set(_ALL):
-        refused.append("network.denyOut of single addresses")
-    refused += [f"network.allowOut {host!r}" for host in network.get("allowOut") or () if "@" in str(host)]
+    refused += check_egress(network)
     if refused:
         raise E2bRefusal("unimplemented", f"{refused[0]} is not served here", 400)
     if not isinstance(body.get("templateID"), str) or not body["templateID"]:
@@ -173,6 +173,20 @@ def read_create(body: Mapping[str, Any]) -> E2bCreate:
         )
     except (msgspec.ValidationError, AttributeError) as error:
         raise E2bRefusal("invalid_argument", str(error)) from error
+
+
+def check_egress(network: Mapping[str, Any]) -> list[str]:
+    """What is asked of the way out that cannot be kept."""
+    refused: list[str] = []
+    denied = network.get("denyOut") or []
+    if denied and not set(denied) & set(_ALL):
+        refused.append("network.denyOut of single addresses, with the others open,")
+    for host in network.get("allowOut") or ():
+        if not is_address(str(host)) and set(str(host)) & set("@:"):
+            refused.append(f"network.allowOut {host!r}")
+        elif host in _ALL:
+            refused.append("network.allowOut of all addresses")
+    return refused
 
 
 def _read_on_timeout(body: Mapping[str, Any]) -> OnTimeout:
@@ -221,6 +235,7 @@ def describe(seen: SandboxView) -> dict[str, Any]:
         "diskSizeMB": seen.resources.disk_mb or 0,
         "state": seen.state,
         "metadata": dict(seen.metadata),
+        **({"network": {"allowOut": list(seen.hosts), "denyOut": [_ALL[0]]}} if seen.hosts else {}),
         "lifecycle": {
             "onTimeout": "kill" if seen.on_timeout == "end" else "pause",
             "autoResume": seen.auto_resume,

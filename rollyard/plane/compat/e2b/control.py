@@ -19,7 +19,16 @@ from starlette.routing import Route
 
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.plane import ApiKey
-from rollyard.plane.compat.e2b.boxes import MOST_FORKS, Boxes, E2bSandbox, SandboxView, describe, owner_of, show_made
+from rollyard.plane.compat.e2b.boxes import (
+    MOST_FORKS,
+    Boxes,
+    E2bSandbox,
+    SandboxView,
+    check_egress,
+    describe,
+    owner_of,
+    show_made,
+)
 from rollyard.plane.compat.e2b.errors import E2bRefusal, explain
 from rollyard.plane.compat.e2b.metrics import UsageReading, read_interval, show_metric
 from rollyard.plane.compat.e2b.requests import Endpoint, guard, one_page, read_json, refuse
@@ -52,6 +61,7 @@ class E2bControl:
             *both("/sandboxes/{id}/resume", self.connect, "POST"),
             *both("/sandboxes/{id}/timeout", self.timeout, "POST"),
             *both("/sandboxes/{id}/refreshes", self.refresh, "POST"),
+            *both("/sandboxes/{id}/network", self.set_network, "PUT"),
             *both("/sandboxes/{id}/pause", self.pause, "POST"),
             *both("/sandboxes/{id}/snapshots", self.snapshot, "POST"),
             *both("/sandboxes/{id}/fork", self.fork, "POST"),
@@ -140,6 +150,24 @@ class E2bControl:
     async def refresh(self, request: Request, caller: ApiKey | None) -> Response:
         asked = await read_json(request)
         await self._boxes.extend(caller, request.path_params["id"], _seconds(asked.get("duration") or 300))
+        return Response(status_code=204)
+
+    async def set_network(self, request: Request, caller: ApiKey | None) -> Response:
+        """Other hosts for a sandbox that was made with a list of them; what is left out is cleared."""
+        asked = await read_json(request)
+        box = await self._boxes.find((await self._boxes.view(caller, request.path_params["id"])).id)
+        refused = [
+            name for name in asked if name not in ("allowOut", "denyOut", "allow_internet_access") and asked[name]
+        ]
+        refused += check_egress(asked)
+        closed = bool(asked.get("denyOut")) or asked.get("allow_internet_access") is False
+        if not closed:
+            refused.append("a network that is open but for a list")
+        if box.sandbox.egress is None:
+            refused.append("another network for a sandbox that was created without allow_out, or before a restart,")
+        if refused or box.sandbox.egress is None:
+            raise E2bRefusal("unimplemented", f"{refused[0]} is not served here", 400)
+        box.sandbox.egress.allow([str(host) for host in asked.get("allowOut") or ()])
         return Response(status_code=204)
 
     async def pause(self, request: Request, caller: ApiKey | None) -> Response:

@@ -151,6 +151,7 @@ class InstanceBoxes:
             state="paused" if instance.state == "paused" or _over(instance) else "running",
             on_timeout=instance.plan.on_timeout,
             auto_resume=instance.plan.auto_resume,
+            hosts=instance.plan.allowed_hosts,
             resources=instance.plan.resources,
         )
 
@@ -197,6 +198,7 @@ class InstanceBoxes:
             environment=dict(own.plan.env),
             resources=own.plan.resources,
             network=own.plan.network,
+            allowed_hosts=own.plan.allowed_hosts,
         )
         outcomes: list[E2bSandbox | Error] = []
         for _ in range(count):
@@ -214,10 +216,6 @@ def _check_known(caller: ApiKey | None) -> ApiKey:
 
 
 def _to_request(asked: E2bCreate, build: TemplateBuild | None, resources: Resources | None) -> CreateInstance:
-    if asked.hosts:
-        raise E2bRefusal(
-            "unimplemented", "an instance's network is its environment's; allowOut is not served here", 400
-        )
     env = asked.template if "@" in asked.template and build is None else None
     image = "host" if asked.template == BASE else build.image if build is not None else asked.template
     resources = resources or (build.resources if build is not None else None)
@@ -228,7 +226,8 @@ def _to_request(asked: E2bCreate, build: TemplateBuild | None, resources: Resour
         labels=asked.metadata,
         environment={**(build.env if build is not None else {}), **asked.env},
         resources=None if resources == Resources() else resources,
-        network="none" if asked.internet is False else None,
+        network="allowlist" if asked.hosts else "none" if asked.internet is False else None,
+        allowed_hosts=asked.hosts,
         on_timeout=asked.on_timeout,
         auto_resume=asked.auto_resume,
     )
