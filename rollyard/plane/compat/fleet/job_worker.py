@@ -51,8 +51,8 @@ class JobWorker:
                 idle_s = _LOOK_S
                 try:
                     idle_s = await self._once()
-                except Error as error:
-                    _log.warning("sessions could not be claimed", cause=str(error))
+                except Exception:  # noqa: BLE001 - recorded; storage that fails for a while must not end the work
+                    _log.exception("sessions could not be claimed")
                 await self._wait(idle_s)
         finally:
             for work in self._working:
