@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from starlette.responses import Response
 
@@ -70,9 +72,9 @@ async def env_exists(call: ApiCall) -> Response:
 async def list_builds(call: ApiCall) -> Response:
     record = await call.parts.hub.get(**call.request.path_params)
     may_change(call.caller, record)
-    found = {}
-    for engine in call.parts.instances.engines if record.spec.build is not None else ():
-        done = await call.parts.builds.find(engine, record.spec.build)
+    found, build = dict[str, Any](), record.spec.build
+    for engine in call.parts.instances.engines:
+        done = await call.parts.builds.find(engine, build) if build is not None else None
         if done is not None:
             found[engine] = {"image": done.image, "start": done.start, "log": done.log, "seconds": done.seconds}
     return answer(found)
