@@ -222,7 +222,10 @@ async def test_a_trajectory_shows_reasoning_terminals_patches_branches_tokens_an
                     assert await page.locator("pre.json").count() == 0
                     await page.goto(f"{url}/rollouts/ro_rich/tokens")
                     first = page.locator(".span.sampled .tok").nth(1)
-                    assert await first.get_attribute("title") == "id 1, logprob -0.3700, probability 0.691, policy version 7"
+                    assert (
+                        await first.get_attribute("title")
+                        == "id 1, logprob -0.3700, probability 0.691, policy version 7"
+                    )
                     await shot(page, f"tokens-{theme}")
 
 
