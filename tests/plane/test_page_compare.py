@@ -10,9 +10,10 @@ from bench.page import rollouts
 from rollyard.core.call import Call, Reply
 from rollyard.core.errors import ConfigError
 from rollyard.core.message import Message, Text
-from rollyard.core.rollout import Rollout
+from rollyard.core.rollout import Failure, Rollout, Verdict
 from rollyard.core.task import Task
 from rollyard.page.app import page_app
+from rollyard.page.export import run_page
 from rollyard.runs.report.compare import compare
 from rollyard.testing.serve import serve_app
 from rollyard.trajectory.trajectory import Trajectory
@@ -69,3 +70,22 @@ async def test_two_transcripts_are_shown_from_where_they_first_differ(tmp_path):
             assert body.index("left words") < body.index('id="bs2"') < body.index("right words")
             _, _, body, _ = await get(f"{url}/side?a=ro_1&b=ro_1")
             assert "the same from first to last" in body
+
+
+@pytest.mark.adversarial
+async def test_a_report_as_one_file_shows_hostile_names_as_text(tmp_path):
+    hostile = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+    lost = Failure(
+        boundary="agent", cause=hostile, message=hostile, stage="wait", retry=False, grade=False, trainable=False
+    )
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        run_id = await store.create_run({"tasks": hostile, "currency": hostile, "name": hostile})
+        for number, agent in enumerate((hostile, "=1+1")):
+            task = Task(id=hostile, instruction=hostile)
+            scored = Rollout(id=f"ro_{number}", run_id=run_id, task=task, agent=agent, verdict=Verdict(reward=1.0))
+            await store.commit_rollout(scored)
+        failed = Rollout(id="ro_2", run_id=run_id, task=task, agent="x", failure=lost, labels={"policy": hostile})
+        await store.commit_rollout(failed)
+        _, text = await run_page(store, run_id)
+    assert text.count("<script") == 1 and "<img" not in text
+    assert "&lt;script&gt;alert(1)" in text

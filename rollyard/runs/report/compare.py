@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import combinations, islice
 
 import msgspec
 
@@ -16,6 +17,7 @@ from rollyard.runs.report.statistics import Paired, compare_pairs
 from rollyard.store import Store
 from rollyard.store.values import RolloutRow
 
+_MOST = 45  # pairs of a report: those of ten lines
 Attempts = Mapping[str, Sequence[RolloutRow]]  # by task
 
 
@@ -91,3 +93,22 @@ def text(first: str, second: str, found: Paired) -> str:
         if only:
             lines.append(f"only in {name}: {', '.join(only)}")
     return "\n".join(lines) + "\n"
+
+
+class LinePair(msgspec.Struct, frozen=True, kw_only=True):
+    """Two lines of one report against each other, on the tasks that both scored."""
+
+    first: str
+    second: str
+    paired: Paired
+
+
+def compare_lines(rows: Sequence[RolloutRow]) -> tuple[LinePair, ...]:
+    """Each pair of agents (and policies) of a run; at most `_MOST` of them."""
+    rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.reward is not None:
+            rewards[line_name(row)][row.task_id].append(row.reward)
+    pairs = islice(combinations(sorted(rewards), 2), _MOST)
+    found = (LinePair(first=a, second=b, paired=compare_pairs(rewards[a], rewards[b])) for a, b in pairs)
+    return tuple(pair for pair in found if pair.paired.tasks)

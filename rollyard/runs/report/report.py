@@ -267,6 +267,9 @@ def _columns(lines: Sequence[ReportRow]) -> tuple[Column, list[Column], list[Col
     ]
     for k in sorted({k for line in lines for k in line.pass_at}):
         scores.append([f"pass@{k}", *(_interval_text(line.pass_at[k]) if k in line.pass_at else "-" for line in lines)])
+        if k > 1:
+            hats = (_interval_text(line.pass_hat[k]) if k in line.pass_hat else "-" for line in lines)
+            scores.append([f"pass^{k}", *hats])
     spent = [
         ["calls", *(str(line.calls) for line in lines)],
         ["tokens in", *(str(line.prompt_tokens) for line in lines)],
