@@ -21,10 +21,10 @@ from rollyard.page.drawing import forest, timeline
 from rollyard.page.rendering import environment
 from rollyard.runs.report.compare import compare_lines
 from rollyard.runs.report.plots import pictures
-from rollyard.runs.report.report import Report, line_name, report, run_prices
+from rollyard.runs.report.report import Report, report, run_prices
 from rollyard.runs.report.spending import cost, find_price
 from rollyard.store import Store
-from rollyard.store.values import RolloutRow, row_of
+from rollyard.store.values import RolloutRow, line_name, row_of
 
 ROLLOUTS = 200
 STEPS = 40

@@ -20,10 +20,10 @@ from rollyard.page.drawing import sparkline
 from rollyard.page.query import PageQuery
 from rollyard.runs.display.watch import in_flight
 from rollyard.runs.report.compare import compare as compare_runs
-from rollyard.runs.report.report import Report, Tally, line_name, run_prices
+from rollyard.runs.report.report import Report, Tally, run_prices
 from rollyard.runs.report.spending import Prices, cost
 from rollyard.store import Store
-from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo, RunSortKey, SortKey
+from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo, RunSortKey, SortKey, line_name
 
 PAGE = 50
 _PARTS = 40  # points of a run's trend

@@ -12,10 +12,9 @@ from itertools import combinations, islice
 import msgspec
 
 from rollyard.core.errors import ConfigError, StoreError, UnknownName
-from rollyard.runs.report.report import line_name
 from rollyard.runs.report.statistics import Paired, compare_pairs
 from rollyard.store import Store
-from rollyard.store.values import RolloutRow
+from rollyard.store.values import RolloutRow, line_name
 
 _MOST = 45  # pairs of a report: those of ten lines
 Attempts = Mapping[str, Sequence[RolloutRow]]  # by task

@@ -15,8 +15,9 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core.errors import MissingExtra
-from rollyard.runs.report.report import Report, line_name
+from rollyard.runs.report.report import Report
 from rollyard.store import Store
+from rollyard.store.values import line_name
 
 Grid = Mapping[tuple[str, str], float]  # (task, line) -> mean reward
 _INK = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#333333"]

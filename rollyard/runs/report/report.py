@@ -22,7 +22,7 @@ from rollyard.runs.report.spending import Price, Prices, cost
 from rollyard.runs.report.statistics import Groups, Interval
 from rollyard.store import Store
 from rollyard.store.listing import printable
-from rollyard.store.values import RolloutRow, RunInfo, row_of
+from rollyard.store.values import RolloutRow, RunInfo, line_name, row_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -192,11 +192,6 @@ def _over(attempts: Mapping[str, tuple[int, int]], k: int, estimate: statistics.
     if len(usable) == 1 and k == 1:
         return statistics.wilson(usable[0][1], usable[0][0])
     return statistics.bootstrap_mean([estimate(n, c, k) for n, c in usable])
-
-
-def line_name(row: RolloutRow) -> str:
-    """The agent, and the policy's name where the run compares several."""
-    return f"{row.agent} / {row.policy}" if row.policy else row.agent
 
 
 def summarise(run_id: str, rollouts: Iterable[Rollout], prices: Prices | None = None) -> Report:
