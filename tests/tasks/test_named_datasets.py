@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import rollyard as ry
 from rollyard.cli.main import app
 from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.inside import log_check
 from rollyard.tasks.adapters import guess_adapter
 from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset, read_registry
 from rollyard.tasks.scaffold import new_task
@@ -252,3 +253,127 @@ def test_an_answer_is_compared_by_words_and_numbers(tmp_path, given, right):
         str(tmp_path / "expected"),
     ]
     assert (subprocess.run(script, capture_output=True, timeout=60).returncode == 0) is right
+
+
+@pytest.fixture
+def instance(tmp_path):
+    """A SWE-bench folder, and its repository with a commit after the base."""
+    repository = tmp_path / "repositories" / "acme__widget"
+    repository.mkdir(parents=True)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run([*git, "init", "-q"], cwd=repository, check=True)
+    for text in ("fault", "the answer of a later commit"):
+        (repository / "widget.py").write_text(text)
+        subprocess.run([*git, "add", "."], cwd=repository, check=True)
+        subprocess.run([*git, "commit", "-qm", text], cwd=repository, check=True)
+    base = subprocess.run(["git", "rev-parse", "HEAD~1"], cwd=repository, capture_output=True, text=True, check=True)
+    folder = tmp_path / "swe" / "acme__widget-1"
+    folder.mkdir(parents=True)
+    files = {
+        "task.yaml": "instance_id: acme__widget-1\nrepo: acme/widget\nimage: acme/i:1\nlog_parser: parse_log_flask\n"
+        f"base_commit: {base.stdout}",
+        "tests.json": json.dumps({"FAIL_TO_PASS": ["test_w.py::test_new"], "PASS_TO_PASS": ["test_w.py::test_old"]}),
+        "gold.patch": "diff --git a/widget.py b/widget.py\n--- gold\n",
+        "test.patch": "diff --git a/test_w.py b/test_w.py\n--- tests\n",
+        "eval.sh": ": '>>>>> Start Test Output'\npytest -rA test_w.py\n: '>>>>> End Test Output'\n",
+        "Dockerfile": 'echo "Current environment: x"\ncd /testbed\nsed -i s/a/b/ setup.py\npython -m pip install .\n'
+        "\n# Configure git\n",
+        "environment.yml": "dependencies:\n  - pip=24.2=py39h0\n  - python=3.9.20=h1\n  - numpy=1.19.2=py39h5\n  - xz=5=h\n"
+        "  - pip:\n      - attrs==23.1.0\n",
+        "problem_statement.md": "The widget is at fault.",
+    }  # fmt: skip
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder.parent, repository.parent
+
+
+def test_an_instance_is_built_from_its_base_commit_alone(instance):
+    source, repositories = instance
+    assert add("swe", source, options={"repositories": str(repositories)}).adapter == "swebench"
+    (task,) = ry.Taskset.load("swe")
+    build = Path(task.build)
+    dockerfile = (build / "Dockerfile").read_text()
+    pins = "python -m pip install -q numpy==1.19.2 attrs==23.1.0"
+    assert "RUN python3.9 -m venv" in dockerfile and pins in dockerfile and "xz" not in dockerfile
+    assert dockerfile.index(pins) < dockerfile.index("ADD repository.tar.gz")  # one environment for all of a version
+    assert (build / "install.sh").read_text().endswith("sed -i s/a/b/ setup.py\npython -m pip install .\n")
+    with tarfile.open(build / "repository.tar.gz") as tree:
+        assert tree.getnames() == ["widget.py"] and tree.extractfile("widget.py").read() == b"fault"
+    seen = [task.instruction, *(path.read_text(errors="replace") for path in build.iterdir())]
+    assert not any(word in text for text in seen for word in ("gold", "--- tests", "test_new", "later commit"))
+
+
+def test_without_repositories_an_instance_runs_in_its_own_image(instance):
+    add("swe", instance[0])
+    (task,) = ry.Taskset.load("swe")
+    assert task.build is None and task.image == "acme/i:1" and task.workdir == "/testbed"
+    add("lost", instance[0], options={"repositories": str(instance[0])})
+    with pytest.raises(ConfigError, match="no repository of acme/widget in it"):
+        ry.Taskset.load("lost")
+
+
+def test_rows_are_instances_too(tmp_path):
+    row = {
+        "instance_id": "django__django-1",
+        "repo": "django/django",
+        "base_commit": "c" * 40,
+        "problem_statement": "It is at fault.",
+        "patch": "p",
+        "test_patch": "diff --git a/tests/forms/test_x.py b/tests/forms/test_x.py\n",
+        "FAIL_TO_PASS": '["a (b.C)"]',
+        "PASS_TO_PASS": "[]",
+    }
+    smith = {
+        "instance_id": "o__r.1.f__2",
+        "repo": "o/r",
+        "problem_statement": "It broke.",
+        "patch": "the fault",
+        "image_name": "o/img",
+        "FAIL_TO_PASS": ["tests/test_a.py::test_a"],
+        "PASS_TO_PASS": [],
+    }
+    add("rows", jsonl(tmp_path / "rows.jsonl", row, smith, {**row, "instance_id": "none", "FAIL_TO_PASS": "[]"}))
+    found = ry.Taskset.load("rows")
+    official, broken = found
+    script = (Path(official.source) / "tests/run.sh").read_text()
+    assert official.image == "swebench/sweb.eval.x86_64.django_1776_django-1:latest"
+    assert "--parallel 1 forms.test_x\n" in script
+    assert "git apply -R" in (Path(broken.source) / "solution/solve.sh").read_text()
+    assert (Path(broken.build) / "Dockerfile").read_text().startswith("FROM o/img\n")
+    assert "no test fails before its patch" in found.skipped[0].reason
+
+
+LOGS = {
+    "pytest": (
+        "PASSED t.py::a\nFAILED t.py::b - no - way\nSKIPPED [2] t.py:3: why\n",
+        {"t.py::a": "PASSED", "t.py::b": "FAILED"},
+    ),
+    "pytest-paths": ("PASSED t.py::a[/tmp/x/file]\n", {"t.py::a[/file]": "PASSED"}),
+    "pytest-long": (
+        "PASSED t.py::a[x y]\n\x1b[32mt.py::b PASSED\x1b[0m\n",
+        {"t.py::a[x y]": "PASSED", "t.py::b": "PASSED"},
+    ),
+    "sympy": (
+        "test_a ok\ntest_b F\n__ sympy/x.py:test_c __\n",
+        {"sympy/x.py:test_c": "FAILED", "test_a": "PASSED", "test_b": "FAILED"},
+    ),
+    "django": (
+        "test_a (m.C) ... printed\nok\ntest_b (m.C) ... FAIL\n",
+        {"test_a (m.C)": "PASSED", "test_b (m.C)": "FAILED"},
+    ),
+    "matplotlib": ("PASSED t.py::a[MouseButton.LEFT]\n", {"t.py::a[1]": "PASSED"}),
+    "seaborn": ("t.py::a PASSED [ 3%]\nFAILED t.py::b\n", {"t.py::a": "PASSED", "t.py::b": "FAILED"}),
+}
+
+
+@pytest.mark.parametrize("form", LOGS)
+def test_logs_are_read_as_their_harness_reads_them(form):
+    log, expected = LOGS[form]
+    assert log_check.FORMATS[form](log) == expected
+
+
+def test_what_had_to_pass_is_missed_by_the_rules_of_the_harness():
+    tests = {"format": "pytest", "FAIL_TO_PASS": ["new"], "PASS_TO_PASS": ["old", "cut[a"]}
+    assert log_check.missing("PASSED new\nSKIPPED old\nXFAIL cut[a-b]\n", tests) == []
+    assert log_check.missing("SKIPPED new\nPASSED old\n", tests) == ["new", "cut[a"]
+    assert log_check.missing("PASSED new\nPASSED old\nPASSED cut[a-b]\nFAILED cut[a-c]\n", tests) == ["cut[a"]
