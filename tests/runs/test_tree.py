@@ -11,6 +11,7 @@ from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.runs.report.tree import TreeLeaf, draw_tree, tree_nodes
 from rollyard.runs.run.config import RunConfig, convert
+from rollyard.store.listing import find_branches
 
 pytestmark = pytest.mark.anyio
 
@@ -69,6 +70,7 @@ async def test_children_are_owed_with_their_parent_and_a_stopped_tree_grows_on_w
         at = root.captured.records[1].id
         assert {(c.parent_rollout, c.parent_call, c.reward, c.replayed) for c in children} == {(root.id, at, 1.0, 1)}
         assert len(children) == 2 and {c.group_id for c in children} == {root.group_id}
+        assert set((await find_branches(store, root)).children) == {c.id for c in children}
         found = await ry.report(store, run.id)
         (node,) = found.nodes
         assert (node.rollout, node.call, node.leaves, round(node.value, 3)) == (root.id, at, 3, 0.667)
