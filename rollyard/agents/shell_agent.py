@@ -49,7 +49,7 @@ agent = Agent(
         "system_prompt": Addition(files={_PROMPT: "{system_prompt}"}),
         "max_tokens": Addition(env={"AGENT_LOOP_MAX_TOKENS": "{max_tokens}"}),
     },
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     says_done=True,
     config=_config,
     events=_events,

@@ -39,6 +39,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "list": "list the runs of a store, or the rollouts of a run",
         "show": "show a run or a rollout: calls, events, verdict, log, diff",
         "why": "say why a rollout ended as it did, with the evidence and what to do",
+        "note": "add notes, labels and scores of your own to a rollout",
         "grep": "search transcripts, tool calls, logs and verdicts for a text",
         "scan": "look for rewards that cannot be trusted: tests touched, answers read, loops, refusals",
         "compare": "compare two runs on the same tasks",

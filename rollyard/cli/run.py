@@ -63,6 +63,9 @@ def run(
         list[str] | None,
         typer.Option(help="with --instruction: SRC:DST file to copy into the sandbox; may be repeated"),
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="processes of this machine that share the work; without it, this one does all")
+    ] = None,
     tree: Annotated[
         str | None,
         typer.Option(help="let each rollout branch: width=4,depth=2,at=3 (children, levels, calls that a level keeps)"),
@@ -103,6 +106,7 @@ def run(
         executor=executor,
         ray_address=ray_address,
         per_node=per_node,
+        workers=workers,
         name=name,
         strict=strict,
         tree=tree,

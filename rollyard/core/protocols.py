@@ -17,7 +17,7 @@ from rollyard.core.events import Event
 from rollyard.core.node import Node
 from rollyard.core.program import Command, ExecOptions, Program, StartOptions
 from rollyard.core.rollout import Rollout, Verdict
-from rollyard.core.sandbox import Capabilities, Exit, Resources, SandboxInfo, SandboxSpec, Stat
+from rollyard.core.sandbox import Capabilities, Exit, Resources, SandboxInfo, SandboxSpec, SandboxUsage, Stat
 from rollyard.core.task import Task
 
 
@@ -108,6 +108,13 @@ class Sandbox(Protocol):
         ...
 
     async def kill(self) -> bool: ...
+
+
+@runtime_checkable
+class MeasuresUsage(Protocol):
+    """A sandbox whose backend says what it uses."""
+
+    async def usage(self) -> SandboxUsage: ...
 
 
 class Opening(Protocol):

@@ -94,6 +94,7 @@ class Session:
         self.relayed = 0  # calls that passed through unread, those past the budget too
         self.relays: dict[str, float] = {}  # those that pass through now, with the time of their last byte
         self.prompt_tokens = 0
+        self.cached_tokens: int | None = None  # of the prompt tokens, as far as servers tell
         self.completion_tokens = 0
         self.budget_stops = 0
         self.exhausted: str | None = None  # which part of the budget ran out first
@@ -123,7 +124,11 @@ class Session:
 
     @property
     def usage(self) -> Usage:
-        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens)
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+        )
 
     def note(self, line: str) -> None:
         self._log.append((time.time(), line))
@@ -187,10 +192,15 @@ class Session:
 
     def charge(self, reply: Reply) -> None:
         usage = reply.usage
+        self.charge_cached(usage)
         self.prompt_tokens += usage.prompt_tokens or (len(reply.prompt_ids) if reply.prompt_ids is not None else 0)
         self.completion_tokens += usage.completion_tokens or (
             len(reply.completion_ids) if reply.completion_ids is not None else 0
         )
+
+    def charge_cached(self, usage: Usage) -> None:
+        if usage.cached_tokens is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + usage.cached_tokens
 
     def note_version(self, reply: Reply) -> None:
         known = [span.version for span in reply.spans] or [reply.version_start]

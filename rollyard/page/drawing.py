@@ -13,6 +13,7 @@ from rollyard.trajectory.branch import Branch
 
 _W, _ROW, _LEFT = 960, 20, 120
 _DOTS, _ROWS, _BARS = 160, 24, 400
+_SPARK_W, _SPARK_H = 400, 36
 _AGENT = ("launch", "wait")
 
 Point = tuple[float, float]
@@ -68,6 +69,27 @@ def _edge(line: Sequence[Point]) -> str:
     start = f"M{x:.1f} {y:.1f}"
     curve = "" if y == next_y else f"C{middle:.1f} {y:.1f} {middle:.1f} {next_y:.1f} {next_x:.1f} {next_y:.1f}"
     return f'<path class="edge" d="{start}{curve}H{end_x:.1f}"/>'
+
+
+def sparkline(values: Sequence[float | None]) -> Markup:
+    """The course of a number between 0 and 1 (beyond them, of its own range); a gap where it is not known."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return Markup("")
+    low, high = min(0.0, *known), max(1.0, *known)
+    step = _SPARK_W / max(1, len(values) - 1)
+    lines: list[list[str]] = [[]]
+    for place, value in enumerate(values):
+        if value is None:
+            lines.append([])
+        else:
+            lines[-1].append(f"{place * step:.1f},{_SPARK_H - (value - low) / (high - low) * _SPARK_H:.1f}")
+    drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in lines if line)
+    words = f"from {known[0]:.2f} to {known[-1]:.2f}"
+    head = (
+        f'<svg class="sparkline" viewBox="-2 -2 {_SPARK_W + 4} {_SPARK_H + 4}" preserveAspectRatio="none" role="img" '
+    )
+    return Markup(f'{head}aria-label="{words}"><title>{words}</title>{drawn}</svg>')  # noqa: S704 - numbers only
 
 
 def timeline(rollout: Rollout, records: Sequence[CallRecord]) -> Markup:

@@ -17,7 +17,7 @@ from rollyard.page.drawing import timeline
 from rollyard.page.rendering import environment
 from rollyard.runs.report.plots import pictures
 from rollyard.runs.report.report import report, run_prices
-from rollyard.runs.report.spending import cost
+from rollyard.runs.report.spending import cost, find_price
 from rollyard.store import Store
 from rollyard.store.values import row_of
 
@@ -44,12 +44,14 @@ async def run_page(store: Store, run_id: str) -> tuple[str, str]:
             break
         branches = rollout.captured.branches
         nodes = branches[0].nodes if branches else ()
+        price = find_price(prices, rollout.labels.get("policy"))
+        spent = steps.CallCosts(records={record.id: record for record in rollout.captured.records}, price=price)
         shown.append(
             {
                 "rollout": rollout,
                 "cost": cost(prices, row_of(rollout)),
                 "timeline": timeline(rollout, rollout.captured.records),
-                "steps": steps.show(nodes[:STEPS], 0),
+                "steps": steps.show(nodes[:STEPS], 0, spent),
                 "total": len(nodes),
                 "branches": len(branches),
                 "diff": steps.diff_lines(rollout.diff or ""),

@@ -68,7 +68,9 @@ async def assemble(
         store=store,
         hub=hub,
         instances=instances,
-        sweeper=Sweeper(store, engines, plane=plane, clock=clock, counters=counters),
+        sweeper=Sweeper(
+            store, engines, plane=plane, settle_timeout=instances.settle_timeout, clock=clock, counters=counters
+        ),
         access=access,
         gateway=Gateway(instances, access, signer, limits=limits, clock=clock, counters=counters),
         pools=Pools(store, instances, clock=clock),

@@ -172,11 +172,12 @@ def test_every_dialect_an_agent_speaks_points_it_at_the_gate(name):
 
 
 @pytest.mark.parametrize("name", MODEL_AGENTS)
-def test_commands_without_asking_need_a_namespace_or_a_word_of_consent(name):
+def test_commands_without_asking_need_isolation_or_a_word_of_consent(name):
     agent = agents.get(name)
-    with pytest.raises(Unsupported, match="needs isolation 'namespace'"):
-        agents.render(agent, launch(isolation="landlock"))
-    agents.render(agent, launch(isolation="landlock", allow_unsafe=True))
+    with pytest.raises(Unsupported, match="needs isolation 'landlock'"):
+        agents.render(agent, launch(isolation="none"))
+    agents.render(agent, launch(isolation="none", allow_unsafe=True))
+    agents.render(agent, launch(isolation="landlock"))
     agents.render(agent, launch(isolation="microvm"))
 
 

@@ -206,9 +206,9 @@ async def test_a_trajectory_shows_reasoning_terminals_patches_branches_tokens_an
             for theme in ("light", "dark"):
                 async with browsing(color_scheme=theme) as page:
                     await page.goto(f"{url}/rollouts/ro_rich")
-                    assert not await page.locator(".thinking pre").first.is_visible()
+                    assert not await page.locator(".thinking .said").first.is_visible()
                     await page.locator(".thinking summary").first.click()
-                    assert await page.locator(".thinking pre").first.is_visible()
+                    assert await page.locator(".thinking .said").first.is_visible()
                     assert await page.locator("pre.terminal.bad").count() == 1
                     assert await page.locator(".call .diff .add").count() == 1
                     assert await page.locator("#patch .diff .del").count() == 1
@@ -222,7 +222,10 @@ async def test_a_trajectory_shows_reasoning_terminals_patches_branches_tokens_an
                     assert await page.locator("pre.json").count() == 0
                     await page.goto(f"{url}/rollouts/ro_rich/tokens")
                     first = page.locator(".span.sampled .tok").nth(1)
-                    assert await first.get_attribute("title") == "id 1, logprob -0.3700, policy version 7"
+                    assert (
+                        await first.get_attribute("title")
+                        == "id 1, logprob -0.3700, probability 0.691, policy version 7"
+                    )
                     await shot(page, f"tokens-{theme}")
 
 

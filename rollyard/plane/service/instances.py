@@ -31,6 +31,7 @@ from rollyard.core.log import Log
 from rollyard.core.plane import (
     KEYLESS_OWNER,
     POOL_OWNER,
+    RENEW_S,
     EnvSpec,
     Happening,
     Instance,
@@ -302,11 +303,14 @@ class Instances:
         """Its time ends `ttl_s` from now, for the engine and for the plane."""
         if not 0 < ttl_s <= self.settings.max_ttl_s:
             raise PlaneInvalid(f"ttl_s is above 0 and at most {self.settings.max_ttl_s:.0f}")
+        return await self._extend(instance_id, ttl_s)
+
+    async def _extend(self, instance_id: str, ttl_s: float) -> Instance:
         instance, engine = await self.standing(instance_id)
         if engine.abilities.ttl and not engine.abilities.extend:
             raise refuse(engine, self.engines, "extend", "extend an instance's time")
         if engine.abilities.extend and instance.ref is not None:
-            await engine.extend(instance.ref, ttl_s)
+            await engine.extend(instance.ref, instance.plan.engine_ttl_s(ttl_s))
         return await self._touch(instance_id, self._clock() + ttl_s)
 
     async def _touch(self, instance_id: str, expires_at: float | None) -> Instance:
@@ -344,7 +348,7 @@ class Instances:
 
     async def sandbox(self, instance_id: str, ability: str = "exec") -> Sandbox:
         """Where its programs run and its files are. One whose engine lost it is ended here and now."""
-        instance, engine = await self.running(instance_id)
+        instance, engine = self.running_now(await self.wake(await self.record(instance_id)))
         if not getattr(engine.abilities, ability):
             raise refuse(engine, self.engines, ability, "run programs" if ability == "exec" else "reach files")
         sandbox = await self._sandbox(instance, engine)
@@ -370,6 +374,30 @@ class Instances:
 
     async def resume(self, instance_id: str) -> Instance:
         return await self._set_going(instance_id, True)
+
+    async def wake(self, found: Instance) -> Instance:
+        """A record that was just read; one that resumes by itself is resumed, for as long as it was made for."""
+        if found.state != "paused" or not found.plan.auto_resume:
+            return found
+        await self.resume(found.id)
+        return await self._extend(found.id, found.plan.ttl_s)
+
+    async def settle_timeout(self, instance_id: str) -> Instance:
+        """One that is paused when its time is over; one that is paused already gets more of it. Asked again it does no harm."""
+        found = await self.get(instance_id)
+        if found.expires_at > self._clock() or found.plan.on_timeout == "end":
+            return found
+        if found.state == "running" and found.plan.on_timeout == "stop":
+            await self.stop(instance_id)
+        elif found.state == "running":
+            await self.pause(instance_id)
+        return await self._extend(instance_id, RENEW_S)
+
+    async def stop(self, instance_id: str) -> Instance:
+        """Its programs end, its files stay, and it is paused."""
+        async with asyncio.timeout(self.settings.boot_s):
+            await (await self.sandbox_of(await self.record(instance_id))).kill_processes()
+        return await self.pause(instance_id)
 
     async def _set_going(self, instance_id: str, going: bool) -> Instance:
         instance, engine = await self.standing(instance_id)

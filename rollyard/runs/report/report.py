@@ -83,6 +83,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return text(self)
 
 
+_MERGED = {
+    "calls": "merged_calls",
+    "rows": "merged_rows",
+    "call_tokens": "call_tokens",
+    "row_tokens": "row_tokens",
+    "tree_tokens": "tree_tokens",
+}  # a field of `MergeCounts`, and where a rollout's line has it
 KS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -111,8 +118,6 @@ class Tally:
 
     def add(self, rollout: Rollout) -> None:
         self.count(row_of(rollout))
-        if rollout.merged is not None:
-            self._merged[line_name(row_of(rollout))].update(msgspec.structs.asdict(rollout.merged))
         for stage in rollout.stages:
             self._stages[stage.name].append(stage.duration_s)
         if (failure := rollout.failure) is not None:
@@ -129,6 +134,8 @@ class Tally:
         sums["prompt_tokens"] += row.prompt_tokens or 0
         sums["completion_tokens"] += row.completion_tokens or 0
         self._wall[name] += row.wall_s
+        if row.merged_rows is not None:
+            self._merged[name].update({field: getattr(row, column) for field, column in _MERGED.items()})
         spent = cost(self._prices, row)
         if spent is not None:
             self._costs[name] = self._costs.get(name, 0.0) + spent
@@ -186,8 +193,10 @@ class Tally:
             wall_s=self._wall[name],
             cost=self._costs.get(name),
             merged=merged,
-            calls_per_row=merged.calls / merged.rows if merged is not None else None,
-            saved_by_tree=1 - merged.tree_tokens / merged.row_tokens if merged is not None else None,
+            calls_per_row=merged.calls / merged.rows if merged is not None and merged.rows else None,
+            saved_by_tree=1 - merged.tree_tokens / merged.row_tokens
+            if merged is not None and merged.row_tokens
+            else None,
         )
 
 

@@ -46,7 +46,7 @@ from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
 from rollyard.tasks.network import asks_public, is_public
 
-_CLEANUP_S = 30.0
+CLEANUP_S = 30.0
 
 
 async def rollout(
@@ -88,7 +88,7 @@ async def rollout(
 
 async def _hold_open(context: RolloutContext, opened: OpenedSandbox) -> None:
     """Before the caller looks around the agent is dead and its key worth nothing, also where nobody came to judge it."""
-    with anyio.move_on_after(_CLEANUP_S), suppress(Error):
+    with anyio.move_on_after(CLEANUP_S), suppress(Error):
         if opened.session is not None:
             await opened.session.close()
             context.record.note_session(opened.session)
@@ -281,11 +281,11 @@ async def _run_teardown(context: RolloutContext, sandbox: Sandbox) -> None:
     failed: list[str] = []
     for hook in context.plan.hooks.teardown:
         try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(_CLEANUP_S):
+            with anyio.CancelScope(shield=True), anyio.fail_after(CLEANUP_S):
                 await call_hook(hook, "teardown", sandbox, context.record.rollout)
         except TimeoutError:
             failed.append(
-                f"hook {getattr(hook, '__name__', type(hook).__name__)!r} (teardown) took over {_CLEANUP_S:g} s"
+                f"hook {getattr(hook, '__name__', type(hook).__name__)!r} (teardown) took over {CLEANUP_S:g} s"
             )
         except Error as error:
             failed.append(error.message)
@@ -297,13 +297,13 @@ async def _run_teardown(context: RolloutContext, sandbox: Sandbox) -> None:
 
 
 async def _close_session(context: RolloutContext, session: Session) -> None:
-    with anyio.move_on_after(_CLEANUP_S, shield=True):
+    with anyio.move_on_after(CLEANUP_S, shield=True):
         await session.close()
     context.record.note_session(session)
 
 
 async def _close_sandbox(context: RolloutContext, sandbox: Sandbox) -> None:
-    with anyio.move_on_after(_CLEANUP_S, shield=True):
+    with anyio.move_on_after(CLEANUP_S, shield=True):
         try:
             await sandbox.kill()
         except Error as error:  # what was judged stands; the sandbox's own TTL and the reaper end it by its labels

@@ -50,6 +50,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     executor: str = "local"
     ray_address: str | None = None
     per_node: int | None = None
+    workers: int | None = None
     name: str = ""
     strict: bool = False
     tree: str | None = None
@@ -67,8 +68,9 @@ async def execute(request: RunRequest, shown: Display) -> CommandOutcome:
     if request.tree is not None and (request.instruction is not None or request.resume is not None or from_file):
         raise ConfigError("--tree goes with a folder of tasks", hint="in a run's TOML file it is [tree]")
     if request.instruction is not None:
-        if request.executor != "local":
-            raise ConfigError("--instruction runs one rollout, in this process", hint="leave out --executor")
+        if request.executor != "local" or request.workers is not None:
+            hint = "leave out --executor and --workers"
+            raise ConfigError("--instruction runs one rollout, in this process", hint=hint)
         if request.tasks is not None or request.resume is not None:
             raise ConfigError("--instruction runs one rollout; it takes no tasks and no --resume")
         return await _one(request, shown)
@@ -78,7 +80,11 @@ async def execute(request: RunRequest, shown: Display) -> CommandOutcome:
 
 
 def _executor(request: RunRequest) -> Executor:
-    given = {"address": request.ray_address, "per_node": request.per_node}
+    if request.executor != "local" and request.workers is not None:
+        raise ConfigError("--workers are processes of this machine", hint="with --executor ray it is --per-node")
+    if request.executor == "local" and (request.ray_address is not None or request.per_node is not None):
+        raise ConfigError("--ray-address and --per-node go with --executor ray")
+    given = {"address": request.ray_address, "per_node": request.per_node, "workers": request.workers}
     return executor(request.executor, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -157,6 +163,7 @@ def resume_command(request: RunRequest) -> str:
         words.append(f"--executor {request.executor}")
         words += [f"--ray-address {shlex.quote(request.ray_address)}"] if request.ray_address is not None else []
         words += [f"--per-node {request.per_node}"] if request.per_node is not None else []
+    words += [f"--workers {request.workers}"] if request.workers is not None else []
     return " ".join(words) + store_option(request.store)
 
 

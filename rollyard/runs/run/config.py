@@ -46,6 +46,7 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
     limit: int | None = None
     max_tokens: int | None = None  # the run's budget of completion tokens
     prices: Mapping[str, Price] = {}  # by policy name
+    currency: str = ""  # of the prices, as people write it: $, EUR
     max_cost: float | None = None  # the run's budget of money, in the currency of `prices`
 
     @property

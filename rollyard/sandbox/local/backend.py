@@ -30,7 +30,7 @@ from rollyard.core.sequences import as_tuple
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
 from rollyard.sandbox import egress
-from rollyard.sandbox.local import cgroups, host_rules, ids, probe
+from rollyard.sandbox.local import cgroups, host_rules, ids, probe, view_root
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
@@ -90,7 +90,7 @@ class LocalBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return capabilities(self.level, self._ids, self._cgroups, self._limits)
+        return capabilities(self.level, self.trial, self._ids, self._cgroups, self._limits)
 
     async def __aenter__(self) -> Self:
         sweeping = asyncio.ensure_future(asyncio.to_thread(self._sweep))
@@ -131,7 +131,9 @@ class LocalBackend:
             return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
 
     async def _open(self, spec: SandboxSpec) -> LocalSandbox:
-        rootfs = await self._resolve(spec) if self._namespaced else Rootfs(lowers=())
+        rootfs = await self._resolve(spec) if self._rooted else Rootfs(lowers=())
+        if not self._namespaced and self._rooted:
+            view_root.refuse(spec.image, rootfs)
         if spec.options.get("nesting"):
             rootfs = _keep_writes_inside(rootfs)
         sandbox_id = new_id("sbx")
@@ -175,6 +177,11 @@ class LocalBackend:
         return self._cgroups.kind
 
     @property
+    def _rooted(self) -> bool:
+        """Whether sandboxes have a root of their own."""
+        return self.capabilities.images
+
+    @property
     def _namespaced(self) -> bool:
         return self.level in NAMESPACED
 
@@ -182,7 +189,7 @@ class LocalBackend:
         now = time.time()
         env = {"PATH": DEFAULT_PATH, **rootfs.env}
         workdir = rootfs.workdir
-        if not self._namespaced:
+        if not self._rooted:
             env, workdir = host_rules.environment(home), host_rules.workdir(home)
         trees = {tree.target: f"t{n}/upper" for n, tree in enumerate(rootfs.trees) if tree.writable}
         return SandboxEntry(
@@ -210,7 +217,7 @@ class LocalBackend:
     def _disk_mb(self, spec: SandboxSpec) -> int:
         return spec.resources.disk_mb or default_disk_mb(self.root, spec.disk)
 
-    def _plan(self, home: Home, entry: SandboxEntry, spec: SandboxSpec, rootfs: Rootfs) -> dict[str, Any]:
+    def _plan(self, home: Home, spec: SandboxSpec, rootfs: Rootfs, view: dict[str, Any] | None) -> dict[str, Any]:
         binds = [
             {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
             for m in spec.mounts
@@ -224,7 +231,9 @@ class LocalBackend:
         return {
             "home": str(home.path),
             "namespace": self._namespaced,
-            "landlock": host_rules.landlock(home, spec.options.get("ports", "")) if self.level == "landlock" else None,
+            "landlock": host_rules.landlock(home, spec, view) if self.level == "landlock" else None,
+            "tcp_only": self.level == "landlock" and spec.network != "host",
+            "view": None if view is None else {**view, "closed": spec.network != "host"},
             "network": spec.network,
             "lowers": list(rootfs.lowers),
             "trees": msgspec.to_builtins(rootfs.trees),
@@ -249,8 +258,11 @@ class LocalBackend:
     ) -> LocalSandbox:
         """Ask the zygote, then wait for the first process to say that it is ready. Whatever breaks this off (an error, a
         cancellation) closes the control socket, and the process on its other end exits."""
-        if not self._namespaced:
+        view = None
+        if not self._rooted:
             host_rules.make(home)
+        elif not self._namespaced:
+            view = await asyncio.to_thread(view_root.lay_out, home, rootfs, spec.mounts)
         elif spec.disk == "disk":
             home.fs.mkdir(mode=0o755)
         deadline = time.monotonic() + spec.boot_s
@@ -260,7 +272,7 @@ class LocalBackend:
         try:
             with theirs, home.listener() as listener:
                 fds = [theirs.fileno(), listener.fileno(), lock]
-                plan = self._plan(home, entry, spec, rootfs)
+                plan = self._plan(home, spec, rootfs, view)
                 reply, pidfd = await self._launcher.launch(plan, fds, spec.boot_s)
             await channel.greeting(max(0.1, deadline - time.monotonic()))
             entry = msgspec.structs.replace(

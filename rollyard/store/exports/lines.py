@@ -11,6 +11,7 @@ import msgspec
 from rollyard.core.call import REPLAYED
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.sink import JsonLines
+from rollyard.store.values import Note
 from rollyard.trajectory.samples import RefusedBranch, Sample, samples
 from rollyard.trajectory.turns import turns
 
@@ -21,11 +22,17 @@ class AttemptLines(JsonLines):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.rows = 0
+        self.notes: Sequence[Note] = ()  # on the rollout that comes next
 
     def add(self, rollout: Rollout) -> Sequence[RefusedBranch]:
         self.rows += 1
-        self.write(attempt_line(rollout))
+        self.write({**attempt_line(rollout), "notes": [note_line(note) for note in self.notes]})
         return ()
+
+
+def note_line(note: Note) -> dict[str, Any]:
+    fields = msgspec.to_builtins(note)
+    return {name: fields[name] for name in ("kind", "name", "text", "score", "author", "at")}
 
 
 class TurnLines(JsonLines):

@@ -72,7 +72,7 @@ class RolloutRunner:
                 limits=Limits(agent=seconds, verify=TIMEOUT_S),
                 labels={"fleet.job": attempt.job_id, "fleet.instance": place.id, "fleet.model": attempt.model},
                 store=self._store,
-                rollout_id=attempt.session_id,
+                rollout_id=attempt.rollout_id,
             )
         if (
             done.failure is not None and not done.failure.trainable

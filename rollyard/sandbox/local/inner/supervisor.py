@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from rollyard.core import folders
 from rollyard.images import tree_pipe
-from rollyard.sandbox.local.inner import files, keeper, landlock, protocol, shared_memory, syscalls, users
+from rollyard.sandbox.local.inner import files, keeper, landlock, path_view, protocol, shared_memory, syscalls, users
 from rollyard.sandbox.local.inner.protocol import Message
 
 _FINISHED_KEPT = 4096
@@ -53,6 +53,7 @@ class Supervisor:
         self._lock = lock  # of the journal entry, held for as long as this process lives
         self._confine: int | None = None
         self._inline = False
+        self._view = path_view.make(plan["view"])
         rules: dict[str, Any] | None = plan["landlock"]
         if rules is not None:
             self._confine = landlock.ruleset(rules["read"], rules["write"], rules["ports"])
@@ -166,18 +167,46 @@ class Supervisor:
             protocol.close_fds(fds)
 
     def _do(self, message: Message, fds: list[int], client: _Client) -> Message | None:
-        """File operations of a sandbox under Landlock are done under its rules too, in a worker."""
+        """File operations of a sandbox under Landlock are done under its rules and with its view too, in a worker."""
         operation = self._ops[message["op"]]
-        if self._confine is None or message["op"] not in _FILE_OPS:
+        rules, view = self._confine, self._view
+        if (rules is None and view is None) or message["op"] not in _FILE_OPS:
             return operation(message, fds, client)
-        rules = self._confine
 
         def task() -> Message:
-            landlock.restrict(rules)
+            if rules is not None:
+                landlock.restrict(rules)
             self._inline = True
+            if view is not None:
+                return self._do_in_view(view, fds, lambda: operation(message, fds, client) or {})
             return operation(message, fds, client) or {}
 
         return self._work(message, client, task)
+
+    def _do_in_view(self, view: path_view.PathView, fds: list[int], task: Callable[[], Message]) -> Message:
+        """In a process that has the view, and no socket that leads anywhere but to this one."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            try:
+                syscalls.close_all_but({theirs.fileno(), *fds})
+                path_view.enter(view)
+                try:
+                    reply: Message = {"ok": task()}
+                except OSError as error:
+                    reply = _refusal(error)
+                handed: tuple[int, ...] = reply.get("ok", {}).pop("fds", ())
+                protocol.send(theirs, reply, handed)
+                os._exit(0)
+            finally:
+                os._exit(70)
+        theirs.close()
+        got = protocol.receive(ours)
+        if got is None:
+            raise OSError(errno.EINTR, "the worker was killed", None)
+        answer, handed_back = got
+        if "error" in answer:
+            raise OSError(getattr(errno, answer["error"], errno.EIO), answer["text"], answer["path"])
+        return {**answer["ok"], "fds": tuple(handed_back)} if handed_back else answer["ok"]
 
     # -- programs
 
@@ -216,7 +245,7 @@ class Supervisor:
         pid = os.fork()
         if pid == 0:
             try:
-                keeper.serve(theirs, self._confine)
+                keeper.serve(theirs, self._confine, self._view)
             finally:
                 os._exit(70)
         theirs.close()
@@ -361,10 +390,10 @@ class Supervisor:
             time.sleep(0.001 * min(round_ + 1, 20))
 
     def op_pause(self, message: Message, _fds: list[int], _client: _Client) -> Message:
-        if not self._namespace:
-            raise OSError(errno.EPERM, "only a pid namespace can be stopped as a whole", "pause")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGSTOP if message["on"] else signal.SIGCONT)
+        number = signal.SIGSTOP if message["on"] else signal.SIGCONT
+        for pid in [-1] if self._namespace else keeper.descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
         return {}
 
     # -- children
@@ -489,7 +518,10 @@ class Supervisor:
             sock.bind((message["address"], message["port"]))
             if not datagrams:
                 sock.listen(1024)
-            return {"port": sock.getsockname()[1], "fds": (os.dup(sock.fileno()),)}
+            port = sock.getsockname()[1]
+            if self._confine is not None:
+                landlock.allow_port(self._confine, port)
+            return {"port": port, "fds": (os.dup(sock.fileno()),)}
 
     def op_socket(self, _message: Message, _fds: list[int], _client: _Client) -> Message:
         """A TCP socket of this network namespace; the host connects it."""
