@@ -6,6 +6,7 @@ import anyio
 
 import rollyard as ry
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.runs import Tree
 
 HELLO = "steps:\n  - shell: echo hello > out.txt\n  - text: done\n"
 SLOW = "steps:\n  - sleep: 60\n"
@@ -37,7 +38,7 @@ async def every_attempt_is_kept_once(store, options):
 
 async def a_tree_grows_to_its_leaves(store, options):
     """The children of a rollout come out of the same run; each goes on from its parent's second call."""
-    tree = ry.Tree(width=2, depth=1, at=1)
+    tree = Tree(width=2, depth=1, at=1)
     async with ry.Run(tasks(1), agent="shell-agent", parallel=2, store=store, tree=tree, **options) as run:
         root, *children = [rollout async for rollout in run]
     at = root.trajectory.records[1].id
