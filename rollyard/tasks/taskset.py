@@ -8,6 +8,7 @@
 | `registry.json`, `registry.json#name@version` | one dataset of it |
 | `tasks.json#fleet` | tasks of remote environments, as Fleet's tools write them |
 | `rows.jsonl` | one task per line |
+| `name`, `name@version` | a dataset of this machine's registry (`dataset_registry.py`) |
 | `file.py`, `file.py:attr`, `module:attr`, a registered name | Python |
 """
 
@@ -25,6 +26,14 @@ import msgspec
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.task import Task
+from rollyard.tasks.dataset_registry import (
+    FOLDERS,
+    DatasetEntry,
+    find_dataset,
+    open_dataset,
+    open_source,
+    read_registry,
+)
 from rollyard.tasks.datasets import from_dataset, from_registry, task_folders
 from rollyard.tasks.harbor.load import is_task, load_folder
 from rollyard.tasks.harbor.write import to_folder
@@ -167,7 +176,10 @@ def _open(text: str, *, cache: Path | None, trust: bool, skipped: list[SkippedTa
         return from_python(text)
     known = registry.names("rollyard.tasksets")
     if text not in known:
-        hint = "name a folder of tasks, a dataset.toml, or a .jsonl, .json or .py file"
+        if (entry := find_dataset(text)) is not None:
+            return _judge_folders(_dataset(entry, cache, skipped), trust)
+        known += [entry.title for entry in read_registry()]
+        hint = "name a folder of tasks, a dataset (`rollyard datasets list`), or a .toml, .jsonl, .json or .py file"
         raise UnknownName("task folder, file or taskset", text, known, hint=hint)
     return rows_of(registry.load("rollyard.tasksets", text), text)
 
@@ -196,17 +208,25 @@ def _folder(path: Path, skipped: list[SkippedTask] | None) -> Iterator[Task]:
     return _load_each(folders, skipped)
 
 
-def _load_each(folders: Iterable[Path], skipped: list[SkippedTask] | None) -> Iterator[Task]:
+def _dataset(entry: DatasetEntry, cache: Path | None, skipped: list[SkippedTask] | None) -> Iterator[Task]:
+    if entry.adapter == FOLDERS:
+        return _folder(open_source(entry, cache=cache), skipped)
+    return _load_each(open_dataset(entry, cache=cache), skipped)
+
+
+def _load_each(folders: Iterable[Path | tuple[str, ConfigError]], skipped: list[SkippedTask] | None) -> Iterator[Task]:
     """What cannot be read goes to `skipped`, or is an error where there is none. Of two tasks with one name the later is
     called by its folder's."""
     seen: set[str] = set()
     for folder in folders:
         try:
+            if not isinstance(folder, Path):
+                raise folder[1]
             task = load_folder(folder)
         except ConfigError as error:
             if skipped is None:
                 raise
-            skipped.append(SkippedTask(str(folder), str(error)))
+            skipped.append(SkippedTask(str(folder) if isinstance(folder, Path) else folder[0], str(error)))
             continue
         if task.id in seen:
             task = msgspec.structs.replace(task, id=folder.name if folder.name not in seen else str(folder))
