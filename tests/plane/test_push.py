@@ -189,7 +189,9 @@ async def building(tmp_path):
             yield plane, client
 
 
-@pytest.mark.parametrize("kind", ["aenv", "harbor", "openenv"])
+@pytest.mark.parametrize(
+    "kind", ["aenv", pytest.param("harbor", marks=pytest.mark.slow), pytest.param("openenv", marks=pytest.mark.slow)]
+)
 async def test_a_folder_with_a_dockerfile_is_built_once_and_its_server_answers(building, tmp_path, kind):
     plane, client = building
     made = await push(client, folder_of(kind, tmp_path / "folder"), version="1.0")
