@@ -79,7 +79,7 @@ train: torch  ## GRPO on real rollouts; SEEDS=5 for five curves
 drills: setup  ## a Ray cluster and two control planes, broken on purpose; SIZE=500 attempts a run, SEED=1
 	$(BIN)/python -m bench.drills --size $(or $(SIZE),500) --seed $(or $(SEED),1) --out docs/drills.md
 
-bench: setup  ## ratios measured in one run; see bench/
+bench: setup  ## every budget in one table, with the ratio to the last recorded run
 	$(BIN)/python -m bench
 
 ENGINE ?= docker

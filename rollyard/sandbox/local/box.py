@@ -16,7 +16,7 @@ from rollyard.core import folders
 from rollyard.core.errors import PathError, SandboxError, SandboxGone, SandboxInterrupted, Unsupported
 from rollyard.core.ids import new_id
 from rollyard.core.program import Program, ProgramCalls
-from rollyard.core.sandbox import Exit
+from rollyard.core.sandbox import Exit, SandboxUsage
 from rollyard.sandbox.local.cgroups import Group
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.files import LocalFiles
@@ -24,6 +24,7 @@ from rollyard.sandbox.local.inner import protocol
 from rollyard.sandbox.local.job import ANSWER_S, LocalJob
 from rollyard.sandbox.local.journal import Home, SandboxEntry, has_ended
 from rollyard.sandbox.local.probe import NAMESPACED
+from rollyard.sandbox.local.usage import read_usage
 from rollyard.sandbox.local.view_root import save_changes
 from rollyard.sandbox.streams import SocketListener, SocketStream
 
@@ -43,7 +44,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         self._home = home
         self._pidfd: int | None = pidfd
         self._backend = backend
-        self._group = Group(entry.cgroups)
+        self.group = Group(entry.cgroups)
         self._oom_seen = 0
 
     @property
@@ -100,7 +101,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         code, number = result.get("exit_code"), result.get("signal")
         oom = False
         if number == signal.SIGKILL or code == 128 + signal.SIGKILL:
-            kills = self._group.oom_kills()
+            kills = self.group.oom_kills()
             oom, self._oom_seen = kills > self._oom_seen, kills
         return Exit(
             exit_code=code,
@@ -203,6 +204,13 @@ class LocalSandbox(ProgramCalls, LocalFiles):
                 protocol.close_fds(fds)
         finally:
             await self._ask("pause", on=False)
+
+    async def usage(self) -> SandboxUsage:
+        _, fds = await self._ask("upper")
+        try:
+            return await asyncio.to_thread(read_usage, self.group.dirs, self.written, fds[0] if fds else None)
+        finally:
+            protocol.close_fds(fds)
 
     async def _snapshot_view(self) -> str:
         changes = Path(tempfile.mkdtemp(prefix="changes-", dir=self._home.path))
