@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from rollyard.core.sandbox import Resources as Resources
     from rollyard.core.sandbox import SandboxSpec as SandboxSpec
     from rollyard.core.task import Task as Task
+    from rollyard.core.tree import Tree as Tree
     from rollyard.envs.env import Env as Env
     from rollyard.envs.env import StepResult as StepResult
     from rollyard.gate.gate import Gate as Gate
+    from rollyard.runs.branch import branch as branch
     from rollyard.runs.envs import TaskEnv as TaskEnv
     from rollyard.runs.report.report import report as report
     from rollyard.runs.rollout.run_rollout import run_rollout as run_rollout

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.call import REPLAYED
 from rollyard.core.errors import StoreError
 from rollyard.core.failure_groups import FailureGroup
 from rollyard.core.message import Message
@@ -54,7 +55,8 @@ async def show(where: str, text: str) -> ShownRun | ShownRollout:
                 await store.stopped_policies(found),
             )
         rollout = await store.get_rollout(found)
-        return ShownRollout(rollout, await store.events(rollout_id=found, limit=100_000))
+        children = await store.list_runs(search=f'"branch":"{found}@', limit=1000)
+        return ShownRollout(rollout, await store.events(rollout_id=found, limit=100_000), [run.id for run in children])
 
 
 class ShownRun:
@@ -91,8 +93,9 @@ class ShownRun:
 class ShownRollout:
     """A rollout for reading: everything as JSON, or as text by parts."""
 
-    def __init__(self, rollout: Rollout, events: list[StoredEvent]) -> None:
+    def __init__(self, rollout: Rollout, events: list[StoredEvent], children: Sequence[str] = ()) -> None:
         self._rollout, self._events = rollout, events
+        self._children = children  # runs that branch off it
 
     def document(self, part: str) -> Any:
         rollout = self._rollout
@@ -108,7 +111,7 @@ class ShownRollout:
         if part != "all":
             return parts[part]
         body = msgspec.to_builtins(msgspec.structs.replace(rollout, trajectory=None, files={}, log=b""))
-        return {"rollout": body, **parts}
+        return {"rollout": body, "branched_by": self._children, **parts}
 
     def text(self, part: str) -> str:
         """Control characters are shown as escapes: what a model or a program wrote must not steer a terminal."""
@@ -140,6 +143,12 @@ class ShownRollout:
             f"agent {r.agent} {r.agent_version or ''}  mode {r.mode}  sandbox {r.sandbox} ({r.isolation or '-'})",
             f"status {r.status}  reward {r.reward}  calls {r.calls}  {r.wall_s:.1f} s",
         ]
+        if r.parent_rollout is not None:
+            pinned = f", {r.pinned} of them and the branch point in the parent's words (pinned)" if r.pinned else ""
+            lines.append(
+                f"branches off {r.parent_rollout} at {r.parent_call}: {r.replayed} calls answered as its were{pinned}"
+            )
+        lines += [f"branched by run {run}" for run in self._children]
         if r.failure is not None:
             lines.append(f"failed at {r.failure.boundary} in {r.failure.stage}: {r.failure.cause}: {r.failure.message}")
         for command in r.install:
@@ -153,6 +162,7 @@ class ShownRollout:
             answer = self._rollout.captured.answer(record.id)
             tokens = f"{record.usage.prompt_tokens or '?'}+{record.usage.completion_tokens or '?'}"
             why = f"  {record.break_reason}" if record.break_reason else ""
+            why += f"  {REPLAYED}" if REPLAYED in record.flaws else ""
             said = record.error or ("" if answer is None else _short(answer.message))
             lines.append(f"{record.seq:4} {record.kind:10} {record.edge:14}{why} {record.capture:8} {tokens:12} {said}")
         return "\n".join(lines)

@@ -17,10 +17,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 from rollyard.core.errors import StoreError
 from rollyard.core.events import Event
 from rollyard.core.failure_groups import FailureGroup, group_failures
-from rollyard.core.lease import Lease
+from rollyard.core.lease import Attempt, Lease
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
-from rollyard.store import blobs, events, leases, texts
+from rollyard.store import blobs, events, leases, runs, texts
 from rollyard.store.database import Put
 from rollyard.store.schema import artifacts, rollouts, verdicts
 from rollyard.store.values import ArtifactInfo, Page, RolloutQuery, RolloutRow, Spent, StoredVerdict, row_of
@@ -39,11 +39,17 @@ LOG = "agent.log"  # the artifact that holds all that the agent printed
 
 
 def commit(
-    connection: Connection, at: float, rollout: Rollout, *, lease: Lease | None = None, told: Sequence[Event] = ()
+    connection: Connection,
+    at: float,
+    rollout: Rollout,
+    *,
+    lease: Lease | None = None,
+    told: Sequence[Event] = (),
+    owes: Sequence[Attempt] = (),
 ) -> None:
     """Keep a rollout with its verdict, files, artifacts and last events in one transaction. With a lease the attempt is
     settled in the same one, and `LeaseLost` means that nothing was kept. Committing the same rollout again under the
-    same lease changes nothing."""
+    same lease changes nothing. `owes` are attempts that its run owes from now on."""
     if lease is not None:
         used_up = rollout.failure is not None and rollout.failure.retry
         if not leases.settle(connection, lease, "failed" if used_up else "done", rollout.id):
@@ -70,6 +76,8 @@ def commit(
     rows = [(rollout.id, name, digest, blobs.size(connection, digest), False) for name, digest in kept.items()]
     _put_artifacts.rows(connection, rows)
     texts.put(connection, rollout)
+    if owes and rollout.run_id is not None:
+        runs.add_attempts(connection, rollout.run_id, owes)
     if told:
         events.append(connection, list(told))  # last: on PostgreSQL appending takes turns
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
     event,
 )
 
-HEAD = "0008"  # the newest migration
+HEAD = "0010"  # the newest migration
 
 metadata = MetaData()
 
@@ -98,6 +98,22 @@ runs = Table(
     Column("id", String, primary_key=True),
     Column("created_at", Float, nullable=False),
     Column("config", Text, nullable=False),
+)
+
+jobs = Table(
+    "jobs",  # runs that a server was asked for
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("owner", String, nullable=False),
+    Column("key", String, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("run_id", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    UniqueConstraint("owner", "key", name="jobs_once"),
+    Index("jobs_by_state", "state", "id"),
 )
 
 attempts = Table(
@@ -397,6 +413,20 @@ plane_keys = Table(
     Column("created_at", Float, nullable=False),
     Column("revoked_at", Float),
     Index("plane_keys_by_digest", "digest", unique=True),
+)
+
+plane_records = Table(
+    "plane_records",  # what the compatible APIs keep beside instances
+    metadata,
+    Column("kind", String, primary_key=True),
+    Column("scope", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("data", Text, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("due_at", Float),  # when somebody has to take it up
+    Index("plane_records_due", "kind", "due_at"),
 )
 
 plane_leases = Table(

@@ -26,6 +26,7 @@ from rollyard.store import blobs as _blobs
 from rollyard.store import calls as _calls
 from rollyard.store import clean as _clean
 from rollyard.store import events as _events
+from rollyard.store import jobs as _jobs
 from rollyard.store import leases as _leases
 from rollyard.store import notes as _notes
 from rollyard.store import rollouts as _rollouts
@@ -96,6 +97,7 @@ class Store(Records):
 
     create_run = writes_at(_runs.create)
     get_run = reads(_runs.get)
+    has_run = reads(_runs.has)
     list_runs = reads(_runs.list_runs)
 
     async def add_attempts(self, run_id: str, attempts: Iterable[Attempt]) -> None:
@@ -123,6 +125,14 @@ class Store(Records):
     withdraw = writes(_leases.withdraw)
     leases = reads(_leases.list_leases)
     spent = reads(_rollouts.count_tokens)
+
+    # runs that a server was asked for
+
+    add_job = writes(_jobs.add)
+    get_job = reads(_jobs.get)
+    jobs = reads(_jobs.list_jobs)
+    count_open_jobs = reads(_jobs.count_open)
+    move_job = writes_at(_jobs.move)
 
     # rollouts
 

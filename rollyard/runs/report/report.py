@@ -20,6 +20,7 @@ from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.runs.report import statistics
 from rollyard.runs.report.spending import Price, Prices, cost
 from rollyard.runs.report.statistics import Groups, Interval
+from rollyard.runs.report.tree import TreeLeaf, TreeNode, draw_tree, leaf_of, tree_nodes
 from rollyard.store import Store
 from rollyard.store.listing import printable
 from rollyard.store.values import RolloutRow, RunInfo, line_name, row_of
@@ -66,6 +67,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     owed: int = 0  # attempts that nobody has done yet
     failure_groups: tuple[FailureGroup, ...] = ()  # the failures by what they say, the most frequent first
     stopped: dict[str, str] = {}  # policies that were asked no more -> what their servers said
+    branch: str | None = None  # ROLLOUT@CALL that all its rollouts branch off
+    replayed: int = 0  # calls that were answered as the parent's were
+    nodes: tuple[TreeNode, ...] = ()  # the branch points between its rollouts, and what each is worth
+    tree: tuple[str, ...] = ()  # the same, drawn
+    pinned: int = 0  # rollouts that differ from the parent in clock and ids, and were given its words
 
     @property
     def cost(self) -> float | None:
@@ -95,6 +101,9 @@ class Tally:
         self.owed = 0
         self.failure_groups: tuple[FailureGroup, ...] = ()
         self.stopped: dict[str, str] = {}
+        self.branch: str | None = None
+        self.replayed = self.pinned = 0
+        self.leaves: list[TreeLeaf] = []
         self._prices, self._ks = prices or {}, ks
         self._rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._tasks: dict[str, set[str]] = defaultdict(set)
@@ -156,6 +165,11 @@ class Tally:
             owed=self.owed,
             failure_groups=self.failure_groups,
             stopped=self.stopped,
+            branch=self.branch,
+            replayed=self.replayed,
+            pinned=self.pinned,
+            nodes=tree_nodes(self.leaves),
+            tree=tuple(draw_tree(self.leaves)),
         )
 
     def _line(self, name: str) -> ReportRow:
@@ -207,8 +221,13 @@ async def report(store: Store, run_id: str) -> Report:
     tally = Tally(run_id, run_prices(info))
     tally.owed = info.attempts.get("owed", 0) + info.attempts.get("leased", 0)
     tally.stopped = await store.stopped_policies(run_id)
+    tally.branch = info.config.get("branch")
     async for rollout in store.rollouts(run_id):
         tally.add(rollout)
+        tally.replayed += rollout.replayed
+        tally.pinned += rollout.pinned > 0
+        if info.config.get("tree") is not None:
+            tally.leaves.append(leaf_of(rollout))
     tally.failure_groups = await store.failures(run_id)
     return await to_thread.run_sync(tally.report)
 
@@ -227,6 +246,9 @@ def text(report: Report, width: int = 240) -> str:
         f"run {report.run_id}: {report.tasks} tasks, {report.attempts} attempts, {report.scored} scored, "
         f"{report.attempts - report.scored} without a reward" + (f", {report.owed} still owed" if report.owed else "")
     )
+    if report.branch is not None:
+        pinned = f"; {report.pinned} rollouts in the parent's words (pinned)" if report.pinned else ""
+        console.print(f"branches off {report.branch}: {report.replayed} calls answered as its were{pinned}")
     names, scores, spent = _columns(report.lines)
     if sum(map(_room, (names, *scores, *spent))) <= width:
         _print_columns(console, names, [*scores, *spent])
@@ -244,6 +266,7 @@ def text(report: Report, width: int = 240) -> str:
         console.print(f"failed at {boundary}: {listing}")
     lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
     lines += [f"  {group.count} x {printable(group.message)}" for group in report.failure_groups]
+    lines += report.tree
     for policy, said in report.stopped.items():
         name = f"policy {policy!r}" if policy else "the policy"
         lines.append(f"stopped: {name} failed alike again and again and was asked no more; it said: {printable(said)}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.call import REPLAYED
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.sink import JsonLines
 from rollyard.store.values import Note
@@ -49,6 +50,8 @@ class TurnLines(JsonLines):
             "task_id": rollout.task.id,
             "attempt": rollout.attempt,
             "reward": rollout.reward,
+            "parent_rollout": rollout.parent_rollout,
+            "parent_call": rollout.parent_call,
         }
         for index, turn in enumerate(turns(rollout.trajectory)):
             prompt = rollout.captured.prompt_ids(turn.call_id)
@@ -57,6 +60,7 @@ class TurnLines(JsonLines):
                 {
                     **same,
                     "turn": index,
+                    "replayed": REPLAYED in rollout.captured.record(turn.call_id).flaws,
                     **msgspec.structs.asdict(turn),
                     "prompt_ids": None if prompt is None else list(prompt),
                 }
@@ -102,6 +106,10 @@ def attempt_line(rollout: Rollout) -> dict[str, Any]:
         "grade": verdict.grade if verdict is not None else None,
         "failure": None if failure is None else msgspec.to_builtins(failure),
         "usage": rollout.usage,
+        "parent_rollout": rollout.parent_rollout,
+        "parent_call": rollout.parent_call,
+        "replayed": rollout.replayed,
+        "pinned": rollout.pinned,
         "labels": rollout.labels,
         "started_at": rollout.started_at,
         "wall_s": rollout.wall_s,
@@ -134,6 +142,9 @@ def sample_line(row: Sample) -> dict[str, Any]:
         "reward": row.reward,
         "parent_index": row.parent,
         "shared_tokens": row.shared,
+        "parent_rollout": row.parent_rollout,
+        "parent_call": row.parent_call,
+        "own_from": row.own_from,
         "stale_call_ids": list(row.stale_call_ids),
         "routed_experts": None if row.experts is None else row.experts.to_base64(),
     }

@@ -5,8 +5,8 @@ import json
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0008"
-down_revision = "0007"
+revision = "0009"
+down_revision = "0008"
 
 COUNTS = ("cached_tokens", "merged_calls", "merged_rows", "call_tokens", "row_tokens", "tree_tokens")
 LINES = (
