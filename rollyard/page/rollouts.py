@@ -26,6 +26,7 @@ from rollyard.runs.report.report import run_prices
 from rollyard.runs.report.spending import Prices, cost, find_price
 from rollyard.store import Store
 from rollyard.store.exports.export import tools_named
+from rollyard.store.listing import find_branches
 from rollyard.store.values import StoredEvent, row_of
 from rollyard.trajectory.branch import Branch
 from rollyard.trajectory.trajectory import Trajectory
@@ -83,6 +84,7 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
             for tool in await tools_named(store, digest)
         ],
         "neighbours": await find_neighbours(store, row_of(found)),
+        "lineage": await find_branches(store, found),
         "branches": branches[:CHIPS],
         "all_branches": len(branches),
         "branch": chosen,

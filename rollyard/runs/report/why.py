@@ -70,7 +70,8 @@ def _cause(rollout: Rollout) -> tuple[str, str]:
     if failure is not None:
         return _failed(failure), failure.hint or _remedy(rollout, failure.boundary)
     if rollout.status == "budget":
-        return f"it ran out of its budget: {rollout.stop_reason}", "give more with --max-calls or --max-tokens"
+        more = f"`rollyard continue {rollout.id}` goes on from there; a new run is given more with --max-calls"
+        return f"it ran out of its budget: {rollout.stop_reason}", more
     if verdict is None:
         return "it was never judged: the task has no verifier", "docs/verifiers.md says how to give it one"
     if verdict.reward is None:
