@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from markupsafe import Markup
 
 from rollyard.core.call import CallRecord
 from rollyard.core.errors import ConfigError
@@ -98,9 +99,13 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
         "command": _find_command(events) or _command(found, config),
         "diff": step_texts.diff_lines(found.diff or ""),
         "cut": step_texts.cut,
-        "terminal": lambda text: markup.terminal(step_texts.cut(text)),
+        "terminal": _terminal,
         **_window(branches, chosen, 0, call_costs(found, prices)),
     }
+
+
+def _terminal(text: str) -> Markup:
+    return markup.terminal(step_texts.cut(text))
 
 
 async def find_terms(store: Store, found: Rollout) -> tuple[Prices, Mapping[str, Any]]:

@@ -111,6 +111,8 @@ async def test_words_are_searched_notes_are_kept_and_a_run_shows_its_course(tmp_
             assert "I <mark>give</mark> <mark>up</mark>." in found
             _, _, found, _ = await get(f"{url}/search?q=script+owned&run={run_id}")
             assert "<mark>script</mark>" in found and "<script>document" not in found
+            _, _, found, _ = await get(f"{url}/search?q=%22%3Cscript%3Edocument%22")
+            assert "<mark>&lt;script&gt;document</mark>" in found and "<script>document" not in found
             _, _, tokens, _ = await get(f"{url}/rollouts/{good.id}/tokens")
             assert 'title="id 100, logprob 0.0000, probability 1">d</span>' in tokens
             at = f"{url}/rollouts/{good.id}/notes"
