@@ -19,7 +19,7 @@ def export(
     out: Annotated[str, typer.Option(help="file to write (a directory for atif)")],
     format: Annotated[
         str | None,
-        typer.Option(help="jsonl, turns, samples, parquet, atif or html; by default from the suffix of --out"),
+        typer.Option(help="jsonl, turns, samples, parquet, atif, inspect or html; by default from the suffix of --out"),
     ] = None,
     store: StoreOption = STORE,
     unscored: Annotated[

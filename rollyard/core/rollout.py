@@ -182,3 +182,9 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def error(self) -> str | None:
         return self.failure.message if self.failure is not None else None
+
+    def _repr_html_(self) -> str:
+        """In a notebook."""
+        from rollyard.core.html import draw_rollout
+
+        return draw_rollout(self)

@@ -33,6 +33,7 @@ from rollyard.store import rollouts as _rollouts
 from rollyard.store import runs as _runs
 from rollyard.store import texts as _texts
 from rollyard.store.database import Database
+from rollyard.store.frames import RolloutList
 from rollyard.store.methods import Records, reads, writes, writes_at, writes_lease
 from rollyard.store.migrate import prepare
 from rollyard.store.sqlite import SQLite, Synchronous
@@ -157,6 +158,10 @@ class Store(Records):
             if len(found) < _STREAMED:
                 return
             last = found[-1].id
+
+    async def all_rollouts(self, run_id: str) -> RolloutList:
+        """All rollouts of a run at once, without files and calls: a list that is a data frame too."""
+        return RolloutList([rollout async for rollout in self.rollouts(run_id)])
 
     list_rollouts = reads(_rollouts.page)
     lines = reads(_rollouts.lines)

@@ -68,6 +68,12 @@ class Trajectory:
 
         return turns(self)
 
+    def _repr_html_(self) -> str:
+        """In a notebook."""
+        from rollyard.trajectory.html import draw_trajectory
+
+        return draw_trajectory(self)
+
     def messages(self, call_id: str) -> tuple[Message, ...]:
         """The canonical messages that a call's answer was sampled from."""
         leaf = self.record(call_id).prompt_leaf

@@ -1,6 +1,7 @@
-"""How a run shows itself while it works: `rich` (a live table), `plain` (a line per attempt), `json` (a line per event), `none`.
+"""How a run shows itself while it works: `rich` (a live table), `notebook` (the same in a Jupyter cell), `plain` (a line per
+attempt), `json` (a line per event), `none`.
 
-All four take the same two things: events as they happen and rollouts as they end.
+All of them take the same two things: events as they happen and rollouts as they end.
 """
 
 from __future__ import annotations
@@ -40,14 +41,21 @@ class Display(Protocol):
 
 def display(style: str, out: IO[str] | None = None) -> Display:
     stream: IO[str] = out if out is not None else sys.stderr
-    if style == "auto":
-        style = "rich" if moves_cursor(stream) else "plain"
     from rollyard.runs.display.live import LiveDisplay
+    from rollyard.runs.display.notebook import NotebookDisplay, in_notebook
 
-    kinds: dict[str, type[Display]] = {"rich": LiveDisplay, "plain": _Plain, "json": _Json, "none": Silent}
+    if style == "auto":
+        style = "notebook" if out is None and in_notebook() else "rich" if moves_cursor(stream) else "plain"
+    kinds: dict[str, type[Display]] = {
+        "rich": LiveDisplay,
+        "notebook": NotebookDisplay,
+        "plain": _Plain,
+        "json": _Json,
+        "none": Silent,
+    }
     if style not in kinds:
         raise ConfigError(f"no display named {style!r}; there are {', '.join(kinds)} and auto")
-    return kinds[style](stream)  # type: ignore[call-arg]  # all four take the stream
+    return kinds[style](stream)  # type: ignore[call-arg]  # all take the stream
 
 
 def moves_cursor(stream: IO[str]) -> bool:

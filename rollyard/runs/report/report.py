@@ -10,11 +10,12 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from anyio import to_thread
 
+from rollyard.core import html
 from rollyard.core.failure_groups import FailureGroup, group_failures
 from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.runs.report import statistics
@@ -22,10 +23,13 @@ from rollyard.runs.report.spending import Price, Prices, cost
 from rollyard.runs.report.statistics import Groups, Interval
 from rollyard.runs.report.tree import TreeLeaf, TreeNode, draw_tree, leaf_of, tree_nodes
 from rollyard.store import Store
+from rollyard.store.frames import pandas_frame, polars_frame
 from rollyard.store.listing import printable
 from rollyard.store.values import RolloutRow, RunInfo, line_name, row_of
 
 if TYPE_CHECKING:
+    import pandas
+    import polars  # pyright: ignore[reportMissingImports]
     from rich.console import Console
 
 SOLVED = 1.0
@@ -81,6 +85,27 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return text(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each agent (and policy): its fields, with intervals as `NAME`, `NAME_low` and `NAME_high`."""
+        return [_flat(line) for line in self.lines]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        rows = self.rows()
+        return pandas_frame(rows, list(dict.fromkeys(name for row in rows for name in row)))
+
+    def to_polars(self) -> polars.DataFrame:
+        rows = self.rows()
+        return polars_frame(rows, list(dict.fromkeys(name for row in rows for name in row)))
+
+    def _repr_html_(self) -> str:
+        """In a notebook."""
+        names, scores, spent = _columns(self.lines)
+        head, *rows = zip(names, *scores, *spent, strict=True)
+        said = f"run {self.run_id}: {self.tasks} tasks, {self.attempts} attempts, {self.scored} scored"
+        failed = [(group.count, group.boundary, group.message) for group in self.failure_groups]
+        failures = [html.fold(f"{len(failed)} kinds of failure", html.table((), failed))] if failed else []
+        return html.block(html.line(said), html.table(head, rows), *failures)
 
 
 _MERGED = {
@@ -271,6 +296,18 @@ def text(report: Report, width: int = 240) -> str:
         name = f"policy {policy!r}" if policy else "the policy"
         lines.append(f"stopped: {name} failed alike again and again and was asked no more; it said: {printable(said)}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _flat(line: ReportRow) -> dict[str, Any]:
+    """A line whose every field is one value."""
+    intervals = {"reward": line.reward}
+    intervals |= {f"pass@{k}": found for k, found in line.pass_at.items()}
+    intervals |= {f"pass^{k}": found for k, found in line.pass_hat.items()}
+    fields: dict[str, Any] = {"name": line.name, "tasks": line.tasks, "attempts": line.attempts, "scored": line.scored}
+    for name, found in intervals.items():
+        fields |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+    rest = ("prompt_tokens", "completion_tokens", "calls", "wall_s", "cost", "calls_per_row", "saved_by_tree")
+    return {**fields, **{name: getattr(line, name) for name in rest}}
 
 
 Column = list[str]

@@ -26,6 +26,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.sequences import as_tuple
 from rollyard.core.task import Task
 from rollyard.gate import Gate
+from rollyard.runs.display.notebook import EndedCounts
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
@@ -87,6 +88,7 @@ class Run:
         self.id = self._work.run_id
         self.owed = 0
         self.done = 0
+        self._ended = EndedCounts()
 
     async def __aenter__(self) -> Self:
         if not self._work.tasks:
@@ -114,7 +116,12 @@ class Run:
 
     async def __aiter__(self) -> AsyncIterator[Rollout]:
         async for found in self._crew:
+            self._ended.add(found)
             yield found
+
+    def _repr_html_(self) -> str:
+        """In a notebook: how far it is."""
+        return self._ended.draw(self.id, self.owed, self.done)
 
     async def cancel(self) -> None:
         """End the run: rollouts in flight are cancelled and their attempts stay owed."""

@@ -15,7 +15,6 @@ from rollyard.core.agent import DEFAULT_AGENT, Agent
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.home import default_store
 from rollyard.core.protocols import Backend, Policy
-from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
 from rollyard.gate import Gate
 from rollyard.policy import PolicyText
@@ -26,6 +25,7 @@ from rollyard.runs.run.drive import say_skipped
 from rollyard.runs.run.policy_health import check_servers
 from rollyard.runs.run.run import Run, agents_of
 from rollyard.store import Store
+from rollyard.store.frames import RolloutList
 from rollyard.tasks.taskset import Taskset
 from rollyard.tasks.verifiers.python import Checks
 
@@ -43,7 +43,7 @@ async def run(
     verifier: Checks | None = None,
     progress: str | Display = "none",
     **fields: Any,
-) -> list[Rollout]:
+) -> RolloutList:
     """Run agents on tasks and give the rollouts, in the order they ended.
 
         rollouts = await ry.run("tasks", agent="claude-code", base_url=url, model="m", attempts=4)
@@ -68,7 +68,7 @@ async def run(
             chosen, gate=gate, store=kept, config=config, agent=list(agents.values()), sandbox=sandbox, verifier=verifier,
             policies=opened if len(opened) > 1 else None, sink=shown.event,
         )  # fmt: skip
-        done: list[Rollout] = []
+        done = RolloutList()
         async with running:
             shown.begin(running.id, running.owed, running.done)
             async for rollout in running:

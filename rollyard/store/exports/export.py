@@ -12,13 +12,14 @@ import msgspec
 from rollyard.core.errors import ConfigError, StoreError, UnknownName
 from rollyard.core.message import ToolSpec
 from rollyard.core.rollout import Rollout
+from rollyard.store.exports.inspect import InspectLog
 from rollyard.store.exports.lines import AttemptLines, SampleLines, TurnLines
 from rollyard.store.exports.sink import JsonLines, Writer
 from rollyard.store.listing import run_id
 from rollyard.store.store import Store
 
-Format = Literal["jsonl", "turns", "samples", "parquet", "atif"]
-_BY_SUFFIX: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", ".json": "atif"}
+Format = Literal["jsonl", "turns", "samples", "parquet", "atif", "inspect"]
+_BY_SUFFIX: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", ".json": "atif", ".eval": "inspect"}
 _tools = msgspec.msgpack.Decoder(tuple[ToolSpec, ...])
 
 
@@ -49,11 +50,13 @@ async def export(
     chosen = _choose_format(format, path)
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is not a directory")
-    await store.get_run(run_id)
+    info = await store.get_run(run_id)
     count, refused = 0, 0
     refused_at = path.with_name(path.name + ".refused.jsonl")
     with ExitStack() as stack:
         writer = stack.enter_context(_writer(chosen, path, unscored))
+        if isinstance(writer, InspectLog):
+            writer.info = info
         refusals: JsonLines | None = None
         async for rollout in store.rollouts(run_id, trajectories=chosen != "jsonl"):
             if chosen == "atif":
@@ -100,6 +103,8 @@ def _writer(format: Format, path: Path, unscored: bool) -> Writer:
             from rollyard.store.exports.atif import AtifDocuments
 
             return AtifDocuments(path)
+        case "inspect":
+            return InspectLog(path)
 
 
 async def _give_tools(store: Store, rollout: Rollout, writer: Writer) -> None:
