@@ -1,23 +1,40 @@
-"""`python -m bench [NAME ...]`: run the benchmarks one after the other, each in a process of its own."""
+"""`python -m bench [NAME ...]`: run the benchmarks one after the other, each in a process of its own, then print every figure
+with its budget and its ratio to the last recorded run. `--record` makes this run the recorded one."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+
+from bench import figures
 
 BENCHES = ("sandbox", "relay", "wire", "tokens", "store", "gate", "envs", "rollouts", "page", "plane")
 
 
 def main() -> int:
-    wanted = sys.argv[1:] or BENCHES
-    if unknown := set(wanted) - set(BENCHES):
-        print(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHES)}")
+    parser.add_argument("--record", action="store_true", help=f"keep the figures in {figures.BASELINE.name}")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - set(BENCHES):
+        parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
     failed = []
-    for name in wanted:
-        print(f"\n== {name}", flush=True)
-        if subprocess.run([sys.executable, "-m", f"bench.{name}"], check=False).returncode:
-            failed.append(name)
+    with tempfile.TemporaryDirectory(prefix="ry-bench-") as folder:
+        where = Path(folder) / "figures"
+        for name in asked.names or BENCHES:
+            print(f"\n== {name}", flush=True)
+            environment = {**os.environ, figures.VARIABLE: str(where)}
+            if subprocess.run([sys.executable, "-m", f"bench.{name}"], check=False, env=environment).returncode:
+                failed.append(name)
+        found = figures.read(where)
+    before = figures.recorded()
+    print(f"\n== every figure\n{figures.table(found, before)}")
+    if asked.record:
+        figures.record(found, before)
     if failed:
         print(f"\nover budget or broken: {', '.join(failed)}")
     return 1 if failed else 0

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from bench import peers
+from bench.figures import note
 from bench.load import rss_mb
 
 ECHO = Path(__file__).parents[1] / "examples" / "envs" / "echo.py"
@@ -300,15 +301,8 @@ def main() -> int:
     pairs = measure(asked)
     pythons = {"theirs": str(peers.venv("openenv"))}
     figures = report(pairs, {n: import_cost(pythons.get(n, sys.executable), code) for n, code in IMPORTS.items()})
-    over = 0
     print()
-    for name, bound, sense in BUDGETS:
-        good = figures[name] <= bound if sense == "<=" else figures[name] >= bound
-        over += not good and sense != "goal"
-        word = "ok" if good else "not reached" if sense == "goal" else "OVER"
-        said = f"goal >= {bound:g}" if sense == "goal" else f"budget {sense} {bound:g}"
-        print(f"{name:46} {figures[name]:8.2f}   {said:16} {word}")
-    return 1 if over else 0
+    return 0 if all([note(name, figures[name], bound, sense) for name, bound, sense in BUDGETS]) else 1
 
 
 if __name__ == "__main__":

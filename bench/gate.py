@@ -28,6 +28,7 @@ from pathlib import Path
 import uvloop
 
 from bench import peers
+from bench.figures import note
 from bench.load import Window, connect, request, rss_mb
 
 END = b"done."
@@ -393,9 +394,7 @@ def main() -> int:
             for target in [*targets, server]:
                 target.stop()
     print()
-    for name, value, bound in results:
-        print(f"{'ok  ' if value <= bound else 'OVER'} {name:36} {value:8.2f}  (budget {bound:g})")
-    return 0 if all(value <= bound for _, value, bound in results) else 1
+    return 0 if all([note(name, value, bound) for name, value, bound in results]) else 1
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+from bench.figures import note
 from rollyard.core.call import Call, Reply, Usage, floats, ids
 from rollyard.core.events import Event
 from rollyard.core.lease import Attempt
@@ -180,7 +181,7 @@ def measure(store: Path, asked: dict[str, str], repeat: int) -> bool:
         assert server.stdout is not None
         try:
             url = json.loads(server.stdout.readline())["url"].rstrip("/")
-            within = True
+            most = 0.0
             print(f"{'page':28} {'first ms':>9} {'cpu ms':>7} {'again ms':>9} {'cpu ms':>7} {'kB':>6}")
             for name, path in asked.items():
                 before = cpu(server.pid)
@@ -189,10 +190,10 @@ def measure(store: Path, asked: dict[str, str], repeat: int) -> bool:
                 again = median(ask(url + path)[0] for _ in range(repeat))
                 used, later = middle - before, (cpu(server.pid) - middle) / repeat
                 slow = "  over" if used > BUDGET_S else ""
-                within = within and not slow
                 times = f"{first * 1e3:9.0f} {used * 1e3:7.0f} {again * 1e3:9.0f} {later * 1e3:7.0f}"
                 print(f"{name:28} {times} {size / 1e3:6.0f}{slow}")
-            return within
+                most = max(most, used)
+            return note("s of CPU for the slowest first page", most, BUDGET_S)
         finally:
             server.terminate()
 

@@ -25,6 +25,7 @@ from statistics import median, quantiles
 
 import aiohttp
 
+from bench.figures import note
 from rollyard.core.ids import new_id
 from rollyard.core.plane import AdmissionTerms, Instance, InstancePlan
 from rollyard.plane.engines.noop import NoopEngine
@@ -214,10 +215,11 @@ async def main() -> int:
         print(json.dumps({"gateway": await gateway(folder / "local", asked.seconds)}), flush=True)
     # the last claim finds nothing; every other round is one to claim and one to end
     most = 2 * -(-asked.sweep // BATCH) + 1
-    over = [f"creates_share {made['creates_share']} < {CREATES_SHARE}"] if made["creates_share"] < CREATES_SHARE else []
-    over += [f"transactions {swept['transactions']} > {most}"] if swept["transactions"] > most else []
-    print("; ".join(over) or "within budget")
-    return 1 if over else 0
+    within = [
+        note("creates/s, share of a bare route's", made["creates_share"], CREATES_SHARE, ">="),
+        note(f"transactions of a sweep of {asked.sweep}", swept["transactions"], most),
+    ]
+    return 0 if all(within) else 1
 
 
 if __name__ == "__main__":

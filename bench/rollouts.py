@@ -3,13 +3,16 @@
 Ratios of one run. `alone` is the agent's process time inside an open sandbox with a gate that answers at once; a rollout does all
 the rest too: opening, preparing, stopping, copying out, judging in a fresh sandbox, keeping.
 
-    python -m bench.rollouts [--count 500] [--parallel 8]
+With `--workers`, the same run shared among so many processes of this machine.
+
+    python -m bench.rollouts [--count 500] [--parallel 8] [--workers 1 2 4]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import resource
 import tempfile
 import time
@@ -17,7 +20,10 @@ from pathlib import Path
 from statistics import median
 
 import rollyard as ry
+from bench.figures import note
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.runs import RunConfig
+from rollyard.runs.run.executor import executor
 
 SCRIPT = {"steps": [{"shell": "echo hello > out.txt"}, {"text": "done"}]}
 
@@ -63,14 +69,39 @@ async def measure(count: int, parallel: int) -> dict[str, float]:
     }
 
 
+async def share(count: int, parallel: int, workers: int) -> float:
+    """Rollouts a second of a run that so many processes share, from the first to the last that ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.json"
+        script.write_text(json.dumps(SCRIPT))
+        config = RunConfig(policies={"policy": f"scripted:{script}"})
+        async with ry.Store.open(Path(folder) / "runs.db") as store:
+            ended: list[float] = []
+            where = executor("local", workers=workers)
+            options = {"agent": "shell-agent", "store": store, "config": config, "parallel": parallel}
+            async with ry.Run(tasks(count), executor=where, **options) as run:
+                async for rollout in run:
+                    assert rollout.reward == 1.0, rollout
+                    ended.append(time.monotonic())
+    return (count - 1) / (ended[-1] - ended[0])
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--parallel", type=int, nargs="*", default=[1, 8])
+    parser.add_argument("--workers", type=int, nargs="*", default=[])
     asked = parser.parse_args(argv)
+    first = 0.0
+    for workers in asked.workers:
+        rate = asyncio.run(share(asked.count, max(asked.parallel), workers))
+        first = first or rate
+        print(f"{workers:3} workers, {max(asked.parallel)} parallel: {rate:8.2f} rollouts/s, {rate / first:5.2f}x")
+    if asked.workers:
+        return
     for parallel in asked.parallel:
         for name, value in asyncio.run(measure(max(20, asked.count // (8 if parallel == 1 else 1)), parallel)).items():
-            print(f"{name:34} {value:10.3f}")
+            note(f"{name}, {parallel} parallel", value)
         print()
 
 

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import rollyard as ry
+from bench.figures import note
 from rollyard.sandbox.local.backend import LocalBackend
 
 # what -> the most times `subprocess.run(["true"])` it may take
@@ -63,10 +64,8 @@ class Times:
             f"{percentile(values, 0.5) * 1e3:8.2f} {percentile(values, 0.95) * 1e3:8.2f}"
             for values in (self.own, self.true)
         )
-        budget = BUDGETS.get(self.name)
-        verdict = "" if budget is None else f"  {'ok' if self.ratio <= budget else 'OVER'} (budget {budget:g}x)"
         quiet = percentile(self.own, 0.1) / percentile(self.true, 0.1)
-        print(f"{self.name:26} {own}   {true}   {self.ratio:6.1f}x {quiet:6.1f}x{verdict}", flush=True)
+        print(f"{self.name:26} {own}   {true}   {self.ratio:6.1f}x {quiet:6.1f}x", flush=True)
 
 
 async def latencies(backend: LocalBackend, samples: int) -> dict[str, Times]:
@@ -209,14 +208,14 @@ async def measure(samples: int, live: int) -> bool:
                 row.show()
             fork = percentile(times["fork"].own, 0.5) / percentile(times["open"].own, 0.5)
             pooled = percentile(times["pooled"].own, 0.5) * 1e3
-            print(
-                f"\nfork to open {fork:.2f} (budget {MAX_FORK_TO_OPEN}), pooled {pooled:.3f} ms (budget {MAX_POOLED_MS} ms)"
-            )
             await burst(backend, 64)
             memory = await density(backend, live)
-            print(f"memory {'ok' if memory <= MAX_MB else 'OVER'} (budget {MAX_MB} MB)\n")
-    fits = all(times[name].ratio <= budget for name, budget in BUDGETS.items())
-    return fits and fork <= MAX_FORK_TO_OPEN and pooled <= MAX_POOLED_MS and memory <= MAX_MB
+    print()
+    within = [note(f"{name} / running `true`", times[name].ratio, budget) for name, budget in BUDGETS.items()]
+    within.append(note("fork / open", fork, MAX_FORK_TO_OPEN))
+    within.append(note("ms of an open from the pool", pooled, MAX_POOLED_MS))
+    within.append(note("MB of a live sandbox", memory, MAX_MB))
+    return all(within)
 
 
 def main() -> int:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import uvloop
 
+from bench.figures import note
 from rollyard.core.call import Call, Reply, floats, ids
 from rollyard.core.delta import Delta
 from rollyard.core.lease import Attempt
@@ -101,9 +102,10 @@ def placing() -> None:
     gc.collect()
     turns = ROLLOUTS * TURNS
     first, last = (spent[turn] / ROLLOUTS / 1000 for turn in (0, TURNS - 1))
-    print(f"placing   first turn {first:.0f} us, twentieth {last:.0f} us ({last / first:.2f}x; its bodies are larger)")
-    print(f"          {(rss_kb() - before) / turns:.1f} kB of memory per turn")
-    print(f"          {stored / turns / 1000:.1f} kB kept per turn of {received / turns / 1000:.1f} kB received")
+    note("us to place the first turn", first)
+    note("us to place the twentieth turn, of larger bodies", last)
+    note("kB of memory per turn", (rss_kb() - before) / turns)
+    print(f"{stored / turns / 1000:.1f} kB kept per turn of {received / turns / 1000:.1f} kB received")
 
 
 def chat_calls(count: int):
@@ -167,10 +169,9 @@ async def committing(folder: Path) -> None:
     lowest = await floor(folder, 6400)
     many = await commits(folder, 6400, 64)
     one = await commits(folder, 640, 1)
-    print(
-        f"commit    {many:.0f} us of CPU per call with 64 callers, {many / lowest:.1f}x the bare rows ({lowest:.0f} us)"
-    )
-    print(f"          {one:.0f} us with one caller (no group to share)")
+    note("us of CPU per commit, 64 callers", many)
+    note("CPU of a commit, 64 callers / its bare rows", many / lowest)
+    note("us of CPU per commit, one caller", one)
 
 
 async def claims(folder: Path, count: int = 2000) -> None:
@@ -188,7 +189,7 @@ async def claims(folder: Path, count: int = 2000) -> None:
 
         start = time.process_time()
         await asyncio.gather(*(worker(f"w{n}") for n in range(16)))
-        print(f"claims    {(time.process_time() - start) / count * 1e6:.0f} us of CPU per attempt claimed and settled")
+        note("us of CPU per attempt claimed and settled", (time.process_time() - start) / count * 1e6)
 
 
 async def exporting(folder: Path, count: int) -> None:
@@ -218,10 +219,9 @@ async def exporting(folder: Path, count: int) -> None:
         done = await export(store, run, folder / "rows.parquet")
         watching.cancel()
         seconds = time.process_time() - start
-        print(
-            f"export    {done.rows} rows of about 7,000 tokens, {seconds / done.rows * 1e3:.2f} ms of CPU per row, "
-            f"memory grew by {(peak - before) / 1000:.0f} MB at most"
-        )
+        print(f"export    {done.rows} rows of about 7,000 tokens")
+        note("ms of CPU per exported row", seconds / done.rows * 1e3)
+        note("MB that memory grew by in an export", (peak - before) / 1000)
 
 
 async def main() -> None:

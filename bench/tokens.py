@@ -18,6 +18,7 @@ import time
 from msgspec.structs import replace
 
 import rollyard as ry
+from bench.figures import note
 from rollyard.core.call import Call, Reply, floats
 from rollyard.core.message import Message, Text, tools_digest
 from rollyard.policy.prompts import Prompts
@@ -128,7 +129,7 @@ def main() -> None:
             f"turn {row['turn']:4d}  {row['prompt_tokens']:7d} tokens  bridge {row['bridge_ms']:7.3f} ms  "
             f"render {row['render_ms']:8.3f} ms  render/bridge {ratio:6.1f}"
         )
-    print(f"bridge at turn {rows[-1]['turn']} / turn {rows[0]['turn']}: {flat:.2f}")
+    note(f"bridge at turn {rows[-1]['turn']} / turn {rows[0]['turn']}", flat)
 
 
 if __name__ == "__main__":

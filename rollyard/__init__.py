@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rollyard.envs.env import Env as Env
     from rollyard.envs.env import StepResult as StepResult
     from rollyard.gate.gate import Gate as Gate
+    from rollyard.runs.branch import branch as branch
     from rollyard.runs.envs import TaskEnv as TaskEnv
     from rollyard.runs.report.report import report as report
     from rollyard.runs.rollout.run_rollout import run_rollout as run_rollout

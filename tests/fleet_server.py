@@ -44,7 +44,7 @@ async def serving(*, worlds=None, key=KEY, **options):
         engine = plane.instances.engines[backend.name]
         tasks = Tasks.from_files(*sorted(WORLDS.glob("*/tasks.json")))
         given = {"admit": one_key(key)} if key else {}
-        app = fleet_app(worlds or load_worlds(WORLDS), plane.instances, engine, tasks=tasks, **given, **options)
+        app = fleet_app(worlds or load_worlds(WORLDS), plane, engine, tasks=tasks, **given, **options)
         seen = Seen(app)
         async with serve_app(seen) as url:
 

@@ -31,6 +31,7 @@ MODULES = {
     "prometheus-client": "prometheus_client",
     "python-multipart": "multipart",
     "runloop-api-client": "runloop_api_client",
+    "markdown-it-py": "markdown_it",
     "pyyaml": "yaml",
     "sqlalchemy": "sqlalchemy",
 }
@@ -47,6 +48,28 @@ BROUGHT = {
     "mcp_types": "mcp",
     "numpy": "pyarrow",
     "yarl": "aiohttp",
+}
+# Tests see what users see. These reach further, and why: "tests/file.py": {"name": reason}.
+REACHES = {
+    "tests/envs/test_verifier_equality.py": {"_process_result": "another project's SDK: what it makes of a result"},
+    "tests/plane/aenv_client.py": {"_instance": "another project's SDK, which tells its instance's id nowhere else"},
+    "tests/plane/conftest.py": {"_asdict": "a named tuple's public method"},
+    "tests/plane/rock_client.py": {"_run_in_session": "another project's SDK: what its own agents call"},
+    "tests/plane/test_fleet.py": {"_async": "another project's SDK: its async client raises a class of its own"},
+    "tests/sandbox/test_remote.py": {"_owned": "at its exit the process is not to ask a server that the test ended"},
+}
+# Tests that let time pass, and why: nothing that they could wait for says when to go on.
+SLEEPS = {
+    "test_our_client_drives_a_real_openenv_server": "another project's server: it tells nobody whom it refused",
+    "test_five_hundred_sessions_step_for_a_minute_in_flat_memory": "memory over a minute is what it measures",
+    "test_no_answered_call_is_lost_in_fifty_kills": "kills at random moments",
+    "test_a_body_that_comes_steadily_is_not_cut_off": "a body that takes longer than the limit between two pieces",
+    "test_a_long_poll_answers_when_something_changes_and_tells_everything_once": "a request begins to wait unseen",
+    "test_one_instance_is_waited_for_until_it_is_in_another_state": "a request begins to wait unseen",
+    "test_a_runner_killed_in_any_stage_resumes_with_nothing_lost_twice_or_left": "kills at several moments",
+    "test_ctrl_c_cleans_up_and_a_second_one_does_not_spoil_it": "a second key press, a moment later",
+    "test_a_cancelled_open_leaves_nothing": "cancels at several moments",
+    "test_pausing_stops_programs_and_resuming_lets_them_go_on": "programs that stand still, for a while",
 }
 # Test set-up only: a model server for our own tests and examples, in requirements-dev.txt.
 FOR_TESTS = {"xllamacpp"}
@@ -89,6 +112,40 @@ def test_a_public_class_name_has_one_meaning():
 
 def test_file_names_are_words_that_a_stranger_would_guess():
     assert [str(path.relative_to(ROOT)) for path in FILES if path.stem in BANNED] == []
+
+
+def test_tests_reach_into_no_private_part():
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()", "os"):
+                names = [node.attr]
+            elif isinstance(node, ast.ImportFrom):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            found[str(path.relative_to(ROOT))].update(n for n in names if re.match(r"_[^_]", n))
+    assert {where: names for where, names in found.items() if names} == {w: set(n) for w, n in REACHES.items()}
+
+
+def test_tests_wait_for_conditions_and_not_for_time():
+    """A sleep is one step of a loop that looks again, or stands for somebody's slow work inside a function of its own."""
+    found: set[str] = set()
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for test in ast.walk(parse(path)):
+            if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef) and test.name.startswith("test_"):
+                found.update(test.name for _ in plain_sleeps(test))
+    assert found == set(SLEEPS)
+
+
+def plain_sleeps(node: ast.AST) -> Iterator[ast.Call]:
+    """Calls of `sleep` with more than 0 seconds, outside of `while` and of functions within."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.While | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.Call) and re.match(r"\w+\.sleep\((?!0\))", ast.unparse(child)):
+            yield child
+        yield from plain_sleeps(child)
 
 
 def sub_package(module: str) -> str:

@@ -13,11 +13,13 @@ from typing import Any
 
 class JumpingSelector(selectors.DefaultSelector):
     now = 0.0
+    count = 0
 
     def select(self, timeout=None):
         ready = super().select(0 if timeout else timeout)
         if not ready and timeout:
             self.now += timeout
+            self.count += 1
         return ready
 
 

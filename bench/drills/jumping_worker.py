@@ -12,7 +12,7 @@ import time
 
 from rollyard.runs.run.assignment import Assignment, select_tasks
 from rollyard.runs.run.config import convert
-from rollyard.runs.run.ray_worker import NodeAssignment, work_here
+from rollyard.runs.run.distant_worker import NodeAssignment, work_here
 from rollyard.runs.run.shipping import Parcels
 from rollyard.store import Store
 from rollyard.tasks.taskset import Taskset

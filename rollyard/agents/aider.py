@@ -60,7 +60,7 @@ agent = Agent(
     },
     wires={"chat": Addition()},
     artifacts=("{home}/.aider/chat.md",),
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     acts_by="edits",
     off=("update check", "analytics", "repository map", "commits", "URL scraping"),
     command=_command,

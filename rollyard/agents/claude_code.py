@@ -119,7 +119,7 @@ agent = Agent(
         adds=Addition(argv=("--mcp-config", _MCP), env={"ROLLYARD_KEY": "{key}"}),
     ),
     artifacts=("{home}/.claude/projects/*",),
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     says_done=True,
     subagent=ToolUse(
         tool="Agent",

@@ -117,7 +117,7 @@ agent = Agent(
     },
     mcp=Mcp(style="cline", file=_MCP, transports=("stdio", "http", "sse")),
     artifacts=("{home}/.cline/data/sessions/*", "{home}/.cline/data/logs/*"),
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     subagent=ToolUse(tool="spawn_agent", args={"task": "{instruction}", "systemPrompt": "Do it."}),
     lingers=True,
     says_done=True,

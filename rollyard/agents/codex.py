@@ -98,7 +98,7 @@ agent = Agent(
     },
     mcp=Mcp(style="codex", file=CONFIG, key="mcp_servers", secret="${ROLLYARD_KEY}"),  # noqa: S106 - a reference
     artifacts=("{home}/.codex/sessions/*",),
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     says_done=True,
     subagent=ToolUse(tool="spawn_agent", args={"message": "{instruction}"}),
     off=("plugins", "analytics", "update check", "web search"),

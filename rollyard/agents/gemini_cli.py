@@ -85,7 +85,7 @@ agent = Agent(
     },
     mcp=Mcp(style="gemini", file=SETTINGS, secret="$GEMINI_API_KEY", transports=("stdio", "http", "sse")),  # noqa: S106
     artifacts=("{home}/.gemini/tmp/*",),
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     says_done=True,
     subagent=ToolUse(tool="invoke_agent", args={"agent_name": "generalist", "prompt": "{instruction}"}),
     lingers=True,

@@ -116,7 +116,7 @@ agent = Agent(
     },
     mcp=Mcp(style="goose", file=CONFIG, key="extensions", secret="${ROLLYARD_KEY}"),  # noqa: S106 - a reference
     artifacts=("{home}/.local/share/goose/sessions/*", "{home}/.local/state/goose/logs/*"),
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     says_done=True,
     off=("session naming call", "telemetry", "keyring"),
     config=_config,

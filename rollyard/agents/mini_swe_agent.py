@@ -59,7 +59,7 @@ agent = Agent(
         ),
     },
     artifacts=(TRAJECTORY,),
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     off=("price map fetch", "cost limit", "first-run questions"),
     events=_events,
 )

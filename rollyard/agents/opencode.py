@@ -123,7 +123,7 @@ agent = Agent(
     },
     mcp=Mcp(style="opencode", file=CONFIG, key="mcp", secret="{env:ROLLYARD_KEY}"),  # noqa: S106 - a reference
     artifacts=("{home}/.local/share/opencode/opencode.db*", "{home}/.local/share/opencode/log/*"),
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     says_done=True,
     subagent=ToolUse(
         tool="task",

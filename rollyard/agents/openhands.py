@@ -67,7 +67,7 @@ agent = Agent(
     wires={"chat": Addition()},
     mcp=Mcp(style="openhands", file="{home}/.openhands/mcp.json", secret="${LLM_API_KEY}"),  # noqa: S106 - a reference
     artifacts=("{home}/.openhands/conversations/*",),
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     subagent=ToolUse(
         tool="task",
         args={"description": "part", "prompt": "{instruction}", "subagent_type": "general-purpose"},

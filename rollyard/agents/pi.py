@@ -126,7 +126,7 @@ agent = Agent(
         "disable_thinking": Addition(argv=("--thinking", "off")),
     },
     artifacts=("{home}/.pi/agent/sessions/*",),
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     says_done=True,
     off=("start-up network", "telemetry"),
     command=_command,

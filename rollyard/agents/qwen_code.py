@@ -82,7 +82,7 @@ agent = Agent(
         adds=Addition(env={"ROLLYARD_KEY": "{key}"}, files={SETTINGS: {"tools": {"toolSearch": {"enabled": False}}}}),
     ),
     artifacts=("{home}/.qwen/projects/*",),
-    needs_isolation="namespace",
+    needs_isolation="landlock",
     says_done=True,
     subagent=ToolUse(
         tool="agent",

@@ -29,6 +29,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "run": "run agents on tasks, or one agent on one instruction",
         "eval": "evaluate agents x models x tasks x attempts from one TOML file",
         "replay": "run a rollout again with the recorded answers",
+        "branch": "go on from one call of a rollout, several times, with other answers",
+        "continue": "go on with a rollout that was cut, or ran out of its budget",
         "rescore": "run the verifier again on stored rollouts",
     },
     "Look": {
@@ -37,6 +39,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "list": "list the runs of a store, or the rollouts of a run",
         "show": "show a run or a rollout: calls, events, verdict, log, diff",
         "why": "say why a rollout ended as it did, with the evidence and what to do",
+        "note": "add notes, labels and scores of your own to a rollout",
         "grep": "search transcripts, tool calls, logs and verdicts for a text",
         "scan": "look for rewards that cannot be trusted: tests touched, answers read, loops, refusals",
         "compare": "compare two runs on the same tasks",

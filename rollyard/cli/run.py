@@ -63,6 +63,13 @@ def run(
         list[str] | None,
         typer.Option(help="with --instruction: SRC:DST file to copy into the sandbox; may be repeated"),
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="processes of this machine that share the work; without it, this one does all")
+    ] = None,
+    tree: Annotated[
+        str | None,
+        typer.Option(help="let each rollout branch: width=4,depth=2,at=3 (children, levels, calls that a level keeps)"),
+    ] = None,
     executor: Annotated[str, typer.Option(help="where rollouts run: local, or ray for a cluster")] = "local",
     ray_address: Annotated[str | None, typer.Option(help="with --executor ray: auto, HOST:PORT or local")] = None,
     per_node: Annotated[int | None, typer.Option(help="with --executor ray: workers on each node")] = None,
@@ -99,8 +106,10 @@ def run(
         executor=executor,
         ray_address=ray_address,
         per_node=per_node,
+        workers=workers,
         name=name,
         strict=strict,
+        tree=tree,
         as_json=as_json,
     )
     shown = make_display("none" if as_json and display == "auto" else display)

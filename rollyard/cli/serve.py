@@ -1,4 +1,4 @@
-"""`rollyard serve gate|env|browser|model|plane`: long-running servers. Each prints one ready line, and stops on SIGTERM."""
+"""`rollyard serve gate|env|browser|model|rollouts|plane`: servers. Each prints one ready line, and stops on SIGTERM."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from rollyard.cli.options import AllowHosts, Port
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.agent import DEFAULT_AGENT
+from rollyard.core.home import STORE
 
 app = typer.Typer(help="run a server", no_args_is_help=True, rich_markup_mode=None)
 
@@ -122,6 +125,63 @@ def env(
                 renderer=renderer,
                 clients_choose=clients_choose,
             ),
+        ),
+        say=lambda ready: typer.echo(ready.json if json else ready.line),
+    )
+
+
+@app.command()
+def rollouts(
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="what answers model calls: upstream:URL, tokens:URL, scripted:FILE; queue for this API's trainer"
+        ),
+    ] = None,
+    base_url: Annotated[str | None, typer.Option(help="URL of a model server, ending in /v1")] = None,
+    model: Annotated[str | None, typer.Option(help="model id to request from the server")] = None,
+    key_env: Annotated[str | None, typer.Option(help="environment variable that holds the model server's key")] = None,
+    store: StoreOption = STORE,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Port = 0,
+    allow_host: AllowHosts = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="file with lines of `OWNER KEY`; without it only this machine is served")
+    ] = None,
+    trainer: Annotated[
+        str | None, typer.Option(help="the owner who takes held calls; of one owner alone, that one")
+    ] = None,
+    tasks: Annotated[Path | None, typer.Option(help="folder of tasksets that jobs may name")] = None,
+    agent: Annotated[str, typer.Option(help="agent of jobs that name none")] = DEFAULT_AGENT,
+    sandbox: Annotated[str, typer.Option(help="sandbox backend")] = "local",
+    parallel: Annotated[int, typer.Option(help="most rollouts of one job at the same time", min=1)] = 8,
+    jobs: Annotated[int, typer.Option(help="most jobs at the same time; the others wait", min=1)] = 4,
+    quota: Annotated[int, typer.Option(help="most jobs of one owner that are not over", min=1)] = 100,
+    callback_host: Annotated[
+        list[str] | None, typer.Option(help="host that jobs may ask to be told at; may be repeated")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
+) -> None:
+    """Serve rollouts to trainers in any language: jobs in, training rows out, over HTTP."""
+    from rollyard.runs.serve_gate import GateOptions
+    from rollyard.train.service.serve import RolloutsOptions, serve_rollouts
+
+    serve_rollouts(
+        RolloutsOptions(
+            store=store,
+            answers=GateOptions(policy=policy, upstream=base_url, model=model, key_env=key_env),
+            host=host,
+            port=port,
+            allow_hosts=tuple(allow_host or ()),
+            keys=keys,
+            trainer=trainer,
+            agent=agent,
+            sandbox=sandbox,
+            parallel=parallel,
+            jobs=jobs,
+            quota=quota,
+            tasks=tasks,
+            callback_hosts=tuple(callback_host or ()),
         ),
         say=lambda ready: typer.echo(ready.json if json else ready.line),
     )

@@ -25,7 +25,8 @@
     │   ├── Unauthorized           unknown or malformed key (401)
     │   ├── SessionClosed          the key's rollout is over (409)
     │   ├── TooLarge               (413)
-    │   └── GateUnreachable        the sandbox cannot reach the gate
+    │   ├── GateUnreachable        the sandbox cannot reach the gate
+    │   └── BranchDiverged         a branch asked something else than its parent did
     ├── PolicyError                boundary: policy
     │   ├── UpstreamError          the model server said no; carries its status
     │   │   └── ContextFull        the prompt does not fit into the model's context: the agent's doing
@@ -228,6 +229,15 @@ class GateUnreachable(GateError):
     status: ClassVar[int] = 503
     code: ClassVar[str] = "gate_unreachable"
     retry: ClassVar[Retry] = "safe"
+
+
+class BranchDiverged(GateError):
+    """A rollout that branches off another one is not where its parent was. The message holds the difference: for the
+    operator alone."""
+
+    status: ClassVar[int] = 409
+    code: ClassVar[str] = "branch_diverged"
+    retry: ClassVar[Retry] = "never"
 
 
 REFUSED_FOR_GOOD = (401, 403, 404)  # how a model server refuses a key or a model's name: asking again is answered alike

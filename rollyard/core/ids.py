@@ -11,6 +11,7 @@ import secrets
 import time
 
 LAST = "last"  # said instead of an id: the newest run
+SHORT = 8  # characters of a short id
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
@@ -24,6 +25,11 @@ def new_id(prefix: str) -> str:
     """`new_id("run")` -> `run_01k9...`: 45 bits of milliseconds, then 80 random bits."""
     at, chance = time.time_ns() // 1_000_000, int.from_bytes(os.urandom(10), "big")
     return f"{prefix}_{_ALPHABET[(at >> 40) & 31]}{_pairs(at, 4)}{_pairs(chance, 8)}"
+
+
+def short_id(id: str) -> str:
+    """The end of an id, by which people name it; that of two things made in the same moment differs."""
+    return id[-SHORT:]
 
 
 def secret(prefix: str = "ry") -> str:

@@ -19,16 +19,44 @@ ROLES: tuple[Role, ...] = ("admin", "owner", "trainer", "agent")
 DATA_PORT = 8081
 EnvStatus = Literal["draft", "released"]
 OwnedKind = Literal["bundle", "snapshot"]
+OnTimeout = Literal["end", "pause", "stop"]
+RecordKind = Literal[
+    "fleet_task",
+    "fleet_verifier",
+    "fleet_job",
+    "fleet_session",
+    "fleet_transcript",
+    "rock_shell",
+    "e2b_program",
+    "project",
+    "build",
+]
+KINDS_OF_INSTANCES: tuple[RecordKind, ...] = (
+    "rock_shell",
+    "e2b_program",
+)  # their scope is an instance, and they end with it
 InstanceState = Literal["creating", "running", "paused", "deleting", "deleted", "expired", "failed"]
+
+
+class EnvBuild(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an image comes from pushed files: `bundle` is their sha256, `context` the folder of them that is built from. With a
+    `dockerfile` (a path below that) it is carried out; without, the files are laid over the image `base` at `target`."""
+
+    bundle: str
+    context: str = ""
+    dockerfile: str | None = None
+    base: str = "host"
+    target: str = "/app"
 
 
 class EnvSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an environment is. `artifacts` are hexadecimal sha256 digests by name. `start` is the program that runs in every
     instance (its arguments are appended); `port` is where the environment's own server of tools, functions, reward and
-    health listens inside."""
+    health listens inside. With `build` the image is made from pushed files, and so is what the files say about starting it."""
 
     description: str = ""
     image: str = "host"
+    build: EnvBuild | None = None
     engine: str | None = None
     resources: Resources = Resources()
     network: Network = "none"
@@ -64,8 +92,14 @@ class EnvRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name}@{self.version}"
 
 
+RENEW_S = 3600.0  # how often the sweep renews what is paused
+_KEPT_S = 7 * 86400.0  # how long an engine keeps what nobody renews
+
+
 class InstancePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is asked for: the journal's record of an intention."""
+    """What an engine is asked for: the journal's record of an intention. At the end of its time an instance ends, or is paused,
+    or is stopped: its programs end, its files stay, and it is paused. One that does not end is kept until it is deleted; with
+    `auto_resume`, a request to it resumes it."""
 
     image: str = "host"
     env: Mapping[str, str] = {}
@@ -75,7 +109,14 @@ class InstancePlan(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[Mount, ...] = ()
     resources: Resources = Resources()
     network: Network = "none"
+    allowed_hosts: tuple[str, ...] = ()
     ttl_s: float = 1800.0
+    on_timeout: OnTimeout = "end"
+    auto_resume: bool = False
+
+    def engine_ttl_s(self, ttl_s: float) -> float:
+        """The time of the engine's own thing: it must not end what the plane pauses."""
+        return ttl_s if self.on_timeout == "end" else ttl_s + _KEPT_S
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +139,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     reason: str | None = None
     ended_at: float | None = None
+
+    @property
+    def ends_with_its_time(self) -> bool:
+        """Whether the sweep ends it when its time is over; otherwise it is paused, and kept."""
+        return self.plan.on_timeout == "end" or self.state not in ("running", "paused")
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,3 +210,18 @@ class Taking(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str | None = None
     labels: Mapping[str, str] = {}
     idle_ttl_s: float | None = None
+
+
+class PlaneRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API keeps beside its instances, found by kind, scope and name on every replica. `data` is JSON. `revision`
+    counts changes: a change says which one was seen, so it is also the fencing number of who works on a record. `due_at` is
+    when somebody has to take it up; who claims it moves that on, and again while at work. None: nothing is left to do."""
+
+    kind: RecordKind
+    scope: str
+    name: str
+    data: str
+    created_at: float
+    updated_at: float
+    revision: int = 0
+    due_at: float | None = None

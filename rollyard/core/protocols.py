@@ -12,11 +12,12 @@ import msgspec
 from rollyard.core.call import Call, CallRecord, Reply
 from rollyard.core.delta import Blob
 from rollyard.core.egress import Egress
+from rollyard.core.errors import Error
 from rollyard.core.events import Event
 from rollyard.core.node import Node
 from rollyard.core.program import Command, ExecOptions, Program, StartOptions
 from rollyard.core.rollout import Rollout, Verdict
-from rollyard.core.sandbox import Capabilities, Exit, Resources, SandboxInfo, SandboxSpec, Stat
+from rollyard.core.sandbox import Capabilities, Exit, Resources, SandboxInfo, SandboxSpec, SandboxUsage, Stat
 from rollyard.core.task import Task
 
 
@@ -109,6 +110,13 @@ class Sandbox(Protocol):
     async def kill(self) -> bool: ...
 
 
+@runtime_checkable
+class MeasuresUsage(Protocol):
+    """A sandbox whose backend says what it uses."""
+
+    async def usage(self) -> SandboxUsage: ...
+
+
 class Opening(Protocol):
     """What `Backend.open` returns: await it for a sandbox you close yourself, or enter it to have it closed."""
 
@@ -176,6 +184,26 @@ class Checkable(Protocol):
     is not there. `model` is what agents call it. Raises; a server that is only busy passes."""
 
     async def check(self, model: str) -> None: ...
+
+
+class Prefix(Protocol):
+    """How a rollout begins that branches off another one: its parent's calls, answered as they were. `take` gives a call as
+    the policy is to see it, and the recorded answer where it lies before the branch point; it raises `BranchDiverged`, which
+    `diverged` keeps, where the call is not the parent's. `pinned` counts the calls of the prefix that differed in clock and
+    ids alone, and were taken in the parent's words."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the branch point was asked for."""
+        ...
+
+    diverged: Error | None
+    pinned: int
+
+    def take(self, call: Call) -> tuple[Call, Reply | None]: ...
+    def unreached(self) -> Error:
+        """What to say of a rollout that ended before its branch point."""
+        ...
 
 
 class RawRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -142,6 +142,10 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     workdir: bytes | None = None  # a tar of the working directory as the agent left it
     artifacts: Mapping[str, str] = {}  # name -> blob digest
     diff: str | None = None
+    parent_rollout: str | None = None  # that it branches off, at `parent_call` (`end`: after its last answer)
+    parent_call: str | None = None
+    replayed: int = 0  # calls that were answered as the parent's were; `calls` and `usage` are without them
+    pinned: int = 0  # of those and the branch point, how many differed from the parent's in clock and ids alone
     calls: int = 0
     usage: Mapping[str, int] = {}
     merged: MergeCounts | None = None  # None where no tokens were captured

@@ -150,6 +150,19 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
         return (self.stdout + self.stderr).decode("utf-8", "backslashreplace")
 
 
+class SandboxUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox has used of the processors since it was opened, in seconds of one of them, and what it uses now, in bytes.
+    `cpus`, `memory_total` and `disk_total` are what it could."""
+
+    cpu_s: float
+    cpus: float
+    memory: int
+    memory_total: int
+    memory_cache: int
+    disk: int
+    disk_total: int
+
+
 class Stat(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     kind: Literal["file", "dir", "symlink", "other"]

@@ -8,6 +8,7 @@ is about that session; without it, as in OpenEnv, an environment is made for the
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from hmac import compare_digest
@@ -44,7 +45,8 @@ _TASK_VERBS = ("tasks", "num_tasks", "task", "task_range")
 
 class EnvServer:
     """`production=True` serves only tools: no reset, step or state for anybody. `splits` are the tasks clients may look
-    through, where they are not the class's own. `keep` is a folder in which sessions survive the server's death."""
+    through, where they are not the class's own. `keep` is a folder in which sessions survive the server's death;
+    leases run out by `clock`."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class EnvServer:
         production: bool = False,
         splits: Splits | None = None,
         keep: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kind: Any = make
         self.name = name or getattr(make, "__name__", "env")
@@ -69,6 +72,7 @@ class EnvServer:
             name=self.name,
             gym=not production,
             journal=SessionJournal(keep) if keep is not None else None,
+            clock=clock,
         )
         self._tasks = TaskApi(self.name, splits if splits is not None else getattr(make, "splits", {}))
         self._mcp = McpEndpoint(self._sessions)

@@ -56,7 +56,13 @@ class EnvSession:
     journal has of it."""
 
     def __init__(
-        self, env: Env, terms: SessionTerms, watch: SessionObserver, *, left: JournalRecord | None = None
+        self,
+        env: Env,
+        terms: SessionTerms,
+        watch: SessionObserver,
+        *,
+        left: JournalRecord | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lease, self.agent_key = secret("lease"), secret("agent")
         self.id = new_id("es") if left is None else left.session
@@ -66,7 +72,8 @@ class EnvSession:
         self.attached = 0  # connections that hold it; an old one may be noticed dead after a new one came
         self.closed = False
         self.heard: Heard | None = None  # whoever is told of progress
-        self.used_at = time.monotonic()
+        self._clock = clock
+        self.used_at = clock()
         self.toolset = _toolset_of(env)
         self._env = env
         self._gym = terms.gym
@@ -96,10 +103,10 @@ class EnvSession:
 
     @property
     def expired(self) -> bool:
-        return not self.live and time.monotonic() > self.used_at + self.lease_s
+        return not self.live and self._clock() > self.used_at + self.lease_s
 
     def touch(self) -> None:
-        self.used_at = time.monotonic()
+        self.used_at = self._clock()
 
     def holds(self, lease: str) -> bool:
         return compare_digest(self.lease_hash, digest(lease))
@@ -113,7 +120,7 @@ class EnvSession:
     ) -> asyncio.Future[EnvResult]:
         """Start a move (reset, step, state, tools, call); one that was begun under this id is not run again. `deliver` gets
         the answer as soon as there is one."""
-        self.used_at = time.monotonic()
+        self.used_at = self._clock()
         if self.closed:
             raise EnvRefused("SESSION_ERROR", "the session is closed")
         if move not in MOVES or (move in GYM and not self._gym):
@@ -183,7 +190,7 @@ class EnvSession:
             answer = await self._run_in_turn(move, given, request_id)
         finally:
             self._moves.discard(asyncio.current_task())  # pyright: ignore[reportArgumentType] - this is that task
-            self.used_at = time.monotonic()
+            self.used_at = self._clock()
         if deliver is not None:
             deliver(answer)
         return answer

@@ -8,6 +8,7 @@ when it is asked for, not before.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -22,12 +23,10 @@ from rollyard.envs.results import EnvRefused
 from rollyard.envs.session import EnvSession, SessionObserver, SessionTerms, digest
 from rollyard.envs.telemetry import Telemetry
 
-_REAP_S = 1.0
-
 
 class EnvLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`lease_s`: how long a session lives with nobody attached; `deadline_s`: of one move. Clients may ask for other values
-    up to the `max_` ones."""
+    up to the `max_` ones. `reap_s`: how often abandoned ones are looked for."""
 
     capacity: int = 64
     lease_s: float = 60.0
@@ -36,6 +35,7 @@ class EnvLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_deadline_s: float = 7200.0
     max_queue_s: float = 600.0
     heartbeat_s: float = 10.0
+    reap_s: float = 1.0
 
 
 class Sessions:
@@ -47,6 +47,7 @@ class Sessions:
         name: str = "env",
         gym: bool = True,
         journal: SessionJournal | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
         self.gym = gym
@@ -56,6 +57,7 @@ class Sessions:
         self._watch = SessionObserver(counters=self.counters, telemetry=self.telemetry, journal=journal)
         self._make = make
         self._journal = journal
+        self._clock = clock
         self._left: dict[str, JournalRecord] = {}
         self._by_id: dict[str, EnvSession] = {}
         self._by_agent: dict[str, EnvSession] = {}
@@ -136,7 +138,7 @@ class Sessions:
     async def _begin(self, terms: SessionTerms, queue_s: float, left: JournalRecord | None = None) -> EnvSession:
         await self._slot(queue_s)
         try:
-            session = EnvSession(self._make(), terms, self._watch, left=left)
+            session = EnvSession(self._make(), terms, self._watch, left=left, clock=self._clock)
             if left is not None:
                 await session.restore(left.saved)
         except BaseException as error:  # cancelled or the author's bug: the slot is free again either way
@@ -191,7 +193,7 @@ class Sessions:
 
     async def _reap(self) -> None:
         while True:
-            await asyncio.sleep(_REAP_S)
+            await asyncio.sleep(self.limits.reap_s)
             for session in self.active:
                 if session.expired:
                     await self.close(session, change="expired")

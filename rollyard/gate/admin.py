@@ -1,17 +1,13 @@
-"""The operator's and the trainer's faces: two keys, two sets of routes, one small Starlette application.
+"""The admin API, which opens, shows and closes sessions, and the application that serves it beside the trainer's.
 
-The admin key opens, shows and closes sessions. The trainer key takes held calls and answers them, says which policy version
-is live, and pauses the gate while weights change. Neither opens the other's routes, and an agent's key opens none of them.
-Held calls are handed out at least once: those that a vanished trainer had taken are listed by `GET /calls?taken=true`.
+Two keys, two sets of routes: neither key opens the other's routes, and an agent's key opens none of them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from weakref import WeakValueDictionary
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from starlette.applications import Starlette
@@ -19,26 +15,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rollyard.core.call import Call, Reply
-from rollyard.core.errors import ConfigError, Error, GateError, PolicyError, ReplyRefused
 from rollyard.core.ids import new_id
-from rollyard.core.protocols import CallLog, Held
+from rollyard.core.protocols import CallLog
 from rollyard.gate import rollout_json
 from rollyard.gate.keys import key_of, same_key
 from rollyard.gate.limits import Budget
 from rollyard.gate.metrics import gate_metrics
+from rollyard.gate.operator_request import Endpoint, OperatorRefused, answer, as_json, read_body
+from rollyard.gate.trainer import Trainer
 from rollyard.net.metrics import write_metrics
 from rollyard.trajectory.trajectory import Trajectory
-from rollyard.wire import CODECS
 
 if TYPE_CHECKING:
     from rollyard.gate.gate import Gate
     from rollyard.gate.session import Session
-
-T = TypeVar("T")
-Endpoint = Callable[[Request], Awaitable[Response]]
-MAX_WAIT_S = 60.0
-MAX_BATCH = 1024
 
 
 class NewSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,32 +53,6 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     disable_thinking: bool | None = None
 
 
-class ReplyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /calls/{id}/reply`: token ids with their logprobs, or text, or a whole chat completion."""
-
-    ids: list[int] | None = None
-    logprobs: list[float] | None = None
-    text: str | None = None
-    response: dict[str, Any] | None = None
-    version: int | None = None
-    finish: Literal["stop", "tool_calls", "length"] | None = None
-
-
-class FailureBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    message: str = "the trainer refused this call"
-    status: int = 500
-
-
-class Version(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    version: int
-
-
-class AdminRefused(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 def operator_app(gate: Gate, log: CallLog | None) -> Starlette:
     admin, trainer = Admin(gate, log), Trainer(gate)
 
@@ -105,42 +69,18 @@ def operator_app(gate: Gate, log: CallLog | None) -> Starlette:
             route(one + "/rollout", "GET", gate.admin_key, admin.rollout),
             route(one + "/trace_entries", "GET", gate.admin_key, admin.entries),
             route("/metrics", "GET", gate.admin_key, admin.metrics),
-            route("/calls", "GET", gate.trainer_key, trainer.take),
-            route("/calls/{call_id}/reply", "POST", gate.trainer_key, trainer.reply),
-            route("/calls/{call_id}/fail", "POST", gate.trainer_key, trainer.fail),
-            route("/policy_version", "GET", gate.trainer_key, trainer.version),
-            route("/policy_version", "POST", gate.trainer_key, trainer.set_version),
-            route("/pause", "POST", gate.trainer_key, trainer.pause),
-            route("/resume", "POST", gate.trainer_key, trainer.resume),
+            *(route(path, method, gate.trainer_key, endpoint) for path, method, endpoint in trainer.endpoints),
         ]
     )
 
 
 def _guard(key: str | None, endpoint: Endpoint) -> Endpoint:
     async def guarded(request: Request) -> Response:
-        try:
-            given = key_of(dict(request.headers.raw), b"")
-            if not same_key(given, key):
-                return _json({"error": "this key opens nothing here"}, 401)
-            return await endpoint(request)
-        except GateError as error:
-            return _json({"error": error.message}, error.status)
-        except AdminRefused as error:
-            return _json({"error": str(error)}, error.status)
-        except ReplyRefused as error:
-            return _json({"error": error.message}, 409)
-        except (ConfigError, PolicyError, msgspec.MsgspecError) as error:
-            return _json({"error": error.message if isinstance(error, Error) else str(error)}, 400)
+        if not same_key(key_of(dict(request.headers.raw), b""), key):
+            return as_json({"error": "this key opens nothing here"}, 401)
+        return await answer(endpoint, request)
 
     return guarded
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
-async def _body(request: Request, kind: type[T]) -> T:
-    return msgspec.json.decode(await request.body() or b"{}", type=kind)
 
 
 class Admin:
@@ -149,11 +89,11 @@ class Admin:
         self._log = log
 
     async def create(self, request: Request) -> Response:
-        asked = await _body(request, NewSession)
+        asked = await read_body(request, NewSession)
         if asked.eval_sampling is not None and asked.purpose != "eval":
-            raise AdminRefused(400, "eval_sampling goes with purpose=eval")
+            raise OperatorRefused(400, "eval_sampling goes with purpose=eval")
         if asked.api_key is not None and asked.llm_url is None:
-            raise AdminRefused(400, "api_key goes with llm_url")
+            raise OperatorRefused(400, "api_key goes with llm_url")
         sampling = asked.eval_sampling if asked.purpose == "eval" and asked.eval_sampling else asked.sampling
         options: dict[str, Any] = {
             "base_url": asked.llm_url,
@@ -178,7 +118,7 @@ class Admin:
         )
         level = getattr(session.policy, "level", None) if asked.llm_url is None else None
         root = self._root(request)
-        return _json(
+        return as_json(
             {
                 "session_id": session.rollout_id,
                 "api_key": session.key,
@@ -200,26 +140,26 @@ class Admin:
         return url if not host else f"{url.partition('://')[0]}://{host}"
 
     async def index(self, request: Request) -> Response:
-        return _json({"sessions": [_summary(s) for s in self._gate.sessions.values()]})
+        return as_json({"sessions": [_summary(s) for s in self._gate.sessions.values()]})
 
     async def show(self, request: Request) -> Response:
         session = self._gate.sessions.get(request.path_params["session_id"])
         if session is None:
-            raise AdminRefused(404, "unknown session")
-        return _json({**_summary(session), **rollout_json.stats(session.trajectory), "log": session.log_tail()})
+            raise OperatorRefused(404, "unknown session")
+        return as_json({**_summary(session), **rollout_json.stats(session.trajectory), "log": session.log_tail()})
 
     async def delete(self, request: Request) -> Response:
         session = self._gate.sessions.get(request.path_params["session_id"])
         if session is None:
-            return _json({"deleted": False}, 404)
+            return as_json({"deleted": False}, 404)
         await session.close()
-        return _json({"deleted": True})
+        return as_json({"deleted": True})
 
     async def rollout(self, request: Request) -> Response:
         trajectory, session = await self._trajectory(request)
         flags = request.query_params
         messages = flags.get("include_messages", "false").lower() in ("true", "1")
-        return _json(
+        return as_json(
             rollout_json.rollout_document(
                 trajectory,
                 metadata={} if session is None else _show(session.metadata),
@@ -235,8 +175,8 @@ class Admin:
         entries = rollout_json.trace_entries(trajectory, await rollout_json.requests_of(trajectory, self._log))
         if not entries or (session is not None and session.metadata.get("purpose") == "eval"):
             level = rollout_json.capture_level(trajectory.records)
-            raise AdminRefused(409, f"nothing here can be trained on (capture level: {level or 'none yet'})")
-        return _json({"session_id": trajectory.rollout_id, "entries": entries})
+            raise OperatorRefused(409, f"nothing here can be trained on (capture level: {level or 'none yet'})")
+        return as_json({"session_id": trajectory.rollout_id, "entries": entries})
 
     async def metrics(self, request: Request) -> Response:
         return Response(write_metrics(gate_metrics(self._gate)), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -252,118 +192,7 @@ class Admin:
             records, nodes = await self._log.load_calls(rollout_id)
             if records:
                 return Trajectory.restore(rollout_id, records, nodes), None
-        raise AdminRefused(404, "unknown session")
-
-
-class Trainer:
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        self._taken: WeakValueDictionary[str, Held] = WeakValueDictionary()  # entries go when their call ends
-        self._back: list[Held] = []  # taken for a reader that was gone when they came
-
-    async def take(self, request: Request) -> Response:
-        """`?wait=` seconds for a first call, `?max=` calls; `?taken=true` lists those taken and not yet answered."""
-        flags = request.query_params
-        if flags.get("taken", "false").lower() in ("true", "1"):
-            return _json({"calls": [_describe_call(h.call) for h in self._taken.values() if getattr(h, "open", True)]})
-        wait = min(max(float(flags.get("wait", "0")), 0.0), MAX_WAIT_S)
-        most = min(max(int(flags.get("max", "64")), 1), MAX_BATCH)
-        batch = await self._batch(request, most, wait)
-        for held in batch:
-            self._taken[held.call.id] = held
-        return _json(
-            {"calls": [_describe_call(h.call) for h in batch], "policy_version": self._gate.calls.policy_version}
-        )
-
-    async def _batch(self, request: Request, most: int, wait: float) -> Sequence[Held]:
-        ready = [held for held in self._back if getattr(held, "open", True)]
-        self._back = ready[most:]
-        if ready:
-            return ready[:most]
-        taking = asyncio.ensure_future(self._queue().take(most, 0.01, timeout=max(wait, 0.001)))
-        gone = asyncio.ensure_future(_await_disconnect(request))
-        try:
-            await asyncio.wait((taking, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not taking.done():
-                return []
-            batch = list(taking.result())
-        except TimeoutError:
-            return []
-        finally:
-            taking.cancel()
-            gone.cancel()
-        if gone.done() and not gone.cancelled():
-            self._back.extend(batch)
-            return []
-        return batch
-
-    def _queue(self) -> Any:
-        if not hasattr(self._gate.policy, "take"):
-            raise AdminRefused(409, "this gate holds no calls: it was not started with mode interception_gate")
-        return self._gate.policy
-
-    async def reply(self, request: Request) -> Response:
-        answer = await _body(request, ReplyBody)
-        held = self._find(request)
-        given = [n for n in ("ids", "text", "response") if getattr(answer, n) is not None]
-        if len(given) != 1:
-            raise AdminRefused(400, "give one of ids, text, response")
-        fields: dict[str, Any] = {"version": answer.version}
-        if answer.finish is not None:
-            fields["finish"] = answer.finish
-        if answer.ids is not None:
-            await held.reply(answer.ids, answer.logprobs, **fields)
-        elif answer.text is not None:
-            await held.reply(text=answer.text, **fields)
-        else:
-            reply: Reply = CODECS["chat"].decode_reply(msgspec.json.encode(answer.response), held.call)
-            if answer.version is not None:
-                reply = msgspec.structs.replace(reply, version_start=answer.version, version_end=answer.version)
-            await held.reply(reply=reply)
-        self._taken.pop(held.call.id, None)
-        return _json({"ok": True})
-
-    async def fail(self, request: Request) -> Response:
-        failure = await _body(request, FailureBody)
-        held = self._find(request)
-        await held.fail(failure.message, status=failure.status)
-        self._taken.pop(held.call.id, None)
-        return _json({"ok": True})
-
-    def _find(self, request: Request) -> Held:
-        held = self._taken.get(request.path_params["call_id"])
-        if held is None:
-            raise AdminRefused(409, "no such call waits: it was answered, cancelled, closed or never taken")
-        return held
-
-    async def version(self, request: Request) -> Response:
-        return _json({"policy_version": self._gate.calls.policy_version})
-
-    async def set_version(self, request: Request) -> Response:
-        self._gate.calls.policy_version = (await _body(request, Version)).version
-        return await self.version(request)
-
-    async def pause(self, request: Request) -> Response:
-        """New calls wait from now on. `?wait=` seconds for those at the policy to finish; says how many are left."""
-        turnstile = self._gate.calls.turnstile
-        turnstile.pause()
-        wait = min(max(float(request.query_params.get("wait", "0")), 0.0), MAX_WAIT_S)
-        try:
-            async with asyncio.timeout(wait):
-                await turnstile.idle()
-        except TimeoutError:
-            pass
-        return _json({"paused": True, "in_flight": turnstile.active})
-
-    async def resume(self, request: Request) -> Response:
-        self._gate.calls.turnstile.resume()
-        return _json({"paused": False})
-
-
-async def _await_disconnect(request: Request) -> None:
-    """Returns when whoever asked has hung up."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        raise OperatorRefused(404, "unknown session")
 
 
 def _type_of(level: str | None) -> str | None:
@@ -387,20 +216,4 @@ def _summary(session: Session) -> dict[str, Any]:
         "prompt_tokens": session.prompt_tokens,
         "completion_tokens": session.completion_tokens,
         "metadata": _show(session.metadata),
-    }
-
-
-def _describe_call(call: Call) -> dict[str, Any]:
-    """A call as a trainer in another process sees it: chat messages and tools whatever dialect it came in."""
-    return {
-        "call_id": call.id,
-        "session_id": call.rollout_id,
-        "dialect": call.dialect,
-        "model": call.model,
-        "kind": call.kind,
-        "thread": call.thread,
-        **rollout_json.chat_request(call),
-        "sampling": {k: v for k, v in msgspec.to_builtins(call.wanted).items() if v is not None},
-        "prompt_ids": None if call.prompt_ids is None else list(call.prompt_ids),
-        "received_at": call.received_at,
     }

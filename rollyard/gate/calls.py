@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from rollyard.core.call import Call, CallRecord, Finish, Reply
-from rollyard.core.errors import GateError, SessionClosed, StoreError, UpstreamError
+from rollyard.core.errors import BranchDiverged, GateError, SessionClosed, StoreError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
 from rollyard.core.protocols import CallLog, Policy
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rollyard.gate.session import Session
 
 _CLOSED = GateRefusal(status=409, code=SessionClosed.code, message="this rollout is over")
+_DIVERGED = "this rollout is not where the one it branches off was"  # what differs is the operator's to know
 _GONE = "no reader was left"
 _SPENT = {
     "calls": "the number of model calls",
@@ -93,7 +94,8 @@ class Calls:
             self._counters.count_refusal(error.status)
             session.note(f"{exchange.method} {route.dialect} -> {error.status} {error.message}")
             session.refused = RefusedCall(cause=f"{type(error).__name__}: {error}", status=error.status)
-            exchange.respond(error.status, codec.error(error.status, error.code, error.message))
+            shown = _DIVERGED if isinstance(error, BranchDiverged) else error.message
+            exchange.respond(error.status, codec.error(error.status, error.code, shown))
 
     async def _receive_later(self, session: Session, route: Route, exchange: Exchange) -> None:
         await self.restore(session)
@@ -142,6 +144,9 @@ class Calls:
             options=session.settings,
             raw_digest=digest,
         )
+        sent, recorded = call.messages, None
+        if session.prefix is not None:
+            call, recorded = session.prefix.take(call)
         match = session.trajectory.match(call)
         call = msgspec.structs.replace(call, continues=match.continues, fork_reason=match.reason)
         turn = PendingTurn(
@@ -151,6 +156,8 @@ class Calls:
             orphan_s=self._limits.orphan_held_s if session.held else self._limits.orphan_s,
             idempotency=idempotency,
             match=match,
+            recorded=recorded,
+            pinned=call.messages is not sent,
         )
         reader = PendingReader(exchange, codec, call, now)
         turn.join(reader)
@@ -176,7 +183,8 @@ class Calls:
         failure: BaseException | None = None
         body = b""
         try:
-            reply = self._stop(session, call) or await self._ask(session, call)
+            asked = msgspec.structs.replace(call, raw=b"") if turn.pinned else call
+            reply = turn.recorded or self._stop(session, call) or await self._ask(session, asked)
             body = first.encode(reply)
             await self._commit(session, turn, call, reply)
         except asyncio.CancelledError:  # only we cancel this task: the rollout closed, time ran out, nobody reads
@@ -258,7 +266,9 @@ class Calls:
         self, session: Session, turn: PendingTurn, call: Call, reply: Reply, body: bytes, first: PendingReader
     ) -> None:
         now = session.last_activity = time.monotonic()
-        if reply.finish != "budget":
+        if turn.recorded is not None:
+            session.note_recorded(reply)
+        elif reply.finish != "budget":
             session.note_answer()
         self._counters.count_answer(call.dialect, call.kind, now - first.since)
         session.turns.finish(turn)

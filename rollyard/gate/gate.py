@@ -22,7 +22,7 @@ from rollyard.core.errors import CannotListen, ConfigError, GateUnreachable
 from rollyard.core.ids import secret
 from rollyard.core.lease import Lease
 from rollyard.core.log import Log
-from rollyard.core.protocols import CallLog, Listener, Policy, SessionRecord
+from rollyard.core.protocols import CallLog, Listener, Policy, Prefix, SessionRecord
 from rollyard.gate.calls import Calls
 from rollyard.gate.keys import KeyRing, check_key, key_hash
 from rollyard.gate.limits import Budget, GateLimits, Tls
@@ -217,11 +217,13 @@ class Gate:
         held: bool = False,
         lease: Lease | None = None,
         server_tools: bool = True,
+        prefix: Prefix | None = None,
     ) -> Session:
         """A key for one rollout. `settings` reach the policy as `Call.options`. `tools` is an ASGI application served to
         this rollout at `/mcp` (`rollyard.tools.Toolset`). `held` says that a trainer answers: a call whose reader leaves is
         then taken back from the trainer at once. `lease` is the claim it works under: the log takes nothing once that is
-        somebody else's. Without `server_tools` a request for what the provider would run or fetch itself is refused."""
+        somebody else's. Without `server_tools` a request for what the provider would run or fetch itself is refused. `prefix`
+        answers the calls before a branch point."""
         if not rollout_id or "/" in rollout_id or rollout_id != rollout_id.strip():
             raise ConfigError(f"a rollout id must be a plain word, got {rollout_id!r}")
         if rollout_id in self.sessions:
@@ -236,6 +238,7 @@ class Gate:
             held=held or hasattr(answers, "take"),
             lease=lease,
             server_tools=server_tools,
+            prefix=prefix,
         )
         session = Session(self, rollout_id, plan, key=secret("ry"))
         self.sessions[rollout_id] = session

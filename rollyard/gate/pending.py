@@ -117,7 +117,9 @@ class PendingTurn:
         "match",
         "orphan_at",
         "orphan_s",
+        "pinned",
         "readers",
+        "recorded",
         "reply",
         "task",
     )
@@ -131,8 +133,12 @@ class PendingTurn:
         orphan_s: float = 0.0,
         idempotency: str | None = None,
         match: Match | None = None,
+        recorded: Reply | None = None,
+        pinned: bool = False,
     ) -> None:
         self.key = key
+        self.recorded = recorded  # the parent's answer to it, where it lies before a branch point
+        self.pinned = pinned  # its messages are the parent's, and its body is not
         self.orphan_s = orphan_s  # how long it goes on with no reader
         self.call = call  # let go once answered: a reader that comes back brings its own
         self.match = match  # what its call goes on from; let go as well

@@ -44,6 +44,7 @@ def _count(session: Session, record: CallRecord) -> None:
     session.calls += 1
     session.answered += record.leaf is not None or (session.through is not None and record.error is None)
     session.prompt_tokens += record.usage.prompt_tokens or 0
+    session.charge_cached(record.usage)
     session.completion_tokens += record.usage.completion_tokens or 0
 
 

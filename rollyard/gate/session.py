@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from rollyard.core.call import Dialect, Reply, Usage
+from rollyard.core.call import REPLAYED, Dialect, Reply, Usage
 from rollyard.core.lease import Lease
-from rollyard.core.protocols import Passthrough, Policy, SessionRecord
+from rollyard.core.protocols import Passthrough, Policy, Prefix, SessionRecord
 from rollyard.gate.classify import Shape
 from rollyard.gate.fairness import Lane
 from rollyard.gate.keys import key_hash
@@ -57,6 +57,7 @@ class SessionPlan(NamedTuple):
     held: bool = False
     lease: Lease | None = None
     server_tools: bool = True
+    prefix: Prefix | None = None
 
 
 class Session:
@@ -78,6 +79,8 @@ class Session:
         self.key_hash = hashed if hashed is not None else key_hash(key or "")
         self.policy, self.budget, self.settings, self.metadata, self.tools, self.held, self.lease = plan[:7]
         self.server_tools = plan.server_tools  # whether a provider may search, fetch and run things for it
+        self.prefix = plan.prefix  # the parent's calls that it begins with, where it branches off another rollout
+        self.replayed = 0  # calls that were answered out of it
         self.refused_tools: dict[str, int] = {}  # what it asked of that and did not get, and how often
         self.through: Passthrough | None = plan.policy if isinstance(plan.policy, Passthrough) else None
         self.created_at = time.time() if created_at is None else created_at
@@ -91,6 +94,7 @@ class Session:
         self.relayed = 0  # calls that passed through unread, those past the budget too
         self.relays: dict[str, float] = {}  # those that pass through now, with the time of their last byte
         self.prompt_tokens = 0
+        self.cached_tokens: int | None = None  # of the prompt tokens, as far as servers tell
         self.completion_tokens = 0
         self.budget_stops = 0
         self.exhausted: str | None = None  # which part of the budget ran out first
@@ -120,7 +124,11 @@ class Session:
 
     @property
     def usage(self) -> Usage:
-        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.completion_tokens)
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+        )
 
     def note(self, line: str) -> None:
         self._log.append((time.time(), line))
@@ -136,6 +144,10 @@ class Session:
                 if name in self.refused_tools or len(self.refused_tools) < MAX_REFUSED:
                     self.refused_tools[name] = self.refused_tools.get(name, 0) + 1
             raise
+
+    def note_recorded(self, reply: Reply) -> None:
+        """An answer out of `prefix`: the parent's, or one that the caller wrote."""
+        self.replayed, self.refused = self.replayed + (REPLAYED in reply.flaws), None
 
     def note_answer(self) -> None:
         self.answered, self.refused = self.answered + 1, None
@@ -180,10 +192,15 @@ class Session:
 
     def charge(self, reply: Reply) -> None:
         usage = reply.usage
+        self.charge_cached(usage)
         self.prompt_tokens += usage.prompt_tokens or (len(reply.prompt_ids) if reply.prompt_ids is not None else 0)
         self.completion_tokens += usage.completion_tokens or (
             len(reply.completion_ids) if reply.completion_ids is not None else 0
         )
+
+    def charge_cached(self, usage: Usage) -> None:
+        if usage.cached_tokens is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + usage.cached_tokens
 
     def note_version(self, reply: Reply) -> None:
         known = [span.version for span in reply.spans] or [reply.version_start]

@@ -4,6 +4,7 @@ const net = require("net");
 const fs = require("fs");
 const CREDIT = 512 * 1024;
 const CHUNK = 64 * 1024;
+const FREED = 16 * 1024 * 1024;
 const LINES = process.argv.includes("lines");
 const place = process.argv.find((word) => word.startsWith("unix:"));  // instead of stdin and stdout
 const files = process.argv.find((word) => word.startsWith("files:"));  // a pair of files: see relay.py and filepair.py
@@ -16,7 +17,7 @@ let nextAccepted = 0x80000001;
 function filePair(dir) {
   const source = fs.openSync(`${dir}/in`, "r"), target = fs.openSync(`${dir}/out`, "a");
   const { O_WRONLY, O_NONBLOCK } = fs.constants;
-  let heard = () => {}, ended = () => {}, rung = false, offset = 0;
+  let heard = () => {}, ended = () => {}, rung = false, offset = 0, told = 0;
   const ring = () => {
     rung = false;
     try {
@@ -24,9 +25,17 @@ function filePair(dir) {
       try { fs.writeSync(bell, "\n"); } finally { fs.closeSync(bell); }
     } catch { /* nobody listens now; who comes next looks at the file first */ }
   };
+  const tellTaken = () => {
+    told = offset;
+    try {
+      fs.writeFileSync(`${dir}/taken.new`, `${offset}\n`);
+      fs.renameSync(`${dir}/taken.new`, `${dir}/taken`);
+    } catch { /* the disk is full, or the host has gone */ }
+  };
   const look = () => {
     const chunk = Buffer.alloc(CHUNK);
     for (let n; (n = fs.readSync(source, chunk, 0, CHUNK, offset)) > 0; offset += n) heard(Buffer.from(chunk.subarray(0, n)));
+    if (offset - told >= FREED) tellTaken();
     if (!fs.existsSync(`${dir}/in`)) ended();
   };
   const beat = () => {

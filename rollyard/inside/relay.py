@@ -16,6 +16,7 @@ import time
 HEAD = struct.Struct(">cII")
 CREDIT = 512 * 1024
 CHUNK = 64 * 1024
+FREED = 16 * 2**20  # what was taken is told to the host in steps
 LINES = "lines" in sys.argv[1:]
 SOCKET = [word for word in sys.argv[1:] if word.startswith("unix:")]  # instead of stdin and stdout
 FILES = [word for word in sys.argv[1:] if word.startswith("files:")]
@@ -152,6 +153,7 @@ class InsideFilePair:
         self.target = os.open(os.path.join(place, "out"), os.O_WRONLY | os.O_APPEND)
         self.call = os.open(os.path.join(place, "call"), os.O_RDWR | os.O_NONBLOCK)
         self.rung = False
+        self.taken = self.told = 0
         self.loop.add_reader(self.call, self.await_call)
         self.beat()
 
@@ -168,8 +170,22 @@ class InsideFilePair:
             if not data:
                 break
             self.reader.feed_data(data)
+            self.taken += len(data)
+        if self.taken - self.told >= FREED:
+            self.tell_taken()
         if not os.path.exists(os.path.join(self.place, "in")):
             self.reader.feed_eof()
+
+    def tell_taken(self):
+        """What the host may give back to the disk, in one step: a file that is whole or not there."""
+        self.told = self.taken
+        name = os.path.join(self.place, "taken")
+        try:
+            with open(name + ".new", "w") as file:
+                file.write("%d\n" % self.taken)
+            os.replace(name + ".new", name)
+        except OSError:
+            pass  # the disk is full, or the host has gone
 
     def beat(self):
         try:

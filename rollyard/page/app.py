@@ -21,12 +21,13 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rollyard.core.errors import ConfigError, Error
-from rollyard.page import rollouts, tables
+from rollyard.page import found, rollouts, sides, tables, tokens
 from rollyard.page.export import run_page
 from rollyard.page.planes import PlaneTables
 from rollyard.page.query import PageQuery
 from rollyard.page.rendering import HEADERS, http_error, page, refuse
 from rollyard.store import Store
+from rollyard.store.values import NoteKind
 
 _STATIC = Path(__file__).parent / "static"
 KeyCheck = Callable[[str], bool]
@@ -75,10 +76,14 @@ def page_app(
         Route("/rollouts/{rollout_id}/raw/{call_id}", shown.raw),
         Route("/rollouts/{rollout_id}/files/{name:path}", shown.file),
         Route("/compare", shown.compare),
+        Route("/side", shown.side),
+        Route("/search", shown.search),
         Route("/live", shown.live),
         Route("/start", shown.start, methods=["GET", "POST"]),
         Route("/rollouts/{rollout_id}/cancel", shown.cancel, methods=["POST"]),
         Route("/rollouts/{rollout_id}/rescore", shown.rescore, methods=["POST"]),
+        Route("/rollouts/{rollout_id}/notes", shown.add_note, methods=["POST"]),
+        Route("/rollouts/{rollout_id}/notes/{note_id:int}/remove", shown.remove_note, methods=["POST"]),
         Mount("/static", StaticFiles(directory=_STATIC)),
     ]
     if plane is not None:
@@ -131,6 +136,15 @@ def _password(header: str) -> str:
         return ""
 
 
+class _NoteForm(msgspec.Struct, frozen=True, kw_only=True):
+    author: str
+    kind: NoteKind
+    name: str = ""
+    text: str = ""
+    score: float | None = None
+    token: str = ""
+
+
 def _read_query(request: Request) -> PageQuery:
     return PageQuery(request.query_params)
 
@@ -181,9 +195,8 @@ class _Page:
 
     async def tokens(self, request: Request) -> Response:
         asked = _read_query(request)
-        start = asked.number("from") if asked.text("from") else None
-        shown = await rollouts.tokens(
-            self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=start
+        shown = await tokens.show_tokens(
+            self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=asked.number("from")
         )
         return self.show(request, "tokens.html", **shown)
 
@@ -207,6 +220,13 @@ class _Page:
     async def compare(self, request: Request) -> Response:
         first, second = request.query_params.get("a", ""), request.query_params.get("b", "")
         return self.show(request, "compare.html", **await tables.compare(self._store, first, second))
+
+    async def side(self, request: Request) -> Response:
+        first, second = request.query_params.get("a", ""), request.query_params.get("b", "")
+        return self.show(request, "side.html", **await sides.show_sides(self._store, first, second))
+
+    async def search(self, request: Request) -> Response:
+        return self.show(request, "search.html", **await found.find(self._store, _read_query(request)))
 
     async def live(self, request: Request) -> Response:
         """What changed past event number `after`, as JSON; the page's script asks and redraws."""
@@ -252,6 +272,31 @@ class _Page:
 
     async def rescore(self, request: Request) -> Response:
         return await self._act(request, self._writable().rescore)
+
+    async def add_note(self, request: Request) -> Response:
+        self._writable()
+        form = await self._form(request)
+        self._check_token(form)
+        try:
+            note = msgspec.convert({name: text for name, text in form.items() if text.strip()}, _NoteForm, strict=False)
+        except msgspec.ValidationError as error:
+            raise HTTPException(400, f"no note: {error}") from error
+        rollout_id = request.path_params["rollout_id"]
+        fields = {"author": note.author, "name": note.name, "text": note.text}
+        score = note.score if note.kind == "score" else None
+        try:
+            await self._store.add_note(rollout_id, note.kind, **fields, score=score)
+        except ConfigError as error:
+            raise HTTPException(400, str(error)) from error
+        return self._go(request, f"/rollouts/{rollout_id}#notes")
+
+    async def remove_note(self, request: Request) -> Response:
+        self._writable()
+        self._check_token(await self._form(request))
+        rollout_id = request.path_params["rollout_id"]
+        if not await self._store.remove_note(rollout_id, request.path_params["note_id"]):
+            raise HTTPException(404, "there is no such note")
+        return self._go(request, f"/rollouts/{rollout_id}#notes")
 
     async def _act(self, request: Request, action: Callable[[str], Awaitable[Any]]) -> Response:
         self._check_token(await self._form(request))

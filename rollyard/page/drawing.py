@@ -9,10 +9,12 @@ from markupsafe import Markup, escape
 
 from rollyard.core.call import CallRecord
 from rollyard.core.rollout import Rollout
+from rollyard.runs.report.report import ReportRow
 from rollyard.trajectory.branch import Branch
 
 _W, _ROW, _LEFT = 960, 20, 120
 _DOTS, _ROWS, _BARS = 160, 24, 400
+_SPARK_W, _SPARK_H = 400, 36
 _AGENT = ("launch", "wait")
 
 Point = tuple[float, float]
@@ -68,6 +70,57 @@ def _edge(line: Sequence[Point]) -> str:
     start = f"M{x:.1f} {y:.1f}"
     curve = "" if y == next_y else f"C{middle:.1f} {y:.1f} {middle:.1f} {next_y:.1f} {next_x:.1f} {next_y:.1f}"
     return f'<path class="edge" d="{start}{curve}H{end_x:.1f}"/>'
+
+
+def sparkline(values: Sequence[float | None]) -> Markup:
+    """The course of a number between 0 and 1 (beyond them, of its own range); a gap where it is not known."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return Markup("")
+    low, high = min(0.0, *known), max(1.0, *known)
+    step = _SPARK_W / max(1, len(values) - 1)
+    lines: list[list[str]] = [[]]
+    for place, value in enumerate(values):
+        if value is None:
+            lines.append([])
+        else:
+            lines[-1].append(f"{place * step:.1f},{_SPARK_H - (value - low) / (high - low) * _SPARK_H:.1f}")
+    drawn = "".join(f'<polyline points="{" ".join(line)}"/>' for line in lines if line)
+    words = f"from {known[0]:.2f} to {known[-1]:.2f}"
+    head = (
+        f'<svg class="sparkline" viewBox="-2 -2 {_SPARK_W + 4} {_SPARK_H + 4}" preserveAspectRatio="none" role="img" '
+    )
+    return Markup(f'{head}aria-label="{words}"><title>{words}</title>{drawn}</svg>')  # noqa: S704 - numbers only
+
+
+def forest(lines: Sequence[ReportRow]) -> Markup:
+    """The mean reward of each line with its interval, below each other on one scale."""
+    known = [(line, line.reward.value) for line in lines if line.reward.value is not None]
+    if not known:
+        return Markup("")
+    low = min(0.0, *(line.reward.low or 0.0 for line, _ in known))
+    high = max(1.0, *(line.reward.high or value for line, value in known))
+    left, wide, bottom = 220, _W - 300, 14 + len(known) * 24
+
+    def place(value: float) -> float:
+        return left + (value - low) / (high - low) * wide
+
+    out: list[str] = []
+    for part in range(5):
+        value = low + (high - low) * part / 4
+        out.append(f'<path class="grid" d="M{place(value):.1f} 6V{bottom}"/>')
+        out.append(f'<text x="{place(value):.1f}" y="{bottom + 14}" text-anchor="middle">{value:.2f}</text>')
+    for row, (line, value) in enumerate(known):
+        y = 18 + row * 24
+        out.append(f'<text x="4" y="{y + 4}">{escape(line.name[:34])}</text>')
+        if line.reward.low is not None and line.reward.high is not None:
+            out.append(f'<path class="range" d="M{place(line.reward.low):.1f} {y}H{place(line.reward.high):.1f}"/>')
+        out.append(f'<circle class="mean" cx="{place(value):.1f}" cy="{y}" r="5"/>')
+        out.append(f'<text x="{_W - 70}" y="{y + 4}">{value:.3f}</text>')
+    head = (
+        f'<svg class="forest" viewBox="0 0 {_W} {bottom + 20}" role="img" aria-label="mean reward with 95 % intervals">'
+    )
+    return Markup(head + "".join(out) + "</svg>")  # noqa: S704 - shapes only, the names are escaped above
 
 
 def timeline(rollout: Rollout, records: Sequence[CallRecord]) -> Markup:

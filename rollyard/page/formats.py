@@ -1,5 +1,5 @@
-"""How values are written on the page: times, durations, rewards, counts, money. All return plain text; escaping is the
-template's work."""
+"""How values are written on the page: times, durations, rewards, counts, money. All but a time return plain text; escaping is
+the template's work."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from markupsafe import Markup
+
+from rollyard.core.ids import short_id
+
 UNKNOWN = "\u2013"
 
 
 def when(at: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) if at else UNKNOWN
+    """A moment that the page's script shows in the reader's own time zone; in UTC without it."""
+    if not at:
+        return UNKNOWN
+    return Markup('<time datetime="{}">{}</time>').format(
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)), moment(at)
+    )
+
+
+def moment(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
 def seconds(value: float | None) -> str:
@@ -37,22 +50,18 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}".replace(",", "\u202f") if value < 1_000_000 else f"{value / 1e6:.2f} M"
 
 
-def money(value: float | None) -> str:
-    """Four digits that matter; no currency, since prices are the caller's."""
+def money(value: float | None, currency: str = "") -> str:
+    """Four digits that matter; the currency is the one that the run names, a sign before and letters behind."""
     if value is None:
         return UNKNOWN
-    return f"{value:.2f}" if value >= 1 else f"{value:.4f}"
+    shown = f"{value:.2f}" if value >= 1 else f"{value:.4f}"
+    return f"{shown} {currency}" if currency.isalpha() else f"{currency}{shown}"
 
 
 def size(value: int) -> str:
     if value < 1000:
         return f"{value} B"
     return f"{value / 1000:.1f} kB" if value < 1_000_000 else f"{value / 1e6:.1f} MB"
-
-
-def short(text: str, size: int = 12) -> str:
-    """The end of an id, which is what differs."""
-    return text if len(text) <= size + 1 else f"…{text[-size:]}"
 
 
 def reward_class(value: float | None) -> str:
@@ -68,12 +77,13 @@ def heat_class(value: float | None) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "when": when,
+    "moment": moment,
     "seconds": seconds,
     "reward": reward,
     "count": count,
     "money": money,
     "size": size,
-    "short": short,
+    "short": short_id,
     "reward_class": reward_class,
     "heat_class": heat_class,
 }

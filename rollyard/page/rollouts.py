@@ -12,20 +12,25 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.call import CallRecord
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import STARTED, Event
 from rollyard.core.rollout import Rollout
+from rollyard.page import markup
 from rollyard.page import steps as step_texts
+from rollyard.page.attempts import find_neighbours
 from rollyard.page.drawing import branch_graph, timeline
+from rollyard.page.steps import CallCosts
 from rollyard.runs.report.report import run_prices
-from rollyard.runs.report.spending import cost
+from rollyard.runs.report.spending import Prices, cost, find_price
 from rollyard.store import Store
+from rollyard.store.exports.export import tools_named
+from rollyard.store.listing import find_branches
 from rollyard.store.values import StoredEvent, row_of
 from rollyard.trajectory.branch import Branch
 from rollyard.trajectory.trajectory import Trajectory
 
 STEPS = 60
-TOKENS = 2000
 EVENTS = 300
 CHIPS = 40  # branches that are named one by one
 
@@ -56,22 +61,29 @@ async def under_way(store: Store, rollout_id: str) -> dict[str, Any] | None:
         "begun": next((s.event.fields for s in events if s.event.name == STARTED), {}),
         "run_id": events[0].event.run_id,
         "command": _find_command(events),
-        **_window(branches, 0, newest),
+        **_window(branches, 0, newest, CallCosts(records=_records(found.trajectory))),
     }
 
 
 async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, Any]:
-    found = await _rollout(store, rollout_id)
+    found = await find_rollout(store, rollout_id)
     branches: tuple[Branch, ...] = found.captured.branches
     chosen = min(branch, max(0, len(branches) - 1))
     events = await store.events(rollout_id=found.id, limit=EVENTS)
-    prices, config = {}, dict[str, Any]()
-    if found.run_id is not None:
-        info = await store.get_run(found.run_id)
-        prices, config = run_prices(info), info.config
+    prices, config = await find_terms(store, found)
+    asked = branches[chosen].call_ids[:1] if branches else ()
+    digest = found.captured.record(asked[0]).tools_digest if asked else b""
     return {
         "rollout": found,
         "cost": cost(prices, row_of(found)),
+        "currency": config.get("currency", ""),
+        "instruction": markup.markdown(step_texts.cut(found.task.instruction)),
+        "tools": [
+            {"name": tool.name, "text": tool.description, "schema": step_texts.json_code(tool.schema)}
+            for tool in await tools_named(store, digest)
+        ],
+        "neighbours": await find_neighbours(store, row_of(found)),
+        "lineage": await find_branches(store, found),
         "branches": branches[:CHIPS],
         "all_branches": len(branches),
         "branch": chosen,
@@ -81,25 +93,45 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
         "spent": time_spent(found),
         "events": [_line(stored) for stored in events],
         "artifacts": await store.artifacts(found.id),
+        "notes": (await store.notes([found.id])).get(found.id, []),
         "verdicts": await store.verdicts(found.id),
         "command": _find_command(events) or _command(found, config),
         "diff": step_texts.diff_lines(found.diff or ""),
         "cut": step_texts.cut,
-        **_window(branches, chosen, 0),
+        "terminal": lambda text: markup.terminal(step_texts.cut(text)),
+        **_window(branches, chosen, 0, call_costs(found, prices)),
     }
 
 
+async def find_terms(store: Store, found: Rollout) -> tuple[Prices, Mapping[str, Any]]:
+    """Prices and config of the rollout's run."""
+    if found.run_id is None:
+        return {}, {}
+    info = await store.get_run(found.run_id)
+    return run_prices(info), info.config
+
+
+def _records(trajectory: Trajectory) -> dict[str, CallRecord]:
+    return {record.id: record for record in trajectory.records}
+
+
+def call_costs(found: Rollout, prices: Prices) -> CallCosts:
+    return CallCosts(records=_records(found.captured), price=find_price(prices, found.labels.get("policy")))
+
+
 async def steps(store: Store, rollout_id: str, *, branch: int, start: int) -> dict[str, Any]:
-    found = await _rollout(store, rollout_id)
-    return {"rollout": found, "branch": branch, **_window(found.captured.branches, branch, start)}
+    found = await find_rollout(store, rollout_id)
+    prices, config = await find_terms(store, found)
+    shown = _window(found.captured.branches, branch, start, call_costs(found, prices))
+    return {"rollout": found, "branch": branch, "currency": config.get("currency", ""), **shown}
 
 
-def _window(branches: Sequence[Branch], branch: int, start: int) -> dict[str, Any]:
+def _window(branches: Sequence[Branch], branch: int, start: int, costs: CallCosts) -> dict[str, Any]:
     if not branches:
         return {"steps": [], "start": 0, "total": 0, "window": STEPS}
     nodes = branches[min(branch, len(branches) - 1)].nodes
     return {
-        "steps": step_texts.show(nodes[start : start + STEPS], start),
+        "steps": step_texts.show(nodes[start : start + STEPS], start, costs),
         "start": start,
         "total": len(nodes),
         "window": STEPS,
@@ -116,68 +148,6 @@ def time_spent(found: Rollout) -> dict[str, float]:
     agent = sum(stage.duration_s for stage in found.stages if stage.name in ("launch", "wait"))
     around = sum(stage.duration_s for stage in found.stages) - agent
     return {"model": model, "agent": max(0.0, agent - model), "sandbox and verifier": around}
-
-
-async def tokens(store: Store, rollout_id: str, *, branch: int, start: int | None) -> dict[str, Any]:
-    """One branch token by token: id, logprob, whether it trains, the policy's version, what was inserted."""
-    found = await _rollout(store, rollout_id)
-    branches: tuple[Branch, ...] = found.captured.branches
-    if not branches:
-        raise ConfigError(f"rollout {rollout_id} has no recorded calls")
-    chosen = branches[min(branch, len(branches) - 1)]
-    if start is None:  # where it gets interesting: a little before the first sampled token
-        start = max(0, chosen.prompt_len - 100)
-    sources = {record.id: record.prompt_source for record in found.captured.records}
-    return {
-        "rollout": found,
-        "branch": chosen,
-        "branches": branches[:CHIPS],
-        "spans": _spans(chosen, sources, start, start + TOKENS),
-        "start": start,
-        "total": len(chosen.ids) if chosen.ids is not None else 0,
-        "window": TOKENS,
-    }
-
-
-def _spans(branch: Branch, sources: Mapping[str, str | None], start: int, stop: int) -> list[dict[str, Any]]:
-    nodes = {node.id: node for node in branch.nodes}
-    shown: list[dict[str, Any]] = []
-    for span in branch.spans:
-        low, high = max(span.start, start), min(span.end, stop)
-        if low >= high or branch.ids is None:
-            continue
-        node = nodes[span.node]
-        inserted = {n for a, b in node.inserted for n in range(a + span.start, b + span.start)}
-        cells: list[dict[str, Any]] = [
-            {
-                "id": branch.ids[n],
-                "text": node.texts[n - span.start] if n - span.start < len(node.texts) else "",
-                "logprob": branch.logprobs[n] if branch.mask[n] else None,
-                "heat": heat(branch.logprobs[n]) if branch.mask[n] else ("held" if span.sampled else "ctx"),
-                "version": branch.versions[n] if branch.versions[n] >= 0 else None,
-                "inserted": n in inserted,
-            }
-            for n in range(low, high)
-        ]
-        shown.append(
-            {
-                "role": span.role,
-                "sampled": span.sampled,
-                "start": low,
-                "end": high,
-                "cells": cells,
-                "trained": branch.mask[low:high].count(1),
-                "versions": sorted({cell["version"] for cell in cells} - {None}),
-                "source": sources.get(span.call_id or "") if span.sampled else None,
-                "inserted": sum(cell["inserted"] for cell in cells),
-            }
-        )
-    return shown
-
-
-def heat(logprob: float) -> str:
-    """Ten steps from certain to surprising, as a class of the style sheet."""
-    return f"h{min(9, int(-logprob * 1.5))}" if logprob <= 0 else "h0"
 
 
 async def raw(store: Store, rollout_id: str, call_id: str) -> bytes:
@@ -206,11 +176,11 @@ async def file(store: Store, rollout_id: str, name: str) -> bytes:
 
 
 async def diff(store: Store, rollout_id: str) -> bytes:
-    return ((await _rollout(store, rollout_id)).diff or "").encode()
+    return ((await find_rollout(store, rollout_id)).diff or "").encode()
 
 
 async def log(store: Store, rollout_id: str) -> bytes:
-    return (await _rollout(store, rollout_id)).log
+    return (await find_rollout(store, rollout_id)).log
 
 
 async def live(store: Store, run_id: str | None, rollout_id: str | None, after: int) -> dict[str, Any]:
@@ -237,7 +207,7 @@ def _event_text(event: Event) -> str:
     return msgspec.json.encode(fields).decode()[:300] if fields else ""
 
 
-async def _rollout(store: Store, rollout_id: str) -> Rollout:
+async def find_rollout(store: Store, rollout_id: str) -> Rollout:
     kind, found = await store.resolve(rollout_id)
     if kind != "rollout":
         raise ConfigError(f"{rollout_id!r} is a run")

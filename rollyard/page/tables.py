@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, get_args
 
 import anyio.to_thread
@@ -15,15 +16,17 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.failure_groups import FailureGroup
+from rollyard.page.drawing import sparkline
 from rollyard.page.query import PageQuery
 from rollyard.runs.display.watch import in_flight
 from rollyard.runs.report.compare import compare as compare_runs
-from rollyard.runs.report.report import Report, Tally, line_name, run_prices
+from rollyard.runs.report.report import Report, Tally, run_prices
 from rollyard.runs.report.spending import Prices, cost
 from rollyard.store import Store
-from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo, RunSortKey, SortKey
+from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo, RunSortKey, SortKey, line_name
 
 PAGE = 50
+_PARTS = 40  # points of a run's trend
 _KEPT = 32  # runs whose statistics are remembered
 
 
@@ -56,6 +59,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     report: Report
     tasks: tuple[TaskLine, ...]
     prices: Prices
+    cached_tokens: int
+    duration_s: float | None
+    trend: tuple[float | None, ...]  # mean reward of equal parts of the run, in the order in which attempts began
 
 
 class Summaries:
@@ -94,7 +100,29 @@ def _summary(
         if row.reward is not None:
             scored.append(row.reward)
     tasks = tuple(_task_line(task, attempts[task], groups[task]) for task in sorted(groups))
-    return Summary(report=tally.report(), tasks=tasks, prices=prices)
+    begun = [row.started_at for row in rows]
+    return Summary(
+        report=tally.report(),
+        tasks=tasks,
+        prices=prices,
+        cached_tokens=sum(row.cached_tokens or 0 for row in rows),
+        duration_s=max(row.started_at + row.wall_s for row in rows) - min(begun) if rows else None,
+        trend=_trend(rows),
+    )
+
+
+def _trend(rows: Sequence[RolloutRow]) -> tuple[float | None, ...]:
+    """None for a part in which nothing was scored; nothing at all where there is no course to see."""
+    ordered = sorted(rows, key=lambda row: row.started_at)
+    parts = min(_PARTS, len(ordered))
+    if parts < 3:
+        return ()
+    edges = [round(part * len(ordered) / parts) for part in range(parts + 1)]
+    means: list[float | None] = []
+    for low, high in pairwise(edges):
+        scored = [row.reward for row in ordered[low:high] if row.reward is not None]
+        means.append(sum(scored) / len(scored) if scored else None)
+    return tuple(means)
 
 
 def _task_line(task: str, attempts: int, by_line: Mapping[str, Sequence[float]]) -> TaskLine:
@@ -121,6 +149,7 @@ async def run(store: Store, summaries: Summaries, run_id: str, task: str | None,
         policy=asked.text("policy"),
         status=asked.text("status"),
         boundary=asked.text("boundary"),
+        cause=asked.text("cause"),
         search=asked.text("q"),
         sort=sort,
         descending=down,
@@ -181,6 +210,11 @@ def _head(info: RunInfo, summary: Summary) -> dict[str, Any]:
         "prompt_tokens": sum(line.prompt_tokens for line in lines),
         "completion_tokens": sum(line.completion_tokens for line in lines),
         "cost": summary.report.cost,
+        "currency": info.config.get("currency", ""),
+        "cached_tokens": summary.cached_tokens,
+        "duration": summary.duration_s,
+        "trend": sparkline(summary.trend),
+        "merged": any(line.merged is not None for line in lines),
         "agents": sorted({line.name.partition(" / ")[0] for line in lines}),
         "policies": sorted({line.name.partition(" / ")[2] for line in lines} - {""}),
     }
@@ -188,8 +222,20 @@ def _head(info: RunInfo, summary: Summary) -> dict[str, Any]:
 
 async def compare(store: Store, first: str, second: str) -> dict[str, Any]:
     known = await store.list_runs(limit=100)
-    found = await compare_runs(store, first, second) if first and second else None
-    return {"a": first, "b": second, "found": found, "runs": known}
+    made = await compare_runs(store, first, second) if first and second else None
+    sides = [(run, [run.id, *(f"{run.id}@{line}" for line in _lines_of(run))]) for run in known]
+    if made is None:
+        return {"a": first, "b": second, "found": None, "sides": sides}
+    tasks = sorted(made.paired.means, key=lambda line: (line[2] - line[1], line[0]))
+    return {"a": first, "b": second, "found": made.paired, "tasks": tasks, "pairs": made.pairs, "sides": sides}
+
+
+def _lines_of(run: RunInfo) -> list[str]:
+    """Agents and policies of a run that has several of them; two or more of both also by pair."""
+    agents, policies = list(run.config.get("agents", ())), list(run.config.get("policies", ()))
+    single = [*(agents if len(agents) > 1 else ()), *(policies if len(policies) > 1 else ())]
+    both = len(agents) > 1 and len(policies) > 1
+    return [*single, *(f"{agent} / {policy}" for agent in agents for policy in policies if both)]
 
 
 async def _info(store: Store, run_id: str) -> RunInfo:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from rollyard.core.call import Call, CallRecord, Reply
+from rollyard.core.call import REPLAYED, Call, CallRecord, Reply
 from rollyard.core.errors import ConfigError, PolicyError
 from rollyard.core.message import Message, ToolCall, ToolResult, tools_digest
 from rollyard.policy.evidence import level_of
@@ -136,7 +136,7 @@ def reply_from(record: CallRecord, node: Node, prompt: array[int] | None) -> Rep
         sampling=record.effective,
         engine={"kind": "replay", "call": record.id},
         trainable=False,
-        flaws=("replayed",),
+        flaws=(REPLAYED,),
     )
     return msgspec.structs.replace(reply, capture=level_of(reply))
 

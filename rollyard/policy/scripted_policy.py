@@ -127,7 +127,7 @@ class Scripted:
                 prompt_source=call.prompt_source,
                 break_reason=call.break_reason,
                 sampling=call.sampling,
-                engine={"kind": "scripted"},
+                engine={"kind": "scripted", "renderer": self._renderer.name},
                 started_at=started,
                 finished_at=time.time(),
             )

@@ -349,7 +349,7 @@ class TokensPolicy:
             version_start=spans[0].version if spans and not spans[0].start else found.version,
             version_end=spans[-1].version if spans else found.version,
             spans=spans,
-            engine={**found.engine, "kind": engine.name, "url": self.root},
+            engine={**found.engine, "kind": engine.name, "url": self.root, "renderer": self.renderer.name},
             started_at=started,
             finished_at=time.time(),
         )

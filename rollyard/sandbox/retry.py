@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -85,7 +84,7 @@ class Throttle:
             )
         async with self._places:
             if self._limits.creates_per_s is not None:
-                now = time.monotonic()
+                now = asyncio.get_running_loop().time()
                 turn = max(now, self._next)
                 self._next = turn + 1 / self._limits.creates_per_s
                 await asyncio.sleep(turn - now)

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, delete, func, select
 from rollyard.core.call import CallRecord
 from rollyard.core.delta import Delta
 from rollyard.core.errors import StoreError
-from rollyard.core.ids import LAST
+from rollyard.core.ids import LAST, SHORT
 from rollyard.store.schema import (
     artifacts,
     attempts,
@@ -16,10 +16,12 @@ from rollyard.store.schema import (
     calls,
     events,
     nodes,
+    notes,
     pauses,
     rollouts,
     runs,
     sessions,
+    texts,
     verdicts,
 )
 
@@ -29,8 +31,8 @@ _SHOWN = 5
 
 
 def resolve(connection: Connection, text: str) -> tuple[str, str]:
-    """A run or rollout by its id, the unique start of one, the name of a run (the newest of that name), or `last`:
-    `("run" | "rollout", id)`."""
+    """A run or rollout by its id, the unique start of one, the name of a run (the newest of that name), the unique end of
+    an id (`short_id`), or `last`: `("run" | "rollout", id)`."""
     if text == LAST:
         newest = connection.execute(select(runs.c.id).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(1))
         if (found_id := newest.scalar()) is None:
@@ -45,6 +47,10 @@ def resolve(connection: Connection, text: str) -> tuple[str, str]:
         found += [(kind, found_id) for found_id in ids]
     if not found and (named := _run_by_name(connection, text)) is not None:
         return "run", named
+    if not found and len(text) >= SHORT:
+        for kind, table in (("run", runs), ("rollout", rollouts)):
+            query = select(table.c.id).where(table.c.id.endswith(text, autoescape=True)).limit(_SHOWN)
+            found += [(kind, found_id) for found_id in connection.execute(query).scalars()]
     if not found:
         raise StoreError(f"no run or rollout is named {text}", hint="rollyard list shows those there are")
     if len(found) > 1:
@@ -66,7 +72,7 @@ def delete_run(connection: Connection, run_id: str) -> int:
     if connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
         raise StoreError(f"no run {run_id}", hint="rollyard list shows those there are")
     own = select(rollouts.c.id).where(rollouts.c.run_id == run_id)
-    for table in (calls, nodes, verdicts, artifacts, sessions, events):
+    for table in (calls, nodes, verdicts, artifacts, sessions, notes, texts, events):
         connection.execute(delete(table).where(table.c.rollout_id.in_(own)))
     connection.execute(delete(events).where(events.c.run_id == run_id))
     count = connection.execute(delete(rollouts).where(rollouts.c.run_id == run_id)).rowcount

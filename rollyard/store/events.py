@@ -18,12 +18,12 @@ from rollyard.store import leases
 from rollyard.store.schema import events
 from rollyard.store.values import StoredEvent
 
-_TURNS = 7_031_115_902  # PostgreSQL's advisory lock of the one that appends
+APPEND_LOCK = 7_031_115_902  # PostgreSQL's advisory lock of the one that appends
 
 
 def append(connection: Connection, new: list[Event]) -> None:
     if connection.dialect.name == "postgresql":
-        connection.execute(text(f"SELECT pg_advisory_xact_lock({_TURNS})"))
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({APPEND_LOCK})"))
     rows = [
         {
             "rollout_id": event.rollout_id,

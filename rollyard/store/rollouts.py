@@ -17,10 +17,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 from rollyard.core.errors import StoreError
 from rollyard.core.events import Event
 from rollyard.core.failure_groups import FailureGroup, group_failures
-from rollyard.core.lease import Lease
+from rollyard.core.lease import Attempt, Lease
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
-from rollyard.store import blobs, events, leases
+from rollyard.store import blobs, events, leases, runs, texts
 from rollyard.store.database import Put
 from rollyard.store.schema import artifacts, rollouts, verdicts
 from rollyard.store.values import ArtifactInfo, Page, RolloutQuery, RolloutRow, Spent, StoredVerdict, row_of
@@ -39,11 +39,17 @@ LOG = "agent.log"  # the artifact that holds all that the agent printed
 
 
 def commit(
-    connection: Connection, at: float, rollout: Rollout, *, lease: Lease | None = None, told: Sequence[Event] = ()
+    connection: Connection,
+    at: float,
+    rollout: Rollout,
+    *,
+    lease: Lease | None = None,
+    told: Sequence[Event] = (),
+    owes: Sequence[Attempt] = (),
 ) -> None:
     """Keep a rollout with its verdict, files, artifacts and last events in one transaction. With a lease the attempt is
     settled in the same one, and `LeaseLost` means that nothing was kept. Committing the same rollout again under the
-    same lease changes nothing."""
+    same lease changes nothing. `owes` are attempts that its run owes from now on."""
     if lease is not None:
         used_up = rollout.failure is not None and rollout.failure.retry
         if not leases.settle(connection, lease, "failed" if used_up else "done", rollout.id):
@@ -69,6 +75,9 @@ def commit(
     kept = {name: bytes.fromhex(digest) for name, digest in rollout.artifacts.items()}
     rows = [(rollout.id, name, digest, blobs.size(connection, digest), False) for name, digest in kept.items()]
     _put_artifacts.rows(connection, rows)
+    texts.put(connection, rollout)
+    if owes and rollout.run_id is not None:
+        runs.add_attempts(connection, rollout.run_id, owes)
     if told:
         events.append(connection, list(told))  # last: on PostgreSQL appending takes turns
 
@@ -94,6 +103,7 @@ def rescore(connection: Connection, at: float, rollout_id: str, verdict: Verdict
     changed = {"reward": verdict.reward, "body": msgspec.json.encode(body).decode()}
     connection.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(**changed))
     _add_verdict(connection, rollout_id, verdict, at)
+    texts.remove(connection, rollout_id)  # they have the earlier verdict's log
 
 
 def _add_verdict(connection: Connection, rollout_id: str, verdict: Verdict, at: float) -> None:
@@ -138,7 +148,7 @@ def after(connection: Connection, run_id: str | None, last: str, limit: int, tas
 def page(connection: Connection, query: RolloutQuery = _ALL) -> Page:
     """One page of lines, filtered and sorted by the database."""
     chosen: list[ColumnElement[bool]] = []
-    for name in ("run_id", "task_id", "agent", "policy", "status", "boundary", "group_id"):
+    for name in ("run_id", "task_id", "agent", "policy", "status", "boundary", "cause", "group_id"):
         value = getattr(query, name)
         if value is not None:
             chosen.append(rollouts.c[name] == value)
@@ -179,11 +189,10 @@ def failures(connection: Connection, run_id: str) -> tuple[FailureGroup, ...]:
 
 def count_tokens(connection: Connection, run_id: str) -> list[Spent]:
     """Tokens of a run's committed rollouts, by policy."""
-    sums = (func.sum(rollouts.c.prompt_tokens), func.sum(rollouts.c.completion_tokens))
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens")
+    sums = tuple(func.sum(rollouts.c[name]) for name in names)
     query = select(rollouts.c.policy, *sums).where(rollouts.c.run_id == run_id).group_by(rollouts.c.policy)
-    return [
-        Spent(policy, int(prompt or 0), int(answered or 0)) for policy, prompt, answered in connection.execute(query)
-    ]
+    return [Spent(policy, *(int(count or 0) for count in counts)) for policy, *counts in connection.execute(query)]
 
 
 def verdicts_of(connection: Connection, rollout_id: str) -> list[StoredVerdict]:

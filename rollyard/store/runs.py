@@ -72,6 +72,10 @@ def get(connection: Connection, run_id: str) -> RunInfo:
     )
 
 
+def has(connection: Connection, run_id: str) -> bool:
+    return connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is not None
+
+
 def list_runs(
     connection: Connection,
     *,

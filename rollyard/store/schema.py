@@ -7,6 +7,7 @@ shell with `sqlite3` is enough to look around. Token ids and logprobs are packed
 from __future__ import annotations
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Boolean,
     Column,
@@ -19,9 +20,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    event,
 )
 
-HEAD = "0007"  # the newest migration
+HEAD = "0010"  # the newest migration
 
 metadata = MetaData()
 
@@ -98,6 +100,22 @@ runs = Table(
     Column("config", Text, nullable=False),
 )
 
+jobs = Table(
+    "jobs",  # runs that a server was asked for
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("owner", String, nullable=False),
+    Column("key", String, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("run_id", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    UniqueConstraint("owner", "key", name="jobs_once"),
+    Index("jobs_by_state", "state", "id"),
+)
+
 attempts = Table(
     "attempts",
     metadata,
@@ -158,6 +176,12 @@ rollouts = Table(
     Column("cause", String),
     Column("prompt_tokens", BigInteger),
     Column("completion_tokens", BigInteger),
+    Column("cached_tokens", BigInteger),
+    Column("merged_calls", BigInteger),  # these five are NULL where no tokens were captured
+    Column("merged_rows", BigInteger),
+    Column("call_tokens", BigInteger),
+    Column("row_tokens", BigInteger),
+    Column("tree_tokens", BigInteger),
     Index("rollouts_of_run", "run_id", "id"),
     Index("rollouts_by_time", "started_at"),
 )
@@ -186,6 +210,12 @@ Index(
             "completion_tokens",
             "started_at",
             "wall_s",
+            "cached_tokens",
+            "merged_calls",
+            "merged_rows",
+            "call_tokens",
+            "row_tokens",
+            "tree_tokens",
         )
     ),
 ).ddl_if(dialect="sqlite")
@@ -201,6 +231,42 @@ verdicts = Table(
     Column("body", Text, nullable=False),
     Index("verdicts_of_rollout", "rollout_id", "id"),
 )
+
+notes = Table(
+    "notes",  # what people say about a rollout
+    metadata,
+    Column("id", _Serial, primary_key=True),
+    Column("rollout_id", String, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("author", String, nullable=False),
+    Column("kind", String, nullable=False),  # note, label, score
+    Column("name", String, nullable=False),  # of a label or score; empty for a note
+    Column("text", Text, nullable=False),
+    Column("score", Float),
+    Index("notes_of_rollout", "rollout_id", "id"),
+)
+
+texts = Table(
+    "texts",  # what rollouts said and did, for searching; made when a rollout ends, or when the first search finds none
+    metadata,
+    Column("id", _Serial, primary_key=True),
+    Column("rollout_id", String, nullable=False),
+    Column("place", String, nullable=False),
+    Column("call", Integer),  # number of the model call that first held it
+    Column("body", Text, nullable=False),
+    Index("texts_of_rollout", "rollout_id", "id"),
+)
+WORDS = "texts_words"  # the full-text index: a virtual table on SQLite, an index on PostgreSQL
+for _statement in (
+    "CREATE VIRTUAL TABLE texts_words USING fts5(body, content='texts', content_rowid='id')",
+    "CREATE TRIGGER texts_added AFTER INSERT ON texts BEGIN "
+    "INSERT INTO texts_words(rowid, body) VALUES (new.id, new.body); END",
+    "CREATE TRIGGER texts_removed AFTER DELETE ON texts BEGIN "
+    "INSERT INTO texts_words(texts_words, rowid, body) VALUES ('delete', old.id, old.body); END",
+):
+    event.listen(texts, "after_create", DDL(_statement).execute_if(dialect="sqlite"))
+_gin = DDL("CREATE INDEX texts_words ON texts USING gin (to_tsvector('simple', body))")
+event.listen(texts, "after_create", _gin.execute_if(dialect="postgresql"))
 
 events = Table(
     "events",
@@ -347,6 +413,20 @@ plane_keys = Table(
     Column("created_at", Float, nullable=False),
     Column("revoked_at", Float),
     Index("plane_keys_by_digest", "digest", unique=True),
+)
+
+plane_records = Table(
+    "plane_records",  # what the compatible APIs keep beside instances
+    metadata,
+    Column("kind", String, primary_key=True),
+    Column("scope", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("data", Text, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("due_at", Float),  # when somebody has to take it up
+    Index("plane_records_due", "kind", "due_at"),
 )
 
 plane_leases = Table(

@@ -1,22 +1,22 @@
-"""Finding a text in what rollouts said and did: transcripts, tool calls, logs, verdicts, failures, file changes."""
+"""Finding a text in what rollouts said and did: line by line with a pattern, or by words in the database's index."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Literal
+from functools import partial
 
 import msgspec
 
 from rollyard.core.errors import ConfigError
-from rollyard.core.message import Message
 from rollyard.core.rollout import Rollout
+from rollyard.store import texts
 from rollyard.store.store import Store
+from rollyard.store.texts import Place
 from rollyard.store.values import RolloutQuery
 
-Place = Literal["message", "tool call", "tool result", "log", "verdict", "failure", "diff"]
-PLACES: tuple[Place, ...] = ("message", "tool call", "tool result", "log", "verdict", "failure", "diff")
 _PAGE = 100
+_WHOLE = re.compile(r"(?<=\s)[A-Za-z]+(?=\s)")
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +25,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str
     task_id: str
     agent: str
+    policy: str | None = None  # where the run has several
     place: Place
     line: str
     call: int | None = None
@@ -39,61 +40,50 @@ def compile_text(text: str, *, regex: bool, ignore_case: bool) -> re.Pattern[str
         ) from error
 
 
-async def search(store: Store, pattern: re.Pattern[str], *, run_id: str | None = None) -> AsyncIterator[Found]:
-    """Every line that matches, rollout by rollout in the order they began; one rollout is in memory at a time."""
+def whole_words(text: str) -> list[str]:
+    """Words that stand whole wherever the text does, since it has spaces on both sides of them."""
+    return _WHOLE.findall(text)
+
+
+async def search(
+    store: Store, pattern: re.Pattern[str], *, run_id: str | None = None, words: list[str] | None = None
+) -> AsyncIterator[Found]:
+    """Every line that matches, rollout by rollout in the order they began; one rollout is in memory at a time. `words` are
+    known to be on each such line: rollouts that lack them are not read."""
+    likely = await store.rollouts_with(words) if words else None
     offset: int | None = 0
     while offset is not None:
         page = await store.list_rollouts(RolloutQuery(run_id=run_id, limit=_PAGE, offset=offset))
         for row in page.rows:
+            if likely is not None and row.id not in likely:
+                continue
             rollout = await store.get_rollout(row.id)
             for place, line, call in _lines(rollout):
                 if pattern.search(line):
                     yield Found(
-                        rollout_id=rollout.id, task_id=rollout.task.id, agent=rollout.agent,
+                        rollout_id=rollout.id, task_id=rollout.task.id, agent=rollout.agent, policy=row.policy,
                         place=place, line=line, call=call,
                     )  # fmt: skip
         offset = page.next
 
 
 def _lines(rollout: Rollout) -> Iterator[tuple[Place, str, int | None]]:
-    for place, text, call in _texts(rollout):
+    for place, text, call in texts.texts_of(rollout):
         for line in text.splitlines():
             if line.strip():
                 yield place, line, call
 
 
-def _texts(rollout: Rollout) -> Iterator[tuple[Place, str, int | None]]:
-    yield from _transcript(rollout)
-    yield "log", rollout.log.decode("utf-8", "backslashreplace"), None
-    if rollout.verdict is not None:
-        yield "verdict", rollout.verdict.log, None
-        yield "verdict", rollout.verdict.error or "", None
-        for command in rollout.verdict.commands:
-            yield "verdict", f"{command.stdout}\n{command.stderr}", None
-    if rollout.failure is not None:
-        yield "failure", rollout.failure.message, None
-    yield "diff", rollout.diff or "", None
+async def index_missing(store: Store, *, limit: int) -> int:
+    """Put in the texts of at most `limit` rollouts that have none yet; gives how many of those are left to do."""
+    waiting = await store.missing_texts(limit + 1_000_000)
+    for rollout_id in waiting[:limit]:
+        await store.database.write(partial(texts.put, rollout=await store.get_rollout(rollout_id)))
+    return max(0, len(waiting) - limit)
 
 
-def _transcript(rollout: Rollout) -> Iterator[tuple[Place, str, int | None]]:
-    """Each message once, though every later call repeats it in its history."""
-    trajectory = rollout.trajectory
-    if trajectory is None:
-        return
-    seen: set[bytes] = set()
-    for record in trajectory.records:
-        answer = trajectory.answer(record.id)
-        for message in (*trajectory.messages(record.id), *(() if answer is None else (answer.message,))):
-            if message.digest in seen:
-                continue
-            seen.add(message.digest)
-            for place, text in _parts(message):
-                yield place, text, record.seq
-
-
-def _parts(message: Message) -> Iterator[tuple[Place, str]]:
-    yield "message", f"{message.thinking}\n{message.text}"
-    for call in message.tool_calls:
-        yield "tool call", f"{call.name} {call.arguments}"
-    for result in message.tool_results:
-        yield "tool result", "".join(getattr(part, "text", "") for part in result.parts)
+def matching_line(body: str, query: str) -> str:
+    """The line of a text that shows best why it was found."""
+    wanted = [phrase.lower() for phrase in texts.phrases(query)]
+    lines = [line for line in body.splitlines() if line.strip()]
+    return max(lines, key=lambda line: sum(phrase in line.lower() for phrase in wanted), default="").strip()

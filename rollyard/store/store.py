@@ -26,9 +26,12 @@ from rollyard.store import blobs as _blobs
 from rollyard.store import calls as _calls
 from rollyard.store import clean as _clean
 from rollyard.store import events as _events
+from rollyard.store import jobs as _jobs
 from rollyard.store import leases as _leases
+from rollyard.store import notes as _notes
 from rollyard.store import rollouts as _rollouts
 from rollyard.store import runs as _runs
+from rollyard.store import texts as _texts
 from rollyard.store.database import Database
 from rollyard.store.methods import Records, reads, writes, writes_at, writes_lease
 from rollyard.store.migrate import prepare
@@ -94,6 +97,7 @@ class Store(Records):
 
     create_run = writes_at(_runs.create)
     get_run = reads(_runs.get)
+    has_run = reads(_runs.has)
     list_runs = reads(_runs.list_runs)
 
     async def add_attempts(self, run_id: str, attempts: Iterable[Attempt]) -> None:
@@ -121,6 +125,14 @@ class Store(Records):
     withdraw = writes(_leases.withdraw)
     leases = reads(_leases.list_leases)
     spent = reads(_rollouts.count_tokens)
+
+    # runs that a server was asked for
+
+    add_job = writes(_jobs.add)
+    get_job = reads(_jobs.get)
+    jobs = reads(_jobs.list_jobs)
+    count_open_jobs = reads(_jobs.count_open)
+    move_job = writes_at(_jobs.move)
 
     # rollouts
 
@@ -157,6 +169,15 @@ class Store(Records):
             return {}
         found = await self.events(run_id=run_id, name=POLICY_STOPPED)
         return {stored.event.fields["policy"]: stored.event.fields["message"] for stored in found}
+
+    # what people say, and what is found by words
+
+    add_note = writes_at(_notes.add)
+    remove_note = writes(_notes.remove)
+    notes = reads(_notes.of_rollouts)
+    find_texts = reads(_texts.find)
+    rollouts_with = reads(_texts.candidates)
+    missing_texts = reads(_texts.missing)
 
     add_verdict = writes_at(_rollouts.rescore)
     verdicts = reads(_rollouts.verdicts_of)

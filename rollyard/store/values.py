@@ -43,6 +43,7 @@ class RolloutQuery(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     status: str | None = None
     boundary: str | None = None
+    cause: str | None = None
     group_id: str | None = None
     search: str | None = None
     sort: SortKey = "started_at"
@@ -71,6 +72,17 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cached_tokens: int | None = None  # of the prompt tokens
+    merged_calls: int | None = None  # these five are None where no tokens were captured; see `MergeCounts`
+    merged_rows: int | None = None
+    call_tokens: int | None = None
+    row_tokens: int | None = None
+    tree_tokens: int | None = None
+
+
+def line_name(row: RolloutRow) -> str:
+    """The agent, and the policy's name where the run has several."""
+    return f"{row.agent} / {row.policy}" if row.policy else row.agent
 
 
 class Spent(NamedTuple):
@@ -79,10 +91,12 @@ class Spent(NamedTuple):
     policy: str | None
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
 
 
 def row_of(rollout: Rollout) -> RolloutRow:
     """The line that a rollout has in a list."""
+    merged = rollout.merged
     return RolloutRow(
         id=rollout.id,
         run_id=rollout.run_id,
@@ -101,6 +115,12 @@ def row_of(rollout: Rollout) -> RolloutRow:
         cause=rollout.failure.cause if rollout.failure is not None else None,
         prompt_tokens=rollout.usage.get("prompt_tokens"),
         completion_tokens=rollout.usage.get("completion_tokens"),
+        cached_tokens=rollout.usage.get("cached_tokens"),
+        merged_calls=merged and merged.calls,
+        merged_rows=merged and merged.rows,
+        call_tokens=merged and merged.call_tokens,
+        row_tokens=merged and merged.row_tokens,
+        tree_tokens=merged and merged.tree_tokens,
     )
 
 
@@ -117,6 +137,22 @@ class StoredEvent(msgspec.Struct, frozen=True):
 
     seq: int
     event: Event
+
+
+NoteKind = Literal["note", "label", "score"]
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person said about a rollout: words, a label, or a score of their own."""
+
+    id: int
+    rollout_id: str
+    at: float
+    author: str
+    kind: NoteKind
+    name: str = ""
+    text: str = ""
+    score: float | None = None
 
 
 class StoredVerdict(msgspec.Struct, frozen=True):

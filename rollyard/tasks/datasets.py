@@ -135,7 +135,8 @@ def from_registry(path: Path, wanted: str | None, *, cache: Path | None) -> Iter
         datasets = msgspec.json.decode(path.read_bytes(), type=list[RegistryDataset])
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"{path}: {field_error(error) if isinstance(error, msgspec.ValidationError) else error}"
+            f"{path}: {field_error(error) if isinstance(error, msgspec.ValidationError) else error}",
+            hint=f"a registry is a list of datasets; tasks of Fleet are loaded as {path}#fleet",
         ) from error
     known = [f"{dataset.name}@{dataset.version}" for dataset in datasets]
     chosen = [d for d, name in zip(datasets, known, strict=True) if wanted in (None, d.name, name)]

@@ -6,6 +6,7 @@
 | a folder with `dataset.toml`, or that file | the pinned tasks, digests checked |
 | a folder of task folders | all of them |
 | `registry.json`, `registry.json#name@version` | one dataset of it |
+| `tasks.json#fleet` | tasks of remote environments, as Fleet's tools write them |
 | `rows.jsonl` | one task per line |
 | `name`, `name@version` | a dataset of this machine's registry (`dataset_registry.py`) |
 | `file.py`, `file.py:attr`, `module:attr`, a registered name | Python |
@@ -36,8 +37,10 @@ from rollyard.tasks.dataset_registry import (
 from rollyard.tasks.datasets import from_dataset, from_registry, task_folders
 from rollyard.tasks.harbor.load import is_task, load_folder
 from rollyard.tasks.harbor.write import to_folder
-from rollyard.tasks.rows import as_task, first, from_jsonl, from_python, rows_of
+from rollyard.tasks.rows import as_task, first, from_fleet, from_jsonl, from_python, rows_of
 from rollyard.tasks.trust import HINT, is_trusted, mark_untrusted
+
+FLEET = "fleet"  # what a file of Fleet's tasks is marked with, as PATH#fleet
 
 
 class SkippedTask(NamedTuple):
@@ -152,15 +155,18 @@ def _open(text: str, *, cache: Path | None, trust: bool, skipped: list[SkippedTa
             return _judge_folders(from_dataset(path), trust)
         if path.name == "task.toml":
             return _judge_folders(iter([load_folder(path.parent)]), trust)
-        if path.suffix == ".jsonl":
+        if path.suffix == ".jsonl" or fragment == FLEET:
             own = is_trusted(path, trust_tasks=trust)
-            return (task if own else mark_untrusted(task, path.parent) for task in from_jsonl(path))
+            rows = from_fleet(path) if fragment == FLEET else from_jsonl(path)
+            return (task if own else mark_untrusted(task, path.parent) for task in rows)
         if path.suffix == ".json":
             found = from_registry(path, fragment or None, cache=cache)
             return _judge_folders(found, trust)
         if path.suffix == ".py":
             return _run_python(text, path, trust)
-        raise ConfigError(f"{path}: not a task file", hint="a folder, dataset.toml, registry.json, .jsonl or .py is")
+        raise ConfigError(
+            f"{path}: not a task file", hint="a folder, dataset.toml, registry.json, .jsonl, .py or PATH#fleet is"
+        )
     if path.suffix in (".py", ".jsonl", ".json", ".toml") or "/" in name:
         file = name.rpartition(":")[0]
         if file.endswith(".py") and Path(file).is_file():

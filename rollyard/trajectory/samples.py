@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rollyard.core.call import floats
+from rollyard.core.call import REPLAYED, floats
 from rollyard.core.experts import RoutedExperts
 from rollyard.core.node import Node
 from rollyard.core.rollout import MergeCounts, Rollout
@@ -54,6 +54,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     experts: RoutedExperts | None = (
         None  # that each token but the last was computed with, where the engine said it for all
     )
+    parent_rollout: str | None = None  # that the rollout branches off, at `parent_call`
+    parent_call: str | None = None
+    own_from: int = 0  # where the first answer of the rollout's own begins: what is before it is its parent's
     stale_call_ids: tuple[str, ...] = ()  # answers that do not train because their policy was too old (`max_staleness`)
 
     @property
@@ -227,8 +230,17 @@ def _row(
         parent=parent,
         shared=shared,
         experts=branch.experts,
+        parent_rollout=rollout.parent_rollout,
+        parent_call=rollout.parent_call,
+        own_from=_own_from(branch, graph) if rollout.parent_rollout is not None else 0,
         stale_call_ids=_stale_calls(branch, rollout.stale_before),
     )
+
+
+def _own_from(branch: Branch, graph: Trajectory) -> int:
+    sampled = [span for span in branch.spans if span.sampled and span.call_id is not None]
+    own = [span.start for span in sampled if REPLAYED not in graph.record(span.call_id or "").flaws]
+    return min(own, default=len(branch.ids or ()))
 
 
 def _blank_out(branch: Branch, mask: bytes, values: array[T], blank: array[T]) -> array[T]:

@@ -94,6 +94,39 @@ def test_grep_stops_at_its_limit_and_says_so(kept):
     assert len(done.stdout.splitlines()) == 2 and "the first 2 are shown" in done.stderr
 
 
+def test_rollouts_of_every_run_are_listed_by_status_agent_policy_and_task(kept):
+    rows = json.loads(rollyard("list", "--status", "completed", "--agent", "shell-agent", "--json", cwd=kept).stdout)[
+        "rows"
+    ]
+    assert len({row["run_id"] for row in rows}) > 1
+    shown = rollyard("list", "--task", rows[0]["task_id"], cwd=kept).stdout
+    assert shown.split()[:2] == ["rollout", "run"] and rows[0]["run_id"][-8:] in shown
+    for option in ("--status", "--agent", "--policy", "--task"):
+        assert json.loads(rollyard("list", option, "nothing", "--json", cwd=kept).stdout)["rows"] == []
+
+
+def test_the_end_of_an_id_names_a_run_or_a_rollout(kept):
+    (row,) = json.loads(rollyard("list", "second", "--json", cwd=kept).stdout)["rows"]
+    assert json.loads(rollyard("show", row["id"][-8:], "--json", cwd=kept).stdout)["rollout"]["id"] == row["id"]
+    assert json.loads(rollyard("show", row["run_id"][-8:], "--json", cwd=kept).stdout)["run"]["id"] == row["run_id"]
+    assert "no run or rollout" in rollyard("show", row["id"][-5:], cwd=kept, code=3).stderr
+
+
+def test_notes_labels_and_scores_are_kept_printed_and_exported(kept):
+    (row,) = json.loads(rollyard("list", "second", "--json", cwd=kept).stdout)["rows"]
+    words = ("edits the test", "--label", "reward hack", "--score", "style=0.5", "--author", "ann")
+    said = rollyard("note", row["id"][-8:], *words, cwd=kept).stdout
+    assert said == "note   edits the test  (ann)\nlabel  reward hack  (ann)\nscore  style = 0.5  (ann)\n"
+    assert len(json.loads(rollyard("note", row["id"], "--json", cwd=kept).stdout)) == 3
+    rollyard("export", "second", "--out", "second.jsonl", cwd=kept)
+    (line,) = [json.loads(line) for line in (kept / "second.jsonl").read_text().splitlines()]
+    assert [(n["kind"], n["name"], n["text"], n["score"]) for n in line["notes"]] == [
+        ("note", "", "edits the test", None), ("label", "reward hack", "", None), ("score", "style", "", 0.5),
+    ]  # fmt: skip
+    assert "is no score" in rollyard("note", row["id"], "--score", "style", cwd=kept, code=2).stderr
+    assert "is a run" in rollyard("note", "second", "x", cwd=kept, code=2).stderr
+
+
 def test_why_names_the_cause_the_evidence_and_what_to_do(kept):
     said = rollyard("why", "second", cwd=kept).stdout
     assert "hello  shell-agent  completed, reward 0" in said

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from contextlib import asynccontextmanager
 
 import rollyard as ry
@@ -22,7 +24,6 @@ class Counter(ry.Env):
     def __init__(self):
         self.total = 0
         self.steps = 0
-        self.hold = asyncio.Event()
 
     async def reset(self, *, seed=None, options=None):
         self.total = seed or 0
@@ -31,6 +32,7 @@ class Counter(ry.Env):
     async def step(self, action):
         self.steps += 1
         if "sleep" in action:
+            await self.report_progress(0, 1, "asleep")
             await asyncio.sleep(action["sleep"])
         if "reward" in action:
             return ry.StepResult(observation={}, reward=float(action["reward"]))
@@ -76,8 +78,37 @@ class Counter(ry.Env):
         self.closed.append("closed")
 
 
+def sockets_kept_in(transports):
+    """A server's side of a WebSocket that leaves its transports there, for tests that cut them."""
+
+    class Kept(SocketProtocol):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            transports.append(transport)
+
+    return Kept
+
+
+async def told(socket, frame):
+    """What a server answers to one frame."""
+    await socket.send(frame if isinstance(frame, str) else json.dumps(frame))
+    return json.loads(await asyncio.wait_for(socket.recv(), 30))
+
+
 @asynccontextmanager
-async def served(make=Counter, *, key=None, production=False, port=0, name=None, splits=None, **limits):
-    app = EnvServer(make, name=name, key=key, production=production, splits=splits, limits=EnvLimits(**limits))
-    async with serve_app(app, port=port, lifespan="on", ws=SocketProtocol) as url:
+async def served(
+    make=Counter,
+    *,
+    key=None,
+    production=False,
+    port=0,
+    name=None,
+    splits=None,
+    clock=time.monotonic,
+    ws=SocketProtocol,
+    **limits,
+):
+    limits = EnvLimits(**limits)
+    app = EnvServer(make, name=name, key=key, production=production, splits=splits, limits=limits, clock=clock)
+    async with serve_app(app, port=port, lifespan="on", ws=ws) as url:
         yield url

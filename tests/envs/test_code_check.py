@@ -22,7 +22,7 @@ async def backend():
 
 
 @pytest.fixture
-async def shop(backend, tmp_path):
+async def shop_sandbox(backend, tmp_path):
     """The databases of a small shop: `seed`, and `current` with one row changed and one added."""
     for name in ("seed", "current"):
         made = sqlite3.connect(tmp_path / f"{name}.db")
@@ -38,7 +38,12 @@ async def shop(backend, tmp_path):
     async with backend.open(SandboxSpec()) as sandbox:
         for name in ("seed", "current"):
             await sandbox.write(f"/srv/{name}.db", (tmp_path / f"{name}.db").read_bytes())
-        yield SandboxDatabases(sandbox, {"seed": "/srv/seed.db", "current": "/srv/current.db"})
+        yield sandbox
+
+
+@pytest.fixture
+def shop(shop_sandbox):
+    return SandboxDatabases(shop_sandbox, {"seed": "/srv/seed.db", "current": "/srv/current.db"})
 
 
 async def scored(backend, code, databases=None, **more):
@@ -256,7 +261,7 @@ def test_code_is_known_by_its_digest():
     assert VerifierCode(code="def a(env): ...").sha256 != VerifierCode(code="def b(env): ...").sha256
 
 
-async def test_describe_query_and_their_caps(shop):
+async def test_describe_query_and_their_caps(shop, shop_sandbox):
     """E13"""
     (table,) = await shop.describe("current")
     assert table.name == "orders" and table.columns[0] == {
@@ -278,7 +283,7 @@ async def test_describe_query_and_their_caps(shop):
     assert (await shop.query("current", "SELECT count(*) FROM orders")).rows == [[3]]
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     with pytest.raises(EnvError, match="interrupted"):
-        await SandboxDatabases(shop._program._sandbox, shop.paths, seconds=1.0).query("current", endless)
+        await SandboxDatabases(shop_sandbox, shop.paths, seconds=1.0).query("current", endless)
     written = await shop.query("current", "UPDATE orders SET item = 'can' WHERE id = 3", read_only=False)
     assert written.rows_affected == 1
     with pytest.raises(EnvError, match="no database 'other'; known: current, seed"):
@@ -297,13 +302,11 @@ async def test_snapshot_diff_and_restore(shop):
     assert (await shop.query("kept", "SELECT count(*) FROM orders")).rows == [[3]]
 
 
-async def test_questions_are_answered_one_at_a_time_by_one_program_that_may_be_lost(shop):
+async def test_questions_are_answered_one_at_a_time_by_one_program_that_may_be_lost(shop, shop_sandbox):
     """E13"""
     counts = await asyncio.gather(*(shop.query("current", "SELECT ? + count(*) FROM orders", [n]) for n in range(20)))
     assert [found.rows for found in counts] == [[[3 + n]] for n in range(20)]
-    job = shop._program._job
-    assert job is not None
-    await job.kill()
+    await shop_sandbox.kill_processes()
     from rollyard.core.errors import Error
 
     with pytest.raises(Error):

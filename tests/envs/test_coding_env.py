@@ -15,7 +15,8 @@ from rollyard.runs.coding_env import coding_env, splits_of
 from rollyard.runs.coding_request import CodingOptions
 from rollyard.tools import RemoteTools
 from tests.envs.conftest import served
-from tests.envs.test_real_mcp import client_2, until
+from tests.envs.test_real_mcp import client_2
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 SCRIPT = {"steps": [{"shell": "echo hi > hello.txt"}, {"text": "done"}]}

@@ -18,19 +18,20 @@ from rollyard.envs import connect
 from rollyard.envs.metrics import EnvCounters
 from rollyard.envs.session import EnvSession, SessionObserver, SessionTerms
 from rollyard.envs.telemetry import Telemetry
-from tests.envs.conftest import Counter, served
+from tests.envs.conftest import Counter, served, sockets_kept_in, told
+from tests.waiting import Clock, until
 
 pytestmark = pytest.mark.anyio
 ECHO = Path(__file__).parents[2] / "examples" / "envs" / "echo.py"
 
 
+async def shows(http, line):
+    """Whether the server's metrics have this line."""
+    return line in await (await http.get("/metrics")).text()
+
+
 def ws(url):
     return url.replace("http", "ws") + "/ws"
-
-
-async def told(socket, frame):
-    await socket.send(frame if isinstance(frame, str) else json.dumps(frame))
-    return json.loads(await asyncio.wait_for(socket.recv(), 10))
 
 
 async def test_an_episode_over_our_own_wire():
@@ -77,7 +78,8 @@ async def test_whoever_comes_at_capacity_waits_for_a_place():
                 async with connect(url, queue_s=0.0):
                     pass
             waiting = asyncio.create_task(connect(url, queue_s=30.0).__aenter__())
-            await asyncio.sleep(0.2)
+            async with aiohttp.ClientSession(url) as http:
+                await until(lambda: shows(http, "rollyard_env_waiting 1.0"))
             assert not waiting.done()
         second = await waiting
         assert (await second.reset(seed=1)).observation == {"total": 1}
@@ -85,28 +87,34 @@ async def test_whoever_comes_at_capacity_waits_for_a_place():
 
 
 async def test_a_lost_socket_is_reattached_and_no_step_runs_twice():
-    async with served() as url, connect(url) as env:
+    transports = []
+    async with served(ws=sockets_kept_in(transports)) as url, connect(url) as env:
         await env.reset()
-        step = asyncio.create_task(env.step({"add": 5, "sleep": 0.5}))
-        await asyncio.sleep(0.1)
-        env._wire._socket.abort()
+        begun = asyncio.Event()
+        step = asyncio.create_task(env.step({"add": 5, "sleep": 0.5}, progress=lambda *_: begun.set()))
+        await begun.wait()
+        transports[0].abort()
         assert (await step).info == {"n": 1}
         assert (await env.step({"add": 5})).observation == {"total": 10}
 
 
 async def test_several_steps_in_flight_when_the_socket_dies_each_run_once():
-    async with served() as url, connect(url) as env:
+    transports = []
+    async with served(ws=sockets_kept_in(transports)) as url, connect(url) as env:
         await env.reset()
-        steps = [asyncio.create_task(env.step({"add": 1, "sleep": 0.2})) for _ in range(3)]
-        await asyncio.sleep(0.1)
-        env._wire._socket.abort()
+        begun = asyncio.Event()
+        steps = [
+            asyncio.create_task(env.step({"add": 1, "sleep": 0.2}, progress=lambda *_: begun.set())) for _ in range(3)
+        ]
+        await begun.wait()
+        transports[0].abort()
         await asyncio.gather(*steps)
         assert (await env.step({"add": 1})).observation == {"total": 4}
 
 
 async def test_another_lease_does_not_open_the_session():
-    async with served() as url, connect(url) as env:
-        session = env._wire._session["session"]
+    async with served() as url, connect(url), aiohttp.ClientSession(url) as http:
+        [session] = [one["session"] for one in await (await http.get("/sessions")).json()]
         async with websocket(ws(url), subprotocols=["rollyard.v1"]) as other:
             with_ = {"session": session, "lease": "lease-guess"}
             assert (await told(other, {"id": "1", "do": "open", "with": with_}))["error"]["code"] == "SESSION_ERROR"
@@ -114,15 +122,20 @@ async def test_another_lease_does_not_open_the_session():
 
 async def test_a_session_is_reaped_when_nobody_holds_it_and_never_before():
     Counter.closed.clear()
-    async with served(lease_s=0.5) as url:
-        async with connect(url, lease_s=0.5) as env, aiohttp.ClientSession(url) as http:
+    clock = Clock()
+    async with served(lease_s=60, reap_s=0.01, clock=clock) as url:
+        async with connect(url) as env, aiohttp.ClientSession(url) as http:
             await env.reset(seed=3)
             left = (await (await http.post("/sessions", json={})).json())["session"]
-            await asyncio.sleep(2.5)  # several leases: the held one lives, the abandoned one is gone
+            await http.post("/sessions", json={"lease_s": 10})
+            clock.now += 59
+            await until(lambda: Counter.closed == ["closed"])
+            assert len(await (await http.get("/sessions")).json()) == 2
+            clock.now += 600  # several leases: the held one lives, the abandoned one goes
+            await until(lambda: Counter.closed == ["closed"] * 2)
             assert len(await (await http.get("/sessions")).json()) == 1
             gone = await http.post("/step", json={"action": {}}, headers={"x-session-id": left})
             assert gone.status == 404
-            assert Counter.closed == ["closed"]
             assert (await env.step({"add": 1})).observation == {"total": 4}
 
 
@@ -140,8 +153,9 @@ async def test_a_step_past_its_deadline_is_cut_and_only_reset_goes_on():
 async def test_a_running_step_can_be_cancelled():
     async with served() as url, connect(url) as env:
         await env.reset()
-        step = asyncio.create_task(env.step({"sleep": 60}))
-        await asyncio.sleep(0.1)
+        begun = asyncio.Event()
+        step = asyncio.create_task(env.step({"sleep": 60}, progress=lambda *_: begun.set()))
+        await begun.wait()
         assert await env.cancel()
         with pytest.raises(EnvError, match="cancelled"):
             await step
@@ -256,9 +270,7 @@ async def test_mcp_over_a_socket_has_an_environment_of_its_own():
         assert (await told(socket, "{"))["error"]["code"] == -32700
         assert (await told(socket, {"jsonrpc": "2.0", "id": 8, "method": "reset"}))["error"]["code"] == -32601
         await socket.close()
-        async with asyncio.timeout(10):
-            while Counter.closed != ["closed"]:
-                await asyncio.sleep(0.02)
+        await until(lambda: Counter.closed == ["closed"])
 
 
 async def test_openenv_frames_have_exactly_their_shape():

@@ -14,6 +14,7 @@ from mcp.client.streamable_http import streamable_http_client
 from rollyard.envs import connect
 from tests.envs.conftest import Counter, served
 from tests.plane.venvs import interpreter
+from tests.waiting import Clock, until
 
 pytestmark = pytest.mark.anyio
 CLIENT_1 = """
@@ -65,12 +66,6 @@ def client_2(url, key=None, **more):
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     http = httpx2.AsyncClient(headers=headers, timeout=60)
     return Client(streamable_http_client(url + "/mcp", http_client=http), **more)
-
-
-async def until(condition):
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -138,9 +133,12 @@ async def test_an_mcp_session_of_infrastructure_has_an_environment_of_its_own_an
 
 
 async def test_a_tool_that_an_agent_runs_keeps_its_session_from_being_reaped():
-    async with served(key="boss", lease_s=0.5) as url:
+    clock = Clock()
+    Counter.closed.clear()
+    async with served(key="boss", lease_s=60, reap_s=0.01, clock=clock) as url:
         async with aiohttp.ClientSession(url, headers={"authorization": "Bearer boss"}) as http:
-            opened = await (await http.post("/sessions", json={"lease_s": 0.5})).json()
+            opened = await (await http.post("/sessions", json={})).json()
+            await http.post("/sessions", json={})  # abandoned: once it is gone, both were looked at
             async with client_2(url, opened["agent_key"], mode="legacy") as client:
                 begun = asyncio.Event()
 
@@ -149,7 +147,8 @@ async def test_a_tool_that_an_agent_runs_keeps_its_session_from_being_reaped():
 
                 endless = asyncio.create_task(client.call_tool("count", {"to": -1}, progress_callback=started))
                 await begun.wait()
-                await asyncio.sleep(2.5)  # several leases
+                clock.now += 600  # several leases
+                await until(lambda: Counter.closed)
                 assert [s["session"] for s in await (await http.get("/sessions")).json()] == [opened["session"]]
                 endless.cancel()
                 await asyncio.gather(endless, return_exceptions=True)

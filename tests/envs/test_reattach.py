@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import signal
 import sys
@@ -12,10 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.client import connect as websocket
 
 from rollyard.core.errors import EpisodeLost
 from rollyard.envs import connect
-from rollyard.envs.client import Waiting
+from tests.envs.conftest import told
 
 pytestmark = pytest.mark.anyio
 TARGET = f"{Path(__file__).with_name('conftest.py')}:Counter"
@@ -56,6 +56,11 @@ async def program(*more):
             await running.kill()
 
 
+def own_socket(url, key=None):
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return websocket(url.replace("http", "ws") + "/ws", subprotocols=["rollyard.v1"], additional_headers=headers)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_kept_session_goes_on_after_the_server_was_killed(tmp_path, how):
     async with program("--keep", str(tmp_path)) as server:
@@ -79,8 +84,9 @@ async def test_a_step_that_the_kill_cut_off_has_its_effect_once(tmp_path, how):
         async with connect(url) as env:
             await env.reset()
             await env.step({"add": 1})
-            step = asyncio.create_task(env.step({"add": 10, "sleep": 1.0}))
-            await asyncio.sleep(0.3)
+            begun = asyncio.Event()
+            step = asyncio.create_task(env.step({"add": 10, "sleep": 1.0}, progress=lambda *_: begun.set()))
+            await begun.wait()
             await server.kill(how)
             await server.start()
             assert (await step).observation == {"total": 11}
@@ -90,21 +96,19 @@ async def test_a_step_that_the_kill_cut_off_has_its_effect_once(tmp_path, how):
 async def test_an_answer_that_was_made_before_the_kill_is_given_and_not_made_again(tmp_path):
     async with program("--keep", str(tmp_path)) as server:
         url = await server.start()
-        async with connect(url) as env:
-            await env.reset()
-            wire = env._wire
-            first = await wire._send("step", {"action": {"add": 1}}, 30)
-            sent = wire._seen.pop()
+        step = {"id": "b", "do": "step", "with": {"action": {"add": 1}}}
+        async with own_socket(url) as socket:
+            session = (await told(socket, {"id": "open", "do": "open", "with": {}}))["ok"]
+            await told(socket, {"id": "a", "do": "reset", "with": {}})
+            first = await told(socket, step)
             await server.kill()
-            await server.start()
-            answer = asyncio.get_running_loop().create_future()
-            text = json.dumps({"id": sent, "do": "step", "with": {"action": {"add": 1}}}).encode()
-            wire._waiting[sent] = Waiting(
-                text, answer, None, "step", 60, math.inf
-            )  # as if its answer had been on the way
-            assert await asyncio.wait_for(answer, 60) == first
-            del wire._waiting[sent]
-            assert (await env.step({"add": 1})).observation == {"total": 2}
+        await server.start()
+        async with own_socket(url) as socket:
+            kept = {"session": session["session"], "lease": session["lease"]}
+            assert "ok" in await told(socket, {"id": "open", "do": "open", "with": kept})
+            assert await told(socket, step) == first  # as if its answer had been on the way
+            third = await told(socket, {**step, "id": "c"})
+            assert third["ok"]["observation"] == {"total": 2}
 
 
 async def test_without_a_place_to_keep_it_the_episode_is_lost_and_reset_begins_another():
@@ -112,8 +116,9 @@ async def test_without_a_place_to_keep_it_the_episode_is_lost_and_reset_begins_a
         url = await server.start()
         async with connect(url) as env:
             await env.reset(seed=3)
-            step = asyncio.create_task(env.step({"add": 1, "sleep": 30}))
-            await asyncio.sleep(0.3)
+            begun = asyncio.Event()
+            step = asyncio.create_task(env.step({"add": 1, "sleep": 30}, progress=lambda *_: begun.set()))
+            await begun.wait()
             await server.kill()
             await server.start()
             with pytest.raises(EpisodeLost, match="no such session"):
@@ -140,10 +145,11 @@ async def test_what_is_kept_holds_no_key(tmp_path):
     key_file = tmp_path / "key"
     async with program("--keep", str(tmp_path / "kept"), "--key-file", str(key_file)) as server:
         url = await server.start()
-        async with connect(url, key=key_file.read_text().strip()) as env:
-            await env.reset()
+        async with own_socket(url, key=key_file.read_text().strip()) as socket:
+            session = (await told(socket, {"id": "open", "do": "open", "with": {}}))["ok"]
+            await told(socket, {"id": "a", "do": "reset", "with": {}})
             [kept] = (tmp_path / "kept").iterdir()
             assert kept.stat().st_mode & 0o077 == 0
             text = kept.read_text()
-            assert env.agent_key not in text
-            assert env._wire._session["lease"] not in text
+            assert session["agent_key"] not in text
+            assert session["lease"] not in text

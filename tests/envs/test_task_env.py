@@ -7,15 +7,16 @@ import inspect
 import json
 import logging
 import sys
+import threading
 
 import pytest
 
 import rollyard as ry
 from rollyard import sync
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, MissingExtra, UnknownName, Unsupported
+from rollyard.core.remote_task import TaskConfig
 from rollyard.envs.fleet.provider import InstanceRequest, provision
 from rollyard.envs.fleet.sdk import FleetProvider
-from rollyard.envs.fleet.task_config import TaskConfig
 from rollyard.envs.fleet.task_env import RemoteTaskEnv, TaskLimits
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.envs.telemetry import Telemetry
@@ -75,8 +76,9 @@ def test_a_missing_env_key_fails_at_construction(monkeypatch):
 
 async def test_construction_does_no_io(server):
     """E5"""
+    tasks, threads = asyncio.all_tasks(), threading.active_count()
     env = env_of(server)
-    await asyncio.sleep(0.2)
+    assert (asyncio.all_tasks(), threading.active_count()) == (tasks, threads), "something could still ask"
     assert server.seen.requests == [] and env.state["instance_id"] is None
     await env.close()
     assert server.seen.requests == [], "nor does closing one that was never used"
@@ -286,14 +288,28 @@ class Standing:
         return None
 
 
-async def test_without_an_instance_there_is_no_verdict(server):
+async def test_without_an_instance_there_is_no_verdict():
     """E6"""
-    env = env_with(server, verifier_code="def check(env):\n    return 1\n")
-    await env.reset()
-    episode = env._episode
-    await env._release()
-    await env.close()
-    assert episode.reward is None and "no instance" in env.feedback.verifier_error
+
+    async def refuses(check, databases):
+        raise EnvError("it is closing time")
+
+    called, go = asyncio.Event(), asyncio.Event()
+
+    @ry.tools.tool
+    async def wait() -> str:
+        """Waits."""
+        called.set()
+        await go.wait()
+        return "late"
+
+    async with standing_env(refuses, tools=[wait]) as (env, _):
+        await env.reset()
+        last = asyncio.create_task(env.step({"tool": "wait", "done": True}))
+        await called.wait()
+        await env.close()
+        go.set()
+        assert (await last).reward is None and "no instance" in env.feedback.verifier_error
 
 
 # E7: partial reward
@@ -609,7 +625,7 @@ async def test_spans_tell_the_same_story_async_and_blocking(server, tmp_path):
 # E15: reset
 
 
-def standing_env(judge=None, **options):
+def standing_env(judge=None, request_s=21.0, **options):
     """A `RemoteTaskEnv` on a provider that makes nothing, with tools that are really served."""
     from contextlib import asynccontextmanager
 
@@ -630,7 +646,7 @@ def standing_env(judge=None, **options):
         async with serve_app(toolset) as url:
             provider = Standing(urls=(url + "/mcp",), **options)
             config = TaskConfig.read({"env_key": "standing", "verifier_code": "def f(env): ..."})
-            limits = TaskLimits(reset_s=7.0, request_s=21.0)
+            limits = TaskLimits(reset_s=7.0, request_s=request_s)
             yield RemoteTaskEnv(config, provider, judge or none, limits=limits), provider
         await toolset.aclose()
 
@@ -680,10 +696,17 @@ async def test_no_tools_is_an_error_and_releases_the_instance():
 async def test_reset_and_requests_have_timeouts_of_their_own():
     """E15"""
     assert TaskLimits().request_s == 60.0 and TaskLimits().reset_s != TaskLimits().request_s
-    async with standing_env() as (env, provider):
+
+    @ry.tools.tool
+    async def wait() -> str:
+        """Waits for ever."""
+        await asyncio.Event().wait()
+        return "never"
+
+    async with standing_env(tools=[wait], request_s=2.0) as (env, provider):
         await env.reset(seed=3)
         assert provider.seeds == [(3, 7.0)]
-        assert env._ground.tools._places[0].endpoints[0].timeout_s == 21.0
+        assert "did not answer within 2 s" in (await env.step({"tool": "wait"})).info["tool_error"]
         await env.close()
 
 

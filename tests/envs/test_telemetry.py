@@ -11,11 +11,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from websockets.asyncio.client import connect as websocket
 
 from rollyard.core.errors import EnvError, EnvUnavailable
 from rollyard.envs import connect
 from rollyard.envs.telemetry import LINES, SPANS, Telemetry
-from tests.envs.conftest import served
+from tests.envs.conftest import served, told
 
 pytestmark = pytest.mark.anyio
 SPANS_CODE = """
@@ -82,10 +83,12 @@ async def test_metrics_count_sessions_moves_and_refusals():
 
 
 async def test_words_of_a_client_make_no_new_series():
-    async with served() as url, connect(url) as env, aiohttp.ClientSession(url) as http:
-        for n in range(5):
-            with pytest.raises(EnvError, match="not offered"):
-                await env._wire.ask(f"dance{n}", {})
+    async with served() as url, aiohttp.ClientSession(url) as http:
+        async with websocket(url.replace("http", "ws") + "/ws", subprotocols=["rollyard.v1"]) as socket:
+            await told(socket, {"id": "open", "do": "open", "with": {}})
+            for n in range(5):
+                answer = await told(socket, {"id": f"{n}", "do": f"dance{n}", "with": {}})
+                assert "not offered" in answer["error"]["message"]
         assert "dance" not in await (await http.get("/metrics")).text()
 
 

@@ -146,12 +146,12 @@ async def test_a_peer_that_vanished_without_a_word_is_let_go():
     pings = {"ws": SocketProtocol, "ws_ping_interval": 0.2, "ws_ping_timeout": 0.4}
     async with serve_app(app, lifespan="on", **pings) as url:
         address = urlsplit(url)
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        writer.write(HELLO)
-        assert b"101" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
-        assert await asyncio.wait_for(reader.read(), 30)  # pings, then the end
-        writer.close()
         async with connect(url, ping_s=0.2) as env:
             await env.reset()
-            await asyncio.sleep(1.5)  # one that answers stays
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            writer.write(HELLO)
+            assert b"101" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+            assert await asyncio.wait_for(reader.read(), 30)  # pings, then the end
+            writer.close()
+            # one that answers was asked as often, and stays
             assert (await env.step({"add": 1})).observation == {"total": 1}

@@ -164,10 +164,3 @@ async def ask(gate, method: str, path: str, **options) -> Answer:
 
 def chat(text: str = "hi", **fields) -> dict:
     return {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
-
-
-async def until(condition, *, within: float = 10.0) -> None:
-    """Wait for what other tasks bring about; fails when it does not come."""
-    async with asyncio.timeout(within):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -11,7 +11,8 @@ from rollyard.core.errors import UpstreamError
 from rollyard.core.protocols import RawResponse
 from rollyard.gate import Budget
 from rollyard.policy import passthrough
-from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, until
+from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

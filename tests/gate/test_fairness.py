@@ -8,7 +8,8 @@ import pytest
 
 from rollyard.gate import Budget, GateLimits
 from rollyard.gate.fairness import Busy, Lane, Turnstile
-from tests.gate.conftest import Answers, ask, chat, open_gate, said, until
+from tests.gate.conftest import Answers, ask, chat, open_gate, said
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"

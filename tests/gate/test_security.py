@@ -12,7 +12,8 @@ import pytest
 from rollyard.core.errors import ConfigError, UpstreamError
 from rollyard.core.ids import secret
 from rollyard.gate import Budget, Gate, GateLimits, HttpLimits
-from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, said, send, until
+from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, said, send
+from tests.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]
 CHAT = "/v1/chat/completions"

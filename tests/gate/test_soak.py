@@ -12,7 +12,8 @@ import pytest
 
 from rollyard.gate import Gate, GateLimits
 from rollyard.store import Store
-from tests.gate.conftest import Answers, port_of, said, until
+from tests.gate.conftest import Answers, port_of, said
+from tests.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 CALLS, ROLLOUTS, TURNS = 100_000, 20, 50

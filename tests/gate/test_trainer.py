@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from rollyard.policy import Queue
-from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, said, until
+from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, said
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 KEY = "trainer-" + "t" * 20
@@ -91,14 +92,26 @@ async def test_a_refusal_is_a_generic_error_for_the_agent():
         assert b"CUDA" not in answer.body
 
 
+class Watched(Queue):
+    taking = 0
+
+    async def take(self, *args, **options):
+        self.taking += 1
+        try:
+            return await super().take(*args, **options)
+        finally:
+            self.taking -= 1
+
+
 async def test_calls_of_a_trainer_that_vanished_are_handed_out_again():
-    async with open_gate(Queue(), trainer_key=KEY) as gate:
+    queue = Watched()
+    async with open_gate(queue, trainer_key=KEY) as gate:
         session = await gate.open_session("r1")
         _, gone = await asyncio.open_connection("127.0.0.1", port_of(gate))
         gone.write(request("GET", "/calls?wait=30", key=KEY))
-        await asyncio.sleep(0.1)
+        await until(lambda: queue.taking == 1)
         gone.close()
-        await asyncio.sleep(0.1)
+        await until(lambda: queue.taking == 0)
         asked = asyncio.ensure_future(ask(gate, "POST", CHAT, key=session.key, body=chat()))
         (held,) = await take(gate)
         assert await take(gate, wait=0) == []

@@ -15,17 +15,10 @@ from rollyard.plane.engines.noop import NoopEngine
 from rollyard.plane.parts import assemble as assemble_parts
 from rollyard.plane.service.create_request import CreateDefaults
 from rollyard.plane.storage.open import open_plane
+from tests.waiting import Clock
 
 ADMIN = ApiKey(id="key_admin", digest=b"", role="admin", owner="admin", created_at=0.0)
 OWNER = ApiKey(id="key_owner", digest=b"", role="owner", owner="team", created_at=0.0)
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1_800_000_000.0
-
-    def __call__(self):
-        return self.now
 
 
 async def assembled(store, engines, clock, **settings):

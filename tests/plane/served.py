@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def serving(folder, *options, engine="local,noop", environ=None):
-    """Gives the printed variables, and the ready line under `ready`."""
+    """Gives the printed variables, the ready line under `ready` and the process under `process`."""
     command = ["-c", "from rollyard.cli.main import main; main()", "serve", "plane", "--engine", engine]
     command += ["--store", str(folder / "p.db"), "--port", "0", "--print-env", "--admin-key-file", str(folder / "key")]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, *options, stdout=asyncio.subprocess.PIPE, env={**os.environ, **(environ or {})}
     )
     try:
-        env = {}
+        env = {"process": process}
         async with asyncio.timeout(60):
             while "ready" not in env:
                 line = (await process.stdout.readline()).decode().strip()

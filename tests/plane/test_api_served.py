@@ -85,7 +85,7 @@ async def test_odd_answers_are_typed_errors(status, body):
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     try:
-        port = site._server.sockets[0].getsockname()[1]
+        port = runner.addresses[0][1]
         async with ry.plane.connect(f"http://127.0.0.1:{port}", "k") as plane:
             with pytest.raises(PlaneUnavailable):
                 await plane.instances.get("inst_x")

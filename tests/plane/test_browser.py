@@ -206,9 +206,9 @@ async def test_a_trajectory_shows_reasoning_terminals_patches_branches_tokens_an
             for theme in ("light", "dark"):
                 async with browsing(color_scheme=theme) as page:
                     await page.goto(f"{url}/rollouts/ro_rich")
-                    assert not await page.locator(".thinking pre").first.is_visible()
+                    assert not await page.locator(".thinking .said").first.is_visible()
                     await page.locator(".thinking summary").first.click()
-                    assert await page.locator(".thinking pre").first.is_visible()
+                    assert await page.locator(".thinking .said").first.is_visible()
                     assert await page.locator("pre.terminal.bad").count() == 1
                     assert await page.locator(".call .diff .add").count() == 1
                     assert await page.locator("#patch .diff .del").count() == 1
@@ -222,7 +222,10 @@ async def test_a_trajectory_shows_reasoning_terminals_patches_branches_tokens_an
                     assert await page.locator("pre.json").count() == 0
                     await page.goto(f"{url}/rollouts/ro_rich/tokens")
                     first = page.locator(".span.sampled .tok").nth(1)
-                    assert await first.get_attribute("title") == "id 1, logprob -0.3700, policy version 7"
+                    assert (
+                        await first.get_attribute("title")
+                        == "id 1, logprob -0.3700, probability 0.691, policy version 7"
+                    )
                     await shot(page, f"tokens-{theme}")
 
 
@@ -345,7 +348,7 @@ async def test_the_control_planes_tables_are_searched_sorted_and_opened(tmp_path
 
 
 @pytest.mark.adversarial
-async def test_an_exported_run_opens_from_a_file_without_a_script_or_a_request(tmp_path, backend):
+async def test_an_exported_run_opens_from_a_file_sorts_and_makes_no_request(tmp_path, backend):
     from rollyard.page.export import run_page
 
     async with ry.Store.open(tmp_path / "runs.db") as store:
@@ -358,6 +361,11 @@ async def test_an_exported_run_opens_from_a_file_without_a_script_or_a_request(t
         await page.goto(f"file://{tmp_path}/run.html")
         assert "owned" not in await page.title()
         assert await page.locator(".picture svg").count() == 6
+        head = page.locator("table.sortable").last.locator("th").first
+        await head.click()
+        assert await head.get_attribute("aria-sort") == "ascending"
+        await head.click()
+        assert await page.locator("table.sortable").last.locator("tbody a").first.inner_text() == "t1"
         await page.locator("section summary").first.click()
         assert await page.locator("article.step").first.is_visible()
         await shot(page, "export")

@@ -97,12 +97,11 @@ async def test_a_snapshot_has_a_name_a_list_and_an_end(url):
     "asked",
     [
         {"lifecycle": {"on_timeout": "pause"}},
-        {"lifecycle": {"on_timeout": {"action": "pause", "keep_memory": False}}},
         {"network": {"deny_out": ["10.0.0.1"]}},
         {"network": {"allow_public_traffic": False}},
         {"network": {"mask_request_host": "localhost"}},
     ],
-    ids=["pause", "files-only", "deny", "private", "mask"],
+    ids=["pause", "deny", "private", "mask"],
 )
 async def test_what_is_not_done_is_refused_by_name_and_nothing_is_opened(backend, url, asked):
     with pytest.raises(e2b.SandboxException, match="is not served here"):

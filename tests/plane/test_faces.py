@@ -51,8 +51,48 @@ async def test_e2b_sandboxes_are_instances_with_the_planes_environments_quota_an
     assert seen["no_env"][0] and "nothing@1.0" in seen["no_env"][1]
     assert seen["copied"] == "kept" and seen["forked"] == ["kept", ["blue"]]
     assert seen["second"] != "Sandbox" and seen["full"][0] == "RateLimitException"
-    assert seen["paused"][:2] == ["paused", False] and seen["resumed"] == "kept"
+    assert seen["paused"][:2] == ["paused", False] and seen["resumed"] == "kept" and seen["ends"] == [7, -7]
     assert seen["listed"]
+    assert seen["boot"] == 36 and seen["no_proc"] in ("FileNotFoundException", "NotFoundException")
+    metric = seen["metric"]
+    assert metric["cpu_count"] >= 1 and 0 < metric["cpu_used_pct"] <= 100 and metric["late"] < 60
+    assert 0 < metric["mem_used"] < metric["mem_total"] and 3_000_000 <= metric["disk_used"] < metric["disk_total"]
+    assert seen["intervals"] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("version", [pytest.param(NEWEST, marks=unless_there("e2b", NEWEST))])
+async def test_an_e2b_sandbox_that_pauses_at_its_end_is_kept_over_a_restart_and_comes_back(tmp_path, version):
+    python, client = await asyncio.to_thread(interpreter, "e2b", version), HERE / "e2b_timeout_client.py"
+    async with serving(tmp_path, engine="local") as env:
+        begun = await told(python, client, "begin", env={name: env[name] for name in E2B})
+    assert {name: seen for name, (_, seen) in begun.items()} == {
+        "paused": [False, "pause", False],
+        "woken": [False, "pause", True],
+        "stopped": [False, "pause", False],
+    }
+    ids = {name: id for name, (id, _) in begun.items()}
+    async with serving(tmp_path, engine="local") as env:
+        async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
+            seen = await told(python, client, "again", *ids.values(), env={name: env[name] for name in E2B})
+            assert seen == {"listed": ["paused"] * 3, "paused": [True, True], "stopped": [True, True, False]}
+            assert (await plane.instances.read(ids["woken"], "/tmp/count")).strip().isdigit()
+            assert (await plane.instances.get(ids["woken"]))["state"] == "running"
+            await plane.instances.delete_many(ids=list(ids.values()))
+
+
+@pytest.mark.parametrize("version", [pytest.param(NEWEST, marks=unless_there("e2b", NEWEST))])
+async def test_programs_are_every_replicas_and_outlive_the_one_that_started_them(tmp_path, version):
+    """Two servers on one store; the first is killed without notice while a program of its client waits for a line."""
+    python = await asyncio.to_thread(interpreter, "e2b", version)
+    client = HERE / "e2b_replica_client.py"
+    async with serving(tmp_path) as one, serving(tmp_path) as two:
+        made = await told(python, client, "start", env={name: one[name] for name in E2B})
+        one["process"].kill()
+        await one["process"].wait()
+        seen = await told(python, client, "go on", made["id"], str(made["pid"]), env={name: two[name] for name in E2B})
+    assert made["pid"] in seen["listed"] and made["ended"] not in seen["listed"]
+    assert seen["said"][0] == 3 and seen["said"][1].endswith("got it\n")
+    assert seen["new"] > made["ended"] and seen["killed"] is False
 
 
 async def test_the_fleet_sdk_makes_instances_of_the_plane(tmp_path):
@@ -129,6 +169,8 @@ async def test_a_fleet_job_runs_rollouts_and_its_sessions_tell_what_happened(tmp
             assert [one async for one in plane.instances.list()] == []
             page = await plane.bytes("GET", f"/page/rollouts/{first.session_id}")
             assert b"close-printer" in page
+            traced = await plane.json("GET", f"/v1/trace/{first.session_id}")
+            assert traced["instance"]["run_id"] == job.job_id and traced["reward"] == 1.0
 
 
 async def test_fleet_sessions_that_clients_write_are_kept_and_jobs_without_a_policy_are_refused(tmp_path):

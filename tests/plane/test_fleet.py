@@ -290,7 +290,7 @@ async def test_a_server_that_was_started_again_finds_its_instances():
     async with serving(secret="a secret that stays") as server:
         made = await client(server).make("tickets", run_id="kept")
         later = fleet_app(
-            load_worlds(WORLDS), server.plane.instances, server.engine, admit=one_key(KEY), secret="a secret that stays"
+            load_worlds(WORLDS), server.plane, server.engine, admit=one_key(KEY), secret="a secret that stays"
         )
         async with serve_app(later) as url:
             sdk = fleet.AsyncFleet(api_key=KEY, base_url=url)
@@ -313,12 +313,42 @@ async def test_a_request_id_is_remembered_by_a_server_that_was_started_again(ser
     async with httpx.AsyncClient(timeout=60, headers=sent) as http:
         first = await http.post(f"{server.url}/v1/env/instances", json={"env_key": "tickets"})
         again = await assemble(server.plane.store, {server.engine.name: server.engine})
-        later = fleet_app(load_worlds(WORLDS), again.instances, server.engine, admit=one_key(KEY))
+        later = fleet_app(load_worlds(WORLDS), again, server.engine, admit=one_key(KEY))
         async with serve_app(later) as url:
             second = await http.post(f"{url}/v1/env/instances", json={"env_key": "tickets"})
     assert (first.status_code, second.status_code) == (200, 409)
     assert second.json()["detail"]["instance_id"] == first.json()["instance_id"]
     assert len(await server.left()) == 1
+
+
+async def test_tasks_verifiers_and_written_sessions_are_known_to_every_replica_and_to_their_owner(server):
+    from rollyard.plane.compat.fleet import fleet_app
+    from rollyard.plane.parts import assemble
+    from rollyard.testing.serve import serve_app
+
+    async def named(header):
+        return header or ""
+
+    again = await assemble(server.plane.store, {server.engine.name: server.engine})
+    apps = [fleet_app([], plane, server.engine, admit=named) for plane in (server.plane, again)]
+    code = "def check(env):\n    return 1.0\n"
+    task = {"key": "mine", "prompt": "p", "env_id": "tickets", "verifier_func": code}
+    said = {"session_id": "s1", "messages": [{"role": "user", "content": "go"}]}
+    async with serve_app(apps[0]) as one, serve_app(apps[1]) as two, httpx.AsyncClient(timeout=60) as http:
+        ann, bob = {"authorization": "ann"}, {"authorization": "bob"}
+        made = (await http.post(f"{one}/v1/tasks", json=task, headers=ann)).json()
+        for _ in range(2):
+            written = await http.post(f"{one}/v1/sessions/ingest", json=said, headers=ann)
+        assert written.json()["message_count"] == 2
+        assert (await http.get(f"{two}/v1/tasks/mine", headers=ann)).json() == made
+        digest = {"sha256": hashlib.sha256(code.encode()).hexdigest()}
+        assert (await http.get(f"{two}/v1/verifiers/check", params=digest, headers=ann)).json()["success"]
+        kept = await http.get(f"{two}/v1/verifiers/{made['verifier_id']}", headers=ann)
+        assert kept.json()["code"] == code
+        told = (await http.get(f"{two}/v1/sessions/s1/transcript", headers=ann)).json()
+        assert [line["content"] for line in told["transcript"]] == ["go", "go"]
+        for path in ("tasks/mine", f"verifiers/{made['verifier_id']}", "sessions/s1/transcript"):
+            assert (await http.get(f"{two}/v1/{path}", headers=bob)).status_code == 404, path
 
 
 @pytest.mark.adversarial

@@ -11,9 +11,9 @@ from aiohttp import web
 from rollyard.core.errors import (
     ConfigError,
     PlaneInvalid,
-    PlaneNotFound,
     PlaneUnavailable,
     PlaneUnsupported,
+    SandboxGone,
 )
 from rollyard.core.plane import AdmissionTerms
 from rollyard.core.sandbox import Mount, Resources
@@ -179,7 +179,7 @@ async def test_odd_answers_of_a_service_are_typed_errors(status, body):
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     try:
-        port = site._server.sockets[0].getsockname()[1]
+        port = runner.addresses[0][1]
         async with engine(f"standard=http://127.0.0.1:{port}") as made:
             with pytest.raises(PlaneUnavailable):
                 await made.alive("box-1")
@@ -194,5 +194,5 @@ async def test_a_service_that_is_not_there_is_unavailable_and_a_missing_instance
     async with serve_app(StandardService().app()) as url, engine(f"standard={url}") as made:
         assert not await made.alive("x")
         await made.delete("x")
-        with pytest.raises(PlaneNotFound):
-            await made._find("x")
+        with pytest.raises(SandboxGone, match="no instance x"):
+            await made.dial("x", 80)

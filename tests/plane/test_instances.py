@@ -2,12 +2,14 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from rollyard.core.errors import (
     LeaseLost,
     PlaneConflict,
     PlaneGone,
+    PlaneInvalid,
     PlaneNotFound,
     PlaneQuota,
     PlaneUnsupported,
@@ -87,6 +89,64 @@ async def test_expired_and_idle_ones_are_swept_and_beating_ones_stay(plane, noop
     assert {thing[1] for thing in noop.things.values()} == {beating.id, longer.id}
     assert (await plane.store.usage("ann")).used == 2
     assert (await states(plane, short.id))[-1] == (await states(plane, idle.id))[-1] == "expired"
+
+
+class Pausing(NoopEngine):
+    """Notes what becomes of the things it makes, which are their own sandboxes."""
+
+    def __init__(self, clock):
+        super().__init__(clock=clock)
+        self.seen = []
+
+    @property
+    def abilities(self):
+        return msgspec.structs.replace(super().abilities, pause=True, exec=True)
+
+    async def sandbox(self, ref):
+        return self
+
+    async def pause(self):
+        self.seen.append("pause")
+
+    async def resume(self):
+        self.seen.append("resume")
+
+    async def kill_processes(self):
+        self.seen.append("kill_processes")
+
+
+@pytest.mark.parametrize("way", ["pause", "stop"])
+async def test_the_sweep_pauses_what_does_not_end_with_its_time_and_keeps_it(plane_url, clock, assemble, way):
+    engine = Pausing(clock)
+    async with open_plane(plane_url) as opened:
+        plane = await assemble(opened.records, {"noop": engine}, clock)
+        asked = CreateInstance(image="host", ttl_s=10, on_timeout=way, auto_resume=way == "pause")
+        made = await plane.instances.create(asked, owner="ann")
+        clock.now += 5
+        await plane.sweeper.once()
+        assert (await plane.instances.get(made.id)).state == "running"
+        for _ in range(3):  # far beyond its time, and renewed each time
+            clock.now += 6 * 86400
+            swept = await plane.sweeper.once()
+            assert (swept.due, swept.ended, swept.failures, swept.strays) == (1, 0, 0, 0)
+            assert (await plane.instances.get(made.id)).state == "paused" and len(engine.things) == 1
+        assert engine.seen == (["pause"] if way == "pause" else ["kill_processes", "pause"])
+        if way == "pause":
+            await plane.instances.sandbox(made.id)
+            assert (await plane.instances.get(made.id)).expires_at == clock.now + 10
+        else:
+            with pytest.raises(PlaneConflict, match="paused"):
+                await plane.instances.sandbox(made.id)
+        await plane.instances.delete(made.id)
+        assert (await plane.store.usage("ann")).used == 0
+
+
+async def test_what_an_engine_cannot_pause_is_refused_before_it_is_made(plane, noop):
+    with pytest.raises(PlaneUnsupported, match="pause an instance"):
+        await plane.instances.create(CreateInstance(image="host", on_timeout="pause"), owner="ann")
+    with pytest.raises(PlaneInvalid, match="auto_resume"):
+        await plane.instances.create(CreateInstance(image="host", auto_resume=True), owner="ann")
+    assert noop.things == {}
 
 
 async def test_more_than_one_batch_is_swept_at_once(plane, noop):
@@ -181,7 +241,13 @@ async def test_a_stray_of_this_plane_is_removed_and_another_planes_thing_is_not(
 
 
 async def test_only_one_replica_sweeps_and_a_late_one_changes_nothing(plane, noop):
-    other = Sweeper(plane.store, {"noop": noop}, plane="test-plane", clock=plane.clock)
+    other = Sweeper(
+        plane.store,
+        {"noop": noop},
+        plane="test-plane",
+        settle_timeout=plane.instances.settle_timeout,
+        clock=plane.clock,
+    )
     fence = await plane.store.take_sweep("first", now=plane.clock.now, ttl_s=60)
     assert not (await other.once()).held
     plane.clock.now += 61

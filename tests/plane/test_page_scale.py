@@ -6,7 +6,7 @@ import re
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 
 import rollyard as ry
 from bench.page import fill, paths
@@ -31,25 +31,25 @@ async def large(tmp_path_factory):
 
 
 @contextmanager
-def statements(store):
+def statements():
     """What the readers ask of the database."""
     asked = []
 
     def note(connection, cursor, statement, parameters, context, executemany):
         asked.append(statement)
 
-    event.listen(store.database._reading, "before_cursor_execute", note)
+    event.listen(Engine, "before_cursor_execute", note)
     try:
         yield asked
     finally:
-        event.remove(store.database._reading, "before_cursor_execute", note)
+        event.remove(Engine, "before_cursor_execute", note)
 
 
 async def test_every_page_is_bounded_in_rows_bytes_and_queries(large):
     store, run_id, rollout_id = large
     async with serve_app(page_app(store)) as url:
         for name, path in paths(run_id, rollout_id, ROLLOUTS, CALLS).items():
-            with statements(store) as asked:
+            with statements() as asked:
                 status, _, body, _ = await get(url + path)
             assert status == 200, name
             assert len(re.findall("<tr tabindex", body)) <= 50, name
@@ -90,7 +90,7 @@ async def test_statistics_of_a_run_are_read_again_only_once_it_has_changed(large
     store, run_id, _ = large
     async with serve_app(page_app(store)) as url:
         await get(f"{url}/runs/{run_id}")
-        with statements(store) as asked:
+        with statements() as asked:
             await get(f"{url}/runs/{run_id}?offset=50")
         assert not any("LIMIT" not in one and "rollouts.task_id" in one for one in asked)
         unscored = next(row for row in await store.lines(run_id) if row.reward is None)

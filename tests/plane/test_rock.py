@@ -56,3 +56,36 @@ async def test_a_wrong_key_and_a_command_without_end_are_told(tmp_path):
         gone = await asked("run_in_session", sandbox_id=box, command="true")
         assert gone["status"] == "Failed" and "no session" in gone["message"]
         assert (await asked("stop", sandbox_id=box))["status"] == "Success"
+
+
+async def test_a_session_is_every_replicas_and_outlives_the_one_that_opened_it(tmp_path):
+    """Two servers on one store; the first is killed without notice."""
+
+    async def asked(session, env, name, **fields):
+        place = f"{env['ROCK_BASE_URL']}/apis/envs/sandbox/v1"
+        async with session.post(f"{place}/{name}", json=fields) as reply:
+            return await reply.json()
+
+    async with serving(tmp_path) as one, serving(tmp_path) as two, aiohttp.ClientSession() as session:
+        box = (await asked(session, one, "start_async", image="host"))["result"]["sandbox_id"]
+        assert (await asked(session, one, "create_session", sandbox_id=box))["status"] == "Success"
+        again = await asked(session, two, "create_session", sandbox_id=box)
+        assert again["status"] == "Failed" and "there is a session" in again["message"]
+        said = await asked(session, one, "run_in_session", sandbox_id=box, command="cd /tmp; colour=blue; echo one")
+        assert said["result"]["output"] == "one"
+        one["process"].kill()
+        await one["process"].wait()
+        said = await asked(session, two, "run_in_session", sandbox_id=box, command="pwd; echo $colour")
+        assert said["result"]["output"] == "/tmp\nblue"
+        long = await asked(
+            session, two, "run_in_session", sandbox_id=box, command="seq 100000 | tail -n 99999; false", check="silent"
+        )
+        assert long["result"]["exit_code"] == 1 and long["result"]["output"].endswith("\n100000")
+        said = await asked(session, two, "run_in_session", sandbox_id=box, command="echo last")
+        assert said["result"]["output"] == "last"
+        await asked(session, two, "run_in_session", sandbox_id=box, command="exit 0")
+        assert (await asked(session, two, "create_session", sandbox_id=box))["status"] == "Success"
+        assert (await asked(session, two, "close_session", sandbox_id=box))["status"] == "Success"
+        gone = await asked(session, two, "run_in_session", sandbox_id=box, command="true")
+        assert gone["status"] == "Failed" and "no session" in gone["message"]
+        assert (await asked(session, two, "stop", sandbox_id=box))["status"] == "Success"

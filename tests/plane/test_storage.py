@@ -1,13 +1,12 @@
 """What storage promises to any number of replicas, on every kind of storage (P1, P2)."""
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from rollyard.core.errors import PlaneNotFound, PlaneQuota, PlaneRateLimited
-from rollyard.core.plane import AdmissionTerms, EnvRecord, EnvSpec, Taking, WarmPool
+from rollyard.core.plane import AdmissionTerms, PlaneRecord, Taking, WarmPool
 from rollyard.plane.storage.open import open_plane
 from tests.plane.writers import instance
 
@@ -19,30 +18,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("plane_url", EVERY_STOR
 async def store(plane_url):
     async with open_plane(plane_url) as (store, _):
         yield store
-
-
-async def test_32_writers_in_each_of_two_processes_lose_no_update_and_no_place(store, plane_url):
-    record = EnvRecord(
-        name="e", version="1", owner="team", revision=1, status="draft", spec=EnvSpec(), created_at=1.0, updated_at=1.0
-    )
-    await store.create_env(record)
-    script = str(Path(__file__).with_name("writers.py"))
-    processes = [
-        await asyncio.create_subprocess_exec(
-            sys.executable, script, plane_url, name, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
-        )
-        for name in ("a", "b")
-    ]
-    async with asyncio.timeout(300):
-        said = [int((await process.communicate())[0].split()[-1]) for process in processes]
-    found = await store.get_env("e", "1")
-    assert set(found.spec.tags) == {f"{name}-{n}" for name in "ab" for n in range(32)}
-    assert (found.revision, len(found.spec.tags)) == (65, 64)
-    assert sum(said) == (await store.usage("ann")).used == 40
-    listed = await store.list_instances(
-        owner="ann", env=None, run_id=None, rollout_id=None, live=True, labels={}, after="", limit=500
-    )
-    assert len(listed) == 40
 
 
 async def test_a_rate_lets_a_burst_in_and_then_one_at_a_time(store):
@@ -117,3 +92,64 @@ async def test_changes_are_found_by_their_time_and_bundles_by_their_digest(store
     assert await store.get_blob("d" * 64) == b"\x00\xff"
     with pytest.raises(PlaneNotFound):
         await store.get_blob("e" * 64)
+
+
+def record(name, *, scope="job_1", due_at=None, kind="fleet_session"):
+    return PlaneRecord(kind=kind, scope=scope, name=name, data="{}", created_at=1.0, updated_at=1.0, due_at=due_at)
+
+
+async def test_a_record_is_changed_by_who_saw_its_last_revision_and_with_it_all_or_nothing(store):
+    (first,) = await store.put_records([record("a")])
+    assert first.revision == 1 and await store.put_records([record("a")]) is None
+    (second,) = await store.put_records([replace(first, data='{"n": 2}')])
+    assert await store.get_record("fleet_session", "job_1", "a") == second
+    assert await store.put_records([record("b"), replace(first, data='{"n": 3}')]) is None
+    assert await store.get_record("fleet_session", "job_1", "b") is None
+    assert (await store.get_record("fleet_session", "job_1", "a")).data == '{"n": 2}'
+    tries = await asyncio.gather(*(store.put_records([replace(second, data=str(n))]) for n in range(9)))
+    assert sum(one is not None for one in tries) == 1
+    await store.put_records([record(name, due_at=None if name == "c" else 5.0) for name in "cde"])
+    listed = await store.list_records("fleet_session", "job_1", after="a", limit=2)
+    assert [one.name for one in listed] == ["c", "d"]
+    left = await store.list_records("fleet_session", "job_1", after="", limit=9, unfinished=True)
+    assert [one.name for one in left] == ["d", "e"]
+    await store.drop_records("fleet_session", "job_1", "d")
+    assert await store.get_record("fleet_session", "job_1", "d") is None
+    assert [one.name for one in await store.claim_records("fleet_session", now=9.0, until=10.0, limit=9)] == ["e"]
+    await store.drop_records("fleet_session", "job_1")
+    assert await store.list_records("fleet_session", "job_1", after="", limit=9) == []
+    assert await store.next_due("fleet_session") is None
+
+
+async def test_what_is_due_is_claimed_by_exactly_one_and_again_when_its_time_is_over(store):
+    await store.put_records([record(f"{n:02}", due_at=100.0 + n) for n in range(20)])
+    assert await store.next_due("fleet_session") == 100.0
+    rounds = await asyncio.gather(
+        *(store.claim_records("fleet_session", now=109.0, until=200.0, limit=3) for _ in range(8))
+    )
+    claimed = [one.name for found in rounds for one in found]
+    while more := await store.claim_records("fleet_session", now=109.0, until=200.0, limit=3):
+        claimed += [one.name for one in more]
+    assert sorted(claimed) == [f"{n:02}" for n in range(10)] and len(claimed) == 10
+    (mine,) = await store.claim_records("fleet_session", now=110.0, until=111.0, limit=1)
+    (theirs,) = await store.claim_records("fleet_session", now=112.0, until=300.0, limit=1)
+    while theirs.name != mine.name:
+        (theirs,) = await store.claim_records("fleet_session", now=112.0, until=300.0, limit=1)
+    assert theirs.revision == mine.revision + 1
+    assert await store.put_records([replace(mine, due_at=None)]) is None
+    (over,) = await store.put_records([replace(theirs, due_at=None)])
+    assert over.due_at is None
+
+
+async def test_what_is_kept_about_an_instance_ends_with_it(store):
+    made = [(await store.begin(instance("ann"), terms=AdmissionTerms(), request=None))[0] for _ in range(2)]
+    for one in made:
+        await store.put_records([record("s", scope=one.id, kind="rock_shell")])
+        await store.put_records([record("1", scope=one.id, kind="e2b_program")])
+    await store.put_records([record("task", scope=made[0].id, kind="fleet_task")])
+    await store.end(made[0].id, "deleted", at=9.0, reason=None)
+    await store.drop_of_ended()
+    for kind, name in (("rock_shell", "s"), ("e2b_program", "1")):
+        assert await store.get_record(kind, made[0].id, name) is None
+        assert await store.get_record(kind, made[1].id, name) is not None
+    assert await store.get_record("fleet_task", made[0].id, "task") is not None

@@ -115,7 +115,7 @@ async def train(queue, renderer):
     turn = 0
     while batch := await queue.take():
         for held in batch:
-            sampled = renderer._vocabulary.encode(TURNS[turn]) + ids(renderer.stop_ids)
+            sampled = renderer.encode(TURNS[turn]) + ids(renderer.stop_ids)
             await held.reply(sampled, [-0.25] * len(sampled), version=turn)
             turn += 1
 
@@ -135,7 +135,7 @@ async def test_every_prompt_of_every_dialect_begins_with_the_ids_that_were_sampl
     await trainer
     assert counts == {"render:new_root": 1, "bridge": 2}
     (branch,) = trajectory.branches
-    sampled = [renderer._vocabulary.encode(text) + ids(renderer.stop_ids) for text in TURNS]
+    sampled = [renderer.encode(text) + ids(renderer.stop_ids) for text in TURNS]
     assert [node.ids for node in branch.nodes if node.sampled] == sampled
     assert sum(branch.mask) == sum(len(s) for s in sampled)
     trained = [version for version, on in zip(branch.versions, branch.mask, strict=True) if on]

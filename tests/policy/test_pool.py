@@ -8,6 +8,7 @@ import pytest
 from rollyard.core.errors import UpstreamError
 from rollyard.net.http_client import BadAnswer, HttpPool
 from rollyard.policy.connection import ModelConnection, Timeouts
+from tests.waiting import settle, until
 
 pytestmark = pytest.mark.anyio
 
@@ -168,7 +169,7 @@ async def test_bytes_after_an_answer_never_become_the_next_one(speaking):
     url, seen = await speaking(whole(b"1") + whole(b"poison"), whole(b"2"))
     connection = ModelConnection()
     first = await connection.post(url, b"{}", {})
-    await asyncio.sleep(0.05)
+    await settle()
     second = await connection.post(url, b"{}", {})
     assert (first, second) == (b"1", b"2")
     await connection.aclose()
@@ -186,7 +187,8 @@ async def test_a_cancelled_request_cuts_its_connection_and_the_next_one_is_clean
     url, seen = await speaking(b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\npart", whole(b"2"))
     connection = ModelConnection()
     cut = asyncio.create_task(connection.post(url, b"{}", {}))
-    await asyncio.sleep(0.05)
+    await until(lambda: seen and seen[0])
+    await settle()
     cut.cancel()
     await asyncio.gather(cut, return_exceptions=True)
     assert await connection.post(url, b"{}", {}) == b"2" and len(seen) == 2

@@ -8,6 +8,7 @@ from rollyard.core.errors import PolicyClosed, ReplyRefused, UpstreamError
 from rollyard.core.message import Message, Text
 from rollyard.policy.queue import Queue
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer
+from tests.waiting import settle
 
 from .conftest import plain_call, user
 
@@ -49,7 +50,7 @@ async def test_take_is_empty_once_closed_and_raises_when_its_time_is_up():
     with pytest.raises(TimeoutError):
         await queue.take(timeout=0.01)
     waiting = asyncio.create_task(queue.take())
-    await asyncio.sleep(0.01)
+    await settle()
     await queue.aclose()
     assert await waiting == []
 
@@ -58,7 +59,7 @@ async def test_a_cancelled_take_has_taken_nothing():
     queue = Queue()
     taking = asyncio.create_task(queue.take(wait=10))
     task = await asked(queue, plain_call())
-    await asyncio.sleep(0.01)
+    await settle()
     taking.cancel()
     await asyncio.gather(taking, return_exceptions=True)
     (held,) = await queue.take(wait=0)
@@ -76,7 +77,7 @@ async def test_a_session_sees_its_own_calls_only_and_none_once_its_agent_has_exi
     await session.deliver(held, {"choices": [{"message": {"role": "assistant", "content": "as a dict"}}]})
     assert (await mine).message.text == "as a dict"
     waiting = asyncio.create_task(session.next_request(timeout=30))
-    await asyncio.sleep(0.01)
+    await settle()
     await queue.closed("mine")
     assert await waiting is None
     assert await session.next_request(timeout=30) is None

@@ -67,7 +67,7 @@ def test_the_vocabulary_of_a_gguf_file_is_llama_cpps(smollm, smollm_url):
         with urlopen(
             Request(f"{smollm_url}/tokenize", body, {"content-type": "application/json"}), timeout=30
         ) as answer:
-            assert json.load(answer)["tokens"] == smollm._vocabulary.encode(text).tolist()
+            assert json.load(answer)["tokens"] == smollm.encode(text).tolist()
 
 
 def test_a_bridge_equals_a_full_render_when_the_text_is_canonical(tool_renderer):
@@ -84,9 +84,9 @@ def test_a_bridge_equals_a_full_render_when_the_text_is_canonical(tool_renderer)
 
 def test_sampled_ids_that_are_not_the_canonical_ones_are_kept(tool_renderer):
     """The model said `hello` in single letters; a re-render would merge them."""
-    letters = ids([tool_renderer._vocabulary.encode(c)[0] for c in "hello"])
+    letters = ids([tool_renderer.encode(c)[0] for c in "hello"])
     sampled = letters + ids(tool_renderer.stop_ids)
-    assert len(tool_renderer._vocabulary.encode("hello")) < len(letters)
+    assert len(tool_renderer.encode("hello")) < len(letters)
     prompt = tool_renderer.render((user("say hello"),))
     answer = tool_renderer.parse(sampled)
     bridged = tool_renderer.bridge(SampledTurn(prompt, len(prompt), sampled, answer), (user("again"),))
@@ -97,7 +97,7 @@ def test_sampled_ids_that_are_not_the_canonical_ones_are_kept(tool_renderer):
 
 
 def test_a_turn_cut_inside_its_reasoning_is_closed_twice_and_only_by_inserted_tokens(tool_renderer):
-    sampled = tool_renderer._vocabulary.encode("<think>\nso I wonder")
+    sampled = tool_renderer.encode("<think>\nso I wonder")
     answer = tool_renderer.parse(sampled)
     bridged = tool_renderer.bridge(SampledTurn(ids(), 0, sampled, answer), (user("well?"),))
     ((start, end),) = bridged.inserted
@@ -166,11 +166,17 @@ QWEN = (
 )
 
 
+def tokenizer_of(folder):
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
 def test_a_family_of_the_renderers_package_bridges_and_parses(tmp_path):
     pytest.importorskip("renderers", reason="the renderers package is not installed")
     renderer = ry.policy.renderer(make_model(tmp_path / "m", "tools", QWEN), family="qwen3")
     rollout = Rollout(renderer)
-    encode = renderer._tokenizer.encode
+    encode = tokenizer_of(tmp_path / "m").encode
     sampled = ids(
         encode('I look.\n<tool_call>\n{"name": "bash", "arguments": {"command":  "ls"}}\n</tool_call><|im_end|>').ids
     )
@@ -185,7 +191,7 @@ def test_a_family_of_the_renderers_package_bridges_and_parses(tmp_path):
 def test_a_family_closes_a_cut_turn_with_inserted_tokens(tmp_path):
     pytest.importorskip("renderers", reason="the renderers package is not installed")
     renderer = ry.policy.renderer(make_model(tmp_path / "m", "tools", QWEN), family="qwen3")
-    cut = ids(renderer._tokenizer.encode("half a").ids)
+    cut = ids(tokenizer_of(tmp_path / "m").encode("half a").ids)
     answer = renderer.parse(cut)
     prompt = renderer.render((user("go"),))
     bridged = renderer.bridge(SampledTurn(prompt, len(prompt), cut, answer), answers(said("", "x")))

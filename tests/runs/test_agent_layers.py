@@ -148,5 +148,5 @@ async def test_hosted_sandboxes_use_the_images_agent_and_build_nothing_on_the_ho
             assert done.files["/work/out.txt"].decode() == f"{word}\n", version
             assert len(provision.images.layers.ids()) == (word != "image")
         assert await hosted.list({"rollyard.role": "look"}) == []
-        looked = [key for key in provision._prebaked if key[2] == "9.9.9"]
+        looked = [key for key in provision.prebaked if key[2] == "9.9.9"]
         assert len(looked) == (1 if name == "hf" else 0)  # e2b has the baked image of the rollout before

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from rollyard.core.errors import ConfigError, EnvUnavailable
 from rollyard.runs import FleetJob, evaluate_task
 from rollyard.testing.serve import serve_app
+from tests.waiting import settle
 
 pytest.importorskip("fleet", reason="fleet-python is not installed")
 pytestmark = pytest.mark.anyio
@@ -143,9 +144,8 @@ async def test_cancelling_stops_asking_at_once_even_between_two_distant_polls():
                 group.start_soon(partial(evaluate_task, "x", ["p/m"], attempts=1, remote=far))
                 await jobs.polled.wait()
                 group.cancel_scope.cancel()
-        seen = jobs.polls
-        await asyncio.sleep(0.3)
-        assert jobs.polls == seen == 1
+        await settle()
+        assert jobs.polls == 1
 
 
 def test_it_asks_every_ten_seconds_for_half_an_hour_unless_told_otherwise():

@@ -170,7 +170,7 @@ def test_verifiers_that_cannot_be_weighed_are_refused(wrong):
 
 @pytest.mark.slow
 async def test_a_teardown_hook_that_hangs_leaves_the_others_their_time(backend):
-    from rollyard.runs.rollout import lifecycle
+    from rollyard.runs.rollout.lifecycle import CLEANUP_S
 
     seen = []
 
@@ -181,4 +181,4 @@ async def test_a_teardown_hook_that_hangs_leaves_the_others_their_time(backend):
         seen.append(rollout.id)
 
     done = await run(backend, hooks=Hooks(teardown=(hangs, last)))
-    assert seen == [done.id] and f"hook 'hangs' (teardown) took over {lifecycle._CLEANUP_S:g} s" in done.failure.message
+    assert seen == [done.id] and f"hook 'hangs' (teardown) took over {CLEANUP_S:g} s" in done.failure.message

@@ -29,7 +29,7 @@ async def mark(backend):
         return await box.snapshot()
 
 
-@pytest.mark.parametrize("name", ["local", "e2b"])
+@pytest.mark.parametrize("name", ["local", pytest.param("e2b", marks=pytest.mark.slow)])
 async def test_a_rollout_opens_from_the_image_that_is_named(name, tmp_path):
     (tmp_path / "environment").mkdir()
     (tmp_path / "environment" / "Dockerfile").write_text("FROM host\nRUN false\n")

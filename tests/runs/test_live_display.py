@@ -9,20 +9,14 @@ from rollyard.core.events import Event
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.core.task import Task
 from rollyard.runs.display.live import LiveDisplay
+from tests.waiting import Clock
 
 pytestmark = pytest.mark.anyio
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

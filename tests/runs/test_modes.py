@@ -27,7 +27,7 @@ async def server():
 
 
 @pytest.mark.agent
-@pytest.mark.parametrize("agent", ["shell-agent", "codex", "claude-code"])
+@pytest.mark.parametrize("agent", ["shell-agent", "codex", pytest.param("claude-code", marks=pytest.mark.slow)])
 async def test_black_box_passes_calls_through_untouched_and_records_only_that_they_happened(agent, backend, server):
     url, session = server
     done = await ry.run_rollout(

@@ -14,8 +14,8 @@ from rollyard.core.agent import LayerSpec
 from rollyard.images.store import ImageStore
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.config import RunConfig
+from rollyard.runs.run.distant_worker import NodeAssignment
 from rollyard.runs.run.ray_executor import read_secrets
-from rollyard.runs.run.ray_worker import NodeAssignment
 from rollyard.runs.run.shipping import pack_work, unpack_work
 from rollyard.tasks.taskset import Taskset
 

@@ -39,8 +39,8 @@ async def test_keys_move_find_failures_and_open_a_rollout(tmp_path):
             await pilot.press("enter")
             await pilot.pause()
             assert isinstance(app.screen, RolloutScreen)
-            assert rows[failed[0]].id in app.screen._text
-            assert "failed at sandbox" in app.screen._text
+            assert rows[failed[0]].id in app.screen.text
+            assert "failed at sandbox" in app.screen.text
             await pilot.press("j", "k", "u")
             assert app.table.cursor_row == failed[0]
 
@@ -66,19 +66,19 @@ async def test_what_is_in_flight_stands_first_and_moves_down_when_it_ends(tmp_pa
                 app = WatchApp(store, run.id)
                 async with app.run_test(size=(160, 30)) as pilot:
                     with anyio.fail_after(60):
-                        while not app._flying:
+                        while not app.flying:
                             await pilot.pause(0.1)
                     assert app.table.row_count == 1
                     assert str(app.table.get_cell_at((0, 0))) == "t0"
                     await pilot.press("enter")
                     await pilot.pause()
-                    assert "is under way" in app.screen._text
+                    assert "is under way" in app.screen.text
                     await pilot.press("escape")
                     held.set()
                     with anyio.fail_after(60):
                         while not app.finished:
                             await pilot.pause(0.1)
-                    assert app._flying == {}
+                    assert app.flying == {}
                     assert {str(app.table.get_cell_at((row, 0))) for row in range(2)} == {"t0", "[red]t1[/red]"}
 
 

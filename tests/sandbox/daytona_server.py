@@ -60,6 +60,8 @@ class Server:
                 Route(f"{box}/ttl/{{minutes}}", self._guarded(self.set_ttl), methods=["POST"]),
                 Route(f"{box}/last-activity", self._guarded(self.activity), methods=["POST"]),
                 Route(f"{box}/snapshot", self._guarded(self.snapshot), methods=["POST"]),
+                Route(f"{box}/pause", self._guarded(self.pause), methods=["POST"]),
+                Route(f"{box}/start", self._guarded(self.start), methods=["POST"]),
                 Route("/api/snapshots", self._guarded(self.snapshots_page)),
                 Route("/api/snapshots/{name}", self._guarded(self.get_snapshot)),
                 Route("/api/snapshots/{name}", self._guarded(self.remove_snapshot), methods=["DELETE"]),
@@ -141,14 +143,26 @@ class Server:
 
     async def _timers(self, made):
         stop = 60 * (made.asked.get("autoStopInterval") or 1e6)
-        while made.state == "started" and time.monotonic() < min(made.ends, made.used + stop):
+        while made.state == "paused" or (
+            made.state == "started" and time.monotonic() < min(made.ends, made.used + stop)
+        ):
             await asyncio.sleep(0.2)
         await self._end(made)
 
     async def _end(self, made):
-        if made.state == "started":
+        if made.state in ("started", "paused"):
             made.state = "destroyed"
             await made.sandbox.kill()
+
+    async def pause(self, request, made):
+        await made.sandbox.pause()
+        made.state = "paused"
+        return JSONResponse(self.told(made))
+
+    async def start(self, request, made):
+        await made.sandbox.resume()
+        made.state, made.used = "started", time.monotonic()
+        return JSONResponse(self.told(made))
 
     async def snapshot(self, request, made):
         self.snapshots[json.loads(await request.body())["name"]] = await made.sandbox.snapshot()
@@ -190,7 +204,7 @@ class Server:
         return JSONResponse({"items": found[at : at + 2], "nextCursor": more})
 
     async def delete(self, request, made):
-        if made.state != "started":
+        if made.state not in ("started", "paused"):
             return refused(404, "Sandbox not found", "NOT_FOUND")
         await self._end(made)
         return JSONResponse(self.told(made))

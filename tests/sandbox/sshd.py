@@ -88,7 +88,9 @@ def machine_folder():
     try:
         yield str(place / "home")
     finally:
-        shutil.rmtree(place)
+        while place.exists():
+            with contextlib.suppress(FileNotFoundError):  # what still dies there removes files of its own
+                shutil.rmtree(place)
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ async def test_labels_are_bounded(backend, labels):
 async def test_a_sandbox_without_limits_has_half_of_the_memory(backend, box):
     if not cgroups.find().has("memory"):
         pytest.skip("no cgroup bounds memory here")
-    limits = [Path(group, name) for group in box._group.dirs for name in ("memory.max", "memory.limit_in_bytes")]
+    limits = [Path(group, name) for group in box.group.dirs for name in ("memory.max", "memory.limit_in_bytes")]
     (limit,) = [int(path.read_text()) for path in limits if path.exists()]
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0.45 * total < limit <= 0.5 * total
@@ -57,7 +57,7 @@ async def test_a_sandbox_without_limits_has_half_of_the_memory(backend, box):
 async def test_a_sandbox_without_limits_has_half_a_share_of_busy_processors(box):
     if not cgroups.find().has("cpu"):
         pytest.skip("no cgroup shares out processors here")
-    shares = [Path(group, name) for group in box._group.dirs for name in ("cpu.weight", "cpu.shares")]
+    shares = [Path(group, name) for group in box.group.dirs for name in ("cpu.weight", "cpu.shares")]
     usual = {"cpu.weight": 100, "cpu.shares": 1024}
     assert [int(path.read_text()) / usual[path.name] for path in shares if path.exists()] == [0.5]
 

@@ -15,6 +15,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import Error, PathError
 from rollyard.sandbox.local.backend import LocalBackend
+from tests.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]
 
@@ -47,12 +48,6 @@ async def busy(root: Path, mark: str, count: int) -> asyncio.subprocess.Process:
     assert process.stdout is not None
     assert await asyncio.wait_for(process.stdout.readline(), 120) == b"busy\n"
     return process
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def mark() -> str:

@@ -84,14 +84,12 @@ async def test_landlock_confines_files_and_connections_of_programs_and_of_the_ho
             async with backend.open(spec) as box:
                 done = await box.exec(["cat", str(tmp_path / "secret"), "/etc/shadow"], timeout=10)
                 assert done.stdout == b"" and done.exit_code == 1
-                assert (await box.exec(f"echo x > {tmp_path}/new", timeout=10)).exit_code != 0
                 assert (
                     await box.exec("echo x > mine && cat mine && cat /etc/passwd | wc -l", timeout=10)
                 ).exit_code == 0
                 with pytest.raises(PathError):
                     await box.read(str(tmp_path / "secret"))
-                with pytest.raises(PathError):
-                    await box.write(str(tmp_path / "new"), "x")
+                await box.write(str(tmp_path / "new"), "x")  # in its own root
                 ports = [str(server.getsockname()[1]) for server in (allowed, other)]
                 if backend.trial.landlock >= 4:
                     assert (await box.exec(["python3", "-c", CONNECT, *ports], timeout=20)).stdout == b"yes\n13\n"
@@ -102,12 +100,10 @@ async def test_lower_levels_refuse_by_name_what_they_lack(tmp_path):
     async with at(tmp_path, "landlock") as backend:
         with pytest.raises(IsolationTooWeak):
             backend.open(ry.SandboxSpec(min_isolation="namespace"))
-        with pytest.raises(Unsupported):
-            backend.open(ry.SandboxSpec(image="/some/where", allow_unsafe=True))
-        with pytest.raises(Unsupported, match="network='none'"):
-            backend.open(ry.SandboxSpec())
+        with pytest.raises(Unsupported, match="allow-list needs namespaces"):
+            backend.open(ry.SandboxSpec(network="allowlist", allowed_hosts=("example.com",)))
         async with backend.open(ry.SandboxSpec(allow_unsafe=True)) as box:
-            for call in (box.listen(), box.dial(1), box.snapshot(), box.pause()):
+            for call in (box.dial(1), box.pause()):
                 with pytest.raises(Unsupported):
                     await call
             with pytest.raises(Unsupported):

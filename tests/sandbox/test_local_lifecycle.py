@@ -24,6 +24,7 @@ from rollyard.core.errors import (
 )
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.sandbox.retry import OpenLimits
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -196,7 +197,7 @@ async def test_a_snapshot_carries_files_removals_and_modes_and_siblings_differ(b
 
 async def test_pausing_stops_programs_and_resuming_lets_them_go_on(box):
     job = await box.start("while :; do echo x; sleep 0.02; done")
-    await asyncio.sleep(0.2)
+    await until(job.tail)
     await box.pause()
     before = len(await job.tail(10**6))
     await asyncio.sleep(0.3)

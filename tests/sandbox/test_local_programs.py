@@ -8,6 +8,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import PathError, SandboxGone
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -106,9 +107,13 @@ async def test_a_job_id_starts_at_most_one_program(box):
     assert await box.read("/tmp/count") == b"ran\n"
 
 
+async def asleep(box, count):
+    return (await box.exec("pgrep -x sleep | wc -l", timeout=10)).stdout == b"%d\n" % count
+
+
 async def test_killing_a_job_kills_what_it_daemonised(box):
     job = await box.start(["bash", "-c", "(setsid sleep 600 &); sleep 601"])
-    await asyncio.sleep(0.2)
+    await until(lambda: asleep(box, 2))
     await job.kill()
     assert (await box.exec("pgrep -x sleep | wc -l", timeout=10)).stdout == b"0\n"
 
@@ -124,12 +129,10 @@ async def test_kill_processes_ends_all_programs_and_keeps_files(box):
 
 async def test_a_cancelled_exec_leaves_no_program_behind(box):
     running = asyncio.ensure_future(box.exec("sleep 800 & setsid sleep 801", timeout=60))
-    await asyncio.sleep(0.3)
+    await until(lambda: asleep(box, 2))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    async with asyncio.timeout(10):
-        while (await box.exec("pgrep -x sleep | wc -l", timeout=10)).stdout != b"0\n":
-            await asyncio.sleep(0.02)
+    await until(lambda: asleep(box, 0))
 
 
 async def test_signals_that_the_launcher_ignores_reach_programs(box):

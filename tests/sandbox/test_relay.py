@@ -271,6 +271,26 @@ async def test_what_is_appended_lands_once_although_its_answer_was_lost(tmp_path
     assert count > 3
 
 
+@pytest.mark.parametrize("name", ["python", pytest.param("node", marks=pytest.mark.slow)])
+async def test_what_both_sides_have_taken_lies_on_no_disk(tmp_path, name):
+    (tmp_path / "whole").write_bytes(bytes(2**20))
+    if not (await shell('fallocate -p -o 0 -l 4096 "$1"', f"{tmp_path}/whole", timeout=10)).ok:
+        pytest.skip("no `fallocate` (util-linux) on this machine, or no holes in files here")
+    body, rounds = hashlib.shake_256(b"y").digest(16 * 2**20), 4
+    pair = HostFilePair(shell, put, f"{tmp_path}/r")
+    await pair.start(PROGRAMS[name])
+    async with HostRelay(pair.output(), pair.write, log=pair.log) as relay:
+        listener = await relay.listen()
+        server = asyncio.create_task(accept_and_echo(listener))
+        for _ in range(rounds):
+            assert await talk(listener.port, body) == body
+        for part in ("in", "out"):
+            file = (tmp_path / "r" / part).stat()
+            assert file.st_size > rounds * len(body) and file.st_blocks * 512 < 2.5 * len(body), part
+        server.cancel()
+    await pair.aclose()
+
+
 async def test_a_program_that_was_killed_with_what_watched_it_is_found_out(tmp_path):
     """Nothing is left to ring: the next look finds that nobody is there."""
 

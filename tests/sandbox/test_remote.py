@@ -232,7 +232,7 @@ async def test_a_sandbox_that_ended_holds_no_connection(each, backend):
         ended, counts = [], []
         for _ in range(4):
             async with remote.open(ry.SandboxSpec()) as box:
-                await box._link.keep(30)  # as its lease does
+                await box.keep()  # as its lease does
             ended.append(box)  # kept: nothing is closed because nobody has it
             counts.append(connections_to(server))
         assert max(counts) <= counts[0] + 1, counts

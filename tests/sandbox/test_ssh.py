@@ -16,6 +16,7 @@ import rollyard as ry
 from rollyard.core.errors import ConfigError, SandboxUnavailable, Unsupported
 from rollyard.sandbox import backend
 from tests.sandbox import sshd
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 OPENER = """
@@ -53,12 +54,6 @@ async def opened(server, folder, **spec):
         yield made, box
 
 
-async def eventually(question, within=30.0):
-    async with asyncio.timeout(within):
-        while not question():
-            await asyncio.sleep(0.1)
-
-
 async def test_a_machine_whose_key_is_not_known_or_has_changed_is_refused(server, folder):
     right = server.known.read_text()
     server.known.write_text("")
@@ -87,9 +82,7 @@ async def test_a_program_whose_connection_is_cut_runs_once_and_its_end_is_told(s
         running = asyncio.ensure_future(
             box.exec("echo x >>/tmp/ran; until [ -e /tmp/go ]; do sleep 0.05; done; echo done", timeout=120)
         )
-        async with asyncio.timeout(60):
-            while not await box.exists("/tmp/ran"):
-                await asyncio.sleep(0.1)
+        await until(lambda: box.exists("/tmp/ran"), within=60)
         assert server.cut() > 0
         await box.write("/tmp/go", b"")
         assert (await running).stdout == b"done\n"
@@ -125,8 +118,8 @@ async def test_a_killed_opener_leaves_no_sandbox_no_process_and_no_connection(se
     first = int((place / "pid").read_text().split()[0])
     opener.send_signal(signal.SIGKILL)
     opener.wait()
-    await eventually(lambda: not place.exists() and not Path(f"/proc/{first}").exists(), within=60)
-    await eventually(lambda: server.cut() == 0)
+    await until(lambda: not place.exists() and not Path(f"/proc/{first}").exists(), within=60)
+    await until(lambda: server.cut() == 0)
 
 
 async def test_nothing_of_a_sandbox_runs_as_root_or_shows_the_users_files(server, folder, tmp_path):
@@ -142,9 +135,7 @@ async def test_nothing_of_a_sandbox_runs_as_root_or_shows_the_users_files(server
 async def test_values_of_the_environment_are_in_no_command_line_of_either_machine(server, folder):
     async with opened(server, folder, env={"KEY_A": "secret-of-the-spec"}) as (_, box):
         job = await box.start("echo $KEY_A $KEY_B; touch /tmp/up; sleep 60", env={"KEY_B": "secret-of-the-call"})
-        async with asyncio.timeout(60):
-            while not await box.exists("/tmp/up"):
-                await asyncio.sleep(0.1)
+        await until(lambda: box.exists("/tmp/up"), within=60)
         lines = b"".join(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path))
         assert b"secret-of-the" not in lines
         assert await job.tail() == b"secret-of-the-spec secret-of-the-call\n"

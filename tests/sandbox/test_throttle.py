@@ -1,31 +1,31 @@
-"""How many opens at once, how many a second, and how many may live (S3). Only time judges a rate, so bounds are one-sided:
-a loaded machine makes opens slower, never faster than the limit."""
+"""How many opens at once, how many a second, and how many may live (S3). Rates and waits are judged in virtual time."""
 
-import time
+import asyncio
 
 import anyio
 import pytest
 
 from rollyard.core.errors import ConfigError, SandboxInterrupted, SandboxUnavailable
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
-
-pytestmark = pytest.mark.anyio
-
-
-async def test_opens_are_spread_to_the_rate_whatever_asks_for_them():
-    throttle, starts = Throttle(OpenLimits(creates_per_s=20, opening=50)), []
-
-    async def one():
-        async with throttle.place(0):
-            starts.append(time.monotonic())
-
-    async with anyio.create_task_group() as group:
-        for _ in range(11):
-            group.start_soon(one)
-    assert len(starts) == 11
-    assert max(starts) - min(starts) >= 10 / 20 * 0.95
+from tests.virtual_time import run_in_virtual_time
 
 
+def test_opens_are_spread_to_the_rate_whatever_asks_for_them():
+    async def main():
+        loop = asyncio.get_running_loop()
+        throttle, starts = Throttle(OpenLimits(creates_per_s=20, opening=50)), []
+
+        async def one():
+            async with throttle.place(0):
+                starts.append(loop.time())
+
+        await asyncio.gather(*(one() for _ in range(11)))
+        assert starts == pytest.approx([number / 20 for number in range(11)])
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.anyio
 async def test_no_more_opens_run_at_once_than_allowed():
     throttle = Throttle(OpenLimits(opening=3))
     running, most = 0, 0
@@ -44,6 +44,7 @@ async def test_no_more_opens_run_at_once_than_allowed():
     assert most == 3
 
 
+@pytest.mark.anyio
 async def test_too_many_live_ones_are_refused_not_waited_for():
     throttle = Throttle(OpenLimits(live=2))
     with pytest.raises(SandboxUnavailable, match="the limit is 2"):
@@ -51,6 +52,7 @@ async def test_too_many_live_ones_are_refused_not_waited_for():
             pass
 
 
+@pytest.mark.anyio
 async def test_an_open_that_fails_or_is_cancelled_gives_its_place_back():
     throttle = Throttle(OpenLimits(opening=1))
     with pytest.raises(ValueError):
@@ -58,12 +60,13 @@ async def test_an_open_that_fails_or_is_cancelled_gives_its_place_back():
             raise ValueError
     with anyio.move_on_after(0.05):
         async with throttle.place(0):
-            await anyio.sleep(60)
+            await anyio.sleep_forever()
     with anyio.fail_after(5):
         async with throttle.place(0):
             pass
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("idempotent", [False, True])
 async def test_only_what_may_be_repeated_is_repeated(idempotent):
     tries = []
@@ -83,16 +86,19 @@ async def test_only_what_may_be_repeated_is_repeated(idempotent):
         assert len(tries) == 1
 
 
-async def test_a_wait_that_the_server_asks_for_is_kept():
-    at = []
+def test_a_wait_that_the_server_asks_for_is_kept():
+    async def main():
+        at = []
 
-    async def busy():
-        at.append(time.monotonic())
-        if len(at) < 2:
-            raise SandboxUnavailable("later", retry_after=0.3)
+        async def busy():
+            at.append(asyncio.get_running_loop().time())
+            if len(at) < 2:
+                raise SandboxUnavailable("later", retry_after=30)
 
-    await retrying(busy, OpenLimits(wait_initial_s=0.01, wait_max_s=0.02))
-    assert at[1] - at[0] >= 0.3
+        await retrying(busy, OpenLimits(wait_initial_s=0.01, wait_max_s=0.02))
+        assert at[1] - at[0] == pytest.approx(30)
+
+    run_in_virtual_time(main())
 
 
 @pytest.mark.parametrize("name", ["attempts", "opening", "creates_per_s", "live", "wait_initial_s", "wait_max_s"])

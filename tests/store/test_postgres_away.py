@@ -10,6 +10,7 @@ from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.events import Event
 from rollyard.store import Store
 from rollyard.testing.postgres import PostgresServer
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -69,11 +70,11 @@ async def test_a_server_that_does_not_listen_is_named_without_its_password_and_g
     assert len(caplog.records) == 1 and "does not answer" in caplog.text and "geheim" not in caplog.text
 
 
-async def test_a_server_that_comes_in_time_is_used(server):
+async def test_a_server_that_comes_in_time_is_used(server, caplog):
     server.stop()
 
     async def come():
-        await asyncio.sleep(0.5)
+        await until(lambda: "does not answer" in caplog.text)
         await asyncio.to_thread(server.start)
 
     async with asyncio.TaskGroup() as group:

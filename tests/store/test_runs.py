@@ -14,22 +14,16 @@ from rollyard.core.task import File, Task
 from rollyard.store import Store
 from rollyard.store.values import RolloutQuery
 from rollyard.testing.call_log import commit_all, conversation
+from tests.waiting import Clock
 
 pytestmark = pytest.mark.anyio
 
 TASK = Task(id="fix", instruction="fix it", files=(File(path="/a", data=b"\0\xff"),), metadata={"n": 1})
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture
@@ -277,13 +271,13 @@ async def test_an_event_waits_for_one_that_was_numbered_before_it(postgres_url):
     """Else a reader that has seen the later number would never see the earlier one."""
     import asyncpg
 
-    from rollyard.store.events import _TURNS
+    from rollyard.store.events import APPEND_LOCK
 
     async with Store.open(postgres_url) as store:
         slow = await asyncpg.connect(postgres_url)
         transaction = slow.transaction()
         await transaction.start()
-        await slow.execute(f"SELECT pg_advisory_xact_lock({_TURNS})")
+        await slow.execute(f"SELECT pg_advisory_xact_lock({APPEND_LOCK})")
         await slow.execute("INSERT INTO events (at, name, fields) VALUES (1, 'first', '{}')")
         second = asyncio.create_task(store.event(Event(at=2.0, name="second")))
         done, _ = await asyncio.wait([second], timeout=0.5)

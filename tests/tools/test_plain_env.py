@@ -82,7 +82,8 @@ def test_a_file_that_cannot_be_imported_ends_the_server(tmp_path):
     done = subprocess.run([sys.executable, str(PLAIN), str(tmp_path)], capture_output=True, timeout=60)
     assert done.returncode != 0 and b"nothing_like_this" in done.stderr
     (tmp_path / "src" / "bad.py").rename(tmp_path / "src" / "_bad.py")
-    assert list(load(tmp_path).tools._tools) == ["a"]
+    listed = load(tmp_path).tools.answer({"method": "tools/list"})["result"]["tools"]
+    assert [tool["name"] for tool in listed] == ["a"]
 
 
 def test_two_rewards_and_none_of_anything_are_refused(tmp_path):

@@ -25,6 +25,7 @@ from rollyard.train.serve_model import ModelOptions, key_of  # noqa: E402
 from rollyard.train.server import ModelServer  # noqa: E402
 from rollyard.train.tiny import TinyConfig, TinyModel, load_model, save_model  # noqa: E402
 from rollyard.trajectory.trajectory import Trajectory  # noqa: E402
+from tests.waiting import settle  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 torch.set_num_threads(1)  # two threads on a busy machine wait for each other
@@ -134,7 +135,7 @@ async def test_an_abort_keeps_what_was_sampled_and_a_pause_holds_what_has_not_be
         assert cut.finish == "abort" and 0 < len(cut.ids) < 500
         await sampler.pause()
         held = asyncio.create_task(sampler.sample(SampleRequest(prompt=ids([1]), max_tokens=1)))
-        await asyncio.sleep(0.05)
+        await settle()
         assert not held.done()
         sampler.resume()
         assert len((await held).ids) == 1

@@ -25,6 +25,7 @@ from rollyard.testing.serve import serve_app  # noqa: E402
 from rollyard.train.sampler import Sampler  # noqa: E402
 from rollyard.train.server import ModelServer  # noqa: E402
 from rollyard.train.tiny import TinyConfig, TinyModel, load_model, load_weights, save_model  # noqa: E402
+from tests.waiting import until  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 torch.set_num_threads(1)
@@ -92,12 +93,6 @@ async def serving(folder):
                 model.allow(math.inf)
 
 
-async def until(condition):
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 def logprobs_by_version(models, reply):
     """What each token's version gives for it, after all tokens before."""
     row = torch.tensor([[*reply.prompt_ids, *reply.completion_ids]])
@@ -121,9 +116,9 @@ async def updates_during(folders, mode, *, answers, length):
                 call = long_call(length)
                 calls.append(asyncio.create_task(policy(call)))
             model.allow(model.steps + 8)
-            await until(lambda: model.steps == model.most)
+            await until(lambda: model.steps == model.most, within=120)
             update = asyncio.create_task(policy.weights.publish(folders[version], version=version, mode=mode))
-            await until(lambda task=update: sampler.paused or task.done())
+            await until(lambda task=update: sampler.paused or task.done(), within=120)
             assert not update.done() and not all(call.done() for call in calls), (
                 "the update comes while tokens are sampled"
             )

@@ -1,4 +1,4 @@
-// Keys, raw JSON in place, and live updates. No library; the page works without this, only less conveniently.
+// Keys, folding, local time, raw JSON in place, and live updates. No library; the page works without this, only less conveniently.
 "use strict";
 const rows = () => [...document.querySelectorAll("tr[data-href], article.step")];
 function move(by, wanted = () => true) {
@@ -19,7 +19,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const here = event.target;
   if (event.key === "Escape") { here.blur(); return; }
-  if (/^(INPUT|TEXTAREA|SELECT)$/.test(here.tagName)) return;
+  if (/^(INPUT|TEXTAREA|SELECT)$/.test(here.tagName) || document.querySelector("dialog[open]")) return;
   if (event.key === "j") move(1);
   else if (event.key === "k") move(-1);
   else if (event.key === "f") move(1, (row) => row.dataset.failed);
@@ -27,7 +27,12 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "u") follow_link("a[rel=up]");
   else if (event.key === "n") follow_link("a[rel=next]");
   else if (event.key === "p") follow_link("a[rel=prev]");
-  else if (event.key === "/") { const search = document.querySelector("input[type=search]"); if (search) search.focus(); }
+  else if (event.key === "[") follow_link("a[rel=prev-attempt]");
+  else if (event.key === "]") follow_link("a[rel=next-attempt]");
+  else if (event.key === "o") follow_link("a[rel=other-agent]");
+  else if (event.key === "?") document.getElementById("keys").showModal();
+  else if (/^[1-5]$/.test(event.key)) { const button = document.querySelectorAll("[data-fold]")[event.key - 1]; if (button) button.click(); }
+  else if (event.key === "/") { const search = document.querySelector("input[type=search]"); if (!search) follow_link("header a[href$='/search']"); if (search) search.focus(); }
   else return;
   event.preventDefault();
 });
@@ -35,6 +40,38 @@ document.addEventListener("dblclick", (event) => {
   const row = event.target.closest("tr[data-href]");
   if (row) location.href = row.dataset.href;
 });
+// moments are sent in UTC and shown in the reader's own time zone
+function show_local_times() {
+  const pad = (number) => String(number).padStart(2, "0");
+  for (const shown of document.querySelectorAll("time[datetime]:not([title])")) {
+    const at = new Date(shown.dateTime);
+    shown.title = shown.textContent;
+    shown.textContent = `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
+  }
+}
+// what is folded by kind stays so from page to page
+const folds = () => { try { return JSON.parse(localStorage.getItem("folds")) || {}; } catch (problem) { return {}; } };
+const parts_of = (kind) => [...document.querySelectorAll(`details[data-kind="${kind}"]`)];
+function show_folds() {
+  const kept = folds();
+  for (const button of document.querySelectorAll("[data-fold]")) {
+    const parts = parts_of(button.dataset.fold);
+    if (button.dataset.fold in kept) parts.forEach((part) => { part.open = kept[button.dataset.fold]; });
+    button.setAttribute("aria-pressed", String(parts.some((part) => part.open)));
+    button.disabled = !parts.length;
+  }
+}
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-fold]");
+  if (!button) return;
+  const open = button.getAttribute("aria-pressed") !== "true";
+  try { localStorage.setItem("folds", JSON.stringify({ ...folds(), [button.dataset.fold]: open })); } catch (problem) { /* kept for this page alone */ }
+  parts_of(button.dataset.fold).forEach((part) => { part.open = open; });
+  button.setAttribute("aria-pressed", String(open));
+});
+document.getElementById("show-keys").addEventListener("click", () => document.getElementById("keys").showModal());
+show_local_times();
+show_folds();
 // "raw JSON" opens under its step and closes again; with a modifier key it is an ordinary link
 document.addEventListener("click", async (event) => {
   const link = event.target.closest("a[data-raw]");
@@ -75,10 +112,12 @@ async function redraw() {
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   const focused = document.activeElement.dataset ? document.activeElement.dataset.href : null;
-  const open = [...document.querySelectorAll("details")].map((part) => part.open);
+  const open = [...document.querySelectorAll("main details")].map((part) => part.open);
   document.querySelector("main").replaceWith(fresh.querySelector("main"));
   document.title = fresh.title;
-  document.querySelectorAll("details").forEach((part, index) => { if (open[index]) part.open = true; });
+  document.querySelectorAll("main details").forEach((part, index) => { if (index < open.length) part.open = open[index]; });
+  show_local_times();
+  show_folds();
   if (!fresh.body.dataset.live || fresh.body.dataset.finished === "1") delete document.body.dataset.live;
   if (focused) { const row = document.querySelector(`tr[data-href="${CSS.escape(focused)}"]`); if (row) row.focus(); }
 }

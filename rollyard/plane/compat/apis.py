@@ -128,13 +128,12 @@ class Faces:
 @asynccontextmanager
 async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncGenerator[Faces]:
     parts, url = footing.parts, footing.url
-    boxes = InstanceBoxes(parts.instances, parts.access, secret=footing.secret.encode(), folder=data_home() / "e2b")
+    boxes = InstanceBoxes(parts, secret=footing.secret.encode(), folder=data_home() / "e2b")
     named = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": footing.sdk_key}
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(
             fleet_face(
-                parts.instances,
-                parts.access,
+                parts,
                 secret=footing.secret,
                 url=f"{footing.own_url}{_FLEET}",
                 given=given.fleet,
@@ -149,12 +148,12 @@ async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncG
             address = given.aenv[0].getsockname()[0]
             anonymous = ip_address(address).is_loopback and not given.aenv_keys
             callers = AenvCallers(parts.access, secret=footing.secret, anonymous=anonymous)
-            apps = aenv_apps(parts.hub, parts.instances, parts.gateway, callers, footing.log, public_url=url)
+            apps = aenv_apps(parts, callers, footing.log, public_url=url)
             at |= zip(given.aenv, apps, strict=True)
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
         named["ROCK_BASE_URL"] = f"{url}{_ROCK}/{footing.sdk_key}"
         e2b = Starlette(routes=e2b_routes(boxes), middleware=[footing.log.watch("e2b")])
-        rock = rock_app(_ROCK, parts.instances, parts.gateway, parts.access, footing.log)
+        rock = rock_app(_ROCK, parts, footing.log)
         yield Faces(app, e2b=e2b, fleet=fleet, rock=rock, at=at, named=named)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import TracebackType
 from typing import Self
 
@@ -40,7 +41,7 @@ class BackendEngine:
             mounts=can.mounts,
             images=can.images,
             network_none=can.network_none,
-            network_allowlist=False,
+            network_allowlist=can.network_allowlist,
             max_concurrent=can.max_concurrent,
         )
 
@@ -52,7 +53,8 @@ class BackendEngine:
             mounts=plan.mounts,
             resources=plan.resources,
             network=plan.network,
-            ttl_s=plan.ttl_s,
+            allowed_hosts=plan.allowed_hosts,
+            ttl_s=min(plan.engine_ttl_s(plan.ttl_s), can.max_ttl_s or math.inf),
             labels={PLANE_LABEL: plane, INSTANCE_LABEL: instance.id},
             lifetime="ttl" if can.lifetime_ttl else "owner",
         )
@@ -94,7 +96,7 @@ class BackendEngine:
 
     async def extend(self, ref: str, ttl_s: float) -> None:
         async with asyncio.timeout(_STEP_S):
-            await (await self.sandbox(ref)).extend(ttl_s)
+            await (await self.sandbox(ref)).extend(min(ttl_s, self.backend.capabilities.max_ttl_s or math.inf))
 
     async def list(self, plane: str) -> list[Made]:
         async with asyncio.timeout(_STEP_S):

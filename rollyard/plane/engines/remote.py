@@ -109,6 +109,7 @@ class RemoteEngine:
             "mount_points": plan.mounts,
             "resources": plan.resources,
             "network": plan.network,
+            **({"allowed_hosts": plan.allowed_hosts} if plan.allowed_hosts else {}),
             "run_id": instance.run_id,
             "labels": {**instance.labels, PLANE_LABEL: plane, INSTANCE_LABEL: instance.id},
         }

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rollyard.core.egress import parse_rule
 from rollyard.core.errors import PlaneInvalid, UnknownName
 from rollyard.core.ids import new_id
-from rollyard.core.plane import POOL_OWNER, AdmissionTerms, EnvSpec, Instance, InstancePlan
+from rollyard.core.plane import POOL_OWNER, AdmissionTerms, EnvSpec, Instance, InstancePlan, OnTimeout
 from rollyard.core.sandbox import Mount, Network, Resources
 from rollyard.plane.engines.choose import choose, refuse
 from rollyard.plane.engines.protocol import Engine
@@ -41,6 +42,9 @@ class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mount_points: tuple[Mount, ...] = ()
     resources: Resources | None = None
     network: Network | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    on_timeout: OnTimeout = "end"
+    auto_resume: bool = False
 
 
 class CreateDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,14 +99,23 @@ def plan_instance(
         mounts=asked.mount_points,
         resources=asked.resources or spec.resources,
         network=asked.network or spec.network,
+        allowed_hosts=asked.allowed_hosts,
         ttl_s=min(ttl, settings.max_ttl_s),
+        on_timeout=asked.on_timeout,
+        auto_resume=asked.auto_resume,
     )
+    if plan.auto_resume and plan.on_timeout != "pause":
+        raise PlaneInvalid("auto_resume is for an instance with on_timeout pause", hint="set both, or neither")
     if plan.arguments and not plan.start:
         raise PlaneInvalid("arguments are for a program", hint="give start, or an environment that has one")
     if plan.image.startswith(_PATHS) or "\0" in plan.image:
         hint = "add it on the server with `rollyard image add SOURCE --name NAME`"
         raise PlaneInvalid("an image is named, not given by a path of the server", hint=hint)
     _honours(engine, engines, plan)
+    if bool(plan.allowed_hosts) != (plan.network == "allowlist"):
+        raise PlaneInvalid("network allowlist and allowed_hosts come together", hint="give both, or neither")
+    for host in plan.allowed_hosts:
+        parse_rule(host)
     return journal_instance(plan, engine.name, owner, asked, now, settings)
 
 
@@ -134,6 +147,7 @@ def _honours(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) 
     asked = {
         "mounts": ("mount directories", bool(plan.mounts)),
         "arguments": ("start a program with arguments", bool(plan.start or plan.arguments)),
+        "pause": ("pause an instance", plan.on_timeout != "end"),
         "accelerators": ("give accelerators", plan.resources.accelerated),
         "images": ("run images", plan.image != "host"),
         "network_none": ("cut the network off", plan.network == "none"),

@@ -23,7 +23,7 @@ from rollyard.plane.service.create_request import CreateInstance
 from rollyard.plane.service.instances import Instances
 from rollyard.sandbox.pending import PendingSandbox
 
-_PLAIN = ("layers", "workdir", "user", "options", "allowed_hosts")
+_PLAIN = ("layers", "workdir", "user", "options")
 
 
 class InstanceBackend:
@@ -57,6 +57,7 @@ class InstanceBackend:
             mount_points=spec.mounts,
             resources=spec.resources,
             network=spec.network,
+            allowed_hosts=spec.allowed_hosts,
         )
         return await self._hold(await self._instances.create(wanted, owner=self._owner(spec.labels)))
 

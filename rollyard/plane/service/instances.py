@@ -29,8 +29,7 @@ from rollyard.core.errors import (
 )
 from rollyard.core.log import Log
 from rollyard.core.plane import (
-    KEYLESS_OWNER,
-    POOL_OWNER,
+    RENEW_S,
     EnvSpec,
     Happening,
     Instance,
@@ -43,7 +42,8 @@ from rollyard.core.protocols import Sandbox
 from rollyard.net.paging import each_page
 from rollyard.plane.engines.choose import refuse
 from rollyard.plane.engines.protocol import Engine
-from rollyard.plane.service.access import is_snapshot, snapshot_id
+from rollyard.plane.service.access import snapshot_id
+from rollyard.plane.service.builds import Builds
 from rollyard.plane.service.create_request import (
     FROM_POOL,
     CreateDefaults,
@@ -54,6 +54,7 @@ from rollyard.plane.service.create_request import (
 )
 from rollyard.plane.service.cursors import read_cursor, write_cursor
 from rollyard.plane.service.drain import Duty
+from rollyard.plane.service.env_specs import EnvSpecs
 from rollyard.plane.service.hub import MAX_PAGE, Hub
 from rollyard.plane.service.request_note import note_instance, say_origin
 from rollyard.plane.storage.protocol import PlaneStore
@@ -74,9 +75,11 @@ class Instances:
         settings: CreateDefaults | None = None,
         clock: Callable[[], float] = time.time,
         duty: Duty | None = None,
+        builds: Builds | None = None,
     ) -> None:
         self._duty = duty or Duty()
-        self._store, self._hub, self.engines, self._plane = store, hub, engines, plane
+        self._store, self.engines, self._plane = store, engines, plane
+        self._specs = EnvSpecs(store, hub, engines, builds or Builds(store, clock=clock))
         self.settings = settings or CreateDefaults()
         self._clock = clock
         self.wanted = asyncio.Event()  # something was taken from a pool
@@ -107,9 +110,9 @@ class Instances:
             made_from = msgspec.json.decode(pool.plan, type=CreateInstance)
             given = {name: getattr(asked, name) for name in FROM_POOL if name != "pool"}
             asked = replace(made_from, **{name: value for name, value in given.items() if value})
-        spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._env(asked, owner)
+        spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._specs.find(asked, owner)
         if asked.image is not None:
-            await self._check_image(asked.image, owner)
+            await self._specs.check_image(asked.image, owner)
         new = plan_instance(asked, spec, owner, self.engines, self.settings, self._clock())
         return await self._make(new, request, prepare)
 
@@ -192,35 +195,6 @@ class Instances:
         reason = str(error) or "the engine took too long"
         await self._store.end(instance.id, "failed", at=self._clock(), reason=reason)
 
-    async def _env(self, asked: CreateInstance, owner: str) -> EnvSpec:
-        """What `owner` runs when it runs this environment. The values of its variables are its owner's secrets: whoever runs
-        a program in an instance can read them there, so another owner gives values of its own."""
-        name, separator, version = (asked.env or "").partition("@")
-        if not separator or not name or not version:
-            raise PlaneInvalid(f"env {asked.env!r} is not name@version")
-        record = await self._hub.get(name, version)
-        if owner == KEYLESS_OWNER and record.owner != owner:
-            raise PlaneNotFound(f"there is no environment {record.id}")
-        await self._check_image(record.spec.image, record.owner)
-        if owner == record.owner or owner.startswith(POOL_OWNER):
-            return record.spec
-        missing = sorted(record.spec.env.keys() - asked.environment.keys())
-        if missing:
-            raise PlaneInvalid(
-                f"{record.id} is of another owner, who keeps the values of its variables: {', '.join(missing[:20])}",
-                hint="give your own values in `environment`",
-            )
-        return replace(record.spec, env={})
-
-    async def _check_image(self, image: str, owner: str) -> None:
-        """A snapshot of an instance opens for its owner, whatever it is called by. One that nobody owns, made before there were
-        owners or beside this plane, opens for nobody until an admin gives it away in an environment."""
-        if image == "host":
-            return
-        owners = await self._store.owners_of("snapshot", snapshot_id(image))
-        if (owners or is_snapshot(image)) and owner not in owners and not owner.startswith(POOL_OWNER):
-            raise PlaneNotFound(f"there is no image {image}")
-
     # what there is
 
     async def get(self, instance_id: str) -> Instance:
@@ -302,11 +276,14 @@ class Instances:
         """Its time ends `ttl_s` from now, for the engine and for the plane."""
         if not 0 < ttl_s <= self.settings.max_ttl_s:
             raise PlaneInvalid(f"ttl_s is above 0 and at most {self.settings.max_ttl_s:.0f}")
+        return await self._extend(instance_id, ttl_s)
+
+    async def _extend(self, instance_id: str, ttl_s: float) -> Instance:
         instance, engine = await self.standing(instance_id)
         if engine.abilities.ttl and not engine.abilities.extend:
             raise refuse(engine, self.engines, "extend", "extend an instance's time")
         if engine.abilities.extend and instance.ref is not None:
-            await engine.extend(instance.ref, ttl_s)
+            await engine.extend(instance.ref, instance.plan.engine_ttl_s(ttl_s))
         return await self._touch(instance_id, self._clock() + ttl_s)
 
     async def _touch(self, instance_id: str, expires_at: float | None) -> Instance:
@@ -344,7 +321,7 @@ class Instances:
 
     async def sandbox(self, instance_id: str, ability: str = "exec") -> Sandbox:
         """Where its programs run and its files are. One whose engine lost it is ended here and now."""
-        instance, engine = await self.running(instance_id)
+        instance, engine = self.running_now(await self.wake(await self.record(instance_id)))
         if not getattr(engine.abilities, ability):
             raise refuse(engine, self.engines, ability, "run programs" if ability == "exec" else "reach files")
         sandbox = await self._sandbox(instance, engine)
@@ -370,6 +347,30 @@ class Instances:
 
     async def resume(self, instance_id: str) -> Instance:
         return await self._set_going(instance_id, True)
+
+    async def wake(self, found: Instance) -> Instance:
+        """A record that was just read; one that resumes by itself is resumed, for as long as it was made for."""
+        if found.state != "paused" or not found.plan.auto_resume:
+            return found
+        await self.resume(found.id)
+        return await self._extend(found.id, found.plan.ttl_s)
+
+    async def settle_timeout(self, instance_id: str) -> Instance:
+        """One that is paused when its time is over; one that is paused already gets more of it. Asked again it does no harm."""
+        found = await self.get(instance_id)
+        if found.expires_at > self._clock() or found.plan.on_timeout == "end":
+            return found
+        if found.state == "running" and found.plan.on_timeout == "stop":
+            await self.stop(instance_id)
+        elif found.state == "running":
+            await self.pause(instance_id)
+        return await self._extend(instance_id, RENEW_S)
+
+    async def stop(self, instance_id: str) -> Instance:
+        """Its programs end, its files stay, and it is paused."""
+        async with asyncio.timeout(self.settings.boot_s):
+            await (await self.sandbox_of(await self.record(instance_id))).kill_processes()
+        return await self.pause(instance_id)
 
     async def _set_going(self, instance_id: str, going: bool) -> Instance:
         instance, engine = await self.standing(instance_id)

@@ -1,4 +1,5 @@
-"""The sweep: expired, idle and abandoned instances go, on every engine; their quota comes back; strays go too.
+"""The sweep: expired, idle and abandoned instances go, on every engine; their quota comes back; strays go too. Those that do not
+end with their time are paused.
 
 Safe with any number of replicas: one holds the lease, and its fencing number is checked in the transactions that change
 rows. Engines are asked between two transactions, and deleting there twice does no harm. An engine that fails or cannot list
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -50,12 +51,14 @@ class Sweeper:
         engines: Mapping[str, Engine],
         *,
         plane: str,
+        settle_timeout: Callable[[str], Awaitable[object]],
         settle_s: float = 120.0,
         clock: Callable[[], float] = time.time,
         counters: PlaneCounters | None = None,
     ) -> None:
         self._counters = counters or PlaneCounters()
         self._store, self._engines, self._plane = store, engines, plane
+        self._settle_timeout = settle_timeout
         self._settle_s, self._clock = settle_s, clock
         self._holder = new_id("sweep")
         self.last: Swept | None = None
@@ -73,12 +76,14 @@ class Sweeper:
         due = ended = failures = 0
         while True:
             claimed = await self._store.claim_due(fence, now=self._clock(), settle_s=self._settle_s, limit=BATCH)
-            done = await self._settle(claimed)
-            due, failures = due + len(claimed), failures + len(claimed) - len(done)
+            done = await self._settle([one for one in claimed if one.ends_with_its_time])
+            kept = await self._keep([one for one in claimed if not one.ends_with_its_time])
+            due, failures = due + len(claimed), failures + len(claimed) - len(done) - kept
             if done:
                 ended += await self._store.finish_due(fence, done, now=self._clock())
-            if len(claimed) < BATCH:
+            if len(claimed) < BATCH or not (done or kept):
                 break
+        await self._store.drop_of_ended()
         strays = await self._strays()
         self._counters.swept.update({"due": due, "ended": ended, "strays": strays, "failures": failures})
         return Swept(due=due, ended=ended, strays=strays, failures=failures)
@@ -108,6 +113,21 @@ class Sweeper:
 
         gone = await asyncio.gather(*(settle(instance) for instance in claimed))
         return [(one.id, *_AFTER[one.state]) for one, over in zip(claimed, gone, strict=True) if over]
+
+    async def _keep(self, over: list[Instance]) -> int:
+        """Pause those whose time is over and which are not ended by that; how many were."""
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def keep(instance: Instance) -> bool:
+            async with gate:
+                try:
+                    await self._settle_timeout(instance.id)
+                except (Error, TimeoutError, OSError) as error:
+                    _log.warning("an instance was not paused", instance=instance.id, error=str(error))
+                    return False
+                return True
+
+        return sum(await asyncio.gather(*map(keep, over)))
 
     async def _is_gone(self, instance: Instance, listing: dict[str, str] | None) -> bool:
         engine = self._engines.get(instance.engine)

@@ -6,7 +6,7 @@ knows of HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rollyard.core.plane import (
@@ -19,6 +19,8 @@ from rollyard.core.plane import (
     InstanceState,
     OwnedKind,
     OwnerUsage,
+    PlaneRecord,
+    RecordKind,
     Taking,
     WarmPool,
 )
@@ -109,6 +111,31 @@ class PlaneStore(Protocol):
 
     async def owners_of(self, kind: OwnedKind, name: str) -> set[str]: ...
 
+    async def put_records(self, wanted: Sequence[PlaneRecord]) -> list[PlaneRecord] | None:
+        """All of them as they are kept now, or None and nothing changed: one is not at the revision that its change saw (0 for
+        one that is new). Several new ones have names that nobody had before."""
+        ...
+
+    async def get_record(self, kind: RecordKind, scope: str, name: str) -> PlaneRecord | None: ...
+    async def list_records(
+        self, kind: RecordKind, scope: str, *, after: str, limit: int, unfinished: bool = False
+    ) -> list[PlaneRecord]:
+        """By name; `unfinished` are those with something left to do."""
+        ...
+
+    async def next_due(self, kind: RecordKind) -> float | None: ...
+    async def claim_records(self, kind: RecordKind, *, now: float, until: float, limit: int) -> list[PlaneRecord]:
+        """Those that are due, longest due first, each for exactly one caller; they are due again at `until`."""
+        ...
+
+    async def drop_records(self, kind: RecordKind, scope: str, name: str | None = None) -> None:
+        """One, or all of the scope."""
+        ...
+
+    async def drop_of_ended(self) -> int:
+        """What was kept about instances that have ended."""
+        ...
+
     async def put_key(self, key: ApiKey) -> ApiKey: ...
     async def find_key(self, digest: bytes) -> ApiKey | None: ...
     async def list_keys(self) -> list[ApiKey]: ...
@@ -120,7 +147,8 @@ class PlaneStore(Protocol):
 
     async def take_sweep(self, holder: str, *, now: float, ttl_s: float) -> int | None: ...
     async def claim_due(self, fence: int, *, now: float, settle_s: float, limit: int) -> list[Instance]:
-        """What is due, as it was; it is now `deleting`. Raises `LeaseLost` when another replica sweeps."""
+        """What is due, as it was; it is now `deleting`, unless it does not end with its time. Raises `LeaseLost` when another
+        replica sweeps."""
         ...
 
     async def finish_due(self, fence: int, ended: list[tuple[str, InstanceState, str]], *, now: float) -> int: ...

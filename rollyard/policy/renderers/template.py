@@ -67,7 +67,7 @@ class TemplateRenderer:
         self._close = self._closing()
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> array[int]:
-        return self._vocabulary.encode(self._template.render(messages, self._offer(tools), generation=True))
+        return self.encode(self._template.render(messages, self._offer(tools), generation=True))
 
     def bridge(self, turn: SampledTurn, new: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Bridged:
         try:
@@ -77,7 +77,7 @@ class TemplateRenderer:
         closed = len(turn.completion) > 0 and turn.completion[-1] in self.stop_ids
         opening = to_ids() if closed else self._close_turn(turn)
         inserted = ((0, len(opening)),) if opening else ()
-        return Bridged(opening + self._vocabulary.encode(suffix), inserted)
+        return Bridged(opening + self.encode(suffix), inserted)
 
     def parse(self, completion: array[int], tools: Sequence[ToolSpec] = ()) -> Message:
         end = len(completion)
@@ -87,7 +87,10 @@ class TemplateRenderer:
 
     def completion_of(self, message: Message) -> array[int]:
         """The ids with which this model would say `message` in its canonical spelling."""
-        return self._vocabulary.encode(self.parser.format(message) + self._close)
+        return self.encode(self.parser.format(message) + self._close)
+
+    def encode(self, text: str) -> array[int]:
+        return self._vocabulary.encode(text)
 
     def decode(self, ids: array[int]) -> str:
         return self._vocabulary.decode(ids)
@@ -150,4 +153,4 @@ class TemplateRenderer:
         text = self._vocabulary.decode(turn.completion)
         cut_thinking = bool(opened) and opened in text and closed not in text
         cut_thinking = cut_thinking or (bool(turn.message.thinking) and not turn.message.text and closed not in text)
-        return self._vocabulary.encode((closed if cut_thinking else "") + self._close)
+        return self.encode((closed if cut_thinking else "") + self._close)

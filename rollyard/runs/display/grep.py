@@ -10,22 +10,30 @@ import msgspec
 from rollyard.core.errors import UnknownName
 from rollyard.store import Store
 from rollyard.store.listing import printable, run_id
-from rollyard.store.search import PLACES, Found, search
+from rollyard.store.search import Found, search
+from rollyard.store.texts import PLACES
 
 _BEFORE, _LINE = 60, 200  # characters of a line kept before what was found, and in all
 
 
 async def print_found(
-    where: str, pattern: re.Pattern[str], run: str, places: tuple[str, ...], limit: int, names: bool, json: bool
+    where: str,
+    pattern: re.Pattern[str],
+    words: list[str],
+    run: str,
+    places: tuple[str, ...],
+    limit: int,
+    names: bool,
+    json: bool,
 ) -> int:
-    """How many were printed."""
+    """How many were printed. `words` are those that each line found must have."""
     for place in places:
         if place not in PLACES:
             raise UnknownName("place", place, list(PLACES))
     count, named = 0, ""
     async with Store.open(where, create=False) as store:
         chosen = await run_id(store, run) if run else None
-        async for found in search(store, pattern, run_id=chosen):
+        async for found in search(store, pattern, run_id=chosen, words=words):
             if places and found.place not in places:
                 continue
             if names and found.rollout_id == named:
@@ -48,5 +56,6 @@ def _text(found: Found, pattern: re.Pattern[str]) -> str:
     start = max(0, (match.start() if match else 0) - _BEFORE)
     line = found.line[start : start + _LINE].strip()
     line = f"{'...' if start else ''}{line}{'...' if len(found.line) > start + _LINE else ''}"
+    who = f"{found.agent} / {found.policy}" if found.policy else found.agent
     call = "" if found.call is None else f" of call {found.call}"
-    return printable(f"{found.rollout_id}  {found.task_id}  {found.agent}  {found.place}{call}: {line}")
+    return printable(f"{found.rollout_id}  {found.task_id}  {who}  {found.place}{call}: {line}")

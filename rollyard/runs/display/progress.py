@@ -142,6 +142,8 @@ def summary(rollout: Rollout) -> dict[str, Any]:
         "status": rollout.status,
         "reward": rollout.reward,
         "calls": rollout.calls,
+        "parent_rollout": rollout.parent_rollout,
+        "parent_call": rollout.parent_call,
         "wall_s": round(rollout.wall_s, 3),
         "failure": None if rollout.failure is None else msgspec.to_builtins(rollout.failure),
     }

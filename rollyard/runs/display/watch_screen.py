@@ -47,11 +47,11 @@ class RolloutScreen(Screen[None]):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self._text = text
+        self.text = text
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="rollout"):
-            yield Static(Text(self._text))
+            yield Static(Text(self.text))
         yield Footer()
 
     def action_scroll(self, lines: int) -> None:
@@ -73,7 +73,7 @@ class WatchApp(App[None]):
         self._store, self._run_id = store, run_id
         self._rows: dict[str, tuple[str, ...]] = {}
         self._failed: set[str] = set()
-        self._flying: dict[str, tuple[str, ...]] = {}
+        self.flying: dict[str, tuple[str, ...]] = {}
         self.finished = False
 
     def compose(self) -> ComposeResult:
@@ -99,11 +99,9 @@ class WatchApp(App[None]):
         page = await self._store.list_rollouts(RolloutQuery(run_id=self._run_id, descending=True, limit=ROWS))
         ended = {row.id: _cells(row) for row in page.rows}
         self._failed = {row.id for row in page.rows if row.boundary is not None}
-        self._flying = {
-            one.id: _running_cells(one) for one in await in_flight(self._store, info) if one.id not in ended
-        }
-        self._show({**self._flying, **ended})
-        self.query_one("#head", Static).update(Text(_head(info, len(self._flying))))
+        self.flying = {one.id: _running_cells(one) for one in await in_flight(self._store, info) if one.id not in ended}
+        self._show({**self.flying, **ended})
+        self.query_one("#head", Static).update(Text(_head(info, len(self.flying))))
         self.finished = info.finished
 
     def _show(self, rows: Mapping[str, tuple[str, ...]]) -> None:
@@ -151,7 +149,7 @@ class WatchApp(App[None]):
 
     async def _text(self, rollout_id: str) -> str:
         events = await self._store.events(rollout_id=rollout_id)
-        if rollout_id in self._flying:
+        if rollout_id in self.flying:
             lines = [f"{stored.event.name} {stored.event.fields}" for stored in events]
             return printable("\n".join([f"rollout {rollout_id} is under way", *lines]))
         return ShownRollout(await self._store.get_rollout(rollout_id), events).text("all")

@@ -20,9 +20,10 @@ from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.runs.report import statistics
 from rollyard.runs.report.spending import Price, Prices, cost
 from rollyard.runs.report.statistics import Groups, Interval
+from rollyard.runs.report.tree import TreeLeaf, TreeNode, draw_tree, leaf_of, tree_nodes
 from rollyard.store import Store
 from rollyard.store.listing import printable
-from rollyard.store.values import RolloutRow, RunInfo, row_of
+from rollyard.store.values import RolloutRow, RunInfo, line_name, row_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,6 +67,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     owed: int = 0  # attempts that nobody has done yet
     failure_groups: tuple[FailureGroup, ...] = ()  # the failures by what they say, the most frequent first
     stopped: dict[str, str] = {}  # policies that were asked no more -> what their servers said
+    branch: str | None = None  # ROLLOUT@CALL that all its rollouts branch off
+    replayed: int = 0  # calls that were answered as the parent's were
+    nodes: tuple[TreeNode, ...] = ()  # the branch points between its rollouts, and what each is worth
+    tree: tuple[str, ...] = ()  # the same, drawn
+    pinned: int = 0  # rollouts that differ from the parent in clock and ids, and were given its words
 
     @property
     def cost(self) -> float | None:
@@ -77,6 +83,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return text(self)
 
 
+_MERGED = {
+    "calls": "merged_calls",
+    "rows": "merged_rows",
+    "call_tokens": "call_tokens",
+    "row_tokens": "row_tokens",
+    "tree_tokens": "tree_tokens",
+}  # a field of `MergeCounts`, and where a rollout's line has it
 KS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -88,6 +101,9 @@ class Tally:
         self.owed = 0
         self.failure_groups: tuple[FailureGroup, ...] = ()
         self.stopped: dict[str, str] = {}
+        self.branch: str | None = None
+        self.replayed = self.pinned = 0
+        self.leaves: list[TreeLeaf] = []
         self._prices, self._ks = prices or {}, ks
         self._rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._tasks: dict[str, set[str]] = defaultdict(set)
@@ -102,8 +118,6 @@ class Tally:
 
     def add(self, rollout: Rollout) -> None:
         self.count(row_of(rollout))
-        if rollout.merged is not None:
-            self._merged[line_name(row_of(rollout))].update(msgspec.structs.asdict(rollout.merged))
         for stage in rollout.stages:
             self._stages[stage.name].append(stage.duration_s)
         if (failure := rollout.failure) is not None:
@@ -120,6 +134,8 @@ class Tally:
         sums["prompt_tokens"] += row.prompt_tokens or 0
         sums["completion_tokens"] += row.completion_tokens or 0
         self._wall[name] += row.wall_s
+        if row.merged_rows is not None:
+            self._merged[name].update({field: getattr(row, column) for field, column in _MERGED.items()})
         spent = cost(self._prices, row)
         if spent is not None:
             self._costs[name] = self._costs.get(name, 0.0) + spent
@@ -149,6 +165,11 @@ class Tally:
             owed=self.owed,
             failure_groups=self.failure_groups,
             stopped=self.stopped,
+            branch=self.branch,
+            replayed=self.replayed,
+            pinned=self.pinned,
+            nodes=tree_nodes(self.leaves),
+            tree=tuple(draw_tree(self.leaves)),
         )
 
     def _line(self, name: str) -> ReportRow:
@@ -172,8 +193,10 @@ class Tally:
             wall_s=self._wall[name],
             cost=self._costs.get(name),
             merged=merged,
-            calls_per_row=merged.calls / merged.rows if merged is not None else None,
-            saved_by_tree=1 - merged.tree_tokens / merged.row_tokens if merged is not None else None,
+            calls_per_row=merged.calls / merged.rows if merged is not None and merged.rows else None,
+            saved_by_tree=1 - merged.tree_tokens / merged.row_tokens
+            if merged is not None and merged.row_tokens
+            else None,
         )
 
 
@@ -183,11 +206,6 @@ def _over(attempts: Mapping[str, tuple[int, int]], k: int, estimate: statistics.
     if len(usable) == 1 and k == 1:
         return statistics.wilson(usable[0][1], usable[0][0])
     return statistics.bootstrap_mean([estimate(n, c, k) for n, c in usable])
-
-
-def line_name(row: RolloutRow) -> str:
-    """The agent, and the policy's name where the run compares several."""
-    return f"{row.agent} / {row.policy}" if row.policy else row.agent
 
 
 def summarise(run_id: str, rollouts: Iterable[Rollout], prices: Prices | None = None) -> Report:
@@ -203,8 +221,13 @@ async def report(store: Store, run_id: str) -> Report:
     tally = Tally(run_id, run_prices(info))
     tally.owed = info.attempts.get("owed", 0) + info.attempts.get("leased", 0)
     tally.stopped = await store.stopped_policies(run_id)
+    tally.branch = info.config.get("branch")
     async for rollout in store.rollouts(run_id):
         tally.add(rollout)
+        tally.replayed += rollout.replayed
+        tally.pinned += rollout.pinned > 0
+        if info.config.get("tree") is not None:
+            tally.leaves.append(leaf_of(rollout))
     tally.failure_groups = await store.failures(run_id)
     return await to_thread.run_sync(tally.report)
 
@@ -223,6 +246,9 @@ def text(report: Report, width: int = 240) -> str:
         f"run {report.run_id}: {report.tasks} tasks, {report.attempts} attempts, {report.scored} scored, "
         f"{report.attempts - report.scored} without a reward" + (f", {report.owed} still owed" if report.owed else "")
     )
+    if report.branch is not None:
+        pinned = f"; {report.pinned} rollouts in the parent's words (pinned)" if report.pinned else ""
+        console.print(f"branches off {report.branch}: {report.replayed} calls answered as its were{pinned}")
     names, scores, spent = _columns(report.lines)
     if sum(map(_room, (names, *scores, *spent))) <= width:
         _print_columns(console, names, [*scores, *spent])
@@ -240,6 +266,7 @@ def text(report: Report, width: int = 240) -> str:
         console.print(f"failed at {boundary}: {listing}")
     lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
     lines += [f"  {group.count} x {printable(group.message)}" for group in report.failure_groups]
+    lines += report.tree
     for policy, said in report.stopped.items():
         name = f"policy {policy!r}" if policy else "the policy"
         lines.append(f"stopped: {name} failed alike again and again and was asked no more; it said: {printable(said)}")
@@ -258,6 +285,9 @@ def _columns(lines: Sequence[ReportRow]) -> tuple[Column, list[Column], list[Col
     ]
     for k in sorted({k for line in lines for k in line.pass_at}):
         scores.append([f"pass@{k}", *(_interval_text(line.pass_at[k]) if k in line.pass_at else "-" for line in lines)])
+        if k > 1:
+            hats = (_interval_text(line.pass_hat[k]) if k in line.pass_hat else "-" for line in lines)
+            scores.append([f"pass^{k}", *hats])
     spent = [
         ["calls", *(str(line.calls) for line in lines)],
         ["tokens in", *(str(line.prompt_tokens) for line in lines)],

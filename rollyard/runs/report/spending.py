@@ -13,37 +13,54 @@ from typing import Protocol
 import msgspec
 
 
-class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Money per million tokens, in the caller's own currency."""
+class Used(Protocol):
+    """Tokens of a call, or of a rollout."""
+
+    @property
+    def prompt_tokens(self) -> int | None: ...
+    @property
+    def completion_tokens(self) -> int | None: ...
+    @property
+    def cached_tokens(self) -> int | None: ...
+
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Money per million tokens, in the caller's own currency. `cached` is that of prompt tokens that the server had in its
+    cache; without it they cost what others do."""
 
     prompt: float
     completion: float
+    cached: float | None = None
 
-    def of(self, prompt_tokens: int | None, completion_tokens: int | None) -> float:
-        return ((prompt_tokens or 0) * self.prompt + (completion_tokens or 0) * self.completion) / 1e6
+    def of(self, used: Used) -> float:
+        prompt, cached = used.prompt_tokens or 0, 0
+        if self.cached is not None:
+            cached = min(used.cached_tokens or 0, prompt)
+        spent = (prompt - cached) * self.prompt + cached * (self.cached or 0.0)
+        return (spent + (used.completion_tokens or 0) * self.completion) / 1e6
 
 
 Prices = Mapping[str, Price]
 
 
-class Used(Protocol):
+class UsedBy(Used, Protocol):
     """What is asked of a rollout's line."""
 
     @property
     def policy(self) -> str | None: ...
-    @property
-    def prompt_tokens(self) -> int | None: ...
-    @property
-    def completion_tokens(self) -> int | None: ...
 
 
-def cost(prices: Prices, line: Used) -> float | None:
-    """None without a price. Where a run has one policy only, its rollouts do not name it, and the only price is theirs."""
-    if line.policy is not None:
-        price = prices.get(line.policy)
-    else:
-        price = next(iter(prices.values())) if len(prices) == 1 else None
-    return None if price is None else price.of(line.prompt_tokens, line.completion_tokens)
+def cost(prices: Prices, line: UsedBy) -> float | None:
+    """None without a price."""
+    price = find_price(prices, line.policy)
+    return None if price is None else price.of(line)
+
+
+def find_price(prices: Prices, policy: str | None) -> Price | None:
+    """Where a run has one policy only, its rollouts do not name it, and the only price is theirs."""
+    if policy is not None:
+        return prices.get(policy)
+    return next(iter(prices.values())) if len(prices) == 1 else None
 
 
 class Spending:
@@ -54,7 +71,7 @@ class Spending:
         self.cost = 0.0
         self.tokens = 0
 
-    def add(self, line: Used) -> None:
+    def add(self, line: UsedBy) -> None:
         self.cost += cost(self._prices, line) or 0.0
         self.tokens += line.completion_tokens or 0
 

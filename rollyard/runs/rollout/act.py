@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from rollyard import agents
 from rollyard.core.agent import Launch
-from rollyard.core.errors import AgentTimeout, RolloutStale
+from rollyard.core.errors import AgentTimeout, Error, RolloutStale
 from rollyard.core.protocols import Job
 from rollyard.core.task import McpServer
+from rollyard.gate import Session
 from rollyard.runs.rollout import model_outage, prepare
-from rollyard.runs.rollout.agent_monitor import AgentMonitor, Ending
+from rollyard.runs.rollout.agent_monitor import AgentMonitor, EndedHow, Ending
 from rollyard.runs.rollout.context import Acted, AgentTurn, OpenedSandbox, Prepared, RolloutContext, WaitFailed, hold
 from rollyard.runs.rollout.phases import enter_phase
 from rollyard.runs.rollout.route_check import check_route, find_direct_outage
@@ -86,7 +87,12 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
     def is_stale() -> bool:
         return max_staleness is not None and session is not None and session.staleness > max_staleness
 
-    monitor = AgentMonitor(job, agents.parse(agent), session, limits.idle, context.stages, record.log, is_stale)
+    def find_end() -> EndedHow | None:
+        if session is not None and session.prefix is not None and session.prefix.diverged is not None:
+            return "diverged"
+        return "stale" if is_stale() else None
+
+    monitor = AgentMonitor(job, agents.parse(agent), session, limits.idle, context.stages, record.log, find_end)
     try:
         async with context.stages.stage("wait", limit_s=limit_s, limit_name=limit_name):
             try:
@@ -102,6 +108,8 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                     f"and max_staleness is {max_staleness}",
                     hint='raise max_staleness, or let such rollouts end with when_stale="mask"',
                 )
+            if (off := _find_divergence(context, session)) is not None:
+                raise off
             spent = model_outage.weigh(ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle)
             if spent is not None:
                 record.note(status="budget", stop_reason=spent)
@@ -110,6 +118,8 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
             outage = model_outage.find_outage(session, context.plan.model, patience_s=limit_s / 2)
             if outage is not None:
                 raise StageFailed("wait", "policy", outage) from failed
+            if (off := _find_divergence(context, session)) is not None:
+                raise StageFailed("wait", "gate", off) from failed
             if (stopped := model_outage.find_stop_reason(session)) is not None:
                 record.note(stop_reason=stopped)
         raise WaitFailed(failed, acted) from failed
@@ -120,6 +130,16 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 await context.stages.tell("model.server_tool_refused", what=what, times=times)
             session.refused_tools.clear()
             record.note_session(session)
+
+
+def _find_divergence(context: RolloutContext, session: Session | None) -> Error | None:
+    """Why a rollout is no branch of its parent: it asked something else, or ended before it was there."""
+    prefix = session.prefix if session is not None else None
+    if prefix is None:
+        return None
+    if prefix.diverged is not None:
+        return prefix.diverged
+    return None if prefix.reached or model_outage.find_outage(session, context.plan.model) else prefix.unreached()
 
 
 def _task_servers(context: RolloutContext) -> tuple[McpServer, ...]:

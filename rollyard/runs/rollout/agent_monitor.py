@@ -25,7 +25,7 @@ LINGER_S = 3.0
 TICK_S = 0.5
 
 
-EndedHow = Literal["exited", "lingered", "parked", "stale"]
+EndedHow = Literal["exited", "lingered", "parked", "stale", "diverged"]
 
 
 class Activity(Protocol):
@@ -66,9 +66,9 @@ class AgentMonitor:
         idle_s: float,
         stages: Stages,
         log: AgentLog | None = None,
-        is_stale: Callable[[], bool] = lambda: False,
+        find_end: Callable[[], EndedHow | None] = lambda: None,
     ) -> None:
-        self._is_stale = is_stale
+        self._find_end = find_end
         self._job, self._lines, self._activity = job, lines, activity
         self._idle_s, self._stages = idle_s, stages
         self.log = log or AgentLog()
@@ -88,7 +88,7 @@ class AgentMonitor:
                 readers.cancel_scope.deadline = anyio.current_time() + LINGER_S
             group.cancel_scope.cancel()
         await self._take(self._lines.close())
-        code = done.exit_code if done is not None and self._how not in ("parked", "stale") else None
+        code = done.exit_code if done is not None and self._how in ("exited", "lingered") else None
         return Ending(how=self._how, exit_code=code, events=tuple(self.events))
 
     async def _read(self, chunks: AsyncIterator[tuple[int, bytes]], is_output: bool) -> None:
@@ -111,8 +111,8 @@ class AgentMonitor:
         dog = Watchdog(idle_s=self._idle_s, linger_s=LINGER_S)
         while True:
             await anyio.sleep(TICK_S)
-            if self._is_stale():
-                await self._end("stale")
+            if (how := self._find_end()) is not None:
+                await self._end(how)
                 return
             in_flight = self._activity.in_flight if self._activity else 0
             last_call = self._activity.last_activity if self._activity else 0.0

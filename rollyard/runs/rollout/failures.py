@@ -13,6 +13,7 @@ from rollyard.core.errors import (
     AgentParked,
     AgentTimeout,
     Boundary,
+    BranchDiverged,
     ConfigError,
     Error,
     RolloutStale,
@@ -43,6 +44,7 @@ TABLE: dict[Boundary, Rule] = {
 EXCEPTIONS: dict[type[Error], Rule] = {
     AgentTimeout: Rule("timeout", retry=False, grade=True, trainable=True),
     AgentParked: Rule("agent_error", retry=False, grade=True, trainable=False),
+    BranchDiverged: Rule("cancelled", retry=False, grade=False, trainable=False),
     RolloutStale: Rule("cancelled", retry=False, grade=False, trainable=False),
 }
 

@@ -40,13 +40,14 @@ from rollyard.runs.rollout.phases import enter_phase, list_hosts, open_for, refu
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_options
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
+from rollyard.runs.rollout.remote import open_remote
 from rollyard.runs.rollout.sandbox_spec import rollout_spec
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
 from rollyard.tasks.network import asks_public, is_public
 
-_CLEANUP_S = 30.0
+CLEANUP_S = 30.0
 
 
 async def rollout(
@@ -74,6 +75,7 @@ async def rollout(
         if closed:
             await stages.tell("network.closed", why="the task asks for the public network; network is 'task'")
         try:
+            context = await open_remote(context, stack)
             opened = await _provision(context, await _install(context), stack)
             prepared = await _prepare(context, opened, await _install_inside(context, opened))
             await hold(context, "prepared", opened.sandbox)
@@ -88,7 +90,7 @@ async def rollout(
 
 async def _hold_open(context: RolloutContext, opened: OpenedSandbox) -> None:
     """Before the caller looks around the agent is dead and its key worth nothing, also where nobody came to judge it."""
-    with anyio.move_on_after(_CLEANUP_S), suppress(Error):
+    with anyio.move_on_after(CLEANUP_S), suppress(Error):
         if opened.session is not None:
             await opened.session.close()
             context.record.note_session(opened.session)
@@ -258,6 +260,7 @@ async def _open_session(context: RolloutContext, sessions: AsyncExitStack) -> Se
         tools=asked.tools,
         lease=asked.lease,
         server_tools=is_public(context.task),
+        prefix=asked.prefix,
     )
     sessions.push_async_callback(_close_session, context, session)
     context.record.note_session(session)
@@ -280,11 +283,11 @@ async def _run_teardown(context: RolloutContext, sandbox: Sandbox) -> None:
     failed: list[str] = []
     for hook in context.plan.hooks.teardown:
         try:
-            with anyio.CancelScope(shield=True), anyio.fail_after(_CLEANUP_S):
+            with anyio.CancelScope(shield=True), anyio.fail_after(CLEANUP_S):
                 await call_hook(hook, "teardown", sandbox, context.record.rollout)
         except TimeoutError:
             failed.append(
-                f"hook {getattr(hook, '__name__', type(hook).__name__)!r} (teardown) took over {_CLEANUP_S:g} s"
+                f"hook {getattr(hook, '__name__', type(hook).__name__)!r} (teardown) took over {CLEANUP_S:g} s"
             )
         except Error as error:
             failed.append(error.message)
@@ -296,13 +299,13 @@ async def _run_teardown(context: RolloutContext, sandbox: Sandbox) -> None:
 
 
 async def _close_session(context: RolloutContext, session: Session) -> None:
-    with anyio.move_on_after(_CLEANUP_S, shield=True):
+    with anyio.move_on_after(CLEANUP_S, shield=True):
         await session.close()
     context.record.note_session(session)
 
 
 async def _close_sandbox(context: RolloutContext, sandbox: Sandbox) -> None:
-    with anyio.move_on_after(_CLEANUP_S, shield=True):
+    with anyio.move_on_after(CLEANUP_S, shield=True):
         try:
             await sandbox.kill()
         except Error as error:  # what was judged stands; the sandbox's own TTL and the reaper end it by its labels

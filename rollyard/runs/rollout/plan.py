@@ -13,15 +13,20 @@ import msgspec
 
 from rollyard import agents
 from rollyard.core.agent import Agent
+from rollyard.core.branch_point import BranchPoint
 from rollyard.core.egress import parse_wish
 from rollyard.core.errors import ConfigError, Error, Unsupported
 from rollyard.core.lease import Lease
 from rollyard.core.limits import Limits
-from rollyard.core.protocols import Backend, Policy, Sandbox, Verifier
+from rollyard.core.protocols import Backend, Policy, Prefix, Sandbox, Verifier
 from rollyard.core.rollout import MODES, Mode, Rollout
 from rollyard.core.sandbox import Capabilities
 from rollyard.core.sequences import check_sequences
-from rollyard.core.task import Task
+from rollyard.core.task import McpServer, Task
+from rollyard.envs.browser.client import BrowserLeases
+from rollyard.envs.fleet.provider import EnvProvider
+from rollyard.envs.fleet.sdk import FleetProvider
+from rollyard.envs.fleet.task_instance import Leases
 from rollyard.gate import Budget
 from rollyard.runs.rollout.failures import classify
 from rollyard.runs.rollout.options import RolloutOptions
@@ -90,6 +95,7 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, Any] = {}  # reach the policy as `Call.options`
     tools: Toolset | None = None
     lease: Lease | None = None
+    prefix: Prefix | None = None  # what a rollout that branches off another one begins with
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,12 +114,23 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     verifier: Verifier | None = None  # a callable that takes the place of the task's own
     hooks: Hooks = Hooks()
     pace: Pace | None = None
+    provider: EnvProvider | None = None  # of remote environments, in place of the one that variables name
+    leases: Leases | None = None  # who lends browsers, likewise
+    branch: BranchPoint | None = None  # where it branches off another rollout
     direct: tuple[str, str] | None = None  # base url and key the agent is given itself (`black_box` only)
 
     @property
     def model(self) -> str:
         """As the agent names it."""
         return self.options.model or AGENTS_MODEL
+
+    @property
+    def parent_rollout(self) -> str | None:
+        return None if self.branch is None else self.branch.rollout
+
+    @property
+    def parent_call(self) -> str | None:
+        return None if self.branch is None else self.branch.call
 
     def limits_for(self, task: Task) -> Limits:
         return self.options.limits or task.limits or Limits()
@@ -143,6 +160,7 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
     if plan.verifier is None:
         trust.refuse_host_code(task)
     requirements.refuse(task, backend.name, can)
+    _check_remote(plan, task)
     if not can.listen and options.gate_url is None and plan.agent.dialect is not None:
         raise Unsupported(
             f"backend {backend.name!r} cannot carry model calls out of the sandbox",
@@ -155,12 +173,20 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
         )
     if options.prebaked and not plan.agent.check:
         raise Unsupported(f"agent {plan.agent.name!r} has no check, so it cannot be looked for", hint="drop prebaked")
+    if plan.branch is not None and (plan.mode == "black_box" or not plan.agent.calls_model):
+        why = (
+            "mode 'black_box' reads no calls" if plan.agent.calls_model else f"agent {plan.agent.name!r} calls no model"
+        )
+        raise Unsupported(f"{why}: it cannot branch at one", hint="choose another mode or rollout")
+    if plan.branch is not None and task.steps:
+        raise Unsupported(f"task {task.id!r} has steps, and a task with steps cannot be branched", hint="run it anew")
     if options.mounts and not can.mounts:
         raise Unsupported(f"backend {backend.name!r} shows no directories of this machine", hint="drop mounts")
     offered = options.mcp
     if plan.agent.dialect is not None:  # an agent without a model (oracle, nop) needs no tools and no past
         requirements.refuse_history(task, plan.agent.name)
-        offered = (*task.mcp, *options.mcp)
+        gates = (McpServer(name="rollyard"),) if task.remote is not None else ()
+        offered = (*task.mcp, *options.mcp, *gates)
     agents.refuse(
         plan.agent,
         {
@@ -172,6 +198,20 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
             "dialect": options.dialect,
         },
     )
+
+
+def _check_remote(plan: RolloutPlan, task: Task) -> None:
+    """A key that is missing or a browser server that nobody named is told now, and not by the first rollout."""
+    if task.remote is None:
+        return
+    if plan.direct is not None:
+        raise Unsupported(f"the tools of task {task.id!r} reach the agent through the gate", hint="drop direct")
+    if task.steps:
+        raise Unsupported(f"task {task.id!r} has steps, which a remote environment has not")
+    if plan.provider is None:
+        FleetProvider()
+    if plan.leases is None and task.remote.task_modality == "browser_use":
+        BrowserLeases()
 
 
 def refusal(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollout:
@@ -189,6 +229,8 @@ def refusal(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollou
         sandbox=backend,
         seed=plan.options.seed,
         labels=plan.options.labels,
+        parent_rollout=plan.parent_rollout,
+        parent_call=plan.parent_call,
         status=status,
         failure=failure,
         started_at=time.time(),

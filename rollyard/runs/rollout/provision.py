@@ -66,7 +66,7 @@ class Provision:
         self._own = own
         self._builds = FileCache(self.images.root / "builds")
         self._locks: dict[str, anyio.Lock] = {}
-        self._prebaked: dict[tuple[str, str, str | None], bool] = {}
+        self.prebaked: dict[tuple[str, str, str | None], bool] = {}
 
     @classmethod
     def of(cls, backend: Backend | str) -> Provision:
@@ -149,10 +149,10 @@ class Provision:
         """Whether the image brings this agent in this version. A sandbox is opened to look, once for each image."""
         key = (place.image, agent.name, agent.version)
         async with self._locks.setdefault(f"look for {key}", anyio.Lock()):
-            if key not in self._prebaked:
+            if key not in self.prebaked:
                 async with backend.open(place) as box:
-                    self._prebaked[key] = await self._is_there(box, agent, deadline)
-        return self._prebaked[key]
+                    self.prebaked[key] = await self._is_there(box, agent, deadline)
+        return self.prebaked[key]
 
     async def _is_there(self, sandbox: Sandbox, agent: Agent, deadline: Deadline) -> bool:
         """Found on PATH, and of the version that is meant: its check prints it."""

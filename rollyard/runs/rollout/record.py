@@ -43,6 +43,8 @@ class Record:
             sandbox=backend,
             seed=plan.options.seed,
             labels=plan.options.labels,
+            parent_rollout=plan.parent_rollout,
+            parent_call=plan.parent_call,
             started_at=time.time(),
         )
 
@@ -64,6 +66,8 @@ class Record:
         said = session.log_tail() if self._reached.failure is not None else None
         usage = msgspec.to_builtins(session.usage)
         self.note(calls=session.calls, usage=usage, trajectory=session.trajectory, gate_log_tail=said)
+        if session.prefix is not None:
+            self.note(replayed=session.replayed, pinned=session.prefix.pinned)
 
     def note_install(self, command: CommandRecord) -> None:
         self.note(install=(*self._reached.install, command))

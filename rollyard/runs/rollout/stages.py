@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -45,12 +45,21 @@ class StageFailed(Exception):
 class Stages:
     """The clock of one rollout. `verify`'s share of the total is reserved: earlier stages cannot use it up."""
 
-    def __init__(self, rollout_id: str, limits: Limits, sink: EventSink, run_id: str | None = None) -> None:
+    def __init__(
+        self,
+        rollout_id: str,
+        limits: Limits,
+        sink: EventSink,
+        run_id: str | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.limits = limits
         self.records: list[StageRecord] = []
         self.current = "provision"
         self._rollout_id, self._run_id = rollout_id, run_id
         self._sink = sink
+        self._clock = clock
         self._before_verify = Deadline.after(
             max(1.0, limits.total_s - limits.verify), "limits.total", limit_s=limits.total_s
         )
@@ -70,11 +79,11 @@ class Stages:
     @asynccontextmanager
     async def pause(self) -> AsyncGenerator[None]:
         """What its body takes is no time of the rollout's."""
-        clock = time.monotonic()
+        began = self._clock()
         try:
             yield
         finally:
-            self._before_verify = self._before_verify.later(time.monotonic() - clock)
+            self._before_verify = self._before_verify.later(self._clock() - began)
 
     @asynccontextmanager
     async def stage(

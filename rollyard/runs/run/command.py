@@ -13,6 +13,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.home import STORE, default_store
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import File
+from rollyard.core.tree import Tree
 from rollyard.runs.display.progress import Display, one_line, summary
 from rollyard.runs.report.report import Report
 from rollyard.runs.report.report import text as report_text
@@ -49,8 +50,10 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     executor: str = "local"
     ray_address: str | None = None
     per_node: int | None = None
+    workers: int | None = None
     name: str = ""
     strict: bool = False
+    tree: str | None = None
     as_json: bool = False
 
 
@@ -61,9 +64,13 @@ class CommandOutcome(msgspec.Struct, frozen=True):
 
 
 async def execute(request: RunRequest, shown: Display) -> CommandOutcome:
+    from_file = request.tasks is not None and request.tasks.endswith(".toml")
+    if request.tree is not None and (request.instruction is not None or request.resume is not None or from_file):
+        raise ConfigError("--tree goes with a folder of tasks", hint="in a run's TOML file it is [tree]")
     if request.instruction is not None:
-        if request.executor != "local":
-            raise ConfigError("--instruction runs one rollout, in this process", hint="leave out --executor")
+        if request.executor != "local" or request.workers is not None:
+            hint = "leave out --executor and --workers"
+            raise ConfigError("--instruction runs one rollout, in this process", hint=hint)
         if request.tasks is not None or request.resume is not None:
             raise ConfigError("--instruction runs one rollout; it takes no tasks and no --resume")
         return await _one(request, shown)
@@ -73,19 +80,23 @@ async def execute(request: RunRequest, shown: Display) -> CommandOutcome:
 
 
 def _executor(request: RunRequest) -> Executor:
-    given = {"address": request.ray_address, "per_node": request.per_node}
+    if request.executor != "local" and request.workers is not None:
+        raise ConfigError("--workers are processes of this machine", hint="with --executor ray it is --per-node")
+    if request.executor == "local" and (request.ray_address is not None or request.per_node is not None):
+        raise ConfigError("--ray-address and --per-node go with --executor ray")
+    given = {"address": request.ray_address, "per_node": request.per_node, "workers": request.workers}
     return executor(request.executor, **{name: value for name, value in given.items() if value is not None})
 
 
 async def _one(request: RunRequest, shown: Display) -> CommandOutcome:
-    named = _policies_by_name(request.policies)
+    named = policies_by_name(request.policies)
     if len(named) > 1 or len(request.agents) != 1:
         raise ConfigError("--instruction takes one agent and one policy")
     await _check_server(request, next(iter(named.values()), None))
     async with Store.open(request.store) as store:
         with shown:
             done = await run_rollout(
-                _text(request.instruction or ""),
+                read_text(request.instruction or "", "the instruction"),
                 agent=request.agents[0],
                 policy=next(iter(named.values()), None),
                 sandbox=request.sandbox,
@@ -124,12 +135,16 @@ async def _many(request: RunRequest, shown: Display) -> CommandOutcome:
         raise ConfigError("nothing to run", hint="name a folder of tasks, a run's TOML file, --instruction or --resume")
     where = _executor(request)
     report = await drive(config, store=request.store, display=shown, resume=request.resume, executor=where)
+    return outcome_of(report, request.store, as_json=request.as_json)
+
+
+def outcome_of(report: Report, store: str, *, as_json: bool) -> CommandOutcome:
     failed, stopped = any(status != "completed" for status in report.statuses), bool(report.stopped)
-    if request.as_json:
+    if as_json:
         return CommandOutcome(
             msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed, stopped
         )
-    return CommandOutcome(closing_words(report, request.store), failed, stopped)
+    return CommandOutcome(closing_words(report, store), failed, stopped)
 
 
 def closing_words(report: Report, store: str) -> str:
@@ -148,6 +163,7 @@ def resume_command(request: RunRequest) -> str:
         words.append(f"--executor {request.executor}")
         words += [f"--ray-address {shlex.quote(request.ray_address)}"] if request.ray_address is not None else []
         words += [f"--per-node {request.per_node}"] if request.per_node is not None else []
+    words += [f"--workers {request.workers}"] if request.workers is not None else []
     return " ".join(words) + store_option(request.store)
 
 
@@ -169,7 +185,7 @@ def _config(request: RunRequest, tasks: str) -> RunConfig:
         **msgspec.structs.asdict(options),
         tasks=str(Path(tasks).resolve()) if Path(tasks).exists() else tasks,
         agents=request.agents,
-        policies=_policies_by_name(request.policies),
+        policies=policies_by_name(request.policies),
         attempts=request.attempts,
         parallel=request.parallel,
         retries=request.retries,
@@ -178,10 +194,11 @@ def _config(request: RunRequest, tasks: str) -> RunConfig:
         limit=request.limit,
         name=request.name,
         strict=request.strict,
+        tree=None if request.tree is None else Tree.parse(request.tree),
     )
 
 
-def _policies_by_name(policies: tuple[str, ...]) -> Mapping[str, str]:
+def policies_by_name(policies: tuple[str, ...]) -> Mapping[str, str]:
     """`NAME=kind:where` for several, or one without a name."""
     named: dict[str, str] = {}
     for number, text in enumerate(policies):
@@ -194,13 +211,14 @@ def _policies_by_name(policies: tuple[str, ...]) -> Mapping[str, str]:
     return named
 
 
-def _text(text: str) -> str:
+def read_text(text: str, what: str) -> str:
+    """The text, or what the file behind an @ holds."""
     if not text.startswith("@"):
         return text
     try:
         return Path(text[1:]).read_text()
     except OSError as error:
-        raise ConfigError(f"cannot read the instruction from {text[1:]!r}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {what} from {text[1:]!r}: {error.strerror}") from error
 
 
 def _file(text: str) -> File:

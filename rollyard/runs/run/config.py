@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 
 from rollyard.core.agent import DEFAULT_AGENT
+from rollyard.core.branch_point import END, BranchPoint
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import LAST
 from rollyard.core.numbers import check_least
+from rollyard.core.tree import Tree
 from rollyard.runs.report.spending import Price
 from rollyard.runs.rollout.options import RolloutFields, RolloutOptions
 
@@ -25,6 +27,9 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
     `policies` maps a name (shown in reports) to how it is reached: `upstream:URL`, `tokens:URL`, `scripted:FILE`,
     `replay:ID`. `concurrency` bounds the rollouts in flight per policy name, `prices` say what its tokens cost."""
 
+    branch: str | None = None  # go on from this call of a kept rollout: ROLLOUT@CALL, or ROLLOUT@end
+    branch_answer: str | None = None  # what is answered there in place of the policy: text, or JSON with tool_calls
+    tree: Tree | None = None  # each rollout has children that go on from one of its calls
     name: str = ""  # by which people find it again; need not be unique
     tasks: str = ""
     strict: bool = False  # a task that cannot be read ends the run before it begins, instead of being left out
@@ -41,7 +46,12 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
     limit: int | None = None
     max_tokens: int | None = None  # the run's budget of completion tokens
     prices: Mapping[str, Price] = {}  # by policy name
+    currency: str = ""  # of the prices, as people write it: $, EUR
     max_cost: float | None = None  # the run's budget of money, in the currency of `prices`
+
+    @property
+    def branch_point(self) -> BranchPoint | None:
+        return None if self.branch is None else BranchPoint.parse(self.branch)
 
     @property
     def answers(self) -> Mapping[str, str]:
@@ -58,6 +68,10 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError(
                 f"{self.name!r} is no name for a run", hint=f"printable words; {LAST!r} means the newest run"
             )
+        if self.branch is not None:
+            BranchPoint.parse(self.branch)
+        if self.branch_answer is not None and (self.branch_point is None or self.branch_point.call == END):
+            raise ConfigError("branch_answer needs a call that it answers", hint="give branch = ROLLOUT@CALL")
         check_least(1, attempts=self.attempts, parallel=self.parallel, limit=self.limit, max_tokens=self.max_tokens)
         check_least(1, **{f"concurrency.{name}": value for name, value in self.concurrency.items()})
         if not 1 <= self.lease_s < 86400:

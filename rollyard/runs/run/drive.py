@@ -26,6 +26,7 @@ from rollyard.runs.run.run import Run
 from rollyard.store import Store
 from rollyard.tasks.network import asks_public
 from rollyard.tasks.taskset import Taskset
+from rollyard.tasks.verifiers.python import Checks
 
 
 async def drive(
@@ -58,13 +59,13 @@ async def carry_out(
     resume: str | None = None,
     answering: Mapping[str, Policy] | None = None,
     sandbox: str | Backend | None = None,
+    verifier: Checks | None = None,
     executor: Executor | None = None,
 ) -> Report:
     """The whole matrix of a config through one queue. `answering` are policies of the caller's, by name; an executor on other
     machines opens the config's there."""
     async with AsyncExitStack() as stack:
-        loading = partial(Taskset.load, config.tasks, trust_tasks=config.trust_tasks, strict=config.strict)
-        tasks = await anyio.to_thread.run_sync(loading)
+        tasks = await _load_tasks(config, store)
         say_skipped(tasks)
         _say_closed(tasks, config.network)
         where = executor or Local()
@@ -76,6 +77,7 @@ async def carry_out(
             resume=resume,
             sink=display.event if display is not None else nowhere,
             sandbox=sandbox,
+            verifier=verifier,
             executor=where,
             **here,
         ) as run:
@@ -90,6 +92,14 @@ async def carry_out(
                     display.stop()
                 raise
         return await report(store, run.id)
+
+
+async def _load_tasks(config: RunConfig, store: Store) -> Taskset:
+    """A run that branches has its parent's task, as the store has it."""
+    if config.branch_point is not None:
+        return Taskset([(await store.get_rollout(config.branch_point.rollout)).task])
+    loading = partial(Taskset.load, config.tasks, trust_tasks=config.trust_tasks, strict=config.strict)
+    return await anyio.to_thread.run_sync(loading)
 
 
 def say_skipped(tasks: Taskset) -> None:

@@ -1,7 +1,8 @@
 """Where a run's rollouts are done: an `Executor` starts workers and hands back what they finish.
 
-`local` is a worker in this process and the default; `ray` (`ray_executor.py`, imported only when chosen) puts workers on the
-nodes of a cluster. Both run the same `Worker` against the same store, so a run may be begun by one and finished by the other.
+`local` is a worker in this process and the default, or with `workers` as many processes of this machine
+(`process_executor.py`); `ray` (`ray_executor.py`, imported only when chosen) puts workers on the nodes of a cluster. All run the
+same `Worker` against the same store, so a run may be begun by one and finished by another.
 """
 
 from __future__ import annotations
@@ -63,16 +64,21 @@ class Executor(Protocol):
 
 
 def executor(name: str, **options: Any) -> Executor:
-    """By name. Options are the executor's own; `local` has none."""
+    """By name. Options are the executor's own: `local` has `workers`, processes of this machine instead of this one."""
     if name == "ray":
         from rollyard.runs.run.ray_executor import Ray
 
         return Ray(**options)
     if name != "local":
         raise UnknownName("executor", name, EXECUTORS)
+    workers = options.pop("workers", None)
     if options:
         raise ConfigError(f"the local executor has no option {next(iter(options))!r}")
-    return Local()
+    if workers is None:
+        return Local()
+    from rollyard.runs.run.process_executor import ProcessExecutor
+
+    return ProcessExecutor(workers)
 
 
 class Local:

@@ -11,7 +11,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,25 +20,21 @@ from typing import Any, TypeVar
 
 import anyio
 
-from rollyard.core.errors import ConfigError, Error, MissingExtra, StoreError, Unsupported
-from rollyard.core.events import COMMITTED
+from rollyard.core.errors import ConfigError, MissingExtra, Unsupported
 from rollyard.core.log import Log
-from rollyard.core.rollout import Rollout
 from rollyard.runs.run.assignment import Assignment
+from rollyard.runs.run.distant_worker import NodeAssignment, WorkerEnd
+from rollyard.runs.run.distant_workers import DistantWorkers
 from rollyard.runs.run.executor import Record, RunResources, Workers
-from rollyard.runs.run.ray_worker import NodeAssignment, NodeWorker, WorkerEnd
+from rollyard.runs.run.ray_worker import NodeWorker
 from rollyard.runs.run.shipping import pack_work
-from rollyard.runs.run.store_retry import insist
 
 T = TypeVar("T")
 
 NAMESPACE = "rollyard"
 _LOOK_S = 1.0  # between looks at the cluster's nodes
-_POLL_S = 0.25  # between looks at the store
 _CALL_S = 60.0  # for one request to the cluster
 _STOP_S = 45.0  # for a worker to close its sandboxes
-_SHORT_S = 15.0  # a worker that lived less counts as one that cannot start
-_TRIES = 5
 
 
 class Ray:
@@ -101,57 +97,18 @@ class Ray:
                 await crew.dismiss()
 
 
-class _RayWorkers:
+class _RayWorkers(DistantWorkers):
     def __init__(self, ray: Any, posting: NodeAssignment, given: RunResources, per_node: int, detached: bool) -> None:
-        self._ray, self._posting, self._given = ray, posting, given
+        super().__init__(posting.work, given)
+        self._ray, self._posting = ray, posting
         self._per_node, self._detached = per_node, detached
-        self._run_id = posting.work.run_id
         self._actors: dict[str, Any] = {}  # by name, those that were alive when last seen
         self._finished: set[str] = set()
-        self._failed: dict[str, int] = {}  # how often in a row a worker ended at once
-        self._broken: Error | None = None
-        self._cancelled = False
-        self._after = 0  # the last event that is not news
         self._log = Log("rollyard.runs.ray")
 
-    # what the caller sees
-
-    async def listen(self) -> None:
-        """What happens from now on is news; what an earlier driver has shown is not."""
-        self._after = await insist(self._given.store.latest_event)
-
-    async def __aiter__(self) -> AsyncIterator[Rollout]:
-        store, sink = self._given.store, self._given.sink
-        last = False
-        while not self._cancelled:
-            found = await insist(lambda: store.events(run_id=self._run_id, after=self._after))
-            for stored in found:
-                self._after = stored.seq
-                await sink(stored.event)
-                if stored.event.name == COMMITTED and stored.event.rollout_id is not None:
-                    rollout_id = stored.event.rollout_id
-                    yield await insist(lambda rollout_id=rollout_id: store.get_rollout(rollout_id))
-            if found:
-                continue
-            if last:
-                return
-            if self._broken is not None:
-                raise self._broken
-            last = await self._over()
-            if not last:
-                await anyio.sleep(_POLL_S)
-
-    async def _over(self) -> bool:
-        if self._posting.work.stays:
-            return False
-        counts = await insist(lambda: self._given.store.progress(self._run_id))
-        if not counts.get("owed", 0) and not counts.get("leased", 0):
-            return True
-        return bool(self._finished) and not self._actors  # the run's budget is spent
-
-    async def cancel(self) -> None:
-        self._cancelled = True
-        await self.dismiss()
+    @property
+    def ended(self) -> bool:
+        return bool(self._finished) and not self._actors
 
     # the workers
 
@@ -192,9 +149,7 @@ class _RayWorkers:
             await anyio.sleep(_LOOK_S)
             self._actors.pop(name, None)
             return
-        if ended.error is not None:
-            kind = StoreError if ended.boundary == "store" else ConfigError
-            self._broken = kind(f"a worker gave up: {ended.error}", hint=ended.hint)
+        self._note_end(ended)
         self._finished.add(name)
         with anyio.CancelScope(shield=True):  # the run may end at this moment, and then nobody else would
             await _off_loop(lambda: self._ray.kill(actor))
@@ -204,9 +159,7 @@ class _RayWorkers:
         """A worker or its node died: its leases run out and its attempts are done elsewhere."""
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         self._log.warning("worker.lost", worker=name, lived_s=round(lived_s, 1), error=reason)
-        self._failed[name] = self._failed.get(name, 0) + 1 if lived_s < _SHORT_S else 0
-        if self._failed[name] >= _TRIES:
-            self._broken = Error(f"the worker on node {name.split('/')[1]} ended {_TRIES} times at once: {reason}")
+        self._note_death(name, f"on node {name.split('/')[1]}", lived_s, reason)
 
     async def dismiss(self) -> None:
         """Every worker that is left gives its attempts back, removes its sandboxes and ends."""

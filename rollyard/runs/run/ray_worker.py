@@ -1,55 +1,14 @@
-"""The worker that Ray runs on a node: it opens the store, a sandbox backend, the policies and a gate beside them, and works.
-
-It imports no Ray. Model calls go from the gate here to the policy's own server; calls, events and verdicts go from here to the
-store; nothing passes through the driver, which may be gone. It ends by itself when the run owes nothing.
-"""
+"""The worker as Ray runs it on a node. It imports no Ray."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
 
-import msgspec
-
-from rollyard.core.errors import Error
-from rollyard.core.rollout import Rollout
-from rollyard.gate import Gate
-from rollyard.runs.rollout.open_backend import open_named
-from rollyard.runs.rollout.provision import Provision
-from rollyard.runs.run.assignment import Assignment
-from rollyard.runs.run.policies import open_policies
-from rollyard.runs.run.shipping import Parcels, unpack_work
-from rollyard.runs.run.worker import Worker, WorkerResources
-from rollyard.store import Store
+from rollyard.runs.run.distant_worker import NodeAssignment, WorkerEnd, work_to_the_end
 
 LINGER_S = 15.0
-STORE_S = 60.0  # a worker that starts while its store restarts waits for it
-
-
-class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is sent. `secrets` are variables that the policies read their keys from; they are kept nowhere."""
-
-    work: Assignment
-    store: str
-    slots: int
-    parcels: Parcels
-    secrets: Mapping[str, str] = {}
-
-    def __repr__(self) -> str:
-        """As it may stand in Ray's logs: the store's URL may hold a password."""
-        return f"NodeAssignment(run_id={self.work.run_id!r}, slots={self.slots}, secrets={sorted(self.secrets)})"
-
-
-class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker ended: by itself, or with an error that another try would meet again. A plain value, since an error's own
-    class may not survive the way back."""
-
-    error: str | None = None
-    hint: str | None = None
-    boundary: str | None = None
 
 
 class NodeWorker:
@@ -75,32 +34,7 @@ class NodeWorker:
             await asyncio.wait([self._task])
 
     async def _work(self) -> WorkerEnd:
-        ended = WorkerEnd()
-        try:
-            await work_here(self._posting)
-        except* Error as errors:
-            first: BaseException = errors
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
-            assert isinstance(first, Error)
-            ended = WorkerEnd(error=first.message, hint=first.hint, boundary=first.boundary)
+        ended = await work_to_the_end(self._posting)
         # The driver ends this process once it has read how the run ended. Where no driver is left, nobody would.
         asyncio.get_running_loop().call_later(LINGER_S, os._exit, 0)
         return ended
-
-
-async def work_here(posting: NodeAssignment, clock: Callable[[], float] | None = None) -> None:
-    """Until the run owes nothing. `clock` is the store's."""
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(Store.open(posting.store, wait_s=STORE_S, clock=clock))
-        backend = await stack.enter_async_context(open_named(posting.work.config.sandbox, posting.work.config))
-        provision = Provision.of(backend)
-        work = await unpack_work(posting.work, posting.parcels, store, provision.images)
-        answering = await open_policies(stack, work.config, store)
-        gate = await stack.enter_async_context(Gate(next(iter(answering.values())), log=store))
-        named = answering if work.policies != ("",) else {}
-        await Worker(work, WorkerResources(store, gate, backend, named, provision)).run(posting.slots, _ignore)
-
-
-async def _ignore(_: Rollout) -> None:
-    """The driver reads finished rollouts from the store."""

@@ -44,7 +44,7 @@ class Run:
     Tasks are what `Taskset` takes: tasks, mappings and strings. Rollouts come as they end, in any order. Leaving the block
     early cancels what is in flight and leaves nothing behind; the attempts stay owed. `executor` says where rollouts are done:
     in this process with `gate`, or on a cluster, where each worker opens a gate and the config's policies beside its
-    sandboxes."""
+    sandboxes. `resume` finishes a run that is there; `id` begins or finishes one, for who has to know it before."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class Run:
         verifier: Checks | None = None,
         hooks: Hooks | None = None,
         resume: str | None = None,
+        id: str | None = None,
         sink: EventSink = nowhere,
         provision: Provision | None = None,
         executor: Executor | None = None,
@@ -69,7 +70,7 @@ class Run:
         base = config or RunConfig()
         self.config = msgspec.structs.replace(base, **fields)
         self._work = Assignment(
-            run_id=resume or new_id("run"),
+            run_id=resume or id or new_id("run"),
             config=self.config,
             tasks={task.id: task for task in select_tasks(_taskset(tasks), self.config)},
             agents=agents_of([agent] if isinstance(agent, str | Agent) else agent or self.config.agents),
@@ -82,7 +83,7 @@ class Run:
         place = sandbox if sandbox is not None else self.config.sandbox
         self._given = RunResources(store, place, gate, dict(policies or {}), provision, sink)
         self._executor: Executor = executor or Local()
-        self._store, self._resumed = store, resume is not None
+        self._store, self._resumed, self._named = store, resume is not None, id is not None
         self.id = self._work.run_id
         self.owed = 0
         self.done = 0
@@ -124,10 +125,13 @@ class Run:
         self._crew = await self._stack.enter_async_context(opening)
 
     async def _record(self) -> None:
-        if self._resumed:
+        if self._resumed or (self._named and await self._store.has_run(self.id)):
             await self._recover()
         else:
             await self._store.create_run(msgspec.to_builtins(self.config), id=self.id)
+        if (
+            not self._resumed
+        ):  # of a named run, whoever began it may have died before all were kept; those that were stay
             await self._store.add_attempts(self.id, self._attempts())
         counts = await self._store.progress(self.id)
         self.done = counts.get("done", 0) + counts.get("failed", 0)

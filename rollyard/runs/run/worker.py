@@ -16,6 +16,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
+from rollyard.core.branch_point import END, BranchPoint
 from rollyard.core.errors import ConfigError, LeaseLost, SandboxError, SandboxUnavailable, StoreError
 from rollyard.core.events import COMMITTED, POLICY_STOPPED, STARTED, Event
 from rollyard.core.ids import new_id
@@ -27,11 +28,13 @@ from rollyard.core.task import Task
 from rollyard.gate import Budget, Gate
 from rollyard.runs.report.spending import Spending
 from rollyard.runs.rollout.lifecycle import rollout
+from rollyard.runs.rollout.load_prefix import load_prefix
 from rollyard.runs.rollout.modes import Answering, choose, find_direct
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, refusal
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.assignment import Assignment, owner_name
+from rollyard.runs.run.grow import children_of, find_point
 from rollyard.runs.run.policy_health import PolicyHealth
 from rollyard.runs.run.store_retry import insist
 from rollyard.store import Store
@@ -176,7 +179,8 @@ class Worker:
 
         try:
             answering = self._answering(attempt)
-            plan = self._plan(attempt, answering)
+            point = await insist(lambda: find_point(self._store, config, attempt))
+            plan = self._plan(attempt, answering, point)
             await tell(self._begin_event(attempt, plan.rollout_id))
             return await rollout(
                 task,
@@ -188,6 +192,9 @@ class Worker:
                     budget=Budget(calls=config.max_calls),
                     settings=answering.settings,
                     lease=lease,
+                    prefix=await load_prefix(
+                        self._store, point, config.branch_answer if point == config.branch_point else None
+                    ),
                 ),
                 provision=means.provision,
                 sink=tell,
@@ -210,7 +217,9 @@ class Worker:
             return known
         return msgspec.msgpack.decode(await insist(lambda: self._store.get_blob(attempt.task_digest)), type=Task)
 
-    def _plan(self, attempt: Attempt, answering: Answering | None = None) -> RolloutPlan:
+    def _plan(
+        self, attempt: Attempt, answering: Answering | None = None, point: BranchPoint | None = None
+    ) -> RolloutPlan:
         config = self._config
         labels = {**config.labels, **({"policy": attempt.policy} if attempt.policy else {})}
         plan = RolloutPlan(
@@ -220,6 +229,7 @@ class Worker:
             attempt=attempt.number,
             run_id=self._work.run_id,
             attempt_id=attempt.id,
+            branch=point,
             group_id=_group(attempt),
             verifier=self._work.verifier,
             hooks=self._work.hooks,
@@ -239,13 +249,19 @@ class Worker:
                 id="", run_id=self._work.run_id, task_id=task, task_digest="", agent=agent, policy=policy, number=0
             )
             try:
-                check(self._plan(attempt, self._answering(attempt)), self._work.tasks[task], self._means.backend)
+                plan = self._plan(attempt, self._answering(attempt), self._any_point)
+                check(plan, self._work.tasks[task], self._means.backend)
             except ConfigError as error:
                 first = first or error
             else:
                 return
         if first is not None:
             raise first
+
+    @property
+    def _any_point(self) -> BranchPoint | None:
+        """Of a run in which some rollout branches: all that no such rollout may be is refused at once."""
+        return self._config.branch_point or (BranchPoint("any", END) if self._config.tree is not None else None)
 
     def _answering(self, attempt: Attempt) -> Answering:
         seed = attempt.seed if attempt.seed is not None else self._config.seed
@@ -265,9 +281,9 @@ class Worker:
                 await self._again(lease, done, done.failure)
                 return None
         event = self._event(COMMITTED, done, status=done.status, reward=done.reward)
-        told = [*await self._own(lease), event]
+        told, owes = [*await self._own(lease), event], children_of(self._config, lease.attempt, done)
         try:
-            await insist(lambda: self._store.commit_rollout(done, lease=lease, told=told))
+            await insist(lambda: self._store.commit_rollout(done, lease=lease, told=told, owes=owes))
         except LeaseLost:
             return None
         await self._means.sink(event)

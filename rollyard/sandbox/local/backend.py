@@ -27,10 +27,11 @@ from rollyard.core.ids import new_id
 from rollyard.core.log import Log
 from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, SandboxSpec
 from rollyard.core.sequences import as_tuple
+from rollyard.images import mount_table
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
 from rollyard.sandbox import egress
-from rollyard.sandbox.local import cgroups, host_rules, ids, probe
+from rollyard.sandbox.local import cgroups, host_rules, ids, probe, view_root
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
@@ -46,6 +47,7 @@ from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 
 _ROOTFS_S = 2.0
+_OVERLAYS = ("overlay", "fuse.fuse-overlayfs")
 _AGAIN_S = 0.02
 _SWEEP_S = 5.0  # a start waits no longer for what others left; the sweep goes on beside it
 
@@ -72,6 +74,10 @@ class LocalBackend:
         self._boxes: dict[str, tuple[LocalSandbox, str]] = {}
         self._cgroups = cgroups.find()
         self._ids, self.trial = probe.trial(self.root, ids.candidates())
+        on_overlay = mount_table.kind_at(str(self.root)) in _OVERLAYS
+        if on_overlay and self._ids.kind == "range":  # the kernel shows files of an overlay to no other ids
+            why = f"{self.root} is on an overlay: set ROLLYARD_HOME to a directory on a disk or a volume"
+            self.trial = msgspec.structs.replace(self.trial, namespaces=False, proc=False, error=why)
         reached = probe.reach_level(self.trial, self._cgroups)
         if level is not None and LEVELS.index(level) < LEVELS.index(reached):
             raise IsolationTooWeak(
@@ -84,13 +90,14 @@ class LocalBackend:
         self._limits = limits or OpenLimits()
         self._throttle = Throttle(self._limits)
         self._watch = LocalDiskWatch(self.root)
+        self._in_memory = on_overlay and self._namespaced
         self._rootfs: dict[tuple[str, tuple[str, ...]], tuple[float, Rootfs]] = {}
         self._swept: list[str] = []  # found dead at the start, told to whoever reaps first
         self._log = Log("rollyard.sandbox.local")
 
     @property
     def capabilities(self) -> Capabilities:
-        return capabilities(self.level, self._ids, self._cgroups, self._limits)
+        return capabilities(self.level, self.trial, self._ids, self._cgroups, self._limits)
 
     async def __aenter__(self) -> Self:
         sweeping = asyncio.ensure_future(asyncio.to_thread(self._sweep))
@@ -115,6 +122,7 @@ class LocalBackend:
 
     def open(self, spec: SandboxSpec) -> PendingSandbox[LocalSandbox]:
         check(spec, self.capabilities, self._mounts)
+        spec = self._place(spec)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
         return PendingSandbox(lambda: self._patiently(spec))
@@ -124,14 +132,26 @@ class LocalBackend:
         if size < 1:
             raise ConfigError(f"a pool needs a size of at least 1, got {size}")
         check(spec, self.capabilities, self._mounts)
+        spec = self._place(spec)
         return SandboxPool(lambda: self._patiently(spec), size)
+
+    def _place(self, spec: SandboxSpec) -> SandboxSpec:
+        """An overlay cannot be written to on another one, as the root of most containers is: then it is in memory."""
+        if not self._in_memory or spec.disk == "tmpfs":
+            return spec
+        self._log.warning(
+            "sandbox.disk_in_memory", root=str(self.root), hint="set ROLLYARD_HOME to a directory that is no overlay"
+        )
+        return msgspec.structs.replace(spec, disk="tmpfs")
 
     async def _patiently(self, spec: SandboxSpec) -> LocalSandbox:
         async with self._throttle.place(len(self._boxes)):
             return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
 
     async def _open(self, spec: SandboxSpec) -> LocalSandbox:
-        rootfs = await self._resolve(spec) if self._namespaced else Rootfs(lowers=())
+        rootfs = await self._resolve(spec) if self._rooted else Rootfs(lowers=())
+        if not self._namespaced and self._rooted:
+            view_root.refuse(spec.image, rootfs)
         if spec.options.get("nesting"):
             rootfs = _keep_writes_inside(rootfs)
         sandbox_id = new_id("sbx")
@@ -175,6 +195,11 @@ class LocalBackend:
         return self._cgroups.kind
 
     @property
+    def _rooted(self) -> bool:
+        """Whether sandboxes have a root of their own."""
+        return self.capabilities.images
+
+    @property
     def _namespaced(self) -> bool:
         return self.level in NAMESPACED
 
@@ -182,7 +207,7 @@ class LocalBackend:
         now = time.time()
         env = {"PATH": DEFAULT_PATH, **rootfs.env}
         workdir = rootfs.workdir
-        if not self._namespaced:
+        if not self._rooted:
             env, workdir = host_rules.environment(home), host_rules.workdir(home)
         trees = {tree.target: f"t{n}/upper" for n, tree in enumerate(rootfs.trees) if tree.writable}
         return SandboxEntry(
@@ -210,7 +235,7 @@ class LocalBackend:
     def _disk_mb(self, spec: SandboxSpec) -> int:
         return spec.resources.disk_mb or default_disk_mb(self.root, spec.disk)
 
-    def _plan(self, home: Home, entry: SandboxEntry, spec: SandboxSpec, rootfs: Rootfs) -> dict[str, Any]:
+    def _plan(self, home: Home, spec: SandboxSpec, rootfs: Rootfs, view: dict[str, Any] | None) -> dict[str, Any]:
         binds = [
             {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
             for m in spec.mounts
@@ -224,7 +249,9 @@ class LocalBackend:
         return {
             "home": str(home.path),
             "namespace": self._namespaced,
-            "landlock": host_rules.landlock(home, spec.options.get("ports", "")) if self.level == "landlock" else None,
+            "landlock": host_rules.landlock(home, spec, view) if self.level == "landlock" else None,
+            "tcp_only": self.level == "landlock" and spec.network != "host",
+            "view": None if view is None else {**view, "closed": spec.network != "host"},
             "network": spec.network,
             "lowers": list(rootfs.lowers),
             "trees": msgspec.to_builtins(rootfs.trees),
@@ -249,8 +276,11 @@ class LocalBackend:
     ) -> LocalSandbox:
         """Ask the zygote, then wait for the first process to say that it is ready. Whatever breaks this off (an error, a
         cancellation) closes the control socket, and the process on its other end exits."""
-        if not self._namespaced:
+        view = None
+        if not self._rooted:
             host_rules.make(home)
+        elif not self._namespaced:
+            view = await asyncio.to_thread(view_root.lay_out, home, rootfs, spec.mounts)
         elif spec.disk == "disk":
             home.fs.mkdir(mode=0o755)
         deadline = time.monotonic() + spec.boot_s
@@ -260,7 +290,7 @@ class LocalBackend:
         try:
             with theirs, home.listener() as listener:
                 fds = [theirs.fileno(), listener.fileno(), lock]
-                plan = self._plan(home, entry, spec, rootfs)
+                plan = self._plan(home, spec, rootfs, view)
                 reply, pidfd = await self._launcher.launch(plan, fds, spec.boot_s)
             await channel.greeting(max(0.1, deadline - time.monotonic()))
             entry = msgspec.structs.replace(

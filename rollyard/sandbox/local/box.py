@@ -7,20 +7,25 @@ import contextlib
 import os
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from rollyard.core import folders
 from rollyard.core.errors import PathError, SandboxError, SandboxGone, SandboxInterrupted, Unsupported
 from rollyard.core.ids import new_id
 from rollyard.core.program import Program, ProgramCalls
-from rollyard.core.sandbox import Exit
+from rollyard.core.sandbox import Exit, SandboxUsage
 from rollyard.sandbox.local.cgroups import Group
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.files import LocalFiles
 from rollyard.sandbox.local.inner import protocol
 from rollyard.sandbox.local.job import ANSWER_S, LocalJob
 from rollyard.sandbox.local.journal import Home, SandboxEntry, has_ended
+from rollyard.sandbox.local.probe import NAMESPACED
+from rollyard.sandbox.local.usage import read_usage
+from rollyard.sandbox.local.view_root import save_changes
 from rollyard.sandbox.streams import SocketListener, SocketStream
 
 _GRACE_S = 5.0
@@ -39,7 +44,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         self._home = home
         self._pidfd: int | None = pidfd
         self._backend = backend
-        self._group = Group(entry.cgroups)
+        self.group = Group(entry.cgroups)
         self._oom_seen = 0
 
     @property
@@ -96,7 +101,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         code, number = result.get("exit_code"), result.get("signal")
         oom = False
         if number == signal.SIGKILL or code == 128 + signal.SIGKILL:
-            kills = self._group.oom_kills()
+            kills = self.group.oom_kills()
             oom, self._oom_seen = kills > self._oom_seen, kills
         return Exit(
             exit_code=code,
@@ -188,6 +193,8 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         self._need("snapshot")
         await self._ask("pause", on=True)
         try:
+            if self.info.level not in NAMESPACED:
+                return await self._snapshot_view()
             _, fds = await self._ask("upper")  # a tmpfs that only the sandbox has, when it has one
             try:
                 base = Path(f"/proc/self/fd/{fds[0]}") if fds else self.written
@@ -197,6 +204,21 @@ class LocalSandbox(ProgramCalls, LocalFiles):
                 protocol.close_fds(fds)
         finally:
             await self._ask("pause", on=False)
+
+    async def usage(self) -> SandboxUsage:
+        _, fds = await self._ask("upper")
+        try:
+            return await asyncio.to_thread(read_usage, self.group.dirs, self.written, fds[0] if fds else None)
+        finally:
+            protocol.close_fds(fds)
+
+    async def _snapshot_view(self) -> str:
+        changes = Path(tempfile.mkdtemp(prefix="changes-", dir=self._home.path))
+        try:
+            await asyncio.to_thread(save_changes, self._home, changes)
+            return await self._backend.freeze(self._entry, {"/": changes}, shifted=False)
+        finally:
+            await asyncio.to_thread(folders.remove, changes)
 
     async def extend(self, ttl_s: float) -> None:
         """From now on `ttl_s`."""
@@ -231,7 +253,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         try:
             was_dead = has_ended(pidfd)
             if not was_dead:
-                if not self.capabilities.images:  # no namespace: nobody but the supervisor can end what it started
+                if self.info.level not in NAMESPACED:  # no namespace: nobody but the supervisor can end what it started
                     with contextlib.suppress(SandboxError):
                         await self._channel.request("exit", timeout=_KILL_S)
                 with contextlib.suppress(ProcessLookupError):

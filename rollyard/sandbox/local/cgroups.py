@@ -23,7 +23,7 @@ DEFAULT_PIDS = 4096
 MEMORY_SHARE = 0.5  # of the machine, for a sandbox that names no limit
 # Of a processor that others want too. An idle one is there for all: a quota would make honest work slower.
 CPU_SHARE: dict[int, dict[str, str]] = {1: {"cpu.shares": "512"}, 2: {"cpu.weight": "50"}}
-_PERIOD_US = 100_000
+CPU_PERIOD_US = 100_000
 _SWEEP_ROUNDS = 50
 
 
@@ -165,10 +165,10 @@ def _files(hierarchy: Hierarchy, controller: Controller, resources: Resources) -
     if controller == "cpu":
         if resources.cpus is None:
             return CPU_SHARE[hierarchy.version]
-        quota = int(resources.cpus * _PERIOD_US)
+        quota = int(resources.cpus * CPU_PERIOD_US)
         if hierarchy.version == 2:
-            return {"cpu.max": f"{quota} {_PERIOD_US}"}
-        return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(quota)}
+            return {"cpu.max": f"{quota} {CPU_PERIOD_US}"}
+        return {"cpu.cfs_period_us": str(CPU_PERIOD_US), "cpu.cfs_quota_us": str(quota)}
     limit = str((resources.memory_mb or 0) * 2**20)
     files = {_LIMIT_FILE[hierarchy.version]["memory"]: limit}
     if hierarchy.swap:

@@ -39,8 +39,14 @@ def check(spec: SandboxSpec, got: Capabilities, allowed_mounts: tuple[Path, ...]
         )
     if not got.images and (spec.image != "host" or spec.layers or spec.mounts):
         raise Unsupported(
-            f"images, layers and mounts need namespaces, and isolation here is {got.isolation!r}",
+            f"images, layers and mounts need namespaces or ptrace, and isolation here is {got.isolation!r}",
             hint="`rollyard doctor` says what is missing",
+        )
+    if (spec.layers or spec.mounts) and not (got.layers and got.mounts):
+        raise Unsupported(f"layers and mounts need isolation 'landlock' or stronger; here it is {got.isolation!r}")
+    if spec.disk == "tmpfs" and not got.disk_limit:
+        raise Unsupported(
+            f"disk='tmpfs' needs namespaces, and isolation here is {got.isolation!r}", hint="use disk='disk'"
         )
     for mount in spec.mounts:
         _mount(mount.remote_dir, mount.local_dir, allowed_mounts)
@@ -72,7 +78,8 @@ def _network(spec: SandboxSpec, got: Capabilities) -> None:
         )
     if spec.network == "none" and not got.network_none and not spec.allow_unsafe:
         raise Unsupported(
-            f"network='none' needs namespaces, and isolation here is {got.isolation!r}: the host's loopback stays in reach",
+            f"network='none' needs namespaces or Landlock of Linux 6.7, and isolation here is {got.isolation!r}: "
+            "the host's network stays in reach",
             hint="`rollyard doctor` says what is missing; say allow_unsafe=True to share the network",
         )
 

@@ -21,6 +21,7 @@ from rollyard.images import tree_pipe
 from rollyard.images.tree_pipe import DiskUse
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.cgroups import default_memory_mb
+from rollyard.sandbox.local.probe import NAMESPACED
 
 _NOTICEABLE = 2**20
 _NOTICEABLE_INODES = 512
@@ -112,7 +113,7 @@ def _measure(root: Path) -> DiskUse:
 
 def _measure_box(box: LocalSandbox) -> DiskUse:
     named = tree_pipe.usage(str(box.written))
-    nameless = _nameless_files(box.info.pid) if box.capabilities.images and box.info.pid else DiskUse(0, 0)
+    nameless = _nameless_files(box.info.pid) if box.info.level in NAMESPACED and box.info.pid else DiskUse(0, 0)
     return DiskUse(named.bytes + nameless.bytes, named.inodes + nameless.inodes)
 
 

@@ -3,7 +3,7 @@
     full        namespaces and cgroups      filesystem, processes, network, limits
     no_cgroups  namespaces, rlimits         as full, with weak limits
     no_proc     namespaces without /proc    inside a container that refuses a fresh proc: /proc is empty
-    landlock    Landlock, seccomp, rlimits  files and TCP; processes and loopback are shared with the host
+    landlock    Landlock, seccomp, rlimits  files, TCP connections; processes and loopback are shared with the host
     none        nothing                     only when it is asked for by name
 
 Decided by really making one (`inner/trial.py`), never from a version; remembered until the next boot, or until something is
@@ -35,19 +35,21 @@ Level = Literal["full", "no_cgroups", "no_proc", "landlock", "none"]
 NAMESPACED: tuple[Level, ...] = ("full", "no_cgroups", "no_proc")
 LEVELS: tuple[Level, ...] = (*NAMESPACED, "landlock", "none")  # the strongest first
 ISOLATION: dict[Level, Isolation] = {**dict.fromkeys(NAMESPACED, "namespace"), "landlock": "landlock", "none": "none"}
-_FORMAT = "2"
+_FORMAT = "3"
 _TRIED = ("/usr", *(f"/{name}" for name in SYSTEM_LINKS), "/dev", "/proc")  # what a trial takes mounts of
 _TRIAL_S = 30.0
 _CODE = "import sys; sys.path.append(sys.argv.pop()); from rollyard.sandbox.local.inner.trial import main; main()"
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What was found. `error` says why there is no full namespace sandbox."""
+    """What was found. `error` says why there is no full namespace sandbox; `view` whether programs can be
+    traced, and so be shown a root of their own where there are no namespaces."""
 
     namespaces: bool
     proc: bool
     error: str | None
     landlock: int
+    view: bool = False
 
 
 def trial(root: Path, maps: list[IdMap]) -> tuple[IdMap, Trial]:

@@ -64,7 +64,7 @@ class DaytonaBackend(RemoteBackend):
         lease_s: float = 300.0,
         limits: OpenLimits | None = None,
     ) -> None:
-        can = {"network_none": True, "extend": True, "snapshot": True}
+        can = {"network_none": True, "extend": True, "snapshot": True, "pause": True}
         provider = DaytonaProvider(key, url, target)
         super().__init__(provider, image=image, isolation=isolation, lease_s=lease_s, limits=limits, **can)
 
@@ -121,9 +121,12 @@ class DaytonaProvider(SandboxProvider):
         return DaytonaLink(await self._client.create(wanted, timeout=spec.boot_s))
 
     async def find(self, sandbox_id: str) -> tuple[DaytonaLink, FoundSandbox]:
+        """One that is paused is resumed by it."""
         made = await self._client.get(sandbox_id, request_timeout=_CALL_S)
         if enum_text(made.state) in _GONE:
             raise gone_error(sandbox_id)
+        if enum_text(made.state) in ("paused", "pausing"):
+            await made.start(_FILE_S)
         return DaytonaLink(made), _describe(made)
 
     async def list(self, labels: Mapping[str, str]) -> Sequence[FoundSandbox]:
@@ -225,6 +228,12 @@ class DaytonaLink(SandboxLink):
     async def keep_image(self, name: str) -> str:
         await self._made.create_snapshot(name, timeout=_FILE_S)
         return _SNAPSHOT + name
+
+    async def pause(self) -> None:
+        await self._made.pause(_FILE_S)
+
+    async def resume(self, seconds: float) -> None:
+        await self._made.start(_FILE_S)
 
     async def extend(self, end: float, labels: Mapping[str, str]) -> None:
         await self._made.set_labels({**labels, "rollyard.end": f"{end:.3f}"}, request_timeout=_CALL_S)

@@ -4,6 +4,9 @@ The host appends frames to `in` and reads `out` from an offset; the program insi
 wakes the program, `bell` the poll that waits inside the sandbox, so neither side looks at a clock. A poll opens its bell before
 it looks at the size, so no ring is missed; the program rings every five seconds by itself, so no poll stands for long.
 
+What both sides have taken is given back to the disk in steps, as a hole at the file's beginning: offsets stay what they are. It
+takes `fallocate` in the image and a file system with holes; without them the files only grow.
+
 An append names the offset it belongs at, so one whose answer was lost is asked again and lands once. Small ones go in the
 command itself, large ones by a file.
 """
@@ -28,15 +31,18 @@ else sh -c "$end" "$d" "$@" </dev/null >/dev/null 2>&1 & fi
 # The first line says whether it is over and how much lies there; then what lies there.
 _POLL = """d=$1; echo >"$d/alive" || exit 74; exec 4<>"$d/bell"
 [ -f "$d/pid" ] && read -r p <"$d/pid" && { kill -0 "$p" 2>/dev/null || : >"$d/over"; }
+[ $4 = 0 ] || fallocate -p -o 0 -l $4 "$d/out" 2>/dev/null
 [ $(($(wc -c <"$d/out"))) -gt $2 ] || [ -f "$d/over" ] || read -r _ <&4
 o=live; [ -f "$d/over" ] && o=over; echo $o; tail -c +$(($2+1)) "$d/out" | head -c $3
 """
 _APPEND = """d=$1; s=$(($(wc -c <"$d/in"))) || exit 74; [ $s = $3 ] && exit 0; [ $s = $2 ] || exit 75
+if [ -f "$d/taken" ]; then read -r t <"$d/taken"; rm -f "$d/taken"; fallocate -p -o 0 -l $t "$d/in" 2>/dev/null; fi
 if [ -n "$4" ]; then cat <"$4"; else printf %s "$5" | base64 -d; fi >>"$d/in" && echo 1<>"$d/call"
 """
 _LOG = 'tail -c 4096 "$1/log" 2>/dev/null; exit 0'
 _CLOSE = 'rm -f "$1/in" && echo 1<>"$1/call"; : >"$1/over"; echo 1<>"$1/bell"; sleep 0.3; rm -rf "$1"'
 CHUNK = 2**20
+FREED = 16 * 2**20  # the step in which the disk gets back what was taken, on both sides
 INLINE = 24_000
 HELD = 2**20  # what is written and not yet taken, before a writer has to wait
 POLL_S = 12.0  # the program rings every five seconds: one that does not is looked at again, and may be gone
@@ -72,9 +78,11 @@ class HostFilePair:
 
     async def output(self) -> AsyncIterator[bytes]:
         """What the program says, until it is over and all of it was read."""
-        offset = 0
+        offset = freed = 0
         while True:
-            done = await self._say(_POLL, self._place, str(offset), str(CHUNK), timeout=self._poll_s)
+            if offset - freed >= FREED:
+                freed = offset
+            done = await self._say(_POLL, self._place, str(offset), str(CHUNK), str(freed), timeout=self._poll_s)
             if not done.ok:
                 raise SandboxGone(f"the relay's files are gone: {done.text[-200:].strip()}")
             state, _, data = done.stdout.partition(b"\n")

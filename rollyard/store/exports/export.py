@@ -58,6 +58,8 @@ async def export(
         async for rollout in store.rollouts(run_id, trajectories=chosen != "jsonl"):
             if chosen == "atif":
                 await _give_tools(store, rollout, writer)
+            if isinstance(writer, AttemptLines):
+                writer.notes = (await store.notes([rollout.id])).get(rollout.id, ())
             reasons = await asyncio.to_thread(writer.add, rollout)
             count += 1
             refused += len(reasons)
@@ -107,8 +109,12 @@ async def _give_tools(store: Store, rollout: Rollout, writer: Writer) -> None:
     assert isinstance(writer, AtifDocuments)
     for record in rollout.captured.records:
         if record.tools_digest and record.tools_digest not in writer.tools:
-            try:
-                packed = await store.load_blob(record.tools_digest)
-            except StoreError:
-                packed = msgspec.msgpack.encode(())  # a call without tools names a list that was never kept
-            writer.tools[record.tools_digest] = _tools.decode(packed)
+            writer.tools[record.tools_digest] = await tools_named(store, record.tools_digest)
+
+
+async def tools_named(store: Store, digest: bytes) -> tuple[ToolSpec, ...]:
+    """The tools that a call offered to the model."""
+    try:
+        return _tools.decode(await store.load_blob(digest)) if digest else ()
+    except StoreError:
+        return ()  # a call without tools names a list that was never kept

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.call import REPLAYED
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.sink import JsonLines
+from rollyard.store.values import Note
 from rollyard.trajectory.samples import RefusedBranch, Sample, samples
 from rollyard.trajectory.turns import turns
 
@@ -20,11 +22,17 @@ class AttemptLines(JsonLines):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.rows = 0
+        self.notes: Sequence[Note] = ()  # on the rollout that comes next
 
     def add(self, rollout: Rollout) -> Sequence[RefusedBranch]:
         self.rows += 1
-        self.write(attempt_line(rollout))
+        self.write({**attempt_line(rollout), "notes": [note_line(note) for note in self.notes]})
         return ()
+
+
+def note_line(note: Note) -> dict[str, Any]:
+    fields = msgspec.to_builtins(note)
+    return {name: fields[name] for name in ("kind", "name", "text", "score", "author", "at")}
 
 
 class TurnLines(JsonLines):
@@ -42,6 +50,8 @@ class TurnLines(JsonLines):
             "task_id": rollout.task.id,
             "attempt": rollout.attempt,
             "reward": rollout.reward,
+            "parent_rollout": rollout.parent_rollout,
+            "parent_call": rollout.parent_call,
         }
         for index, turn in enumerate(turns(rollout.trajectory)):
             prompt = rollout.captured.prompt_ids(turn.call_id)
@@ -50,6 +60,7 @@ class TurnLines(JsonLines):
                 {
                     **same,
                     "turn": index,
+                    "replayed": REPLAYED in rollout.captured.record(turn.call_id).flaws,
                     **msgspec.structs.asdict(turn),
                     "prompt_ids": None if prompt is None else list(prompt),
                 }
@@ -95,6 +106,10 @@ def attempt_line(rollout: Rollout) -> dict[str, Any]:
         "grade": verdict.grade if verdict is not None else None,
         "failure": None if failure is None else msgspec.to_builtins(failure),
         "usage": rollout.usage,
+        "parent_rollout": rollout.parent_rollout,
+        "parent_call": rollout.parent_call,
+        "replayed": rollout.replayed,
+        "pinned": rollout.pinned,
         "labels": rollout.labels,
         "started_at": rollout.started_at,
         "wall_s": rollout.wall_s,
@@ -127,6 +142,9 @@ def sample_line(row: Sample) -> dict[str, Any]:
         "reward": row.reward,
         "parent_index": row.parent,
         "shared_tokens": row.shared,
+        "parent_rollout": row.parent_rollout,
+        "parent_call": row.parent_call,
+        "own_from": row.own_from,
         "stale_call_ids": list(row.stale_call_ids),
         "routed_experts": None if row.experts is None else row.experts.to_base64(),
     }

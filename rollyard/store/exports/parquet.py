@@ -93,6 +93,9 @@ def _schema(arrow: Any) -> Any:
         ("reward", real),
         ("parent_index", arrow.int32()),
         ("shared_tokens", arrow.int32()),
+        ("parent_rollout", text),
+        ("parent_call", text),
+        ("own_from", arrow.int32()),
         ("stale_call_ids", arrow.list_(text)),
         ("routed_experts", arrow.binary()),
     ]
@@ -129,6 +132,9 @@ def _table(arrow: Any, schema: Any, rows: Sequence[Sample]) -> Any:
         "reward": [row.reward for row in rows],
         "parent_index": [row.parent for row in rows],
         "shared_tokens": [row.shared for row in rows],
+        "parent_rollout": [row.parent_rollout for row in rows],
+        "parent_call": [row.parent_call for row in rows],
+        "own_from": [row.own_from for row in rows],
         "stale_call_ids": [list(row.stale_call_ids) for row in rows],
         "routed_experts": [None if row.experts is None else row.experts.to_npy() for row in rows],
     }

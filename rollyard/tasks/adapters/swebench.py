@@ -43,7 +43,7 @@ _SUBSETS = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-b
 _TOOLS = ("pip", "setuptools", "wheel")
 
 
-class Instance(msgspec.Struct, frozen=True, kw_only=True):
+class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
     """What a folder and a row have in common. `reverse`: the patch makes the fault, and undoing it is the answer."""
 
     id: str
@@ -87,7 +87,7 @@ def _write_folder(source: Path, options: Mapping[str, Any], folder: Path) -> Non
     _write(_from_folder(source), options, folder)
 
 
-def _from_folder(source: Path) -> Instance:
+def _from_folder(source: Path) -> SweInstance:
     try:
         task: dict[str, Any] = yaml.safe_load((source / "task.yaml").read_text())
         texts = {name: (source / name).read_text() for name in ("gold.patch", "test.patch", "eval.sh", "Dockerfile")}
@@ -102,7 +102,7 @@ def _from_folder(source: Path) -> Instance:
     declared = file.read_text() if file.is_file() else ""
     conda = {name: (version, build) for name, version, build in _CONDA.findall(declared)}
     libraries = [f"{name}=={version}" for name, (version, build) in conda.items() if re.match(r"py\d", build)]
-    return Instance(
+    return SweInstance(
         id=str(task["instance_id"]),
         repo=str(task["repo"]),
         base=str(task["base_commit"]),
@@ -118,7 +118,7 @@ def _from_folder(source: Path) -> Instance:
             + [f"{name}=={version}" for name, version in _PINS.findall(declared) if name not in _TOOLS]
         ),
         tools=tuple(f"{name}=={conda[name][0]}" for name in _TOOLS if name in conda),
-        install=install[1].strip() if install is not None else Instance.install,
+        install=install[1].strip() if install is not None else SweInstance.install,
     )
 
 
@@ -126,7 +126,7 @@ def _format(parser: str) -> str:
     return _FORMATS.get(parser.removeprefix("parse_log_"), "pytest")
 
 
-def _from_row(row: Mapping[str, Any], options: Mapping[str, Any]) -> Instance:
+def _from_row(row: Mapping[str, Any], options: Mapping[str, Any]) -> SweInstance:
     """`image` of the options is a name with `{instance}` in it, for rows that name none."""
     name, repo = str(field(row, "instance_id")), str(field(row, "repo"))
     test_patch = str(row.get("test_patch") or "")
@@ -143,7 +143,7 @@ def _from_row(row: Mapping[str, Any], options: Mapping[str, Any]) -> Instance:
     )
     if repo == "django/django":
         files = [path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in files]
-    return Instance(
+    return SweInstance(
         id=name,
         repo=repo,
         base=str(row.get("base_commit") or ""),
@@ -161,7 +161,7 @@ def _test_files(patch: str) -> list[str]:
     return [name for name in re.findall(r"^diff --git a/.* b/(.*)$", patch, re.M) if name.endswith(".py")]
 
 
-def _write(one: Instance, options: Mapping[str, Any], folder: Path) -> None:
+def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
     if not one.tests.get("FAIL_TO_PASS"):
         raise ConfigError(f"{one.id}: no test fails before its patch")
     touched = re.findall(r"^diff --git a/(.*) b/.*$", one.test_patch, re.M)
@@ -200,7 +200,7 @@ def _write(one: Instance, options: Mapping[str, Any], folder: Path) -> None:
     )
 
 
-def _run_script(one: Instance, touched: list[str]) -> str:
+def _run_script(one: SweInstance, touched: list[str]) -> str:
     """Test files as they were at the base, with the test patch on them; then the tests, and what their log says."""
     safe = "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
     lines = [safe, f"cd {_WORKDIR} || exit 1"]
@@ -224,7 +224,7 @@ _COMMIT = (
 )
 
 
-def _built(one: Instance, repositories: str) -> dict[str, str | bytes]:
+def _built(one: SweInstance, repositories: str) -> dict[str, str | bytes]:
     if not one.python:
         raise ConfigError(f"{one.id}: it declares no Python to build with", hint="leave out the option repositories")
     tree = _archive(_find_repository(Path(repositories), one.repo), one)
@@ -246,7 +246,7 @@ def _built(one: Instance, repositories: str) -> dict[str, str | bytes]:
     return {"Dockerfile": "\n".join([*lines, ""]), "repository.tar.gz": tree, "install.sh": f"{install}\n"}
 
 
-def _has_pytest(one: Instance) -> bool:
+def _has_pytest(one: SweInstance) -> bool:
     """Or needs none."""
     pinned = any(pin.startswith("pytest==") for pin in one.pins)
     return pinned or one.repo == "pytest-dev/pytest" or "pytest" not in one.command
@@ -261,7 +261,7 @@ def _find_repository(root: Path, repo: str) -> Path:
     raise ConfigError(f"{root}: no repository of {repo} in it", hint=f"clone it to {root}/{owner}__{name}")
 
 
-def _archive(repository: Path, one: Instance) -> bytes:
+def _archive(repository: Path, one: SweInstance) -> bytes:
     """The tree of the base commit: files, and nothing of the history."""
     command = ["git", "-C", str(repository), "archive", "--format=tar", one.base]
     done = subprocess.run(command, capture_output=True, check=False)

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import anyio
 
 from rollyard.core.errors import Error, SandboxError
+from rollyard.core.protocols import Job
 from rollyard.core.sandbox import Mount
 from rollyard.testing.sandbox.fixture import SandboxFixture, out, raises, sh
 from rollyard.testing.suite import Skip, case, check
+
+_PAUSE_S = 3
+_LOOKS = 300
+_LINE = len("1800000000\n")
+
+
+async def _wait_for(job: Job, size: int) -> None:
+    """Until it has said more than this, or it is late."""
+    for _ in range(_LOOKS):
+        if len(await job.tail(1 << 20)) > size:
+            return
+        await anyio.sleep(0.1)
 
 
 @case("S1", "stops programs while paused and goes on with the same ones", needs=("pause",))
 async def pause(ground: SandboxFixture) -> None:
     async with ground.open() as box:
-        job = await box.start("while :; do echo tick; sleep 0.1; done")
-        await anyio.sleep(0.5)
+        job = await box.start("while :; do date +%s; sleep 0.1; done")
+        await _wait_for(job, 0)
         await box.pause()
-        await anyio.sleep(0.3)
-        before = len(await job.tail(1 << 20))
-        await anyio.sleep(0.6)
-        check(len(await job.tail(1 << 20)) == before, "a paused program went on")
+        await anyio.sleep(_PAUSE_S)  # nothing is asked of it meanwhile: not all of them answer
         await box.resume()
-        await anyio.sleep(0.6)
-        check(len(await job.tail(1 << 20)) > before, "a resumed program did not go on")
+        before = len(await job.tail(1 << 20))
+        await _wait_for(job, before + 2 * _LINE)
+        ticks = [int(line) for line in (await job.tail(1 << 20)).split()]
+        check(len(ticks) * _LINE > before, "a resumed program did not go on")
+        gap = max(later - tick for tick, later in itertools.pairwise(ticks))
+        check(gap >= _PAUSE_S - 1, f"a paused program went on: its ticks are at most {gap} s apart")
         await job.kill()
 
 

@@ -70,7 +70,10 @@ class BackendBoxes:
         *,
         resources: Resources | None = None,
     ) -> E2bSandbox:
-        spec = self._to_spec(read_create(asked), resources)
+        wanted = read_create(asked)
+        if wanted.on_timeout != "end":
+            raise E2bRefusal("unimplemented", "autoPause is not served here, only by a plane", 400)
+        spec = self._to_spec(wanted, resources)
         if idempotency_key is None:
             return await self._open(spec)
         now = time.monotonic()
@@ -119,7 +122,7 @@ class BackendBoxes:
             "ttl_s": asked.seconds,
             "lifetime": "ttl" if self._backend.capabilities.lifetime_ttl else base.lifetime,
         }
-        if asked.internet is False:
+        if asked.internet is False and not asked.hosts:
             changes.update(network="none", allowed_hosts=())
         elif asked.hosts:
             if not self._backend.capabilities.network_allowlist:
@@ -127,7 +130,7 @@ class BackendBoxes:
             changes.update(network="allowlist", allowed_hosts=asked.hosts)
         return msgspec.structs.replace(base, **changes)
 
-    async def find(self, sandbox_id: str) -> E2bSandbox:
+    async def find(self, sandbox_id: str, *, wake: bool = True) -> E2bSandbox:
         """By id, also one that an earlier server opened."""
         box = self._boxes.get(sandbox_id)
         if box is not None and await box.sandbox.alive():
@@ -176,7 +179,9 @@ class BackendBoxes:
     async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None:
         await (await self.find(sandbox_id)).sandbox.extend(seconds)
 
-    async def pause(self, caller: ApiKey | None, sandbox_id: str) -> None:
+    async def pause(self, caller: ApiKey | None, sandbox_id: str, *, memory: bool = True) -> None:
+        if not memory:
+            await (await self.find(sandbox_id)).sandbox.kill_processes()
         await (await self.find(sandbox_id)).sandbox.pause()
         self._paused.add(sandbox_id)
 

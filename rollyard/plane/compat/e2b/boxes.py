@@ -15,19 +15,24 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from rollyard.core.egress import is_address
 from rollyard.core.errors import Error
-from rollyard.core.plane import ApiKey
+from rollyard.core.plane import ApiKey, OnTimeout
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Resources
 from rollyard.plane.compat.e2b.accounts import Accounts
 from rollyard.plane.compat.e2b.errors import E2bRefusal
+from rollyard.plane.compat.e2b.metrics import UsageLog
 from rollyard.plane.compat.e2b.processes import Processes
+from rollyard.plane.compat.e2b.programs import KeptPrograms
 from rollyard.plane.compat.e2b.templates import Templates
 
 ENVD_VERSION = "0.6.7"
 MOST_FORKS = 20
 _ALL = ("0.0.0.0/0", "::/0")
-_KNOWN = {"templateID", "timeout", "metadata", "envVars", "allow_internet_access", "network", "secure"}
+_KNOWN = {"templateID", "timeout", "metadata", "envVars", "allow_internet_access", "network", "secure"} | {
+    *("autoPause", "autoPauseMemory", "autoResume"),
+}
 _NETWORK = {"allowOut", "denyOut"}
 
 
@@ -39,15 +44,18 @@ class E2bSandbox:
     ) -> None:
         self.id, self.template, self.image, self.sandbox = id, template, image, sandbox
         self.processes, self.accounts = processes, accounts
+        self.usage = UsageLog(sandbox)
         self.has_metadata = False  # whether a file of it was seen to have some
 
 
-def make_box(id: str, template: str, image: str, sandbox: Sandbox, templates: Templates) -> E2bSandbox:
+def make_box(
+    id: str, template: str, image: str, sandbox: Sandbox, templates: Templates, kept: KeptPrograms | None = None
+) -> E2bSandbox:
     """A sandbox with what its template says about programs in it."""
     origin = templates.of_image(image) if image else None
     accounts = Accounts(sandbox, user=origin[1].user if origin else None, workdir=origin[1].workdir if origin else None)
     env = origin[1].env if origin else {}
-    return E2bSandbox(id, template, image, sandbox, Processes(sandbox, accounts, env), accounts)
+    return E2bSandbox(id, template, image, sandbox, Processes(sandbox, accounts, env, kept), accounts)
 
 
 class SandboxView(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +67,9 @@ class SandboxView(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None
     metadata: Mapping[str, str]
     state: Literal["running", "paused"] = "running"
+    on_timeout: OnTimeout = "end"
+    auto_resume: bool = False
+    hosts: tuple[str, ...] = ()
     resources: Resources = Resources()
 
 
@@ -83,8 +94,8 @@ class Boxes(Protocol):
         ...
 
     async def forget_image(self, image: str) -> None: ...
-    async def find(self, sandbox_id: str) -> E2bSandbox:
-        """Whoever asks has shown its token. Raises `SandboxGone`."""
+    async def find(self, sandbox_id: str, *, wake: bool = True) -> E2bSandbox:
+        """Whoever asks has shown its token. One that resumes by itself is woken. Raises `SandboxGone`."""
         ...
 
     async def view(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView: ...
@@ -94,7 +105,10 @@ class Boxes(Protocol):
 
     async def kill(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
     async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None: ...
-    async def pause(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
+    async def pause(self, caller: ApiKey | None, sandbox_id: str, *, memory: bool = True) -> None:
+        """Without `memory` its programs end and its files stay."""
+        ...
+
     async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
     async def snapshot(self, caller: ApiKey | None, sandbox_id: str) -> str: ...
     async def fork(
@@ -126,19 +140,19 @@ class E2bCreate(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     internet: bool | None
     hosts: tuple[str, ...]
+    on_timeout: OnTimeout = "end"
+    auto_resume: bool = False
 
 
 def read_create(body: Mapping[str, Any]) -> E2bCreate:
-    """Whatever is asked for and is not done here is refused by its name."""
+    """Whatever is asked for and is not done here is refused by its name. A host of `allowOut` is open whatever is denied."""
     network: Mapping[str, Any] = body.get("network") or {}
+    denied = network.get("denyOut") or []
     refused = [name for name in body if name not in _KNOWN and _asks(name, body[name])]
     refused += [f"network.{name}" for name in network if name not in _NETWORK and _asks(name, network[name])]
     if body.get("secure") is False:
         refused.append("secure=false (a sandbox's token is always needed)")
-    denied = network.get("denyOut") or []
-    if denied and not set(denied) & set(_ALL):
-        refused.append("network.denyOut of single addresses")
-    refused += [f"network.allowOut {host!r}" for host in network.get("allowOut") or () if "@" in str(host)]
+    refused += check_egress(network)
     if refused:
         raise E2bRefusal("unimplemented", f"{refused[0]} is not served here", 400)
     if not isinstance(body.get("templateID"), str) or not body["templateID"]:
@@ -152,6 +166,8 @@ def read_create(body: Mapping[str, Any]) -> E2bCreate:
                 "env": body.get("envVars") or {},
                 "internet": False if denied else body.get("allow_internet_access"),
                 "hosts": network.get("allowOut") or (),
+                "on_timeout": _read_on_timeout(body),
+                "auto_resume": bool((body.get("autoResume") or {}).get("enabled")),
             },
             E2bCreate,
         )
@@ -159,12 +175,31 @@ def read_create(body: Mapping[str, Any]) -> E2bCreate:
         raise E2bRefusal("invalid_argument", str(error)) from error
 
 
+def check_egress(network: Mapping[str, Any]) -> list[str]:
+    """What is asked of the way out that cannot be kept."""
+    refused: list[str] = []
+    denied = network.get("denyOut") or []
+    if denied and not set(denied) & set(_ALL):
+        refused.append("network.denyOut of single addresses, with the others open,")
+    for host in network.get("allowOut") or ():
+        if not is_address(str(host)) and set(str(host)) & set("@:"):
+            refused.append(f"network.allowOut {host!r}")
+        elif host in _ALL:
+            refused.append("network.allowOut of all addresses")
+    return refused
+
+
+def _read_on_timeout(body: Mapping[str, Any]) -> OnTimeout:
+    """Without its memory a sandbox is not paused but stopped: its files stay."""
+    if not body.get("autoPause"):
+        return "end"
+    return "stop" if body.get("autoPauseMemory") is False else "pause"
+
+
 def _asks(name: str, value: Any) -> bool:
     """Whether a field asks for something: clients also send what is so by default."""
     defaults: Mapping[str, Any] = {
-        "autoPauseMemory": True,
         "allowPublicTraffic": True,
-        "autoResume": {"enabled": False},
     }
     return bool(value != defaults[name] if name in defaults else value)
 
@@ -200,6 +235,11 @@ def describe(seen: SandboxView) -> dict[str, Any]:
         "diskSizeMB": seen.resources.disk_mb or 0,
         "state": seen.state,
         "metadata": dict(seen.metadata),
+        **({"network": {"allowOut": list(seen.hosts), "denyOut": [_ALL[0]]}} if seen.hosts else {}),
+        "lifecycle": {
+            "onTimeout": "kill" if seen.on_timeout == "end" else "pause",
+            "autoResume": seen.auto_resume,
+        },
     }
 
 

@@ -6,6 +6,7 @@ Whatever else that document has is answered 501 in the shape of its `Error`.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from datetime import datetime
@@ -16,15 +17,26 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rollyard.core.errors import Error
+from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.plane import ApiKey
-from rollyard.plane.compat.e2b.boxes import MOST_FORKS, Boxes, E2bSandbox, describe, owner_of, show_made
+from rollyard.plane.compat.e2b.boxes import (
+    MOST_FORKS,
+    Boxes,
+    E2bSandbox,
+    SandboxView,
+    check_egress,
+    describe,
+    owner_of,
+    show_made,
+)
 from rollyard.plane.compat.e2b.errors import E2bRefusal, explain
+from rollyard.plane.compat.e2b.metrics import UsageReading, read_interval, show_metric
 from rollyard.plane.compat.e2b.requests import Endpoint, guard, one_page, read_json, refuse
 from rollyard.plane.compat.e2b.template_api import show_snapshot
 from rollyard.plane.compat.e2b.templates import TemplateBuild
 
 _GRAIN_S = 0.001  # what a time loses on its way to a client and back
+_MOST_MEASURED = 100
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _REFUSED = ("sandboxes", "v2/sandboxes", "templates", "v2/templates", "v3/templates", "volumes", "snapshots", "secrets")
 
@@ -41,12 +53,15 @@ class E2bControl:
         return [
             *both("/sandboxes", self.create, "POST"),
             *both("/sandboxes", self.list, "GET"),
+            *both("/sandboxes/metrics", self.metrics_of_many, "GET"),
+            *both("/sandboxes/{id}/metrics", self.metrics, "GET"),
             *both("/sandboxes/{id}", self.get, "GET"),
             *both("/sandboxes/{id}", self.delete, "DELETE"),
             *both("/sandboxes/{id}/connect", self.connect, "POST"),
             *both("/sandboxes/{id}/resume", self.connect, "POST"),
             *both("/sandboxes/{id}/timeout", self.timeout, "POST"),
             *both("/sandboxes/{id}/refreshes", self.refresh, "POST"),
+            *both("/sandboxes/{id}/network", self.set_network, "PUT"),
             *both("/sandboxes/{id}/pause", self.pause, "POST"),
             *both("/sandboxes/{id}/snapshots", self.snapshot, "POST"),
             *both("/sandboxes/{id}/fork", self.fork, "POST"),
@@ -64,7 +79,7 @@ class E2bControl:
         return JSONResponse(show_made(box, self._boxes.tokens), 201)
 
     async def connect(self, request: Request, caller: ApiKey | None) -> Response:
-        """A running one again, a paused one woken; its time is made longer, never shorter."""
+        """A running one again, whose time is made longer, never shorter; a paused one woken, for as long as was asked."""
         asked = await read_json(request)
         seen = await self._boxes.view(caller, request.path_params["id"])
         if seen.state == "paused":
@@ -72,7 +87,8 @@ class E2bControl:
         box = await self._boxes.find(seen.id)
         if asked.get("timeout") and box.sandbox.capabilities.extend:
             seconds = _seconds(asked["timeout"])
-            if seen.expires_at is None or seen.expires_at < time.time() + seconds:
+            ends_before = seen.expires_at is None or seen.expires_at < time.time() + seconds
+            if ends_before or seen.state == "paused":
                 await self._boxes.extend(caller, seen.id, seconds)
         return JSONResponse(show_made(box, self._boxes.tokens), 201 if seen.state == "paused" else 200)
 
@@ -97,6 +113,31 @@ class E2bControl:
             found.reverse()
         return one_page(request, found, "sandboxID")
 
+    async def metrics(self, request: Request, caller: ApiKey | None) -> Response:
+        start, end = read_interval(request)
+        seen = await self._boxes.view(caller, request.path_params["id"])
+        found = await self._measure(seen)
+        return JSONResponse([show_metric(one, seen.resources) for one in found if start <= one.at < end])
+
+    async def _measure(self, seen: SandboxView) -> list[UsageReading]:
+        """A paused one uses nothing that could be told."""
+        if seen.state == "paused":
+            return []
+        return await (await self._boxes.find(seen.id)).usage.read(seen.created_at)
+
+    async def metrics_of_many(self, request: Request, caller: ApiKey | None) -> Response:
+        """The last reading of each; those that are gone are left out."""
+        ids = [one for part in request.query_params.getlist("sandbox_ids") for one in part.split(",") if one]
+        if not 1 <= len(ids) <= _MOST_MEASURED:
+            raise E2bRefusal("invalid_argument", f"sandbox_ids are 1 to {_MOST_MEASURED} names")
+        told: dict[str, Any] = {}
+        for sandbox_id in dict.fromkeys(ids):
+            with contextlib.suppress(SandboxGone):
+                seen = await self._boxes.view(caller, sandbox_id)
+                if found := await self._measure(seen):
+                    told[sandbox_id] = show_metric(found[-1], seen.resources)
+        return JSONResponse({"sandboxes": told})
+
     async def delete(self, request: Request, caller: ApiKey | None) -> Response:
         await self._boxes.kill(caller, request.path_params["id"])
         return Response(status_code=204)
@@ -111,14 +152,30 @@ class E2bControl:
         await self._boxes.extend(caller, request.path_params["id"], _seconds(asked.get("duration") or 300))
         return Response(status_code=204)
 
+    async def set_network(self, request: Request, caller: ApiKey | None) -> Response:
+        """Other hosts for a sandbox that was made with a list of them; what is left out is cleared."""
+        asked = await read_json(request)
+        box = await self._boxes.find((await self._boxes.view(caller, request.path_params["id"])).id)
+        refused = [
+            name for name in asked if name not in ("allowOut", "denyOut", "allow_internet_access") and asked[name]
+        ]
+        refused += check_egress(asked)
+        closed = bool(asked.get("denyOut")) or asked.get("allow_internet_access") is False
+        if not closed:
+            refused.append("a network that is open but for a list")
+        if box.sandbox.egress is None:
+            refused.append("another network for a sandbox that was created without allow_out, or before a restart,")
+        if refused or box.sandbox.egress is None:
+            raise E2bRefusal("unimplemented", f"{refused[0]} is not served here", 400)
+        box.sandbox.egress.allow([str(host) for host in asked.get("allowOut") or ()])
+        return Response(status_code=204)
+
     async def pause(self, request: Request, caller: ApiKey | None) -> Response:
         asked = await read_json(request)
-        if asked.get("memory") is False:
-            raise E2bRefusal("unimplemented", "a pause that keeps the files alone is not served here", 400)
         seen = await self._boxes.view(caller, request.path_params["id"])
         if seen.state == "paused":
             raise E2bRefusal("already_exists", "the sandbox is paused already")
-        await self._boxes.pause(caller, seen.id)
+        await self._boxes.pause(caller, seen.id, memory=asked.get("memory") is not False)
         return Response(status_code=204)
 
     async def snapshot(self, request: Request, caller: ApiKey | None) -> Response:

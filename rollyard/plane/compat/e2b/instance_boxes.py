@@ -2,8 +2,8 @@
 
 A template is one that a client built, an environment (`name@version`), `base` (the default engine's own image) or an image by its
 name.
-Every running instance of the caller's owner shows, however it was made, if its engine can run programs. Programs are known to
-the server that started them; a sandbox is known to all.
+Every running instance of the caller's owner shows, however it was made, if its engine can run programs. Sandboxes and the
+programs in them are known to every replica.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ from rollyard.plane.compat.e2b.boxes import (
     read_create,
 )
 from rollyard.plane.compat.e2b.errors import E2bRefusal
+from rollyard.plane.compat.e2b.programs import E2bProgram, KeptPrograms
 from rollyard.plane.compat.e2b.template_builds import remove_image, start_or_kill
 from rollyard.plane.compat.e2b.templates import BASE, TemplateBuild, Templates
 from rollyard.plane.engines.backend import BackendEngine
-from rollyard.plane.service.access import Access, sees
-from rollyard.plane.service.instances import CreateInstance, Instances
+from rollyard.plane.parts import PlaneParts
+from rollyard.plane.service.access import sees
+from rollyard.plane.service.instances import CreateInstance
+from rollyard.plane.service.shelf import Shelf
 
 _LOOK_S = 0.1
 _AT_HAND = 1000  # sandboxes; those that run nothing are looked up again
 
 
 class InstanceBoxes:
-    def __init__(self, instances: Instances, access: Access, *, secret: bytes, folder: Path) -> None:
-        self._instances, self._access = instances, access
+    def __init__(self, plane: PlaneParts, *, secret: bytes, folder: Path) -> None:
+        self._instances, self._access = plane.instances, plane.access
+        self._programs = Shelf(plane.store, "e2b_program", E2bProgram)
         self.tokens, self.templates = SandboxTokens(secret), Templates(folder)
         self._boxes: dict[str, E2bSandbox] = {}
 
@@ -93,19 +97,25 @@ class InstanceBoxes:
             if len(self._boxes) >= _AT_HAND:
                 self._boxes = {name: old for name, old in self._boxes.items() if not old.processes.idle}
             image = instance.plan.image
-            box = make_box(instance.id, _template(instance, self.templates), image, sandbox, self.templates)
+            kept = KeptPrograms(self._programs, instance.id)
+            box = make_box(instance.id, _template(instance, self.templates), image, sandbox, self.templates, kept)
             self._boxes[instance.id] = box
         await box.accounts.prepare()
         return box
 
-    async def find(self, sandbox_id: str) -> E2bSandbox:
-        return await self._box(await self._record(sandbox_id))
+    async def find(self, sandbox_id: str, *, wake: bool = True) -> E2bSandbox:
+        found = await self._record(sandbox_id)
+        if found.state == "paused" and not wake:
+            raise SandboxGone(f"sandbox {sandbox_id} is paused")
+        return await self._box(found)
 
     async def _record(self, sandbox_id: str) -> Instance:
-        """One past its end is gone, also when the sweep has yet to come by."""
+        """One past its end is gone, or paused, also when the sweep has yet to come by."""
         try:
             found = await self._instances.get(sandbox_id)
-        except PlaneNotFound as error:
+            if _over(found) and not found.ends_with_its_time:
+                found = await self._instances.settle_timeout(sandbox_id)
+        except (PlaneGone, PlaneNotFound) as error:
             raise SandboxGone(f"sandbox {sandbox_id} is gone") from error
         if _over(found):
             raise SandboxGone(f"sandbox {sandbox_id} is past its end")
@@ -125,7 +135,9 @@ class InstanceBoxes:
     async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[SandboxView]:
         every = self._instances.all(owner=_check_known(caller).owner, labels=metadata)
         found = [
-            one async for one in every if one.state in ("running", "paused") and not _over(one) and self._runs(one)
+            one
+            async for one in every
+            if one.state in ("running", "paused") and not (_over(one) and one.ends_with_its_time) and self._runs(one)
         ]
         return [self._view(one) for one in sorted(found, key=lambda one: (-one.created_at, one.id))]
 
@@ -136,7 +148,10 @@ class InstanceBoxes:
             created_at=instance.created_at,
             expires_at=instance.expires_at,
             metadata=instance.labels,
-            state="paused" if instance.state == "paused" else "running",
+            state="paused" if instance.state == "paused" or _over(instance) else "running",
+            on_timeout=instance.plan.on_timeout,
+            auto_resume=instance.plan.auto_resume,
+            hosts=instance.plan.allowed_hosts,
             resources=instance.plan.resources,
         )
 
@@ -155,9 +170,12 @@ class InstanceBoxes:
     async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None:
         await self._instances.extend((await self._own(caller, sandbox_id)).id, seconds)
 
-    async def pause(self, caller: ApiKey | None, sandbox_id: str) -> None:
-        """Its programs stand still; unlike the vendor's, its time goes on."""
-        await self._instances.pause((await self._own(caller, sandbox_id)).id)
+    async def pause(self, caller: ApiKey | None, sandbox_id: str, *, memory: bool = True) -> None:
+        """Its time does not go on: it is kept as long as anything is, and the connect that resumes it says for how long."""
+        own = await self._own(caller, sandbox_id)
+        paused = await (self._instances.pause(own.id) if memory else self._instances.stop(own.id))
+        if paused.plan.on_timeout == "end" and self._instances.engines[own.engine].abilities.extend:
+            await self._instances.extend(own.id, self._instances.settings.max_ttl_s)
 
     async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None:
         await self._instances.resume((await self._own(caller, sandbox_id)).id)
@@ -180,6 +198,7 @@ class InstanceBoxes:
             environment=dict(own.plan.env),
             resources=own.plan.resources,
             network=own.plan.network,
+            allowed_hosts=own.plan.allowed_hosts,
         )
         outcomes: list[E2bSandbox | Error] = []
         for _ in range(count):
@@ -197,10 +216,6 @@ def _check_known(caller: ApiKey | None) -> ApiKey:
 
 
 def _to_request(asked: E2bCreate, build: TemplateBuild | None, resources: Resources | None) -> CreateInstance:
-    if asked.hosts:
-        raise E2bRefusal(
-            "unimplemented", "an instance's network is its environment's; allowOut is not served here", 400
-        )
     env = asked.template if "@" in asked.template and build is None else None
     image = "host" if asked.template == BASE else build.image if build is not None else asked.template
     resources = resources or (build.resources if build is not None else None)
@@ -211,7 +226,10 @@ def _to_request(asked: E2bCreate, build: TemplateBuild | None, resources: Resour
         labels=asked.metadata,
         environment={**(build.env if build is not None else {}), **asked.env},
         resources=None if resources == Resources() else resources,
-        network="none" if asked.internet is False else None,
+        network="allowlist" if asked.hosts else "none" if asked.internet is False else None,
+        allowed_hosts=asked.hosts,
+        on_timeout=asked.on_timeout,
+        auto_resume=asked.auto_resume,
     )
 
 

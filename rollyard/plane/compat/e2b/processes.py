@@ -1,7 +1,9 @@
 """Programs a client started, as the SDK knows them: by a small number, with a stream of events that it may leave and rejoin.
 
-A program is a job of the sandbox, so it outlives its client. Its number counts up per sandbox and is not the kernel's pid,
-which a backend does not tell. A rejoined stream goes on where the last one was, so what was said in between is not lost.
+A program is a job of the sandbox, so it outlives its client and the server that started it. Its number counts up per sandbox and
+is not the kernel's pid, which a backend does not tell. Which job it is stands in the plane's storage (`KeptPrograms`), so that
+every replica finds it. A rejoined stream goes on where the last one was, so what was said in between is not lost; where nobody
+knows where that was, it begins again.
 """
 
 from __future__ import annotations
@@ -10,16 +12,21 @@ import asyncio
 import base64
 import signal as signals
 import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from rollyard.core.errors import Error, PathError
+from rollyard.core.errors import Error, PathError, SandboxGone
+from rollyard.core.ids import new_id
+from rollyard.core.log import Log
 from rollyard.core.protocols import Job, Sandbox
 from rollyard.core.sandbox import Exit
 from rollyard.plane.compat.e2b.accounts import Accounts
 from rollyard.plane.compat.e2b.errors import E2bRefusal
+from rollyard.plane.compat.e2b.programs import E2bProgram, KeptPrograms
 
+_log = Log("rollyard.e2b")
 _KEPT_S = 30.0  # how long an ended program can still be asked about
 KEEPALIVE_S = 50.0
 _STEP_S = 30.0
@@ -37,9 +44,10 @@ class Process:
         deadline: float | None,
         *,
         terminal: bool = False,
+        offsets: Mapping[str, int] | None = None,
     ) -> None:
         self.pid, self.job, self.config, self.tag, self.terminal = pid, job, config, tag, terminal
-        self._offsets = {"stdout": 0, "stderr": 0}
+        self.offsets = {"stdout": 0, "stderr": 0, **(offsets or {})}
         self.timed_out = False
         self.over = asyncio.create_task(self._until_over(deadline))
 
@@ -81,7 +89,7 @@ class Process:
     async def _pump_both(self, events: asyncio.Queue[tuple[str, bytes] | None]) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for name in self._offsets:
+                for name in self.offsets:
                     group.create_task(self._pump(name, events))
         except* Error as errors:
             raise errors.exceptions[0] from None
@@ -90,23 +98,72 @@ class Process:
 
     async def _pump(self, name: str, events: asyncio.Queue[tuple[str, bytes] | None]) -> None:
         shown = "pty" if self.terminal and name == "stdout" else name
-        async for offset, data in self.job.stream(self._offsets[name], stderr=name == "stderr"):
+        async for offset, data in self.job.stream(self.offsets[name], stderr=name == "stderr"):
             await events.put((shown, data))
-            self._offsets[name] = max(offset, self._offsets[name])
+            self.offsets[name] = max(offset, self.offsets[name])
 
 
 class Processes:
-    """One sandbox's."""
+    """One sandbox's. Without `kept` they are known to this server alone."""
 
-    def __init__(self, sandbox: Sandbox, accounts: Accounts, env: Mapping[str, str]) -> None:
-        self._sandbox, self._accounts, self._env = sandbox, accounts, env
+    def __init__(
+        self, sandbox: Sandbox, accounts: Accounts, env: Mapping[str, str], kept: KeptPrograms | None = None
+    ) -> None:
+        self._sandbox, self._accounts, self._env, self._kept = sandbox, accounts, env, kept
         self._by_pid: dict[int, Process] = {}
         self._next = 1
+        self._notes: set[asyncio.Task[None]] = set()
 
     @property
     def idle(self) -> bool:
         """No program runs, and none has just ended."""
         return not self._by_pid
+
+    async def _find_others(self) -> None:
+        """Meet the programs that other servers, or this one before a restart, have started."""
+        for pid, program in await self._kept.list() if self._kept is not None else ():
+            self._next = max(self._next, pid + 1)
+            if pid in self._by_pid:
+                continue
+            try:
+                job = await self._sandbox.job(program.job_id)
+            except SandboxGone:  # its server died before it began
+                continue
+            if pid not in self._by_pid:
+                left = None if program.deadline is None else max(0.0, program.deadline - time.time())
+                config, terminal, offsets = program.config, program.terminal, program.offsets
+                self._meet(Process(pid, job, config, program.tag, left, terminal=terminal, offsets=offsets))
+
+    def _meet(self, process: Process) -> Process:
+        self._by_pid[process.pid] = process
+        process.over.add_done_callback(lambda _: self._forget_later(process.pid))
+        return process
+
+    async def _take_number(self, program: E2bProgram) -> int:
+        """A number that no program of the sandbox has, on any server; under it the program is found from now on."""
+        if self._kept is None:
+            pid, self._next = self._next, self._next + 1
+            return pid
+        while True:
+            pid, self._next = self._next, self._next + 1
+            if await self._kept.add(pid, program):
+                return pid
+            await self._find_others()
+
+    def note_reader_gone(self, process: Process) -> None:
+        """Whoever rejoins it, at whichever server, goes on from here."""
+        if self._kept is not None and not process.over.done():
+            self._in_background(self._kept.note(process.pid, process.offsets))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        note = asyncio.ensure_future(work)
+        self._notes.add(note)
+        note.add_done_callback(self._noted)
+
+    def _noted(self, note: asyncio.Task[None]) -> None:
+        self._notes.discard(note)
+        if not note.cancelled() and (error := note.exception()) is not None:
+            _log.warning("a program's record was not changed", cause=str(error))
 
     async def start(self, asked: Mapping[str, Any], *, user: str | None, deadline: float | None) -> Process:
         config: Mapping[str, Any] = asked.get("process") or {}
@@ -117,6 +174,14 @@ class Processes:
             argv = await self._in_terminal(argv, _size(terminal))
         home = await self._accounts.home(user)
         cwd = config.get("cwd")
+        program = E2bProgram(
+            job_id=new_id("job"),
+            config=config,
+            tag=asked.get("tag"),
+            terminal=bool(terminal),
+            deadline=None if deadline is None else time.time() + deadline,
+        )
+        pid = await self._take_number(program)
         who = {"HOME": home, "USER": user or "user", "LOGNAME": user or "user"}
         try:
             job = await self._sandbox.start(
@@ -125,15 +190,17 @@ class Processes:
                 cwd=await self._accounts.path(cwd, user) if cwd else await self._accounts.workdir(user),
                 user=self._accounts.as_user(user),
                 stdin=bool(terminal or asked.get("stdin", True)) and self._sandbox.capabilities.stdin,
+                job_id=program.job_id,
             )
-        except PathError as error:
-            raise E2bRefusal("invalid_argument", str(error)) from error
-        pid, self._next = self._next, self._next + 1
-        process = Process(pid, job, config, asked.get("tag"), deadline, terminal=bool(terminal))
-        self._by_pid[pid] = process
+        except BaseException as error:
+            if self._kept is not None:
+                self._in_background(self._kept.drop(pid))
+            if isinstance(error, PathError):
+                raise E2bRefusal("invalid_argument", str(error)) from error
+            raise
+        process = self._meet(Process(pid, job, config, program.tag, deadline, terminal=program.terminal))
         if asked.get("stdin") is False and not terminal:
             await job.close_stdin()
-        process.over.add_done_callback(lambda _: self._forget_later(pid))
         return process
 
     async def _in_terminal(self, argv: Sequence[str], size: tuple[int, int]) -> list[str]:
@@ -147,38 +214,51 @@ class Processes:
         return [found.stdout.decode().strip(), "-c", source, str(size[0]), str(size[1]), *argv]
 
     async def resize(self, asked: Mapping[str, Any]) -> None:
-        process = self.select(asked, running=True)
+        process = await self.select(asked, running=True)
         if asked.get("pty"):
             if not process.terminal:
                 raise E2bRefusal("invalid_argument", f"process {process.pid} has no terminal")
             await process.job.write(_frame(b"r", struct.pack(">HH", *_size(asked["pty"]))))
 
     def _forget_later(self, pid: int) -> None:
-        asyncio.get_running_loop().call_later(_KEPT_S, self._by_pid.pop, pid, None)
+        asyncio.get_running_loop().call_later(_KEPT_S, self._forget, pid)
 
-    def select(self, asked: Mapping[str, Any], *, running: bool = False) -> Process:
+    def _forget(self, pid: int) -> None:
+        if self._by_pid.pop(pid, None) is not None and self._kept is not None:
+            self._in_background(self._kept.drop(pid))
+
+    async def select(self, asked: Mapping[str, Any], *, running: bool = False) -> Process:
         selector: Mapping[str, Any] = asked.get("process") or {}
+        if (found := self._select(selector, running)) is None:
+            await self._find_others()
+            found = self._select(selector, running)
+        if found is None:
+            raise E2bRefusal("not_found", f"no process {selector.get('pid', selector.get('tag'))}")
+        return found
+
+    def _select(self, selector: Mapping[str, Any], running: bool) -> Process | None:
         for process in self._by_pid.values():
             named = process.pid == selector.get("pid") or (process.tag and process.tag == selector.get("tag"))
             if named and not (running and process.over.done()):
                 return process
-        raise E2bRefusal("not_found", f"no process {selector.get('pid', selector.get('tag'))}")
+        return None
 
-    def list(self) -> list[dict[str, Any]]:
+    async def list(self) -> list[dict[str, Any]]:
+        await self._find_others()
         return [
             {"config": dict(process.config), "pid": process.pid, **({"tag": process.tag} if process.tag else {})}
-            for process in self._by_pid.values()
-            if not process.over.done()
+            for process in list(self._by_pid.values())
+            if not process.over.done() and await process.job.poll() is None
         ]
 
     async def signal(self, asked: Mapping[str, Any]) -> None:
-        process = self.select(asked, running=True)
+        process = await self.select(asked, running=True)
         if asked.get("signal") not in ("SIGNAL_SIGKILL", 9):
             raise E2bRefusal("unimplemented", f"only SIGNAL_SIGKILL is served, not {asked.get('signal')!r}")
         await process.job.kill()
 
     async def feed(self, asked: Mapping[str, Any]) -> None:
-        process = self.select(asked, running=True)
+        process = await self.select(asked, running=True)
         given: Mapping[str, str] = asked.get("input") or {}
         data = base64.b64decode(given.get("stdin") or given.get("pty") or "")
         await process.job.write(_frame(b"i", data) if process.terminal else data)

@@ -1,12 +1,14 @@
 """A Fleet-shaped server over any backend: the published `fleet-python` SDK makes, resets, queries, verifies and ends instances.
 
-`fleet_app(worlds, backend)` is an ASGI app without a store. It takes
+`fleet_app(worlds, plane, engine)` is an ASGI app over a plane. It takes
 
 - `worlds`: what can be made, by env key (`World`, or `load_worlds(directory)` for folders with a `world.toml`);
-- `backend`: an entered sandbox backend. An instance is a sandbox that runs the world's tool server; verifiers get their own;
+- `plane`, `engine`: a plane's parts (`ephemeral_plane(backend)` has some) and which of its engines runs the worlds. An instance
+  is a sandbox that runs the world's tool server; verifiers get their own. Imported tasks, verifiers, jobs and what is said in
+  their sessions are in the plane's storage, each under its owner;
 - `admit`: an async function from the `Authorization` header to the owner's name, which raises `Refusal(401, ...)`. Without it
   everybody is `local`: serve that on loopback only. `one_key(key)` makes one. Owners do not see each other's instances;
-- `tasks`: the shelf that `/v1/tasks` reads and writes; `limit`: instances that one owner may have;
+- `tasks`: those that every owner finds at `/v1/tasks`;
 - `secret`: what instance tokens and the runner token are made with; give one that outlives a restart.
 
 Point a client at it with `FLEET_BASE_URL` (its address) and `FLEET_API_KEY`. Served: environments, instances (idempotent by

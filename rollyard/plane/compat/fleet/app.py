@@ -11,22 +11,24 @@ from rollyard.plane.compat.fleet.control import FleetControl
 from rollyard.plane.compat.fleet.guard import Admit, Guard, anybody
 from rollyard.plane.compat.fleet.instances import WorldInstances
 from rollyard.plane.compat.fleet.job_routes import JobRoutes
+from rollyard.plane.compat.fleet.job_worker import JobWorker
 from rollyard.plane.compat.fleet.jobs import Jobs, Runner
 from rollyard.plane.compat.fleet.manager import Manager
-from rollyard.plane.compat.fleet.tasks import TaskRoutes, Tasks
-from rollyard.plane.compat.fleet.verifiers import Shelf, Verifiers
+from rollyard.plane.compat.fleet.tasks import FleetTask, TaskRoutes, Tasks, TaskShelf
+from rollyard.plane.compat.fleet.verifiers import StoredVerifier, Verifiers, VerifierShelf
 from rollyard.plane.compat.fleet.world import World, WorldCatalog
 from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.http.request_log import RequestLog
+from rollyard.plane.parts import PlaneParts
 from rollyard.plane.service.instance_backend import InstanceBackend
-from rollyard.plane.service.instances import Instances
+from rollyard.plane.service.shelf import Shelf
 
 NOBODY = "fleet"  # who owns the sandboxes that verifiers run in
 
 
 def fleet_app(
     worlds: Iterable[World],
-    instances: Instances,
+    plane: PlaneParts,
     engine: BackendEngine,
     *,
     admit: Admit = anybody,
@@ -36,21 +38,24 @@ def fleet_app(
     log: RequestLog | None = None,
 ) -> Starlette:
     """Over the plane's instances on `engine`. `runner` makes what works on the sessions of jobs; without it jobs are refused.
-    `app.state` has `places` and `jobs`; both have an `aclose`."""
+    `app.state.places` has an `aclose`; `app.state.worker`, where there is a runner, works for as long as its `forever` runs."""
     guard = Guard(admit, secret or new_secret("ryf"))
-    checks = InstanceBackend(instances, engine, owner=lambda labels: NOBODY)
-    places = WorldInstances(instances, engine, WorldCatalog(worlds), checks=checks)
-    shelf, tasks = Shelf(), tasks or Tasks()
-    jobs = Jobs(places, tasks, runner(guard) if runner is not None else None)
+    checks = InstanceBackend(plane.instances, engine, owner=lambda labels: NOBODY)
+    places = WorldInstances(plane.instances, engine, WorldCatalog(worlds), checks=checks)
+    own = tasks or Tasks()
+    verifiers = VerifierShelf(Shelf(plane.store, "fleet_verifier", StoredVerifier), own.verifiers())
+    shelf = TaskShelf(own, Shelf(plane.store, "fleet_task", FleetTask), verifiers)
+    jobs = Jobs(plane.store, shelf, runs=runner is not None)
     app = Starlette(
         routes=[
             *FleetControl(places, guard).routes(),
-            *Verifiers(places, guard, shelf).routes(),
-            *TaskRoutes(tasks, shelf, guard).routes(),
+            *Verifiers(places, guard, verifiers).routes(),
+            *TaskRoutes(shelf, guard).routes(),
             *JobRoutes(jobs, guard).routes(),
             *Manager(places, guard).routes(),
         ],
         middleware=[] if log is None else [log.watch("fleet")],
     )
-    app.state.places, app.state.guard, app.state.jobs = places, guard, jobs
+    app.state.places, app.state.guard = places, guard
+    app.state.worker = JobWorker(jobs, places, runner(guard)) if runner is not None else None
     return app

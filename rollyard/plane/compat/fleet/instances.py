@@ -8,10 +8,13 @@ replica it asks. One that promised heartbeats and stops sending them is idle, an
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from rollyard.core.errors import Error, PlaneError, PlaneNotFound, PlaneQuota
 from rollyard.core.log import Log
@@ -109,9 +112,17 @@ class WorldInstances:
         self._default_ttl_s = default_ttl_s
         self._booting: set[asyncio.Task[tuple[Instance, bool]]] = set()
 
-    async def make(self, owner: str, asked: Make, request_id: str | None) -> WorldInstance:
+    async def make(
+        self,
+        owner: str,
+        asked: Make,
+        request_id: str | None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        rollout_id: str | None = None,
+    ) -> WorldInstance:
         world = self._choose(asked)
-        wanted = self._request(world, asked)
+        wanted = replace(self._request(world, asked, labels or {}), rollout_id=rollout_id)
 
         async def prepare(row: Instance, sandbox: Sandbox) -> None:
             await boot(sandbox, world, {"ROLLYARD_INSTANCE": row.id})
@@ -169,6 +180,12 @@ class WorldInstances:
         place.sandbox  # noqa: B018 - one that has ended has no heart
         return WorldInstance(await self._instances.heartbeat(place.id), place.world, place.sandbox)
 
+    async def close_labelled(self, owner: str, labels: Mapping[str, str], reason: str) -> None:
+        """Those that are left of work whose worker is gone."""
+        for row in [row async for row in self._instances.all(owner=owner, labels=labels)]:
+            with suppress(PlaneNotFound):
+                await self._instances.delete(row.id, reason=reason)
+
     async def close(self, place: WorldInstance, reason: str | None = None) -> WorldInstance:
         if place.row.live:
             await self._instances.delete(place.id, reason=reason)
@@ -213,7 +230,7 @@ class WorldInstances:
             raise FleetRefusal(400, "ttl_seconds is above 0 and at most seven days")
         return world
 
-    def _request(self, world: World, asked: Make) -> CreateInstance:
+    def _request(self, world: World, asked: Make, labels: Mapping[str, str]) -> CreateInstance:
         spec: SandboxSpec = world.spec
         named = {"ROLLYARD_DATA_KEY": asked.data_key, "ROLLYARD_DATA_VERSION": asked.data_version}
         given = {name: value for name, value in {**named, **(asked.env_variables or {})}.items() if value is not None}
@@ -227,7 +244,7 @@ class WorldInstances:
             run_id=asked.run_id,
             ttl_s=float(asked.ttl_seconds or self._default_ttl_s),
             idle_ttl_s=asked.heartbeat_interval,
-            labels={**spec.labels, MARK: world.version, MADE: msgspec.json.encode(asked).decode()},
+            labels={**spec.labels, **labels, MARK: world.version, MADE: msgspec.json.encode(asked).decode()},
             environment={**spec.env, **texts},
             mount_points=spec.mounts,
             resources=spec.resources,

@@ -13,11 +13,10 @@ from rollyard.core.ids import new_id
 from rollyard.plane.compat.fleet.control import Endpoint, body, for_owner
 from rollyard.plane.compat.fleet.errors import FleetRefusal
 from rollyard.plane.compat.fleet.guard import Guard
-from rollyard.plane.compat.fleet.jobs import FleetServerJob, FleetSession, JobRequest, Jobs
+from rollyard.plane.compat.fleet.jobs import FleetServerJob, FleetSession, JobRequest, Jobs, job_of
 from rollyard.plane.compat.fleet.tasks import FleetTask
 from rollyard.plane.service.shapes import rfc3339
 
-_KEPT = 2000
 _PASSED = 1.0
 
 
@@ -39,18 +38,9 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
 
 
-class Written(msgspec.Struct):
-    """A session that its client writes."""
-
-    id: str
-    owner: str
-    messages: list[Any] = []
-
-
 class JobRoutes:
     def __init__(self, jobs: Jobs, guard: Guard) -> None:
         self._jobs, self._guard = jobs, guard
-        self._written: dict[str, Written] = {}
 
     def routes(self) -> list[Route]:
         def route(path: str, endpoint: Endpoint, method: str = "GET") -> Route:
@@ -68,36 +58,38 @@ class JobRoutes:
         ]
 
     async def create(self, request: Request, owner: str) -> Response:
-        job = self._jobs.create(owner, await body(request, JobRequest))
-        return JSONResponse({"job_id": job.id, "workflow_job_id": job.id, "status": job.status, "name": job.name})
+        job = await self._jobs.create(owner, await body(request, JobRequest))
+        return JSONResponse({"job_id": job.id, "workflow_job_id": job.id, "status": "pending", "name": job.name})
 
     async def list(self, request: Request, owner: str) -> Response:
-        found = [_job(job) for job in self._jobs.jobs.values() if job.owner == owner]
+        found = [_job(job) for job in await self._jobs.list(owner)]
         return JSONResponse({"jobs": found, "total": len(found)})
 
     async def get(self, request: Request, owner: str) -> Response:
-        return JSONResponse(_job(self._find(request, owner)))
+        return JSONResponse(_job(await self._jobs.find(owner, request.path_params["id"])))
 
     async def sessions(self, request: Request, owner: str) -> Response:
-        job = self._find(request, owner)
+        job = await self._jobs.find(owner, request.path_params["id"])
         groups: dict[str, list[FleetSession]] = {}
-        for session in job.sessions:
-            groups.setdefault(session.task.key if session.task else "", []).append(session)
-        told = [_group(sessions) for sessions in groups.values()]
-        return JSONResponse({"job_id": job.id, "total_sessions": len(job.sessions), "tasks": told})
+        kept = await self._jobs.sessions.list(job.id)
+        for one in kept:
+            groups.setdefault(one.value.task_key, []).append(one.value)
+        told = [_group(job.tasks[key], sessions) for key, sessions in groups.items()]
+        return JSONResponse({"job_id": job.id, "total_sessions": len(kept), "tasks": told})
 
     async def transcript(self, request: Request, owner: str) -> Response:
         session_id = request.path_params["id"]
-        written = self._written.get(session_id)
-        if written is not None and written.owner == owner:
-            return JSONResponse({"task": None, "transcript": written.messages})
-        for job in self._jobs.jobs.values():
-            for session in job.sessions:
-                if session.id == session_id and job.owner == owner:
-                    lines = session.outcome.transcript if session.outcome is not None else ()
-                    about = {"task": _task(session.task), "verifier_execution": _describe_verdict(session)}
-                    return JSONResponse({**about, "transcript": list(lines)})
-        raise FleetRefusal(404, f"Session '{session_id}' not found")
+        said = await self._jobs.transcripts.get(owner, session_id)
+        lines = said.value if said is not None else []
+        job = await self._jobs.jobs.get(owner, job_of(session_id))
+        session = await self._jobs.sessions.get(job.value.id, session_id) if job is not None else None
+        if job is not None and session is not None:
+            task = _task(job.value.tasks[session.value.task_key])
+            about = {"task": task, "verifier_execution": _describe_verdict(session.value)}
+            return JSONResponse({**about, "transcript": lines})
+        if said is None:
+            raise FleetRefusal(404, f"Session '{session_id}' not found")
+        return JSONResponse({"task": None, "transcript": lines})
 
     async def trace_job(self, request: Request, owner: str) -> Response:
         asked = await body(request, TraceJob)
@@ -106,26 +98,11 @@ class JobRoutes:
 
     async def ingest(self, request: Request, owner: str) -> Response:
         asked = await body(request, Ingest)
-        known = self._written.get(asked.session_id or "")
-        if known is not None and known.owner != owner:
-            raise FleetRefusal(404, f"Session '{asked.session_id}' not found")
-        session = known or Written(id=asked.session_id or new_id("ses"), owner=owner, messages=[])
-        while len(self._written) >= _KEPT:
-            del self._written[next(iter(self._written))]
-        self._written[session.id] = session
-        session.messages += [
-            *_messages(asked.history),
-            *asked.messages,
-            *_messages(asked.response),
-        ]  # each says what is new
-        told = {"success": True, "session_id": session.id, "message_count": len(session.messages)}
-        return JSONResponse({**told, "created_new_session": known is None})
-
-    def _find(self, request: Request, owner: str) -> FleetServerJob:
-        job = self._jobs.jobs.get(request.path_params["id"])
-        if job is None or job.owner != owner:
-            raise FleetRefusal(404, f"Job '{request.path_params['id']}' not found")
-        return job
+        session_id = asked.session_id or new_id("ses")
+        new = [*_messages(asked.history), *asked.messages, *_messages(asked.response)]  # each says what is new
+        kept = await self._jobs.transcripts.update(owner, session_id, lambda there: [*(there or ()), *new])
+        told = {"success": True, "session_id": session_id, "message_count": len(kept)}
+        return JSONResponse({**told, "created_new_session": len(kept) == len(new)})
 
 
 def _messages(given: Any) -> list[Any]:
@@ -138,19 +115,17 @@ def _job(job: FleetServerJob) -> dict[str, Any]:
     return {"id": job.id, "name": job.name, "created_at": rfc3339(job.created_at), "status": job.status}
 
 
-def _task(task: FleetTask | None) -> dict[str, Any] | None:
-    if task is None:
-        return None
+def _task(task: FleetTask) -> dict[str, Any]:
     told = {"key": task.key, "prompt": task.prompt, "env_id": task.env, "env_variables": task.env_variables}
     return {**told, "version": task.version, "verifier_func": task.verifier_func, "metadata": task.metadata}
 
 
-def _group(sessions: list[FleetSession]) -> dict[str, Any]:
+def _group(task: FleetTask, sessions: list[FleetSession]) -> dict[str, Any]:
     scores = [session.score for session in sessions if session.score is not None]
     passed = sum(score >= _PASSED for score in scores)
     return {
-        "task_id": sessions[0].task.key if sessions[0].task else None,
-        "task": _task(sessions[0].task),
+        "task_id": task.key,
+        "task": _task(task),
         "total_sessions": len(sessions),
         "passed_sessions": passed,
         "pass_rate": passed / len(sessions),
@@ -167,14 +142,14 @@ def _session(session: FleetSession) -> dict[str, Any]:
         "created_at": rfc3339(session.created_at),
         "started_at": rfc3339(session.started_at),
         "ended_at": rfc3339(session.ended_at),
-        "step_count": session.outcome.steps if session.outcome is not None else 0,
+        "step_count": session.steps,
         "error": session.error,
         "verifier_execution": _describe_verdict(session),
     }
 
 
 def _describe_verdict(session: FleetSession) -> dict[str, Any] | None:
-    checked = session.outcome.checked if session.outcome is not None else None
+    checked = session.checked
     if checked is None:
         return None
     return {

@@ -1,8 +1,8 @@
 """Jobs: tasks x models x attempts, each a session with an instance of its own that is made, worked on, verified and closed.
 
-Who works is a `Runner`; here is only what is to be done and what became of it. Jobs live in this process: a server that was
-started again knows none of the earlier ones, while their rollouts are in the store. A session without a score is an error and
-never a zero.
+Jobs and sessions are in the plane's storage. Every replica that has a `Runner` claims sessions that are due and holds them
+while it works; what one that was stopped or killed leaves is claimed by another, or by itself when it is started again, and
+begins anew in an instance of its own. A session without a score is an error and never a zero.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from rollyard.core.errors import Error
 from rollyard.core.ids import new_id
-from rollyard.core.log import Log
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.compat.fleet.errors import FleetRefusal
-from rollyard.plane.compat.fleet.instances import Make, WorldInstance, WorldInstances
-from rollyard.plane.compat.fleet.tasks import FleetTask, Tasks
+from rollyard.plane.compat.fleet.instances import WorldInstance
+from rollyard.plane.compat.fleet.tasks import FleetTask, TaskShelf
+from rollyard.plane.service.shelf import WAITS, Shelf, ShelfItem
+from rollyard.plane.storage.protocol import PlaneStore
 
-_log = Log("rollyard.fleet")
-_KEPT = 200
 _MOST_SESSIONS = 10_000
+_JOB, _ROLLOUT = "job_", "ro_"
 Status = Literal["pending", "running", "completed", "failed", "cancelled"]
 
 
@@ -48,9 +48,9 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner is given. The session's id is the rollout's."""
+    """What a runner is given. A session's rollout has the session's id; one that is begun again has another."""
 
-    session_id: str
+    rollout_id: str
     job_id: str
     task: FleetTask
     model: str
@@ -71,66 +71,107 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
 Runner = Callable[[JobAttempt], Awaitable[JobOutcome]]
 
 
-class FleetSession:
-    def __init__(self, job_id: str, task: FleetTask | None, model: str) -> None:
-        self.id, self.job_id, self.task, self.model = new_id("ro"), job_id, task, model
-        self.status: Status = "pending"
-        self.created_at = time.time()
-        self.started_at: float | None = None
-        self.ended_at: float | None = None
-        self.outcome: JobOutcome | None = None
-        self.error: str | None = None
+class FleetSession(msgspec.Struct, frozen=True, kw_only=True):
+    """`number` counts the job's. `begun` is how often a worker took it up, `lost` how often it was gone before it was done."""
 
-    def end(self, status: Status, outcome: JobOutcome | None = None, error: str | None = None) -> None:
-        self.status, self.outcome, self.error, self.ended_at = status, outcome, error, time.time()
+    job_id: str
+    owner: str
+    number: int
+    task_key: str
+    model: str
+    created_at: float
+    status: Status = "pending"
+    begun: int = 0
+    lost: int = 0
+    started_at: float | None = None
+    ended_at: float | None = None
+    steps: int = 0
+    checked: Checked | None = None
+    error: str | None = None
+
+    @property
+    def id(self) -> str:
+        return session_id(self.job_id, self.number)
 
     @property
     def score(self) -> float | None:
-        checked = self.outcome.checked if self.outcome is not None else None
-        return checked.score if checked is not None else None
+        return self.checked.score if self.checked is not None else None
 
 
-class FleetServerJob:
-    def __init__(self, owner: str, asked: JobRequest, tasks: list[FleetTask]) -> None:
-        self.id, self.owner, self.asked = new_id("job"), owner, asked
-        self.name = asked.name or self.id
-        self.created_at = time.time()
-        self.status: Status = "pending"
-        self.sessions = [
-            FleetSession(self.id, task, model) for task in tasks for model in asked.models for _ in range(asked.pass_k)
-        ]
+def session_id(job_id: str, number: int) -> str:
+    return f"{_ROLLOUT}{job_id.removeprefix(_JOB)}_{number:05}"
+
+
+def job_of(session: str) -> str:
+    """The id of the job that a session's id tells."""
+    return _JOB + session.removeprefix(_ROLLOUT).rpartition("_")[0]
+
+
+class FleetServerJob(msgspec.Struct, frozen=True, kw_only=True):
+    """`tasks` are what they were when it was asked for."""
+
+    id: str
+    owner: str
+    asked: JobRequest
+    tasks: Mapping[str, FleetTask]
+    created_at: float
+    over: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.asked.name or self.id
+
+    @property
+    def status(self) -> Status:
+        return "completed" if self.over else "running"
+
+    @property
+    def ends_at(self) -> float:
+        return self.created_at + self.asked.max_duration_minutes * 60
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The task and the model of each of its sessions, by number."""
+        return [(key, model) for key in self.tasks for model in self.asked.models for _ in range(self.asked.pass_k)]
+
+    def follower(self, session: FleetSession) -> int | None:
+        """The number of the session that may begin when this one is over: of one model only so many work at once."""
+        numbers = [number for number, (_, model) in enumerate(self.pairs()) if model == session.model]
+        place = numbers.index(session.number) + self.asked.max_concurrent_per_model
+        return numbers[place] if place < len(numbers) else None
 
 
 class Jobs:
-    """`parallel` is how many sessions work at once, whatever a job asks for. Without a runner every job is refused."""
+    """What was asked for and what became of it. Without `runs` every job is refused."""
 
-    def __init__(self, places: WorldInstances, tasks: Tasks, runner: Runner | None, *, parallel: int = 4) -> None:
-        self._places, self._tasks, self._runner = places, tasks, runner
-        self._room = asyncio.Semaphore(parallel)
-        self.jobs: dict[str, FleetServerJob] = {}
-        self._running: set[asyncio.Task[None]] = set()
+    def __init__(self, store: PlaneStore, tasks: TaskShelf, *, runs: bool) -> None:
+        self._tasks, self._runs = tasks, runs
+        self.jobs = Shelf(store, "fleet_job", FleetServerJob)
+        self.sessions = Shelf(store, "fleet_session", FleetSession)
+        self.transcripts = Shelf(store, "fleet_transcript", list[Any])
+        self.wanted = asyncio.Event()  # somebody has asked for one here
 
-    def create(self, owner: str, asked: JobRequest) -> FleetServerJob:
-        runner = self._runner
-        if runner is None:
+    async def create(self, owner: str, asked: JobRequest) -> FleetServerJob:
+        if not self._runs:
             raise FleetRefusal(501, "this server runs no jobs: nobody answers model calls (--job-policy)")
-        job = FleetServerJob(owner, asked, self._choose(asked))
-        if len(job.sessions) > _MOST_SESSIONS:
+        tasks = {task.key: task for task in await self._choose(owner, asked)}
+        now = time.time()
+        job = FleetServerJob(id=new_id("job"), owner=owner, asked=asked, tasks=tasks, created_at=now)
+        pairs = job.pairs()
+        if len(pairs) > _MOST_SESSIONS:
             raise FleetRefusal(400, f"a job has at most {_MOST_SESSIONS} sessions")
-        for old in [name for name, one in self.jobs.items() if one.status == "completed"][: len(self.jobs) - _KEPT]:
-            del self.jobs[old]
-        self.jobs[job.id] = job
-        work = asyncio.create_task(self._work(job, runner))
-        self._running.add(work)
-        work.add_done_callback(self._running.discard)
+        drafts = [self.jobs.draft(owner, job.id, job)]
+        before: dict[str, int] = {}
+        for number, (key, model) in enumerate(pairs):
+            session = FleetSession(job_id=job.id, owner=owner, number=number, task_key=key, model=model, created_at=now)
+            waits = before.get(model, 0) >= asked.max_concurrent_per_model
+            due_at = WAITS if waits else now + number * 1e-6  # in their order
+            drafts.append(self.sessions.draft(job.id, session.id, session, due_at=due_at))
+            before[model] = before.get(model, 0) + 1
+        await self.jobs.write(*drafts)
+        self.wanted.set()
         return job
 
-    async def aclose(self) -> None:
-        for work in self._running:
-            work.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)  # each has recorded how its sessions ended
-
-    def _choose(self, asked: JobRequest) -> list[FleetTask]:
+    async def _choose(self, owner: str, asked: JobRequest) -> list[FleetTask]:
         for name in ("project_key", "byok_keys"):
             if getattr(asked, name):
                 raise FleetRefusal(400, f"{name} is not served here")
@@ -138,7 +179,9 @@ class Jobs:
             raise FleetRefusal(400, f"mode {asked.mode} is not served here")
         if not asked.models or asked.pass_k < 1 or not all(all(model.partition("/")) for model in asked.models):
             raise FleetRefusal(422, "a job has models as provider/model, and at least one pass")
-        known = {task.key: task for task, _ in self._tasks.list()}
+        if asked.max_concurrent_per_model < 1:
+            raise FleetRefusal(422, "max_concurrent_per_model is at least 1")
+        known = {task.key: task for task, _ in await self._tasks.list(owner)}
         if missing := [key for key in asked.task_keys or () if key not in known]:
             raise FleetRefusal(404, f"Task '{missing[0]}' not found")
         keys = asked.task_keys or [key for key, task in known.items() if task.env == asked.env_key]
@@ -147,59 +190,20 @@ class Jobs:
             raise FleetRefusal(400, "a job has at least one task: name task_keys, or an env_key that has tasks")
         return found
 
-    async def _work(self, job: FleetServerJob, runner: Runner) -> None:
-        job.status = "running"
-        gates = {model: asyncio.Semaphore(job.asked.max_concurrent_per_model) for model in job.asked.models}
-        try:
-            async with asyncio.timeout(job.asked.max_duration_minutes * 60):
-                await asyncio.gather(*(self._session(job, one, runner, gates[one.model]) for one in job.sessions))
-        except TimeoutError:
-            _log.warning("a job ran out of its time", job=job.id)
-        finally:
-            for one in job.sessions:
-                if one.ended_at is None:
-                    one.end("cancelled", error="its job's time was over")
-            job.status = "completed"
+    async def list(self, owner: str) -> list[FleetServerJob]:
+        return [await self._look(kept) for kept in await self.jobs.list(owner)]
 
-    async def _session(
-        self, job: FleetServerJob, session: FleetSession, runner: Runner, gate: asyncio.Semaphore
-    ) -> None:
-        async with gate, self._room:
-            session.status, session.started_at = "running", time.time()
-            try:
-                done = await self._finish(job, session, runner)
-                session.end("completed" if done.error is None else "failed", done, done.error)
-            except (Error, FleetRefusal, OSError, TimeoutError) as error:
-                _log.warning("a session failed", job=job.id, session=session.id, cause=str(error))
-                session.end("failed", error=str(error) or type(error).__name__)
+    async def find(self, owner: str, job_id: str) -> FleetServerJob:
+        kept = await self.jobs.get(owner, job_id)
+        if kept is None:
+            raise FleetRefusal(404, f"Job '{job_id}' not found")
+        return await self._look(kept)
 
-    async def _finish(self, job: FleetServerJob, session: FleetSession, runner: Runner) -> JobOutcome:
-        task, asked = session.task, job.asked
-        assert task is not None
-        seconds = job.created_at + asked.max_duration_minutes * 60 - time.time()
-        make = Make(
-            env_key=task.env,
-            env_version=task.version,
-            data_key=task.data_id,
-            data_version=task.data_version,
-            env_variables=task.env_variables,
-            ttl_seconds=max(60, round(seconds) + 60),
-            run_id=job.id,
-        )
-        place = await self._places.make(job.owner, make, None)
-        try:
-            return await runner(
-                JobAttempt(
-                    session_id=session.id,
-                    job_id=job.id,
-                    task=task,
-                    model=session.model,
-                    place=place,
-                    harness=asked.harness,
-                    system_prompt=asked.model_prompts.get(session.model, asked.system_prompt),
-                    max_steps=asked.max_steps,
-                    seconds=seconds,
-                )
-            )
-        finally:
-            await asyncio.shield(self._places.close(place, "its session is over"))
+    async def _look(self, kept: ShelfItem[FleetServerJob]) -> FleetServerJob:
+        """A job is over when none of its sessions has anything left to do, which is written down by who sees it first."""
+        job = kept.value
+        if job.over or await self.sessions.list(job.id, unfinished=True, limit=1):
+            return job
+        over = replace(job, over=True)
+        await self.jobs.write(self.jobs.change(kept, over))
+        return over

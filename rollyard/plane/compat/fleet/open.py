@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,15 +14,13 @@ from starlette.applications import Starlette
 from rollyard.core.errors import PlaneUnauthorized
 from rollyard.core.protocols import Policy
 from rollyard.plane.compat.fleet import FleetRefusal, Tasks, World, fleet_app, load_worlds
-from rollyard.plane.compat.fleet.app import NOBODY
 from rollyard.plane.compat.fleet.guard import Admit, Guard
 from rollyard.plane.compat.fleet.jobs import Runner
 from rollyard.plane.compat.fleet.rollouts import RolloutRunner
 from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.http.request_log import RequestLog
+from rollyard.plane.parts import PlaneParts
 from rollyard.plane.service.access import Access
-from rollyard.plane.service.instance_backend import InstanceBackend
-from rollyard.plane.service.instances import Instances
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.store import Store
 
@@ -57,8 +56,7 @@ async def open_fleet(options: FleetOptions) -> AsyncGenerator[FleetParts]:
 
 @asynccontextmanager
 async def fleet_face(
-    instances: Instances,
-    access: Access,
+    plane: PlaneParts,
     *,
     secret: str,
     url: str,
@@ -67,33 +65,38 @@ async def fleet_face(
     log: RequestLog,
 ) -> AsyncGenerator[Starlette | None]:
     """None where no engine of the plane runs programs. `url` is where the face will be; rollouts of jobs go to `store`."""
-    engine = next((one for one in instances.engines.values() if isinstance(one, BackendEngine)), None)
+    engine = next((one for one in plane.instances.engines.values() if isinstance(one, BackendEngine)), None)
     if engine is None:
         yield None
         return
-    checks = InstanceBackend(instances, engine, owner=lambda labels: NOBODY)
     async with AsyncExitStack() as stack:
         runner: Callable[[Guard], Runner] | None = None
         if (policy := given.policy) is not None:
 
             def worked(guard: Guard) -> Runner:
                 token = guard.instance_token
-                return RolloutRunner(policy, backend=engine.backend, checks=checks, store=store, url=url, token=token)
+                return RolloutRunner(policy, backend=engine.backend, store=store, url=url, token=token)
 
             runner = worked
         app = fleet_app(
             given.worlds,
-            instances,
+            plane,
             engine,
-            admit=_admission(access),
+            admit=_admission(plane.access),
             tasks=given.tasks,
             secret=secret,
             runner=runner,
             log=log,
         )
         stack.push_async_callback(app.state.places.aclose)
-        stack.push_async_callback(app.state.jobs.aclose)
+        if app.state.worker is not None:
+            stack.push_async_callback(_stop, asyncio.create_task(app.state.worker.forever()))
         yield app
+
+
+async def _stop(work: asyncio.Task[None]) -> None:
+    work.cancel()
+    await asyncio.wait([work])
 
 
 def _admission(access: Access) -> Admit:

@@ -1,4 +1,4 @@
-"""`/v1/tasks`: tasks by key. A task's verifier code goes on the verifiers' shelf, where its digest finds it."""
+"""`/v1/tasks`: tasks by key, those of the server's files and those that an owner imported."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from rollyard.core.errors import ConfigError
 from rollyard.plane.compat.fleet.control import body, for_owner
 from rollyard.plane.compat.fleet.errors import FleetRefusal
 from rollyard.plane.compat.fleet.guard import Guard
-from rollyard.plane.compat.fleet.verifiers import Shelf, verifier_json
+from rollyard.plane.compat.fleet.verifiers import StoredVerifier, VerifierShelf, store_verifier, verifier_json
 from rollyard.plane.service.shapes import rfc3339
+from rollyard.plane.service.shelf import Shelf
 
 
 class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,31 +49,49 @@ class TaskUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tasks:
-    """The tasks of one server, in memory. `from_files` reads the JSON that `TaskEnv` reads."""
+    """The server's own tasks, which every owner sees. `from_files` reads the JSON that `TaskEnv` reads."""
 
     def __init__(self, tasks: Iterable[FleetTask] = ()) -> None:
-        self._tasks: dict[str, tuple[FleetTask, float]] = {}
-        for task in tasks:
-            self.put(task)
+        self.at = time.time()
+        self.by_key = {task.key: task for task in tasks}
 
     @classmethod
     def from_files(cls, *files: Path | str) -> Tasks:
         return cls(_from_config(row) for file in files for row in _rows(Path(file)))
 
-    def put(self, task: FleetTask) -> FleetTask:
-        self._tasks[task.key] = (task, self._tasks.get(task.key, (None, time.time()))[1])
-        return task
+    def verifiers(self) -> list[StoredVerifier]:
+        return [
+            store_verifier(one.key, one.verifier_func, self.at) for one in self.by_key.values() if one.verifier_func
+        ]
 
-    def get(self, key: str) -> tuple[FleetTask, float] | None:
-        return self._tasks.get(key)
 
-    def list(self) -> list[tuple[FleetTask, float]]:
-        return list(self._tasks.values())
+class TaskShelf:
+    """The tasks that an owner sees: its own, which are in the plane's storage, before the server's. A task's verifier code goes
+    to the verifiers, where its digest finds it."""
+
+    def __init__(self, own: Tasks, shelf: Shelf[FleetTask], verifiers: VerifierShelf) -> None:
+        self._own, self._shelf, self._verifiers = own, shelf, verifiers
+
+    async def put(self, owner: str, task: FleetTask) -> None:
+        if task.verifier_func:
+            await self._verifiers.put(owner, store_verifier(task.key, task.verifier_func, time.time()))
+        await self._shelf.update(owner, task.key, lambda _: task)
+
+    async def get(self, owner: str, key: str) -> tuple[FleetTask, float] | None:
+        kept = await self._shelf.get(owner, key)
+        if kept is not None:
+            return kept.value, kept.record.created_at
+        return (self._own.by_key[key], self._own.at) if key in self._own.by_key else None
+
+    async def list(self, owner: str) -> list[tuple[FleetTask, float]]:
+        found = {key: (task, self._own.at) for key, task in self._own.by_key.items()}
+        found |= {kept.value.key: (kept.value, kept.record.created_at) for kept in await self._shelf.list(owner)}
+        return list(found.values())
 
 
 class TaskRoutes:
-    def __init__(self, tasks: Tasks, shelf: Shelf, guard: Guard) -> None:
-        self._tasks, self._shelf, self._guard = tasks, shelf, guard
+    def __init__(self, tasks: TaskShelf, guard: Guard) -> None:
+        self._tasks, self._guard = tasks, guard
 
     def routes(self) -> list[Route]:
         return [
@@ -86,8 +105,8 @@ class TaskRoutes:
         wanted = request.query_params
         keys = wanted.getlist("task_keys")
         found = [
-            self._tell(task, at, owner)
-            for task, at in self._tasks.list()
+            _tell(task, at, owner)
+            for task, at in await self._tasks.list(owner)
             if (not keys or task.key in keys)
             and wanted.get("env_key") in (None, task.env)
             and wanted.get("data_id") in (None, task.data_id)
@@ -99,44 +118,45 @@ class TaskRoutes:
         task = await body(request, FleetTask)
         if not task.env:
             raise FleetRefusal(422, "a task names its environment")
-        self._tasks.put(task)
-        return JSONResponse(self._tell(*self._find(task.key), owner))
+        await self._tasks.put(owner, task)
+        return JSONResponse(_tell(*await self._find(owner, task.key), owner))
 
     async def get(self, request: Request, owner: str) -> Response:
-        return JSONResponse(self._tell(*self._find(request.path_params["key"]), owner))
+        return JSONResponse(_tell(*await self._find(owner, request.path_params["key"]), owner))
 
     async def update(self, request: Request, owner: str) -> Response:
-        task, _ = self._find(request.path_params["key"])
+        task, _ = await self._find(owner, request.path_params["key"])
         asked = await body(request, TaskUpdate)
         changes = {"prompt": asked.prompt, "verifier_func": asked.verifier_code, "metadata": asked.metadata}
         given = {name: value for name, value in changes.items() if value is not None}
-        self._tasks.put(msgspec.structs.replace(task, **given))
-        return JSONResponse(self._tell(*self._find(task.key), owner))
+        await self._tasks.put(owner, msgspec.structs.replace(task, **given))
+        return JSONResponse(_tell(*await self._find(owner, task.key), owner))
 
-    def _find(self, key: str) -> tuple[FleetTask, float]:
-        found = self._tasks.get(key)
+    async def _find(self, owner: str, key: str) -> tuple[FleetTask, float]:
+        found = await self._tasks.get(owner, key)
         if found is None:
             raise FleetRefusal(404, f"Task '{key}' not found")
         return found
 
-    def _tell(self, task: FleetTask, at: float, owner: str) -> dict[str, Any]:
-        told: dict[str, Any] = {
-            "key": task.key,
-            "prompt": task.prompt,
-            "team_id": owner,
-            "environment_id": task.env,
-            "created_at": rfc3339(at),
-            "version": task.version,
-            "data_id": task.data_id,
-            "data_version": task.data_version,
-            "env_variables": task.env_variables,
-            "metadata": task.metadata,
-            "output_json_schema": task.output_json_schema,
-        }
-        if task.verifier_func:
-            verifier = self._shelf.put(task.key, task.verifier_func)
-            told.update(verifier_id=verifier.id, verifier=verifier_json(verifier))
-        return told
+
+def _tell(task: FleetTask, at: float, owner: str) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "key": task.key,
+        "prompt": task.prompt,
+        "team_id": owner,
+        "environment_id": task.env,
+        "created_at": rfc3339(at),
+        "version": task.version,
+        "data_id": task.data_id,
+        "data_version": task.data_version,
+        "env_variables": task.env_variables,
+        "metadata": task.metadata,
+        "output_json_schema": task.output_json_schema,
+    }
+    if task.verifier_func:
+        verifier = store_verifier(task.key, task.verifier_func, at)
+        told.update(verifier_id=verifier.id, verifier=verifier_json(verifier))
+    return told
 
 
 def _rows(file: Path) -> list[Mapping[str, Any]]:

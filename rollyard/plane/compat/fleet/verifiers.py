@@ -12,6 +12,7 @@ import hashlib
 import io
 import time
 import zipfile
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -26,10 +27,11 @@ from rollyard.plane.compat.fleet.errors import FleetRefusal
 from rollyard.plane.compat.fleet.guard import Guard
 from rollyard.plane.compat.fleet.instances import WorldInstances
 from rollyard.plane.service.shapes import rfc3339
+from rollyard.plane.service.shelf import Shelf
 
 _MAX_CODE = 4 * 2**20
 _MAX_TIMEOUT_S = 300
-_KEPT = 10_000
+_ID = "ver_"
 
 
 class Execute(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,33 +52,31 @@ class StoredVerifier(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
 
 
-class Shelf:
-    """The code of verifiers, by the digest of the bundle it came in or of itself."""
+class VerifierShelf:
+    """The code of verifiers, by the digest of the bundle it came in or of itself: an owner's, and the server's own."""
 
-    def __init__(self) -> None:
-        self._by_digest: dict[str, StoredVerifier] = {}
-        self._by_id: dict[str, StoredVerifier] = {}
+    def __init__(self, shelf: Shelf[StoredVerifier], own: Iterable[StoredVerifier] = ()) -> None:
+        self._shelf, self._own = shelf, {one.sha256: one for one in own}
 
-    def find(self, digest: str) -> StoredVerifier | None:
-        return self._by_digest.get(digest)
+    async def find(self, owner: str, digest: str) -> StoredVerifier | None:
+        kept = await self._shelf.get(owner, digest)
+        return kept.value if kept is not None else self._own.get(digest)
 
-    def by_id(self, verifier_id: str) -> StoredVerifier | None:
-        return self._by_id.get(verifier_id)
+    async def put(self, owner: str, verifier: StoredVerifier) -> StoredVerifier:
+        """The one that was there first stays."""
+        if await self._shelf.add(owner, verifier.sha256, verifier):
+            return verifier
+        return await self.find(owner, verifier.sha256) or verifier
 
-    def put(self, key: str, code: str, digest: str | None = None) -> StoredVerifier:
-        digest = digest or hashlib.sha256(code.encode()).hexdigest()
-        if (known := self._by_digest.get(digest)) is not None:
-            return known
-        while len(self._by_id) >= _KEPT:
-            oldest = self._by_id.pop(next(iter(self._by_id)))
-            self._by_digest.pop(oldest.sha256, None)
-        made = StoredVerifier(id=new_id("ver"), key=key, sha256=digest, code=code, created_at=time.time())
-        self._by_digest[digest] = self._by_id[made.id] = made
-        return made
+
+def store_verifier(key: str, code: str, at: float, digest: str | None = None) -> StoredVerifier:
+    """By the digest of its bundle, or of the code itself. Its id follows from that, so every replica gives it the same one."""
+    digest = digest or hashlib.sha256(code.encode()).hexdigest()
+    return StoredVerifier(id=_ID + digest, key=key, sha256=digest, code=code, created_at=at)
 
 
 class Verifiers:
-    def __init__(self, places: WorldInstances, guard: Guard, shelf: Shelf) -> None:
+    def __init__(self, places: WorldInstances, guard: Guard, shelf: VerifierShelf) -> None:
         self._places, self._guard, self._shelf = places, guard, shelf
 
     def routes(self) -> list[Route]:
@@ -87,18 +87,18 @@ class Verifiers:
         ]
 
     async def check(self, request: Request, owner: str) -> Response:
-        known = self._shelf.find(request.query_params.get("sha256", ""))
+        known = await self._shelf.find(owner, request.query_params.get("sha256", ""))
         return JSONResponse({"success": known is not None, "key": known.key if known else None})
 
     async def get(self, request: Request, owner: str) -> Response:
-        known = self._shelf.by_id(request.path_params["id"])
+        known = await self._shelf.find(owner, request.path_params["id"].removeprefix(_ID))
         if known is None:
             raise FleetRefusal(404, "Verifier not found")
         return JSONResponse(verifier_json(known))
 
     async def execute(self, request: Request, owner: str) -> Response:
         asked = await body(request, Execute)
-        known, hit = self._find_known(asked)
+        known, hit = await self._find_known(asked, owner)
         place = await self._places.find(_instance_of(asked), owner)
         check = VerifierCode(
             code=known.code,
@@ -113,9 +113,9 @@ class Verifiers:
         told = {"key": known.key, "version": 1, "verifier_id": known.id, "bundle_cache_hit": hit}
         return JSONResponse({**told, **describe_run(done)})
 
-    def _find_known(self, asked: Execute) -> tuple[StoredVerifier, bool]:
+    async def _find_known(self, asked: Execute, owner: str) -> tuple[StoredVerifier, bool]:
         if asked.bundle is None:
-            known = self._shelf.find(asked.sha256 or "")
+            known = await self._shelf.find(owner, asked.sha256 or "")
             if known is None:
                 raise FleetRefusal(404, "bundle not found: send it once")
             return known, True
@@ -126,7 +126,8 @@ class Verifiers:
         digest = hashlib.sha256(packed).hexdigest()
         if asked.sha256 is not None and asked.sha256 != digest:
             raise FleetRefusal(400, "the bundle is not the one that sha256 says")
-        return self._shelf.put(asked.key or "", unpack_code(packed), digest), False
+        sent = store_verifier(asked.key or "", unpack_code(packed), time.time(), digest)
+        return await self._shelf.put(owner, sent), False
 
 
 def unpack_code(packed: bytes) -> str:

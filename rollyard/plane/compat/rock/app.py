@@ -8,13 +8,14 @@ from starlette.routing import Mount
 from rollyard.plane.compat.rock.callers import RockCallers
 from rollyard.plane.compat.rock.gem import Gem
 from rollyard.plane.compat.rock.sandboxes import Sandboxes
-from rollyard.plane.gateway.gateway import Gateway
+from rollyard.plane.compat.rock.shells import RockShell, Shells
 from rollyard.plane.http.request_log import RequestLog
-from rollyard.plane.service.access import Access
-from rollyard.plane.service.instances import Instances
+from rollyard.plane.parts import PlaneParts
+from rollyard.plane.service.shelf import Shelf
 
 
-def rock_app(prefix: str, instances: Instances, gateway: Gateway, access: Access, log: RequestLog) -> Starlette:
-    callers = RockCallers(access, instances)
-    routes = [*Sandboxes(instances, callers).routes(), *Gem(instances, gateway, callers).routes()]
+def rock_app(prefix: str, plane: PlaneParts, log: RequestLog) -> Starlette:
+    instances, callers = plane.instances, RockCallers(plane.access, plane.instances)
+    shells = Shells(Shelf(plane.store, "rock_shell", RockShell))
+    routes = [*Sandboxes(instances, callers, shells).routes(), *Gem(instances, plane.gateway, callers).routes()]
     return Starlette(routes=[Mount(f"{prefix}/{{key}}", routes=routes)], middleware=[log.watch("rock")])

@@ -17,7 +17,7 @@ from rollyard.core.errors import CommandFailed, PlaneInvalid, PlaneNotFound, Pla
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.core.sandbox import Resources
 from rollyard.plane.compat.rock.callers import Endpoint, RockCallers, body
-from rollyard.plane.compat.rock.shells import Shell
+from rollyard.plane.compat.rock.shells import Shells
 from rollyard.plane.http.quantities import megabytes
 from rollyard.plane.service.create_request import CreateInstance
 from rollyard.plane.service.instances import Instances
@@ -62,9 +62,8 @@ class _In(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sandboxes:
-    def __init__(self, instances: Instances, callers: RockCallers) -> None:
-        self._instances, self._callers = instances, callers
-        self._shells: dict[tuple[str, str], Shell] = {}
+    def __init__(self, instances: Instances, callers: RockCallers, shells: Shells) -> None:
+        self._instances, self._callers, self._shells = instances, callers, shells
 
     def routes(self) -> list[Route]:
         def at(name: str, endpoint: Endpoint, method: str = "POST") -> Route:
@@ -122,28 +121,24 @@ class Sandboxes:
 
     async def open_shell(self, request: Request, caller: ApiKey) -> dict[str, Any]:
         asked, own = await self._read_request(request, caller)
-        if (own.id, asked.session) in self._shells:
-            raise PlaneInvalid(f"there is a session named {asked.session}")
-        shell = await Shell.open(
+        await self._shells.open(
+            own.id,
+            asked.session,
             await self._instances.sandbox(own.id),
             env=asked.env or {},
             user=asked.remote_user,
             sources=asked.startup_source,
         )
-        self._shells[own.id, asked.session] = shell
         return {"output": "", "session_type": "bash"}
 
     async def run(self, request: Request, caller: ApiKey) -> dict[str, Any]:
         asked, own = await self._read_request(request, caller)
-        shell = self._shells.get((own.id, asked.session))
-        if shell is None or not isinstance(asked.command, str):
-            raise PlaneNotFound(f"there is no session named {asked.session}")
-        await self._instances.heartbeat(own.id)
-        try:
-            done = await shell.run(asked.command, timeout=asked.timeout or _COMMAND_S)
-        except TimeoutError:
-            self._shells.pop((own.id, asked.session), None)
-            raise
+        if not isinstance(asked.command, str):
+            raise PlaneInvalid("a session's command is a text")
+        sandbox = await self._instances.sandbox(own.id)
+        done = await self._shells.run(
+            own.id, asked.session, sandbox, asked.command, timeout=asked.timeout or _COMMAND_S
+        )
         if done.exit_code != 0 and asked.check == "raise":
             words = f"command failed with exit code {done.exit_code}: {done.output[-500:]}"
             raise CommandFailed(words, exit_code=done.exit_code)
@@ -151,9 +146,7 @@ class Sandboxes:
 
     async def close_shell(self, request: Request, caller: ApiKey) -> dict[str, Any]:
         asked, own = await self._read_request(request, caller)
-        shell = self._shells.pop((own.id, asked.session), None)
-        if shell is not None:
-            await shell.close()
+        await self._shells.close(own.id, asked.session, await self._instances.sandbox(own.id))
         return {"session_type": "bash"}
 
     async def read(self, request: Request, caller: ApiKey) -> dict[str, Any]:
@@ -181,8 +174,6 @@ class Sandboxes:
 
     async def stop(self, request: Request, caller: ApiKey) -> dict[str, Any]:
         asked = await body(request, _In)
-        for key in [key for key in self._shells if key[0] == asked.sandbox_id]:
-            del self._shells[key]
         try:
             own = await self._callers.own(caller, asked.sandbox_id)
             await self._instances.delete(own.id)

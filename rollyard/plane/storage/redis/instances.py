@@ -205,7 +205,7 @@ class InstanceRows:
         await self.check_fence(change, fence)
         found = [instance_record(row) for row in await change.rows([self.keys.instance(one) for one in due]) if row]
         found = [one for one in found if one.live and due_at(one) <= now]
-        for old in found:
+        for old in (one for one in found if one.ends_with_its_time):
             self._keep(change, old, replace(old, state="deleting", updated_at=now, settle_by=now + settle_s), None)
         return found
 

@@ -6,7 +6,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec, Instance, InstancePlan, OwnedKind, WarmPool
+from rollyard.core.plane import (
+    ApiKey,
+    EnvRecord,
+    EnvSpec,
+    Instance,
+    InstancePlan,
+    OwnedKind,
+    PlaneRecord,
+    RecordKind,
+    WarmPool,
+)
 from rollyard.plane.storage.redis.change import Row
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -61,6 +71,18 @@ class Keys:
     def owned(self, kind: OwnedKind, name: str) -> str:
         return f"{self._prefix}owned:{kind}:{name}"
 
+    def record(self, kind: RecordKind, scope: str, name: str) -> str:
+        return f"{self._prefix}record:{kind}:{scope}{BETWEEN}{name}"
+
+    def records_of(self, kind: RecordKind, scope: str) -> str:
+        return f"{self._prefix}records:{kind}:{scope}"
+
+    def scopes(self, kind: RecordKind) -> str:
+        return f"{self._prefix}scopes:{kind}"
+
+    def due_records(self, kind: RecordKind) -> str:
+        return f"{self._prefix}due-records:{kind}"
+
 
 def env_row(record: EnvRecord) -> Row:
     words = " ".join((record.id, record.spec.description, *record.spec.tags)).lower()
@@ -102,6 +124,14 @@ def pool_row(pool: WarmPool) -> Row:
 
 def pool_record(row: Row) -> WarmPool:
     return _record(WarmPool, row)
+
+
+def record_row(record: PlaneRecord) -> Row:
+    return _row(record)
+
+
+def plane_record(row: Row) -> PlaneRecord:
+    return _record(PlaneRecord, row)
 
 
 def _text(value: Any) -> str:

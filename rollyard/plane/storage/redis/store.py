@@ -4,7 +4,7 @@ long an answered write lasts is the server's `appendfsync`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from rollyard.core.errors import ConfigError, MissingExtra, PlaneConflict, PlaneNotFound, StoreError
 from rollyard.core.log import Log
 from rollyard.core.plane import (
+    KINDS_OF_INSTANCES,
     AdmissionTerms,
     ApiKey,
     EnvRecord,
@@ -25,11 +26,14 @@ from rollyard.core.plane import (
     InstanceState,
     OwnedKind,
     OwnerUsage,
+    PlaneRecord,
+    RecordKind,
     Taking,
     WarmPool,
 )
 from rollyard.plane.storage.redis.change import Change, Changer, Row, decode_row
 from rollyard.plane.storage.redis.instances import InstanceRows, Request, usage_of
+from rollyard.plane.storage.redis.records import RecordRows
 from rollyard.plane.storage.redis.rows import (
     BETWEEN,
     Keys,
@@ -38,6 +42,7 @@ from rollyard.plane.storage.redis.rows import (
     instance_record,
     key_record,
     key_row,
+    plane_record,
     pool_record,
     pool_row,
 )
@@ -82,6 +87,7 @@ class RedisPlane:
     def __init__(self, client: Any, prefix: str) -> None:
         self._client, self._keys = client, Keys(prefix)
         self._changer, self._rows = Changer(client), InstanceRows(self._keys)
+        self._records = RecordRows(self._keys)
 
     async def _change(self, work: Callable[[Change], Awaitable[T]]) -> T:
         from redis.exceptions import RedisError
@@ -339,6 +345,60 @@ class RedisPlane:
 
     async def owners_of(self, kind: OwnedKind, name: str) -> set[str]:
         return {owner.decode() for owner in await self._client.smembers(self._keys.owned(kind, name))}
+
+    # what the compatible APIs keep
+
+    async def put_records(self, wanted: Sequence[PlaneRecord]) -> list[PlaneRecord] | None:
+        return await self._change(lambda change: self._records.put(change, wanted))
+
+    async def get_record(self, kind: RecordKind, scope: str, name: str) -> PlaneRecord | None:
+        row = await self._row(self._keys.record(kind, scope, name))
+        return plane_record(row) if row else None
+
+    async def list_records(
+        self, kind: RecordKind, scope: str, *, after: str, limit: int, unfinished: bool = False
+    ) -> list[PlaneRecord]:
+        found = list[PlaneRecord]()
+        while len(found) < limit:
+            names = await self._after(self._keys.records_of(kind, scope), after, _PAGE)
+            rows = await self._read_rows([self._keys.record(kind, scope, name) for name in names])
+            kept = [plane_record(row) for row in rows if row]
+            found += [one for one in kept if not unfinished or one.due_at is not None]
+            if len(names) < _PAGE:
+                break
+            after = names[-1]
+        return found[:limit]
+
+    async def next_due(self, kind: RecordKind) -> float | None:
+        found = await self._client.zrange(self._keys.due_records(kind), 0, 0, withscores=True)
+        return found[0][1] if found else None
+
+    async def claim_records(self, kind: RecordKind, *, now: float, until: float, limit: int) -> list[PlaneRecord]:
+        async def work(change: Change) -> list[PlaneRecord]:
+            due = await self._client.zrangebyscore(self._keys.due_records(kind), "-inf", now, 0, limit)
+            return await self._records.claim(change, kind, [one.decode() for one in due], now, until)
+
+        return await self._change(work)
+
+    async def drop_records(self, kind: RecordKind, scope: str, name: str | None = None) -> None:
+        async def work(change: Change) -> None:
+            names = [name] if name is not None else await self._after(self._keys.records_of(kind, scope), None, 10_000)
+            await self._records.drop(change, kind, scope, names, whole=name is None)
+
+        await self._change(work)
+
+    async def drop_of_ended(self) -> int:
+        dropped = 0
+        for kind in KINDS_OF_INSTANCES:
+            last: str | None = None
+            while scopes := await self._after(self._keys.scopes(kind), last, _PAGE):
+                rows = await self._read_rows([self._keys.instance(scope) for scope in scopes])
+                for scope, row in zip(scopes, rows, strict=True):
+                    if not row or not instance_record(row).live:
+                        await self.drop_records(kind, scope)
+                        dropped += 1
+                last = scopes[-1]
+        return dropped
 
     # keys
 

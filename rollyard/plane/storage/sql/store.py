@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from rollyard.plane.storage.sql import hub, instances, keys, owned, pools, survey, sweep
+from rollyard.plane.storage.sql import hub, instances, keys, owned, pools, records, survey, sweep
 from rollyard.store.methods import Records, reads, writes
 
 
@@ -40,6 +40,15 @@ class SqlPlane(Records):
     has_blob = reads(pools.has_blob)
     own = writes(owned.own)
     owners_of = reads(owned.owners_of)
+
+    # what the compatible APIs keep
+    put_records = writes(records.put)
+    get_record = reads(records.get)
+    list_records = reads(records.list_records)
+    next_due = reads(records.next_due)
+    claim_records = writes(records.claim)
+    drop_records = writes(records.drop)
+    drop_of_ended = writes(records.drop_of_ended)
 
     # keys
     put_key = writes(keys.put)

@@ -37,7 +37,8 @@ def take(connection: Connection, holder: str, *, now: float, ttl_s: float) -> in
 
 
 def claim(connection: Connection, fence: int, *, now: float, settle_s: float, limit: int) -> list[Instance]:
-    """Mark what is due as being deleted: expired, idle for too long, or left in the middle of a step."""
+    """Mark what is due as being deleted: expired, idle for too long, or left in the middle of a step. What does not end with its
+    time is given as it is."""
     _check_fence(connection, fence)
     idle = and_(instances.c.idle_ttl_s.is_not(None), instances.c.last_seen_at + instances.c.idle_ttl_s <= now)
     over = and_(instances.c.state.in_(("running", "paused")), or_(instances.c.expires_at <= now, idle))
@@ -50,10 +51,11 @@ def claim(connection: Connection, fence: int, *, now: float, settle_s: float, li
         .with_for_update(skip_locked=True)
     )
     found = [rows.record(row) for row in connection.execute(due).mappings()]
-    if found:
+    ending = [instance.id for instance in found if instance.ends_with_its_time]
+    if ending:
         connection.execute(
             update(instances)
-            .where(instances.c.id.in_([instance.id for instance in found]))
+            .where(instances.c.id.in_(ending))
             .values(state="deleting", updated_at=now, settle_by=now + settle_s)
         )
     return found

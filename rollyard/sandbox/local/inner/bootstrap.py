@@ -24,6 +24,7 @@ Plan = dict[str, Any]
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
 NESTING_CAPABILITIES = KEPT_CAPABILITIES | {8, 12, 21}  # setpcap net_admin sys_admin
 FILTERS = {nesting: seccomp.program(syscalls.MACHINE, nesting=nesting) for nesting in (False, True)}
+TCP_FILTER = seccomp.tcp_program(syscalls.MACHINE)
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -113,11 +114,18 @@ def _enter(kind: Kind, stage: mounts.StagingArea | None, plan: Plan, held: list[
         keep = NESTING_CAPABILITIES if nesting else KEPT_CAPABILITIES
         syscalls.set_capabilities(keep, plan["last_capability"])
     elif plan["landlock"] is not None and os.geteuid() == 0:
-        syscalls.set_capabilities(frozenset(), plan["last_capability"])
+        try:
+            syscalls.set_capabilities(frozenset(), plan["last_capability"])
+        except (
+            PermissionError
+        ):  # root of a container that took that right away: no_new_privs keeps the rest from coming back
+            syscalls.set_capabilities(frozenset(), -1)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     if kind.namespace or plan["landlock"] is not None:
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         seccomp.install(FILTERS[nesting])
+    if plan["tcp_only"]:
+        seccomp.install(TCP_FILTER)
     return upper
 
 

@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rollyard.sandbox.local.inner import landlock, protocol, syscalls
+from rollyard.sandbox.local.inner import landlock, path_view, protocol, syscalls
+from rollyard.sandbox.local.inner.path_view import PathView
 
 _READ = 2**16
 _AFTER_EXIT = 4 * 2**20  # what is still read once the program has ended while others hold its stdout
@@ -106,9 +107,9 @@ class _Output:
         return len(data)
 
 
-def serve(control: socket.socket, confine: int | None) -> NoReturn:
+def serve(control: socket.socket, confine: int | None, view: PathView | None) -> NoReturn:
     """A keeper's life: wait for a program, keep it and all that came of it to the end, be ready for the next. `confine` are
-    Landlock rules that programs are put under, but not the keeper."""
+    Landlock rules that programs are put under, but not the keeper; `view` is the root that they are shown."""
     kept = {control.fileno()} if confine is None else {control.fileno(), confine}
     syscalls.close_all_but(kept)
     wake, woken = protocol.wake_on_children()
@@ -122,7 +123,7 @@ def serve(control: socket.socket, confine: int | None) -> NoReturn:
         if "argv" not in got[0]:
             continue  # a word about the program before this one, which has ended
         control.setblocking(False)
-        if not Keeper(*got, control, confine).run(wake):
+        if not Keeper(*got, control, confine, view).run(wake):
             os._exit(0)
         os.chdir("/")
         syscalls.close_all_but({*kept, wake, woken})
@@ -132,9 +133,11 @@ def serve(control: socket.socket, confine: int | None) -> NoReturn:
 class Keeper:
     """One program. `fds` are the host's files for its output, then the source of its stdin, if it has one."""
 
-    def __init__(self, launch: Launch, fds: list[int], control: socket.socket, confine: int | None) -> None:
+    def __init__(
+        self, launch: Launch, fds: list[int], control: socket.socket, confine: int | None, view: PathView | None
+    ) -> None:
         self._launch = launch
-        self._confine = confine
+        self._confine, self._view = confine, view
         self._fds = fds
         self._control = control
         self._began = time.monotonic()
@@ -164,7 +167,8 @@ class Keeper:
 
     def _spawn(self) -> tuple[list[_Output], tuple[int, int] | None]:
         launch, uid, gid = self._launch, self._launch["uid"], self._launch["gid"]
-        os.chdir(launch["cwd"])
+        cwd: str = launch["cwd"]
+        os.chdir(cwd if self._view is None else self._view.outside(os.fsencode(cwd)))
         pipes = [os.pipe(), os.pipe()]
         feed = None
         out, err, *source = self._fds
@@ -179,7 +183,7 @@ class Keeper:
             for fd in (stdin, pipes[0][1], pipes[1][1]):
                 with contextlib.suppress(OSError):  # /dev/null belongs to nobody here and needs no owner
                     os.fchown(fd, uid, gid)
-        self._main = spawn(launch, (stdin, pipes[0][1], pipes[1][1]), self._confine)
+        self._main = spawn(launch, (stdin, pipes[0][1], pipes[1][1]), self._confine, self._view)
         for fd in (stdin, pipes[0][1], pipes[1][1]):
             os.close(fd)
         cap = launch["max_output"]
@@ -299,13 +303,13 @@ class _Feeder:
         return True
 
 
-def spawn(launch: Launch, stdio: tuple[int, int, int], confine: int | None) -> int:
+def spawn(launch: Launch, stdio: tuple[int, int, int], confine: int | None, view: PathView | None) -> int:
     """Start the program in a session of its own. Raises OSError as exec does."""
     argv, env = launch["argv"], launch["env"]
     search = env.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")
     candidates = [argv[0]] if "/" in argv[0] else [f"{part or '.'}/{argv[0]}" for part in search]
-    if launch["uid"] or launch["gid"] or confine is not None:
-        return _spawn_as(launch, candidates, stdio, confine)
+    if launch["uid"] or launch["gid"] or confine is not None or view is not None:
+        return _spawn_as(launch, candidates, stdio, confine, view)
     last: OSError = FileNotFoundError(errno.ENOENT, "not found", argv[0])
     for path in candidates:
         actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(stdio)]
@@ -319,7 +323,9 @@ def spawn(launch: Launch, stdio: tuple[int, int, int], confine: int | None) -> i
     raise last
 
 
-def _spawn_as(launch: Launch, candidates: list[str], stdio: tuple[int, int, int], confine: int | None) -> int:
+def _spawn_as(
+    launch: Launch, candidates: list[str], stdio: tuple[int, int, int], confine: int | None, view: PathView | None
+) -> int:
     """As another user or under rules: that needs a fork of our own, and the errno of a failed exec comes back by a pipe."""
     failed_r, failed_w = os.pipe()
     pid = os.fork()
@@ -342,6 +348,9 @@ def _spawn_as(launch: Launch, candidates: list[str], stdio: tuple[int, int, int]
             os.setresuid(launch["uid"], launch["uid"], launch["uid"])
         if confine is not None:
             landlock.restrict(confine)
+        if view is not None:
+            syscalls.close_all_but({failed_w})
+            path_view.enter(view)
         for kind in _DEFAULTED:
             signal.signal(kind, signal.SIG_DFL)
         for path in candidates:

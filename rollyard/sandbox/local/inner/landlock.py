@@ -31,14 +31,14 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def ruleset(read: list[str], write: list[str], ports: list[int]) -> int:
+def ruleset(read: list[str], write: list[str], ports: list[int] | None) -> int:
     """A descriptor for rules that allow reading and running below `read`, everything below `write`, and TCP connections to
-    `ports`. Paths that do not exist are left out."""
+    `ports`, or to any where that is None. Paths that do not exist are left out."""
     version = abi()
     every = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     attributes = struct.pack("=Q", every)
     if version >= 4:
-        attributes += struct.pack("=Q", _CONNECT)
+        attributes += struct.pack("=Q", 0 if ports is None else _CONNECT)
     if version >= 6:
         attributes += struct.pack("=Q", 3)  # no signals and no abstract sockets to the outside
     created = _libc.syscall(ctypes.c_long(_CREATE), attributes, ctypes.c_long(len(attributes)), ctypes.c_long(0))
@@ -47,12 +47,18 @@ def ruleset(read: list[str], write: list[str], ports: list[int]) -> int:
         _allow(fd, path, (_EXECUTE | _READ | _READ_DIR) & every)
     for path in write:
         _allow(fd, path, every)
-    if version >= 4:
-        for port in ports:
-            rule = struct.pack("=QQ", _CONNECT, port)
-            added = _libc.syscall(ctypes.c_long(_ADD), ctypes.c_long(fd), ctypes.c_long(_PORT), rule, ctypes.c_long(0))
-            _check(added, f"landlock port {port}")
+    for port in ports or ():
+        allow_port(fd, port)
     return fd
+
+
+def allow_port(ruleset_fd: int, port: int) -> None:
+    """For all that are put under these rules from now on. Before ABI 4 every port is open."""
+    if abi() < 4:
+        return
+    rule = struct.pack("=QQ", _CONNECT, port)
+    added = _libc.syscall(ctypes.c_long(_ADD), ctypes.c_long(ruleset_fd), ctypes.c_long(_PORT), rule, ctypes.c_long(0))
+    _check(added, f"landlock port {port}")
 
 
 def _allow(ruleset_fd: int, path: str, access: int) -> None:

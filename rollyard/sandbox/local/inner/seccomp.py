@@ -12,11 +12,12 @@ import ctypes
 import errno
 import socket
 import struct
+from collections.abc import Sequence
 
 from rollyard.sandbox.local.inner import syscalls
 
 _LD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_ALLOW, _TRACE, _ERRNO = 0x7FFF0000, 0x7FF00000, 0x00050000
 _NR, _ARCH, _ARG0 = 0, 4, 16
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
@@ -60,6 +61,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "lookup_dcookie": (212, 18),
 }
 _CLONE, _CLONE3, _UNSHARE, _SOCKET, _SOCKETPAIR = (56, 220), (435, 435), (272, 97), (41, 198), (53, 199)
+_SENDTO, _SENDMSG, _SENDMMSG, _MSG_FASTOPEN = (44, 206), (46, 211), (307, 269), 0x20000000
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)  # all that programs may open
 _NAMESPACES = (
     syscalls.CLONE_NEWNS
@@ -99,6 +101,34 @@ def program(machine: str, *, nesting: bool = False) -> bytes:
         for family in _FAMILIES:
             out += [_op(_JEQ, family, 0, 1), _op(_RET, _ALLOW)]
         out += [refuse]
+    return b"".join([*out, _op(_RET, _ALLOW)])
+
+
+def tcp_program(machine: str) -> bytes:
+    """For programs that share the host's network under Landlock, which knows TCP connections alone: no other sockets of the
+    internet, and no data with the first packet, which makes a connection without asking for one."""
+    index = 0 if machine == "x86_64" else 1
+    refuse, allow = _op(_RET, _ERRNO | errno.EACCES), _op(_RET, _ALLOW)
+    out = [_op(_LD, _NR)]
+    for pair, argument in ((_SENDTO, 3), (_SENDMSG, 2), (_SENDMMSG, 3)):
+        out += [_op(_JEQ, pair[index], 0, 4), _op(_LD, _ARG0 + 8 * argument), _op(_JSET, _MSG_FASTOPEN, 0, 1), refuse]
+        out += [allow]
+    out += [_op(_JEQ, _SOCKET[index], 1, 0), allow, _op(_LD, _ARG0)]
+    out += [_op(_JEQ, socket.AF_INET, 2, 0), _op(_JEQ, socket.AF_INET6, 1, 0), allow]
+    out += [_op(_LD, _ARG0 + 8), _op(_AND, 0xF), _op(_JEQ, socket.SOCK_STREAM, 1, 0), refuse, _op(_LD, _ARG0 + 16)]
+    out += [_op(_JEQ, 0, 1, 0), _op(_JEQ, socket.IPPROTO_TCP, 0, 1), allow, refuse]
+    return b"".join(out)
+
+
+def trace_program(machine: str, numbers: Sequence[int], from_cwd: Sequence[int]) -> bytes:
+    """Stops before each of the calls `numbers`, for the tracer of this process; and before those of `from_cwd` where their first
+    argument is no directory but AT_FDCWD: a path beside a directory is below it, and walks over trees have many of them."""
+    out = [_op(_LD, _ARCH), _op(_JEQ, AUDIT_ARCH[machine], 1, 0), _op(_RET, _ALLOW), _op(_LD, _NR)]
+    for number in numbers:
+        out += [_op(_JEQ, number, 0, 1), _op(_RET, _TRACE)]
+    for number in from_cwd:
+        out += [_op(_JEQ, number, 0, 4), _op(_LD, _ARG0), _op(_JEQ, syscalls.AT_FDCWD, 0, 1), _op(_RET, _TRACE)]
+        out += [_op(_RET, _ALLOW)]
     return b"".join([*out, _op(_RET, _ALLOW)])
 
 

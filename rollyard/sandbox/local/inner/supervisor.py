@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from rollyard.core import folders
 from rollyard.images import tree_pipe
-from rollyard.sandbox.local.inner import files, keeper, landlock, protocol, shared_memory, syscalls, users
+from rollyard.sandbox.local.inner import files, keeper, landlock, path_view, protocol, shared_memory, syscalls, users
 from rollyard.sandbox.local.inner.protocol import Message
 
 _FINISHED_KEPT = 4096
@@ -53,6 +53,7 @@ class Supervisor:
         self._lock = lock  # of the journal entry, held for as long as this process lives
         self._confine: int | None = None
         self._inline = False
+        self._view = path_view.make(plan["view"])
         rules: dict[str, Any] | None = plan["landlock"]
         if rules is not None:
             self._confine = landlock.ruleset(rules["read"], rules["write"], rules["ports"])
@@ -154,7 +155,7 @@ class Supervisor:
         try:
             reply = self._do(message, fds, client)
         except OSError as error:
-            self._answer(client, number, _refusal(error))
+            self._answer(client, number, self._refuse(error))
         except Exception as error:  # noqa: BLE001 - a request that makes no sense must not end the sandbox; it is answered
             self._answer(client, number, {"error": "EPROTO", "path": None, "text": repr(error)[:500]})
         else:
@@ -168,6 +169,8 @@ class Supervisor:
     def _do(self, message: Message, fds: list[int], client: _Client) -> Message | None:
         """File operations of a sandbox under Landlock are done under its rules too, in a worker."""
         operation = self._ops[message["op"]]
+        if message["op"] in _FILE_OPS:
+            message["path"] = self._outside(message["path"])
         if self._confine is None or message["op"] not in _FILE_OPS:
             return operation(message, fds, client)
         rules = self._confine
@@ -178,6 +181,27 @@ class Supervisor:
             return operation(message, fds, client) or {}
 
         return self._work(message, client, task)
+
+    def _outside(self, path: str) -> str:
+        """Where a path of the sandbox is for this process."""
+        return path if self._view is None else os.fsdecode(self._view.outside(os.fsencode(path)))
+
+    def _inside(self, path: str) -> str:
+        return path if self._view is None else os.fsdecode(self._view.inside(os.fsencode(path)))
+
+    def _describe(self, entry: Message) -> Message:
+        target = entry["target"]
+        return {
+            **entry,
+            "path": self._inside(entry["path"]),
+            "target": target if target is None else self._inside(target),
+        }
+
+    def _refuse(self, error: OSError) -> Message:
+        path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+        name = errno.errorcode.get(error.errno or 0, "EIO")
+        known = isinstance(path, str) and path.startswith("/") and not path.startswith("/proc/self/fd/")
+        return {"error": name, "path": self._inside(path) if known else None, "text": error.strerror}
 
     # -- programs
 
@@ -216,7 +240,7 @@ class Supervisor:
         pid = os.fork()
         if pid == 0:
             try:
-                keeper.serve(theirs, self._confine)
+                keeper.serve(theirs, self._confine, self._view)
             finally:
                 os._exit(70)
         theirs.close()
@@ -361,10 +385,10 @@ class Supervisor:
             time.sleep(0.001 * min(round_ + 1, 20))
 
     def op_pause(self, message: Message, _fds: list[int], _client: _Client) -> Message:
-        if not self._namespace:
-            raise OSError(errno.EPERM, "only a pid namespace can be stopped as a whole", "pause")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGSTOP if message["on"] else signal.SIGCONT)
+        number = signal.SIGSTOP if message["on"] else signal.SIGCONT
+        for pid in [-1] if self._namespace else keeper.descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
         return {}
 
     # -- children
@@ -410,7 +434,7 @@ class Supervisor:
             try:
                 reply: Message = {"ok": task()}
             except OSError as error:
-                reply = _refusal(error)
+                reply = self._refuse(error)
             handed: tuple[int, ...] = reply.get("ok", {}).pop("fds", ())
             protocol.send(client.sock, {"n": message["n"], **reply}, handed)
             os._exit(0)
@@ -430,13 +454,13 @@ class Supervisor:
         return {"fds": (fd,), "size": os.fstat(fd).st_size}
 
     def op_stat(self, message: Message, _fds: list[int], _client: _Client) -> Message:
-        return files.look(message["path"])
+        return self._describe(files.look(message["path"]))
 
     def op_exists(self, message: Message, _fds: list[int], _client: _Client) -> Message:
         return {"exists": os.path.exists(message["path"])}
 
     def op_list(self, message: Message, _fds: list[int], _client: _Client) -> Message:
-        return {"entries": files.listing(message["path"])}
+        return {"entries": [self._describe(entry) for entry in files.listing(message["path"])]}
 
     def op_mkdir(self, message: Message, _fds: list[int], _client: _Client) -> Message:
         files.make_dirs(message["path"], message["mode"], users.find(message.get("user")))
@@ -465,7 +489,7 @@ class Supervisor:
             where = path if anyones or self._proc_dev is None else f"/proc/self/fd/{at}/{name}"
             owner = (user.uid, user.gid) if (user.uid or user.gid) and not anyones else None
             with open(fds[0], "rb", closefd=False) as source:
-                tree_pipe.unpack(source, where, owner=owner)
+                tree_pipe.unpack(source, where, owner=owner, link=self._outside)
             os.close(at)
             return {}
 
@@ -474,7 +498,7 @@ class Supervisor:
     def op_pack(self, message: Message, fds: list[int], client: _Client) -> Message | None:
         def task() -> Message:
             with open(fds[0], "wb", closefd=False) as out:
-                tree_pipe.pack(message["path"], out, max_bytes=message["max_bytes"])
+                tree_pipe.pack(message["path"], out, max_bytes=message["max_bytes"], link=self._inside)
             return {}
 
         return self._work(message, client, task)
@@ -489,7 +513,10 @@ class Supervisor:
             sock.bind((message["address"], message["port"]))
             if not datagrams:
                 sock.listen(1024)
-            return {"port": sock.getsockname()[1], "fds": (os.dup(sock.fileno()),)}
+            port = sock.getsockname()[1]
+            if self._confine is not None:
+                landlock.allow_port(self._confine, port)
+            return {"port": port, "fds": (os.dup(sock.fileno()),)}
 
     def op_socket(self, _message: Message, _fds: list[int], _client: _Client) -> Message:
         """A TCP socket of this network namespace; the host connects it."""
@@ -519,10 +546,3 @@ def _ticks(pid: int) -> list[int]:
     except OSError:
         return [0, 0, 0, 0]
     return [int(word) for word in fields[11:15]]
-
-
-def _refusal(error: OSError) -> Message:
-    path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
-    name = errno.errorcode.get(error.errno or 0, "EIO")
-    known = isinstance(path, str) and path.startswith("/") and not path.startswith("/proc/self/fd/")
-    return {"error": name, "path": path if known else None, "text": error.strerror}

@@ -1,4 +1,4 @@
-"""Finds out what the kernel lets this user do, by doing it: namespaces, mounts, an overlay, /proc. Prints one JSON object."""
+"""Finds out what the kernel lets this user do, by doing it: namespaces, mounts, an overlay, /proc, a trace. Prints JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from rollyard.images import mount_table
-from rollyard.sandbox.local.inner import idmap, landlock, mounts, protocol, seccomp, sources, syscalls
+from rollyard.sandbox.local.inner import idmap, landlock, mounts, path_view, protocol, seccomp, sources, syscalls
 from rollyard.sandbox.local.inner.zygote import NAMESPACES
 
 _USR = {"target": "/usr", "source": "/usr", "writable": True, "over": []}
@@ -86,5 +86,6 @@ def main() -> None:
         "proc": full is None,
         "error": full,
         "landlock": landlock.abi(),
+        "view": path_view.works(),
     }
     print(json.dumps(found))

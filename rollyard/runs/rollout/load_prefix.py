@@ -1,0 +1,31 @@
+"""What a rollout that branches off another one begins with, read from the store."""
+
+from __future__ import annotations
+
+from rollyard.core.branch_point import END, BranchPoint
+from rollyard.core.errors import StoreError
+from rollyard.policy.prefix import RecordedPrefix, calls_before, find_at, open_prefix, read_answer
+from rollyard.store import Store
+
+
+async def load_prefix(store: Store, point: BranchPoint | None, said: str | None = None) -> RecordedPrefix | None:
+    """A fresh one for each rollout: it counts what it has given. None where nothing is branched. `said` is the answer at the
+    branch point, where the caller wrote one."""
+    if point is None:
+        return None
+    parent = await store.get_rollout(point.rollout)
+    recorded, bodies = parent.captured, dict[str, bytes]()
+    if not parent.pinned:  # what a pinned rollout's agent sent is not what its policy saw
+        wanted = calls_before(recorded, point.call)
+        if point.call != END:
+            wanted.append(find_at(recorded, point.call))
+        for record in wanted:
+            bodies[record.id] = await _load_body(store, record.raw_request)
+    return open_prefix(recorded, point, bodies, None if said is None else read_answer(said))
+
+
+async def _load_body(store: Store, digest: bytes) -> bytes:
+    try:
+        return await store.load_blob(digest) if digest else b""
+    except StoreError:  # bodies may be cleaned away; the trajectory has the messages
+        return b""

@@ -1,0 +1,150 @@
+"""What rollouts said and did, kept as texts that the database finds by their words: FTS5 on SQLite, tsvector on PostgreSQL.
+
+Texts are put in when a rollout ends, in the transaction that keeps it. Rollouts of older stores, those that were judged
+again, and those that were committed without their calls are put in by `search.index_missing`. Of a very long rollout the
+first `MOST` characters are there, and a row says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+from sqlalchemy import Connection, Select, and_, delete, exists, func, literal_column, select, text
+
+from rollyard.core.message import Message
+from rollyard.core.rollout import Rollout
+from rollyard.store.database import Put
+from rollyard.store.schema import WORDS, rollouts, texts
+
+Place = Literal["message", "tool call", "tool result", "log", "verdict", "failure", "diff"]
+PLACES: tuple[Place, ...] = get_args(Place)
+TASK, CUT = (
+    "task",
+    "cut",
+)  # places of rows that are no text of the rollout: what it is called, and that texts are missing
+MOST = 2_000_000
+_PIECE = 64_000  # characters of a row; PostgreSQL indexes no text that is much longer
+_put_texts = Put(texts, ("rollout_id", "place", "call", "body"), there="fail")
+_PHRASE = re.compile(r'"([^"]*)"|(\S+)')
+
+
+class FoundText(NamedTuple):
+    """A text that has the words, and the rollout it is of."""
+
+    rollout_id: str
+    run_id: str | None
+    task_id: str
+    attempt: int
+    agent: str
+    policy: str | None
+    reward: float | None
+    place: str
+    call: int | None
+    body: str
+
+
+def texts_of(rollout: Rollout) -> Iterator[tuple[Place, str, int | None]]:
+    """Each text once, with the number of the model call that first held it."""
+    yield from _transcript(rollout)
+    yield "log", rollout.log.decode("utf-8", "backslashreplace"), None
+    if rollout.verdict is not None:
+        yield "verdict", rollout.verdict.log, None
+        yield "verdict", rollout.verdict.error or "", None
+        for command in rollout.verdict.commands:
+            yield "verdict", f"{command.stdout}\n{command.stderr}", None
+    if rollout.failure is not None:
+        yield "failure", rollout.failure.message, None
+    yield "diff", rollout.diff or "", None
+
+
+def _transcript(rollout: Rollout) -> Iterator[tuple[Place, str, int | None]]:
+    """Each message once, though every later call repeats it in its history."""
+    trajectory = rollout.trajectory
+    if trajectory is None:
+        return
+    nodes, seen = trajectory.nodes, set[bytes]()
+    for record in trajectory.records:
+        for number in record.new_nodes:
+            message = nodes[number].message
+            if message.digest not in seen:
+                seen.add(message.digest)
+                for place, said in _parts(message):
+                    yield place, said, record.seq
+
+
+def _parts(message: Message) -> Iterator[tuple[Place, str]]:
+    yield "message", f"{message.thinking}\n{message.text}"
+    for call in message.tool_calls:
+        yield "tool call", f"{call.name} {call.arguments}"
+    for result in message.tool_results:
+        yield "tool result", "".join(getattr(part, "text", "") for part in result.parts)
+
+
+def put(connection: Connection, rollout: Rollout) -> None:
+    """Keep a rollout's texts; nothing where its calls are not at hand."""
+    if rollout.trajectory is None and rollout.calls:
+        return
+    remove(connection, rollout.id)
+    named = " ".join((rollout.task.id, rollout.agent, rollout.labels.get("policy", "")))
+    rows: list[tuple[str, str, int | None, str]] = [(rollout.id, TASK, None, named)]
+    left = MOST
+    for place, said, call in texts_of(rollout):
+        if not said.strip():
+            continue
+        clean = said[:left].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+        rows += [(rollout.id, place, call, clean[at : at + _PIECE]) for at in range(0, len(clean), _PIECE)]
+        left -= len(said)
+        if left < 0:
+            rows.append((rollout.id, CUT, None, ""))
+            break
+    _put_texts.rows(connection, rows)
+
+
+def remove(connection: Connection, rollout_id: str) -> None:
+    connection.execute(delete(texts).where(texts.c.rollout_id == rollout_id))
+
+
+def missing(connection: Connection, limit: int) -> list[str]:
+    """Rollouts whose texts are not in yet, the newest first."""
+    there = exists().where(texts.c.rollout_id == rollouts.c.id)
+    query = select(rollouts.c.id).where(~there).order_by(rollouts.c.started_at.desc()).limit(limit)
+    return list(connection.execute(query).scalars())
+
+
+def find(connection: Connection, query: str, *, run_id: str | None = None, limit: int = 200) -> list[FoundText]:
+    """Texts that have all words of `query`, the newest first; words in double quotes stand together."""
+    names = ("id", "run_id", "task_id", "attempt", "agent", "policy", "reward")
+    columns = (*(rollouts.c[name] for name in names), texts.c.place, texts.c.call, texts.c.body)
+    wanted = phrases(query)
+    if not wanted:
+        return []
+    chosen = _having(connection, wanted, select(*columns).join(rollouts, rollouts.c.id == texts.c.rollout_id))
+    if run_id is not None:
+        chosen = chosen.where(rollouts.c.run_id == run_id)
+    rows = connection.execute(chosen.order_by(rollouts.c.started_at.desc(), texts.c.id).limit(limit))
+    return [FoundText(*row) for row in rows]
+
+
+def candidates(connection: Connection, words: Sequence[str]) -> set[str]:
+    """Rollouts with a text that has all these words, and those of which not every text is known."""
+    found = set(connection.execute(_having(connection, words, select(texts.c.rollout_id))).scalars())
+    found |= set(connection.execute(select(texts.c.rollout_id).where(texts.c.place == CUT)).scalars())
+    return found | set(missing(connection, 1_000_000))
+
+
+def phrases(query: str) -> list[str]:
+    found = [quoted or word.replace('"', "") for quoted, word in _PHRASE.findall(query)]
+    return [phrase for phrase in found if re.search(r"[^\W_]", phrase)]
+
+
+def _having(connection: Connection, wanted: Sequence[str], query: Select[Any]) -> Select[Any]:
+    if connection.dialect.name == "sqlite":
+        match = " ".join(f'"{phrase}"' for phrase in wanted)
+        rows = select(literal_column("rowid")).select_from(text(WORDS)).where(text(f"{WORDS} MATCH :match"))
+        return query.where(texts.c.id.in_(rows.params(match=match)))
+    vector = func.to_tsvector(literal_column("'simple'"), texts.c.body)
+    return query.where(
+        and_(*(vector.op("@@")(func.phraseto_tsquery(literal_column("'simple'"), phrase)) for phrase in wanted))
+    )

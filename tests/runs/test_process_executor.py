@@ -1,0 +1,116 @@
+"""Workers as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import anyio
+import pytest
+
+import rollyard as ry
+from rollyard.core.errors import ConfigError, Unsupported
+from rollyard.core.task import Task
+from rollyard.runs import RunConfig
+from rollyard.runs.run.executor import executor
+from tests.runs import executor_law as law
+
+pytestmark = pytest.mark.anyio
+
+
+def options(tmp_path, text, workers=2, **fields):
+    script = tmp_path / f"script{len(text)}.yaml"
+    script.write_text(text)
+    config = RunConfig(policies={"policy": f"scripted:{script}"}, **fields)
+    return {"config": config, "executor": executor("local", workers=workers)}
+
+
+async def test_processes_keep_the_law(tmp_path, backend):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        await law.every_attempt_is_kept_once(store, options(tmp_path, law.HELLO))
+        await law.leaving_early_gives_the_attempts_back(store, options(tmp_path, law.SLOW), backend)
+
+
+async def test_a_worker_that_is_killed_loses_nothing(tmp_path):
+    slow = "steps:\n  - shell: sleep 1; echo hello > out.txt\n  - text: done\n"
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        given = options(tmp_path, slow)
+        async with ry.Run(law.tasks(8), agent="shell-agent", parallel=4, store=store, **given) as run:
+            with anyio.fail_after(60):
+                while len(owners := {lease.owner for lease in await store.leases(run.id)}) < 2:
+                    await anyio.sleep(0.05)
+            os.kill(int(min(owners).split("/")[1]), signal.SIGKILL)
+            done = [rollout async for rollout in run]
+        assert sorted(r.task.id for r in done) == [f"t{n}" for n in range(8)]
+        assert {r.reward for r in done} == {1.0}
+        assert await store.progress(run.id) == {"done": 8}
+        assert any(a.tries > 1 for a in await store.attempts(run.id))
+
+
+async def test_workers_end_with_their_driver(tmp_path, backend):
+    given = tmp_path / "slow.yaml"
+    given.write_text(law.SLOW)
+    store = tmp_path / "runs.db"
+    (tmp_path / "tasks.jsonl").write_text('{"id": "t0", "instruction": "x"}\n')
+    command = [sys.executable, "-m", "rollyard", "run", str(tmp_path / "tasks.jsonl"), "--agent", "shell-agent"]
+    command += ["--policy", f"scripted:{given}", "--workers", "1", "--store", str(store), "--display", "none"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        with anyio.fail_after(120):
+            while not store.exists():
+                await anyio.sleep(0.1)
+            async with ry.Store.open(store) as kept:
+                while not (held := await leases(kept)):
+                    await anyio.sleep(0.1)
+                pid = int(held[0].owner.split("/")[1])
+                assert pid != driver.pid
+                driver.kill()
+                while Path(f"/proc/{pid}").exists():
+                    await anyio.sleep(0.1)
+                (run,) = await kept.list_runs()
+                assert await kept.progress(run.id) == {"owed": 1}
+                assert await backend.list({"rollyard.run": run.id}) == []
+
+
+async def leases(store):
+    return [lease for run in await store.list_runs() for lease in await store.leases(run.id)]
+
+
+async def test_a_verifier_of_an_importable_module_travels_and_a_closure_is_refused(tmp_path, monkeypatch):
+    """From the caller's own import path, which a worker takes over."""
+    (tmp_path / "half_a_point.py").write_text("def check(sandbox, rollout):\n    return 0.5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module_check = import_module("half_a_point").check
+    given = options(tmp_path, law.HELLO, workers=1)
+    task = [Task(id="t0", instruction="x")]
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        async with ry.Run(task, agent="shell-agent", store=store, verifier=module_check, **given) as run:
+            assert [r.reward async for r in run] == [0.5]
+        with pytest.raises(Unsupported, match="cannot go to another process"):
+            async with ry.Run(task, agent="shell-agent", store=store, verifier=lambda sandbox, rollout: 1.0, **given):
+                pass
+
+
+async def test_a_worker_that_cannot_work_says_why(tmp_path):
+    given = options(tmp_path, "steps: 3\n", workers=1)
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        with pytest.raises(ConfigError, match="a worker gave up: .*steps"):
+            async with ry.Run(law.tasks(1), agent="shell-agent", store=store, **given) as run:
+                assert [r async for r in run] == []
+
+
+async def test_what_processes_cannot_do_is_refused_by_name(tmp_path, backend):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        with pytest.raises(ConfigError, match="9 workers for 4 rollouts at a time"):
+            async with ry.Run(law.tasks(1), agent="shell-agent", store=store, executor=executor("local", workers=9)):
+                pass
+        with pytest.raises(Unsupported, match="open their own sandboxes"):
+            where = executor("local", workers=1)
+            async with ry.Run(law.tasks(1), agent="shell-agent", store=store, sandbox=backend, executor=where):
+                pass
+        assert await store.list_runs() == []
+    with pytest.raises(ConfigError, match="workers must be at least 1"):
+        executor("local", workers=0)
