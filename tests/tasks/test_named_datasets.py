@@ -209,7 +209,10 @@ def test_a_terminal_bench_folder_becomes_a_task(tmp_path):
     folder = tmp_path / "tb" / "hello"
     (folder / "tests").mkdir(parents=True)
     (folder / "task.yaml").write_text("instruction: Say hello.\nmax_test_timeout_sec: 60\ndifficulty: easy\n")
-    (folder / "Dockerfile").write_text("FROM ghcr.io/laude-institute/t-bench/python-3-13:20250620\nCOPY data.txt ./\n")
+    (folder / "Dockerfile").write_text(
+        "FROM ghcr.io/laude-institute/t-bench/python-3-13:20250620\nCOPY data.txt ./\nCOPY tests/given.txt ./\n"
+    )
+    (folder / "tests" / "given.txt").write_text("for the agent")
     (folder / "data.txt").write_text("data")
     (folder / "run-tests.sh").write_text(
         "uv pip install pytest==8.4.1 numpy==2.3.1\nuv run pytest $TEST_DIR/test_outputs.py -rA\n"
@@ -220,7 +223,7 @@ def test_a_terminal_bench_folder_becomes_a_task(tmp_path):
     add("tb", folder.parent)
     (task,) = ry.Taskset.load("tb")
     build = Path(task.build)
-    assert sorted(path.name for path in build.iterdir()) == ["Dockerfile", "data.txt"]
+    assert sorted(path.name for path in build.rglob("*") if path.is_file()) == ["Dockerfile", "data.txt", "given.txt"]
     assert (build / "Dockerfile").read_text().splitlines()[1] == "WORKDIR /app"
     assert task.verifier.kind == "pytest" and task.verifier.layers == ("pip:pytest==8.4.1,numpy==2.3.1",)
     assert task.limits.verify == 60.0 and task.solution is not None

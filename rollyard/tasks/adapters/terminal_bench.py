@@ -24,6 +24,7 @@ _PYTEST = "pytest==8.4.1"
 _PINNED = re.compile(r"\b([A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+)")
 _INSTALL = re.compile(r"^\s*(?:uv (?:pip install|add)|pip3? install|python3? -m pip install|uvx)\b(.*)$", re.M)
 _RUNS_PYTEST = re.compile(r"^\s*(?:uv run |uvx .*)?pytest (?:-\S+ )*\"?\$\{?TEST_DIR\}?/", re.M)
+_COPY = re.compile(r"^(?:COPY|ADD)\s+(.*)$", re.M | re.I)
 _FROM = re.compile(r"^(FROM\s+(?:--platform=\S+\s+)?(\S*t-bench/\S+).*)$", re.M | re.I)
 
 
@@ -47,7 +48,7 @@ def _write(source: Path, options: Mapping[str, Any], folder: Path) -> None:
         raise ConfigError(f"{source / 'task.yaml'}: {error}") from error
     if not _is_task(source) or not task.get("instruction"):
         raise ConfigError(f"{source}: no run-tests.sh or no instruction in it")
-    environment = _tree(source, leave_out=_NOT_ENVIRONMENT)
+    environment = _tree(source, leave_out=_NOT_ENVIRONMENT) | _copied_tests(source)
     services = _services(source / "docker-compose.yaml")
     if len(services) > 1:  # the agent's own is called `client` there
         named = {"main" if name == "client" else name: service for name, service in services.items()}
@@ -81,6 +82,15 @@ def _tree(root: Path, leave_out: tuple[str, ...] = ()) -> dict[str, str | bytes]
         path.relative_to(root): path for path in sorted(root.rglob("*")) if path.is_file() and not path.is_symlink()
     }
     return {name.as_posix(): path.read_bytes() for name, path in found.items() if name.parts[0] not in leave_out}
+
+
+def _copied_tests(source: Path) -> dict[str, str | bytes]:
+    """Files of the tests that the Dockerfile itself gives to the agent."""
+    dockerfile = source / "Dockerfile"
+    text = dockerfile.read_text() if dockerfile.is_file() else ""
+    words = [word.removeprefix("./") for line in _COPY.findall(text) for word in line.split()[:-1]]
+    files = {word: source / word for word in words if word.startswith("tests/") and (source / word).is_file()}
+    return {name: path.read_bytes() for name, path in files.items()}
 
 
 def _services(compose: Path) -> dict[str, Any]:
