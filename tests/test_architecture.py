@@ -51,6 +51,7 @@ BROUGHT = {
 }
 # Tests see what users see. These reach further, and why: "tests/file.py": {"name": reason}.
 REACHES = {
+    "tests/envs/test_verifier_equality.py": {"_process_result": "another project's SDK: what it makes of a result"},
     "tests/plane/aenv_client.py": {"_instance": "another project's SDK, which tells its instance's id nowhere else"},
     "tests/plane/conftest.py": {"_asdict": "a named tuple's public method"},
     "tests/plane/rock_client.py": {"_run_in_session": "another project's SDK: what its own agents call"},

@@ -18,7 +18,7 @@ import msgspec
 from rollyard.core.errors import ConfigError
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer: a value, or the code and words of a refusal."""
 
     value: Any = None
@@ -35,7 +35,7 @@ class JournalRecord(msgspec.Struct, frozen=True, kw_only=True):
     episode_id: str | None
     steps: int
     saved: Any
-    answers: dict[str, Kept]
+    answers: dict[str, KeptAnswer]
 
 
 class SessionJournal:

@@ -9,7 +9,7 @@ import msgspec
 
 from rollyard.core.errors import EnvError
 from rollyard.envs.env import StepResult
-from rollyard.envs.journal import Kept
+from rollyard.envs.journal import KeptAnswer
 
 _encode = msgspec.json.Encoder().encode
 
@@ -47,13 +47,13 @@ class EnvResult(msgspec.Struct, frozen=True):
         return "OK" if self.error is None else self.error.code
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> KeptAnswer:
         if self.error is not None:
-            return Kept(code=self.error.code, message=self.error.message)
-        return Kept(value=self.value)
+            return KeptAnswer(code=self.error.code, message=self.error.message)
+        return KeptAnswer(value=self.value)
 
     @staticmethod
-    def again(kept: Kept) -> EnvResult:
+    def again(kept: KeptAnswer) -> EnvResult:
         return EnvResult.of(kept.value) if kept.code is None else EnvResult(error=EnvRefused(kept.code, kept.message))
 
 

@@ -70,7 +70,7 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
     branches: tuple[Branch, ...] = found.captured.branches
     chosen = min(branch, max(0, len(branches) - 1))
     events = await store.events(rollout_id=found.id, limit=EVENTS)
-    prices, config = await _terms(store, found)
+    prices, config = await find_terms(store, found)
     asked = branches[chosen].call_ids[:1] if branches else ()
     digest = found.captured.record(asked[0]).tools_digest if asked else b""
     return {
@@ -99,11 +99,11 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
         "diff": step_texts.diff_lines(found.diff or ""),
         "cut": step_texts.cut,
         "terminal": lambda text: markup.terminal(step_texts.cut(text)),
-        **_window(branches, chosen, 0, _call_costs(found, prices)),
+        **_window(branches, chosen, 0, call_costs(found, prices)),
     }
 
 
-async def _terms(store: Store, found: Rollout) -> tuple[Prices, Mapping[str, Any]]:
+async def find_terms(store: Store, found: Rollout) -> tuple[Prices, Mapping[str, Any]]:
     """Prices and config of the rollout's run."""
     if found.run_id is None:
         return {}, {}
@@ -115,14 +115,14 @@ def _records(trajectory: Trajectory) -> dict[str, CallRecord]:
     return {record.id: record for record in trajectory.records}
 
 
-def _call_costs(found: Rollout, prices: Prices) -> CallCosts:
+def call_costs(found: Rollout, prices: Prices) -> CallCosts:
     return CallCosts(records=_records(found.captured), price=find_price(prices, found.labels.get("policy")))
 
 
 async def steps(store: Store, rollout_id: str, *, branch: int, start: int) -> dict[str, Any]:
     found = await find_rollout(store, rollout_id)
-    prices, config = await _terms(store, found)
-    shown = _window(found.captured.branches, branch, start, _call_costs(found, prices))
+    prices, config = await find_terms(store, found)
+    shown = _window(found.captured.branches, branch, start, call_costs(found, prices))
     return {"rollout": found, "branch": branch, "currency": config.get("currency", ""), **shown}
 
 

@@ -7,22 +7,22 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, update
 
-from rollyard.core.job import OPEN_JOBS, Job, JobState
+from rollyard.core.rollout_job import OPEN_JOBS, JobState, RolloutJob
 from rollyard.store.database import Put
 from rollyard.store.schema import jobs
 
-_FIELDS = tuple(Job.__struct_fields__)
+_FIELDS = tuple(RolloutJob.__struct_fields__)
 _put_jobs = Put(jobs, _FIELDS, there="keep")
 
 
-def add(connection: Connection, job: Job) -> Job:
+def add(connection: Connection, job: RolloutJob) -> RolloutJob:
     """Keep it, or give the one that its owner has asked for under the same key."""
     _put_jobs.rows(connection, [tuple(getattr(job, name) for name in _FIELDS)])
     query = select(jobs).where(jobs.c.owner == job.owner, jobs.c.key == job.key)
     return _as_job(connection.execute(query).mappings().one())
 
 
-def get(connection: Connection, job_id: str) -> Job | None:
+def get(connection: Connection, job_id: str) -> RolloutJob | None:
     row = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
     return None if row is None else _as_job(row)
 
@@ -34,7 +34,7 @@ def list_jobs(
     states: Sequence[JobState] = (),
     after: str = "",
     limit: int = 100,
-) -> list[Job]:
+) -> list[RolloutJob]:
     """In the order of their ids, which is that of their making, from the one after `after`."""
     query = select(jobs).where(jobs.c.id > after).order_by(jobs.c.id).limit(limit)
     if owner is not None:
@@ -55,5 +55,5 @@ def move(connection: Connection, at: float, job_id: str, state: JobState, *, err
     return bool(connection.execute(moved.values(state=state, error=error, updated_at=at)).rowcount)
 
 
-def _as_job(row: Any) -> Job:
-    return Job(**row)
+def _as_job(row: Any) -> RolloutJob:
+    return RolloutJob(**row)

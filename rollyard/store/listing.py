@@ -15,7 +15,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.store.check import RunCheck
 from rollyard.store.check import check_run as check_rows
 from rollyard.store.store import Store
-from rollyard.store.values import Page, RolloutQuery, RunInfo, StoredEvent
+from rollyard.store.values import Page, RolloutQuery, RunInfo, StoredEvent, line_name
 
 _CUT = 400  # characters of a message in the short view
 
@@ -26,8 +26,10 @@ async def runs(where: str, limit: int, offset: int) -> list[RunInfo]:
 
 
 async def page(where: str, run: str, options: Mapping[str, Any]) -> Page:
+    """Rollouts of a run, or without one of every run."""
     async with Store.open(where, create=False) as store:
-        return await store.list_rollouts(RolloutQuery(run_id=await run_id(store, run), **options))
+        chosen = await run_id(store, run) if run else None
+        return await store.list_rollouts(RolloutQuery(run_id=chosen, **options))
 
 
 async def check_run(where: str, run: str) -> RunCheck:
@@ -103,7 +105,9 @@ class ShownRun:
         for failure in self._failures:
             lines.append(f"failed    {failure.count} at {failure.boundary}: {failure.cause}: {failure.message}")
         lines += [f"stopped   {policy or 'the policy'}: {said}" for policy, said in self._stopped.items()]
-        lines += [f"  {r.id}  {r.task_id}  #{r.attempt}  {r.agent}  {r.status}  {r.reward}" for r in self._page.rows]
+        lines += [
+            f"  {r.id}  {r.task_id}  #{r.attempt}  {line_name(r)}  {r.status}  {r.reward}" for r in self._page.rows
+        ]
         return printable("\n".join(lines))
 
 

@@ -54,7 +54,7 @@ class RolloutsClient:
     # jobs
 
     async def submit(self, *, key: str | None = None, **request: Any) -> dict[str, Any]:
-        """A job: the fields of `JobRequest`. `key` names the request, for a caller that may be started again."""
+        """A job: the fields of `RolloutJobRequest`. `key` names the request, for a caller that may be started again."""
         headers = {"idempotency-key": key or new_id("req")}
         return await self._ask("POST", "/v1/jobs", request, headers=headers)
 

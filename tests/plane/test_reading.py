@@ -142,6 +142,8 @@ async def test_what_is_read_fits_both_themes_and_a_narrow_screen(tmp_path):
         await store.add_note(rollout.id, "label", author="ann", name="looked at")
         paths = {
             "reading": f"/rollouts/{rollout.id}", "reading-run": f"/runs/{run_id}", "search": "/search?q=empty+list",
+            "compare-policies": f"/compare?a={run_id}@bad&b={run_id}@good",
+            "side": f"/side?a={find(rollouts, 'bad').id}&b={rollout.id}",
             "reading-tokens": f"/rollouts/{rollout.id}/tokens", "reading-tasks": f"/runs/{run_id}/tasks",
         }  # fmt: skip
         async with serve_app(page_app(store)) as url:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.train.service.openapi import operations
-from rollyard.train.service.request import JobRequest
+from rollyard.train.service.request import RolloutJobRequest
 
 PAGE = Path(__file__).parents[2] / "docs" / "rollouts-over-http.md"
 SCRIPT = "steps:\n  - shell: echo hello > out.txt\n  - text: done\n"
@@ -22,7 +22,7 @@ SCRIPT = "steps:\n  - shell: echo hello > out.txt\n  - text: done\n"
 
 def table() -> str:
     lines = ["| request | does |", "|---|---|"]
-    for one in operations(JobRequest):
+    for one in operations(RolloutJobRequest):
         query = f"?{'&'.join(f'{name}=' for name in one.query)}" if one.query else ""
         lines.append(f"| `{one.method.upper()} {one.path}{query}` | {one.summary} |")
     return "\n".join(lines)

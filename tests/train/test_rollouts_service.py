@@ -24,7 +24,7 @@ from rollyard.train.formats import FORMATS
 from rollyard.train.rollouts_client import RolloutsClient, RolloutsRefused
 from rollyard.train.service.api import RolloutsApi
 from rollyard.train.service.openapi import document
-from rollyard.train.service.request import JobRequest
+from rollyard.train.service.request import RolloutJobRequest
 from rollyard.train.service.serve import read_keys
 
 pytestmark = pytest.mark.anyio
@@ -113,12 +113,12 @@ async def test_a_killed_server_is_started_again_and_goes_on(tmp_path):
 
 async def test_a_job_that_died_before_its_run_was_kept_whole_is_whole_after_the_restart(tmp_path):
     """The server is killed after its first attempt was kept and before the second."""
-    from rollyard.core.job import Job
     from rollyard.core.lease import Attempt
+    from rollyard.core.rollout_job import RolloutJob
 
     body = json.dumps({"request": {"tasks": [TASK], "attempts": 2}, "sign": "x"})
     async with Store.open(tmp_path / "r.db") as store:
-        job = Job(id="job_1", owner="local", key="k", body=body, run_id="run_1", created_at=1.0, updated_at=1.0)
+        job = RolloutJob(id="job_1", owner="local", key="k", body=body, run_id="run_1", created_at=1.0, updated_at=1.0)
         await store.add_job(job)
         await store.create_run({"agents": ["shell-agent"], "attempts": 2}, id="run_1")
         half = Attempt(id="a0", run_id="run_1", task_id="t", agent="shell-agent", number=0)
@@ -248,9 +248,11 @@ def test_the_document_is_of_the_routes_that_are_served():
         for route in RolloutsApi(None, None, None, {}).app.routes  # type: ignore[arg-type]
         for method in route.methods - {"HEAD"}
     }
-    described = document(JobRequest)
+    described = document(RolloutJobRequest)
     assert {(path, method) for path, methods in described["paths"].items() for method in methods} == served
-    assert set(described["components"]["schemas"]["JobRequest"]["properties"]) == set(JobRequest.__struct_fields__)
+    assert set(described["components"]["schemas"]["RolloutJobRequest"]["properties"]) == set(
+        RolloutJobRequest.__struct_fields__
+    )
 
 
 def test_keys_are_read_with_care(tmp_path):

@@ -19,7 +19,7 @@ _PAGE = 500
 _TRIES = 100
 
 
-class Kept(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+class ShelfItem(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """A value, and the record that it was read from."""
 
     value: T
@@ -36,11 +36,11 @@ class Shelf(Generic[T]):
         self._kind: RecordKind = kind
         self._decoder = msgspec.json.Decoder(type)
 
-    async def get(self, scope: str, name: str) -> Kept[T] | None:
+    async def get(self, scope: str, name: str) -> ShelfItem[T] | None:
         found = await self._store.get_record(self._kind, scope, name)
         return None if found is None else self._read(found)
 
-    async def list(self, scope: str, *, unfinished: bool = False, limit: int | None = None) -> list[Kept[T]]:
+    async def list(self, scope: str, *, unfinished: bool = False, limit: int | None = None) -> list[ShelfItem[T]]:
         """By name."""
         found: list[PlaneRecord] = []
         while limit is None or len(found) < limit:
@@ -59,7 +59,7 @@ class Shelf(Generic[T]):
             kind=self._kind, scope=scope, name=name, data=data, created_at=now, updated_at=now, due_at=due_at
         )
 
-    def change(self, kept: Kept[T], value: T, *, due_at: float | None = None) -> PlaneRecord:
+    def change(self, kept: ShelfItem[T], value: T, *, due_at: float | None = None) -> PlaneRecord:
         """The same record with another value, for `write`."""
         data = msgspec.json.encode(value).decode()
         return replace(kept.record, data=data, updated_at=self._clock(), due_at=due_at)
@@ -91,17 +91,17 @@ class Shelf(Generic[T]):
     async def next_due(self) -> float | None:
         return await self._store.next_due(self._kind)
 
-    async def claim(self, hold_s: float, limit: int) -> list[Kept[T]]:
+    async def claim(self, hold_s: float, limit: int) -> list[ShelfItem[T]]:
         """Those that are due, for this caller alone until `hold_s` from now."""
         now = self._clock()
         found = await self._store.claim_records(self._kind, now=now, until=now + hold_s, limit=limit)
         return [self._read(one) for one in found]
 
-    async def hold(self, kept: Kept[T], hold_s: float) -> Kept[T] | None:
+    async def hold(self, kept: ShelfItem[T], hold_s: float) -> ShelfItem[T] | None:
         """Claimed for so much longer; None when another has claimed it since."""
         now = self._clock()
         found = await self._store.put_records([replace(kept.record, due_at=now + hold_s, updated_at=now)])
-        return None if found is None else Kept(value=kept.value, record=found[0])
+        return None if found is None else ShelfItem(value=kept.value, record=found[0])
 
-    def _read(self, record: PlaneRecord) -> Kept[T]:
-        return Kept(value=self._decoder.decode(record.data), record=record)
+    def _read(self, record: PlaneRecord) -> ShelfItem[T]:
+        return ShelfItem(value=self._decoder.decode(record.data), record=record)

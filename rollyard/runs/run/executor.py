@@ -76,9 +76,9 @@ def executor(name: str, **options: Any) -> Executor:
         raise ConfigError(f"the local executor has no option {next(iter(options))!r}")
     if workers is None:
         return Local()
-    from rollyard.runs.run.process_executor import Processes
+    from rollyard.runs.run.process_executor import ProcessExecutor
 
-    return Processes(workers)
+    return ProcessExecutor(workers)
 
 
 class Local:

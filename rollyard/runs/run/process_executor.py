@@ -1,4 +1,4 @@
-"""`Processes`: a run's workers as processes of this machine, for more cores than one Python process can use.
+"""`ProcessExecutor`: a run's workers as processes of this machine, for more cores than one Python process can use.
 
 They meet in the store like all workers: the same leases, the same fencing, SQLite or PostgreSQL. The driver starts them, starts
 one again that died, after giving its attempts back, and shows what the store says. Workers end with their driver.
@@ -32,7 +32,7 @@ _AGAIN_S = 1.0  # before a worker that died is started again
 _TAIL = 20  # lines of a worker's own words that are kept
 
 
-class Processes:
+class ProcessExecutor:
     """`workers` processes share the run's `parallel` rollouts."""
 
     name = "processes"

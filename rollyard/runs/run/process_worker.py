@@ -1,4 +1,4 @@
-"""A worker as a process of this machine: `python -m rollyard.runs.run.process_worker`, started by `Processes`.
+"""A worker as a process of this machine: `python -m rollyard.runs.run.process_worker`, started by `ProcessExecutor`.
 
 Its assignment comes on standard input, which then stays open: when it closes, the driver wants the worker to end, or is gone.
 How it ended goes to standard output as JSON.

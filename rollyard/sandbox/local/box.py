@@ -208,7 +208,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
     async def usage(self) -> SandboxUsage:
         _, fds = await self._ask("upper")
         try:
-            return await asyncio.to_thread(read_usage, self._group.dirs, self.written, fds[0] if fds else None)
+            return await asyncio.to_thread(read_usage, self.group.dirs, self.written, fds[0] if fds else None)
         finally:
             protocol.close_fds(fds)
 

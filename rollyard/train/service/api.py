@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from rollyard.core.errors import ConfigError, Error, UnknownName, Untrainable
 from rollyard.core.events import COMMITTED
-from rollyard.core.job import Job
 from rollyard.core.rollout import Rollout
+from rollyard.core.rollout_job import RolloutJob
 from rollyard.gate import Gate
 from rollyard.gate.keys import key_of, same_key
 from rollyard.gate.operator_request import answer
@@ -28,8 +28,8 @@ from rollyard.gate.trainer import Trainer
 from rollyard.store import Store
 from rollyard.store.exports.lines import attempt_line
 from rollyard.train.formats import FORMATS, write_rows
-from rollyard.train.service.jobs import JobConflict, Jobs, TooManyJobs, request_of
-from rollyard.train.service.request import JobRequest
+from rollyard.train.service.jobs import JobConflict, RolloutJobs, TooManyJobs, request_of
+from rollyard.train.service.request import RolloutJobRequest
 
 MAX_WAIT_S = 60.0
 LOCAL = "local"  # the owner where no key is asked for
@@ -45,7 +45,9 @@ class RolloutsApi:
     """`keys` are owners by their keys; without any, everybody who reaches the server is the same owner. Held calls are of
     all owners' jobs, so one of them, the `trainer`, takes and answers them."""
 
-    def __init__(self, jobs: Jobs, store: Store, gate: Gate, keys: Mapping[str, str], trainer: str = LOCAL) -> None:
+    def __init__(
+        self, jobs: RolloutJobs, store: Store, gate: Gate, keys: Mapping[str, str], trainer: str = LOCAL
+    ) -> None:
         self._jobs, self._store, self._keys, self._trainer = jobs, store, keys, trainer
         one = "/v1/jobs/{job_id}"
         trainers_own = [
@@ -167,7 +169,7 @@ class RolloutsApi:
             raise ConfigError("Last-Event-ID is no number of an event") from None
         return StreamingResponse(self._stream(job, after), media_type="text/event-stream")
 
-    async def _stream(self, job: Job, after: int) -> AsyncIterator[bytes]:
+    async def _stream(self, job: RolloutJob, after: int) -> AsyncIterator[bytes]:
         while True:
             found = await self._store.get_job(job.id)
             over = found is None or found.over
@@ -181,13 +183,13 @@ class RolloutsApi:
             yield b": \n\n"  # a reader that is gone is seen by this
             await anyio.sleep(_LOOK_S)
 
-    async def _job(self, request: Request) -> Job:
+    async def _job(self, request: Request) -> RolloutJob:
         found = await self._store.get_job(request.path_params["job_id"])
         if found is None or found.owner != request.state.owner:
             raise NotThere(f"there is no job {request.path_params['job_id']}")
         return found
 
-    async def _view(self, job: Job) -> dict[str, Any]:
+    async def _view(self, job: RolloutJob) -> dict[str, Any]:
         counts = await self._store.progress(job.run_id)
         return {**_summary(job), "attempts": dict(counts), "request": msgspec.to_builtins(request_of(job))}
 
@@ -219,7 +221,7 @@ def sort_out(ended: list[Rollout]) -> tuple[list[Rollout], list[dict[str, Any]]]
     return kept, left_out
 
 
-def _summary(job: Job) -> dict[str, Any]:
+def _summary(job: RolloutJob) -> dict[str, Any]:
     names = ("id", "run_id", "state", "error", "created_at", "updated_at")
     return {name: getattr(job, name) for name in names}
 
@@ -259,4 +261,4 @@ async def _health(request: Request) -> Response:
 async def _openapi(request: Request) -> Response:
     from rollyard.train.service.openapi import document
 
-    return JSONResponse(document(JobRequest))
+    return JSONResponse(document(RolloutJobRequest))

@@ -19,15 +19,15 @@ from anyio.abc import TaskGroup
 
 from rollyard.core.errors import ConfigError, Error
 from rollyard.core.ids import new_id
-from rollyard.core.job import OPEN_JOBS, Job
 from rollyard.core.log import Log
 from rollyard.core.protocols import Backend
 from rollyard.core.rollout import Rollout
+from rollyard.core.rollout_job import OPEN_JOBS, RolloutJob
 from rollyard.gate import Gate
 from rollyard.net.http_client import BadAnswer, HttpPool
 from rollyard.runs.run.run import Run
 from rollyard.store import Store
-from rollyard.train.service.request import JobRequest, ServiceDefaults, config_of, read_request, tasks_of
+from rollyard.train.service.request import RolloutJobRequest, ServiceDefaults, config_of, read_request, tasks_of
 
 _CALLBACK_S = (0.0, 1.0, 4.0, 16.0, 64.0)  # before each try to tell whoever asked
 _TELL_S = 10.0  # for one try
@@ -42,7 +42,7 @@ class TooManyJobs(Error):
     """An owner has as many jobs under way as the server gives."""
 
 
-class Jobs:
+class RolloutJobs:
     """`running` bounds the jobs under way at a time; the others wait in the order they came."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Jobs:
             finally:
                 group.cancel_scope.cancel()
 
-    async def submit(self, owner: str, key: str | None, body: bytes, sign: str) -> tuple[Job, bool]:
+    async def submit(self, owner: str, key: str | None, body: bytes, sign: str) -> tuple[RolloutJob, bool]:
         """The job, and whether it is new. All that can be refused is, before anything is kept."""
         request = read_request(body)
         config = config_of(request, self._server)
@@ -82,7 +82,7 @@ class Jobs:
         )  # what it refuses is told now
         now, job_id = time.time(), new_id("job")
         text = msgspec.json.encode(request).decode()
-        job = Job(
+        job = RolloutJob(
             id=job_id,
             owner=owner,
             key=key or job_id,
@@ -102,7 +102,7 @@ class Jobs:
         self._group.start_soon(self._work, kept)
         return kept, True
 
-    async def cancel(self, job: Job) -> Job:
+    async def cancel(self, job: RolloutJob) -> RolloutJob:
         """Rollouts in flight end; those that ended stay. A job that is over stays as it is."""
         await self._store.move_job(job.id, "cancelled")
         if (scope := self._scopes.get(job.id)) is not None:
@@ -111,7 +111,7 @@ class Jobs:
         assert found is not None
         return found
 
-    async def _work(self, job: Job) -> None:
+    async def _work(self, job: RolloutJob) -> None:
         with anyio.CancelScope() as scope:
             self._scopes[job.id] = scope
             async with self._places:
@@ -126,7 +126,7 @@ class Jobs:
         self._scopes.pop(job.id, None)
         await self._tell(job)
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: RolloutJob) -> None:
         request = request_of(job)
         tasks = await anyio.to_thread.run_sync(tasks_of, request, self._server)
         config = config_of(request, self._server)
@@ -137,7 +137,7 @@ class Jobs:
         if stopped := await self._store.stopped_policies(job.run_id):
             raise ConfigError("; ".join(stopped.values()), hint="the policy's server failed; submit the job again")
 
-    async def rollouts(self, job: Job) -> list[Rollout]:
+    async def rollouts(self, job: RolloutJob) -> list[Rollout]:
         """Those that ended, whole."""
         if not await self._store.has_run(job.run_id):
             return []
@@ -151,7 +151,7 @@ class Jobs:
             allowed = ", ".join(self._server.callback_hosts) or "none"
             raise ConfigError(f"no callback goes to {url}", hint=f"hosts that this server calls: {allowed}")
 
-    async def _tell(self, job: Job) -> None:
+    async def _tell(self, job: RolloutJob) -> None:
         """A signed POST, tried a few times; who needs certainty asks for the job."""
         url = request_of(job).callback
         found = await self._store.get_job(job.id)
@@ -177,11 +177,11 @@ class Jobs:
             await pool.aclose()
 
 
-def request_of(job: Job) -> JobRequest:
-    return msgspec.convert(msgspec.json.decode(job.body)["request"], JobRequest)
+def request_of(job: RolloutJob) -> RolloutJobRequest:
+    return msgspec.convert(msgspec.json.decode(job.body)["request"], RolloutJobRequest)
 
 
-def sign_key(job: Job) -> str:
+def sign_key(job: RolloutJob) -> str:
     """What the job's callback is signed with: made of its owner's key, so that nobody keeps the key itself."""
     return msgspec.json.decode(job.body)["sign"]
 

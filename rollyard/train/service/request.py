@@ -18,7 +18,7 @@ from rollyard.runs.run.config import RunConfig
 from rollyard.tasks.taskset import Taskset
 
 
-class JobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class RolloutJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """`tasks` are rows as a JSON Lines file has them, or `taskset` names one of the server's. `options` are those of a rollout
     that a client may set. `callback` is told when the job is over."""
 
@@ -45,14 +45,14 @@ class ServiceDefaults(msgspec.Struct, frozen=True, kw_only=True):
     callback_hosts: tuple[str, ...] = ()
 
 
-def read_request(body: bytes) -> JobRequest:
-    request = msgspec.json.decode(body, type=JobRequest)
+def read_request(body: bytes) -> RolloutJobRequest:
+    request = msgspec.json.decode(body, type=RolloutJobRequest)
     if (request.tasks is None) == (request.taskset is None):
         raise ConfigError("a job has tasks or the name of a taskset", hint="give one of them")
     return request
 
 
-def config_of(request: JobRequest, server: ServiceDefaults) -> RunConfig:
+def config_of(request: RolloutJobRequest, server: ServiceDefaults) -> RunConfig:
     """The run that is meant. What only the server may choose is refused by name."""
     options = dict(request.options)
     for name in options:
@@ -82,7 +82,7 @@ def config_of(request: JobRequest, server: ServiceDefaults) -> RunConfig:
         raise ConfigError(str(error)) from error
 
 
-def tasks_of(request: JobRequest, server: ServiceDefaults) -> list[Task]:
+def tasks_of(request: RolloutJobRequest, server: ServiceDefaults) -> list[Task]:
     """Those of the job, at least one."""
     found = select_tasks(_load(request, server), config_of(request, server))
     if not found:
@@ -90,7 +90,7 @@ def tasks_of(request: JobRequest, server: ServiceDefaults) -> list[Task]:
     return found
 
 
-def _load(request: JobRequest, server: ServiceDefaults) -> list[Task]:
+def _load(request: RolloutJobRequest, server: ServiceDefaults) -> list[Task]:
     """Rows of a client are read as a file of an unknown author's: their files come with their contents."""
     if request.taskset is not None:
         return list(Taskset.load(_below(server.tasks, request.taskset)))

@@ -22,7 +22,7 @@ from rollyard.runs.run.config import RunConfig
 from rollyard.runs.serve_gate import GateOptions, policy_of
 from rollyard.store import Store
 from rollyard.train.service.api import LOCAL, RolloutsApi
-from rollyard.train.service.jobs import Jobs
+from rollyard.train.service.jobs import RolloutJobs
 from rollyard.train.service.request import ServiceDefaults
 
 
@@ -69,7 +69,7 @@ async def run_rollouts(options: RolloutsOptions, say: Callable[[ServerReady], No
         stack.push_async_callback(policy.aclose)
         gate = await stack.enter_async_context(Gate(policy, log=store))
         backend = await stack.enter_async_context(open_named(options.sandbox, RunConfig(sandbox=options.sandbox)))
-        jobs = Jobs(store, gate, backend, server, running=options.jobs, quota=options.quota)
+        jobs = RolloutJobs(store, gate, backend, server, running=options.jobs, quota=options.quota)
         api = RolloutsApi(jobs, store, gate, keys, trainer_of(keys, options.trainer))
         await stack.enter_async_context(jobs.open())
         app = api.app if keys else NoWebPages(api.app, AllowedHosts(options.host, *options.allow_hosts))

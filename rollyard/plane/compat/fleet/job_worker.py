@@ -24,7 +24,7 @@ from rollyard.plane.compat.fleet.jobs import (
     Runner,
     session_id,
 )
-from rollyard.plane.service.shelf import Kept
+from rollyard.plane.service.shelf import ShelfItem
 
 T = TypeVar("T")
 _log = Log("rollyard.fleet")
@@ -51,8 +51,8 @@ class JobWorker:
                 idle_s = _LOOK_S
                 try:
                     idle_s = await self._once()
-                except Error as error:
-                    _log.warning("sessions could not be claimed", cause=str(error))
+                except Exception:  # noqa: BLE001 - recorded; storage that fails for a while must not end the work
+                    _log.exception("sessions could not be claimed")
                 await self._wait(idle_s)
         finally:
             for work in self._working:
@@ -84,7 +84,7 @@ class JobWorker:
         if not work.cancelled() and (error := work.exception()) is not None:
             _log.warning("a session was left to the next worker", cause=str(error))
 
-    async def _work(self, claimed: Kept[FleetSession]) -> None:
+    async def _work(self, claimed: ShelfItem[FleetSession]) -> None:
         session = claimed.value
         job = await self._jobs.find(session.owner, session.job_id)
         if session.begun:
@@ -136,11 +136,12 @@ class JobWorker:
             ttl_seconds=max(60, round(seconds) + 60),
             run_id=job.id,
         )
-        place = await self._places.make(job.owner, make, None, {SESSION: session.id})
+        rollout_id = session.id if session.begun == 1 else f"{session.id}-{session.begun}"
+        place = await self._places.make(job.owner, make, None, {SESSION: session.id}, rollout_id=rollout_id)
         try:
             return await self._runner(
                 JobAttempt(
-                    rollout_id=session.id if session.begun == 1 else f"{session.id}-{session.begun}",
+                    rollout_id=rollout_id,
                     job_id=job.id,
                     task=task,
                     model=session.model,
@@ -155,7 +156,7 @@ class JobWorker:
             await asyncio.shield(self._places.close(place, "its session is over"))
 
     async def _end(
-        self, kept: Kept[FleetSession], job: FleetServerJob, ended: FleetSession, lines: tuple[Any, ...]
+        self, kept: ShelfItem[FleetSession], job: FleetServerJob, ended: FleetSession, lines: tuple[Any, ...]
     ) -> None:
         """The session's end, what was said and the session that may begin now: all of it is written or nothing."""
         ended = replace(ended, ended_at=time.time())
@@ -181,16 +182,16 @@ class JobWorker:
 class _Held:
     """A session that is this worker's for as long as it says so in time."""
 
-    def __init__(self, jobs: Jobs, kept: Kept[FleetSession], hold_s: float) -> None:
+    def __init__(self, jobs: Jobs, kept: ShelfItem[FleetSession], hold_s: float) -> None:
         self._sessions, self.kept, self._hold_s = jobs.sessions, kept, hold_s
         self.lost = False
         self._over = asyncio.Event()
 
     async def begin(self, value: FleetSession) -> bool:
         """Another's by now: False."""
-        return await self._write(Kept(value=value, record=self._sessions.change(self.kept, value)))
+        return await self._write(ShelfItem(value=value, record=self._sessions.change(self.kept, value)))
 
-    async def _write(self, kept: Kept[FleetSession]) -> bool:
+    async def _write(self, kept: ShelfItem[FleetSession]) -> bool:
         held = await self._sessions.hold(kept, self._hold_s)
         if held is None:
             self.lost = True

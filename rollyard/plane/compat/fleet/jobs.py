@@ -20,7 +20,7 @@ from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.compat.fleet.errors import FleetRefusal
 from rollyard.plane.compat.fleet.instances import WorldInstance
 from rollyard.plane.compat.fleet.tasks import FleetTask, TaskShelf
-from rollyard.plane.service.shelf import WAITS, Kept, Shelf
+from rollyard.plane.service.shelf import WAITS, Shelf, ShelfItem
 from rollyard.plane.storage.protocol import PlaneStore
 
 _MOST_SESSIONS = 10_000
@@ -199,7 +199,7 @@ class Jobs:
             raise FleetRefusal(404, f"Job '{job_id}' not found")
         return await self._look(kept)
 
-    async def _look(self, kept: Kept[FleetServerJob]) -> FleetServerJob:
+    async def _look(self, kept: ShelfItem[FleetServerJob]) -> FleetServerJob:
         """A job is over when none of its sessions has anything left to do, which is written down by who sees it first."""
         job = kept.value
         if job.over or await self.sessions.list(job.id, unfinished=True, limit=1):

@@ -1,5 +1,4 @@
-"""A `Job`: a run that somebody asked a server for, and where it stands. The run itself, its attempts and its rollouts, is in the
-store under `run_id`."""
+"""A `RolloutJob`: a run that somebody asked a server for, and where it stands. The run itself is in the store under `run_id`."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 OPEN_JOBS: tuple[JobState, ...] = ("queued", "running")
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutJob(msgspec.Struct, frozen=True, kw_only=True):
     """`key` is the caller's own name for the request, under which a repeated one finds this job; `body` is the request."""
 
     id: str
