@@ -13,7 +13,7 @@ TOOLS := $(VENV)/.tools
 TORCH := $(VENV)/.torch
 export ROLLYARD_CACHE ?= $(HOME)/.cache/rollyard
 
-.PHONY: help setup system torch demo test test-slow attack mutants check format drills bench docker docker-stop train vllm
+.PHONY: help setup system torch demo test test-slow attack portability mutants check format drills bench docker docker-stop train vllm
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -56,6 +56,9 @@ test-slow: torch  ## soaks, churn, long waits, engines, foreign venvs, training
 
 attack: setup  ## every attack that is tried, and a table of parties, attempts and successes; ARGS=tests/gate for some of them
 	$(BIN)/python tests/attack.py -n 2 --dist loadgroup --timeout 600 $(ARGS)
+
+portability: setup  ## machines made here, and what the local backend reaches and refuses on each; needs root
+	$(BIN)/python tests/portability.py
 
 check: torch  ## formatting, lint, types (torch's too), layers
 	$(BIN)/ruff format --check .

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rollyard.core.sandbox import Resources as Resources
     from rollyard.core.sandbox import SandboxSpec as SandboxSpec
     from rollyard.core.task import Task as Task
-    from rollyard.core.tree import Tree as Tree
     from rollyard.envs.env import Env as Env
     from rollyard.envs.env import StepResult as StepResult
     from rollyard.gate.gate import Gate as Gate

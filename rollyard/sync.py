@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -44,6 +45,15 @@ async def _await(value: Awaitable[T], over: threading.Event) -> T:
         return await value
     finally:
         over.set()
+
+
+def submit(value: Awaitable[T]) -> Future[T]:
+    """Start an awaitable on the background loop."""
+
+    async def awaited() -> T:
+        return await value
+
+    return asyncio.run_coroutine_threadsafe(awaited(), _portal.get())
 
 
 def wait(value: Awaitable[T]) -> T:

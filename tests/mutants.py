@@ -255,6 +255,31 @@ MUTANTS = (
         "return own.kind",
         "tests/trajectory/test_samples.py tests/trajectory/test_trajectory.py",
     ),
+    # branches
+    Mutant(
+        "policy/prefix.py",
+        "if not self._beyond and not past_end:",
+        "if False:",
+        "tests/runs/test_branch.py -k asks_something_else",
+    ),
+    Mutant(
+        "policy/prefix.py",
+        'return _VOLATILE.sub("#", text)',
+        'return ""',
+        "tests/runs/test_branch.py -k asks_something_else",
+    ),
+    Mutant(
+        "runs/rollout/act.py",
+        "return None if prefix.reached or",
+        "return None if True or",
+        "tests/runs/test_branch.py -k ends_before",
+    ),
+    Mutant(
+        "runs/run/worker.py",
+        "told=told, owes=owes",
+        "told=told",
+        "tests/runs/test_tree.py -k stopped_tree",
+    ),
 )
 
 

@@ -1,4 +1,5 @@
-"""shell-agent: our own loop (`inside/agent_loop.py`), for examples and tiny models. Needs python3 in the image, no layer."""
+"""shell-agent: our own loop (`inside/agent_loop.py`), for examples and tiny models. Needs python3 in the image, no layer. Its
+sibling over tools of MCP servers is `tool_agent`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from rollyard.core.agent import Addition, Agent, Launch
 from rollyard.core.events import AgentEvent
 
 _PROGRAM = "{home}/.shell-agent/agent_loop.py"
-_PROMPT = "{home}/.shell-agent/prompt.md"
+PROMPT = "{home}/.shell-agent/prompt.md"
 _TASK = "{home}/.shell-agent/instruction.md"
 
 
@@ -28,10 +29,11 @@ def _events(line: str, before: str) -> Iterator[AgentEvent]:
         if message.get("content"):
             yield AgentEvent(kind="assistant", text=message["content"])
         for call in message.get("tool_calls") or []:
-            arguments = call["function"]["arguments"]
-            yield AgentEvent(kind="tool_call", tool="shell", call_id=call["id"], fields={"arguments": arguments})
+            asked = call["function"]
+            fields = {"arguments": asked["arguments"]}
+            yield AgentEvent(kind="tool_call", tool=asked["name"], call_id=call["id"], fields=fields)
     elif event["type"] == "result":
-        yield AgentEvent(kind="tool_result", tool="shell", call_id=event["id"], text=event["text"])
+        yield AgentEvent(kind="tool_result", tool=event["tool"], call_id=event["id"], text=event["text"])
     elif event["type"] == "done":
         yield AgentEvent(kind="done", ok=event["ok"], text=event["text"])
 
@@ -41,12 +43,12 @@ agent = Agent(
     version="1",
     summary="our own: one loop, one shell tool, small prompts",
     check=("python3", "--version"),
-    argv=("python3", "-I", _PROGRAM, _PROMPT, _TASK),
+    argv=("python3", "-I", _PROGRAM, PROMPT, _TASK),
     env={"ROLLYARD_KEY": "{key}", "AGENT_LOOP_URL": "{base_url}", "AGENT_LOOP_MODEL": "{model}"},
-    files={_PROMPT: "Use the shell tool. Say done when done.", _TASK: "{instruction}"},
+    files={PROMPT: "Use the shell tool. Say done when done.", _TASK: "{instruction}"},
     wires={"chat": Addition()},
     options={
-        "system_prompt": Addition(files={_PROMPT: "{system_prompt}"}),
+        "system_prompt": Addition(files={PROMPT: "{system_prompt}"}),
         "max_tokens": Addition(env={"AGENT_LOOP_MAX_TOKENS": "{max_tokens}"}),
     },
     needs_isolation="landlock",

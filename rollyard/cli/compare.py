@@ -16,12 +16,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(help="run id, or the start of it")],
-    second: Annotated[str, typer.Argument(help="run to compare it with")],
+    first: Annotated[str, typer.Argument(help="run, or one agent or policy of it: RUN, RUN@AGENT, RUN@POLICY")],
+    second: Annotated[str, typer.Argument(help="run, or part of a run, to compare it with; may be the same run")],
     store: StoreOption = STORE,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Compare two runs task by task: difference with an interval, a paired test, and the tasks that flipped."""
+    """Compare two runs, or two agents or policies of one run, task by task: difference with an interval, a paired test, and
+    the tasks that flipped.
+
+    rollyard compare last@small last@large
+    """
     from rollyard.runs.report import compare as comparing
     from rollyard.store import Store
 
@@ -29,8 +33,8 @@ def compare(
         async with Store.open(store, create=False) as kept:
             found = await comparing.compare(kept, first, second)
             if as_json:
-                print_json(found)
+                print_json(found.paired)
             else:
-                typer.echo(comparing.text(first, second, found), nl=False)
+                typer.echo(comparing.text(first, second, found.paired), nl=False)
 
     anyio.run(work)

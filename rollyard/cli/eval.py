@@ -53,9 +53,11 @@ def evaluate(
             with shown:
                 report = await evaluation.evaluate(loaded, store=kept, display=shown, resume=resume)
             if out is not None:
+                from rollyard.page.export import run_page
                 from rollyard.runs.report.plots import write_report
 
-                await write_report(kept, report, out)
+                _, html = await run_page(kept, report.run_id)
+                await write_report(kept, report, out, html=html)
             return report
 
     words = shlex.join(["rollyard", "eval", config, *write_options(options)])

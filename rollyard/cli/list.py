@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import anyio
 import typer
@@ -12,16 +12,17 @@ import typer
 from rollyard.cli.store_option import StoreOption
 from rollyard.core.home import STORE
 
-if TYPE_CHECKING:
-    from rollyard.store.values import RolloutRow
-
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command("list")
 def list_(
     run: Annotated[
-        str, typer.Argument(help="run: id, start of it, name or `last`; without it all runs are listed")
+        str,
+        typer.Argument(
+            help="run: id, start or end of it, name or `last`; without it all runs are listed, or the rollouts of every run "
+            "that the options choose"
+        ),
     ] = "",
     store: StoreOption = STORE,
     task: Annotated[str | None, typer.Option(help="only rollouts of this task")] = None,
@@ -38,11 +39,16 @@ def list_(
     offset: Annotated[int, typer.Option(help="rows to skip")] = 0,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """List runs, newest first, or the rollouts of one run."""
-    from rollyard.cli.printing import print_json, print_table
-    from rollyard.store.listing import page, runs
+    """List runs, newest first, or rollouts: those of one run, or those of every run that fit.
 
-    if not run:
+    rollyard list --status infra_error --policy large
+    """
+    from rollyard.cli.printing import print_json, print_table
+    from rollyard.core.ids import short_id
+    from rollyard.store.listing import page, runs
+    from rollyard.store.values import line_name
+
+    if not run and not (task or agent or policy or status):
         found = anyio.run(runs, store, limit, offset)
         if json:
             print_json(found)
@@ -73,17 +79,17 @@ def list_(
         print_json(shown)
         return
     rows = [
-        [r.id, r.task_id, str(r.attempt), _asked(r), r.status, _number(r.reward), str(r.calls), f"{r.wall_s:.1f}"]
+        [r.id, r.task_id, str(r.attempt), line_name(r), r.status, _number(r.reward), str(r.calls), f"{r.wall_s:.1f}"]
         for r in shown.rows
     ]
-    print_table(["rollout", "task", "#", "agent", "status", "reward", "calls", "s"], rows)
+    header = ["rollout", "task", "#", "agent", "status", "reward", "calls", "s"]
+    if not run:
+        header.insert(1, "run")
+        for line, row in zip(rows, shown.rows, strict=True):
+            line.insert(1, short_id(row.run_id) if row.run_id else "-")
+    print_table(header, rows)
     if shown.next is not None:
         typer.echo(f"{shown.total} rollouts in all; for the next page add --offset {shown.next}")
-
-
-def _asked(row: RolloutRow) -> str:
-    """The agent, and which policy answered it where the run has several."""
-    return f"{row.agent} / {row.policy}" if row.policy else row.agent
 
 
 def _who(config: Mapping[str, Any]) -> str:

@@ -46,7 +46,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "export": "write a run as JSON Lines, training rows, Parquet, ATIF or HTML",
     },
     "Keep": {
-        "check": "check an agent, a run, a sandbox backend or tasks",
+        "check": "check an agent, a dataset, a run, a sandbox backend or tasks",
+        "datasets": "add datasets by name, list, show and run them",
         "image": "add, list and remove images; build layers",
         "store": "back up a store while it is in use, and restore it",
         "clean": "remove what dead sandboxes left; end live ones by label or age",

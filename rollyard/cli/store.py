@@ -39,6 +39,20 @@ def backup(
 
 
 @app.command()
+def copy(
+    source: Annotated[str, typer.Argument(help="store to copy: a path or postgresql://...; nothing may write to it")],
+    target: Annotated[str, typer.Argument(help="new or empty store: a path or postgresql://...")],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Copy a whole store, with every id, into one of another kind: SQLite to PostgreSQL or back."""
+    from rollyard.store.copy import copy_store
+
+    counts = anyio.run(copy_store, source, target)
+    total = sum(counts.values())
+    print_json(counts) if as_json else typer.echo(f"{total} rows in {len(counts)} tables")
+
+
+@app.command()
 def restore(
     source: Annotated[Path, typer.Argument(help="backup file")],
     target: Annotated[Path, typer.Argument(help="path of the new store; it must not exist")],

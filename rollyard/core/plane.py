@@ -28,6 +28,8 @@ RecordKind = Literal[
     "fleet_transcript",
     "rock_shell",
     "e2b_program",
+    "project",
+    "build",
 ]
 KINDS_OF_INSTANCES: tuple[RecordKind, ...] = (
     "rock_shell",
@@ -36,13 +38,25 @@ KINDS_OF_INSTANCES: tuple[RecordKind, ...] = (
 InstanceState = Literal["creating", "running", "paused", "deleting", "deleted", "expired", "failed"]
 
 
+class EnvBuild(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an image comes from pushed files: `bundle` is their sha256, `context` the folder of them that is built from. With a
+    `dockerfile` (a path below that) it is carried out; without, the files are laid over the image `base` at `target`."""
+
+    bundle: str
+    context: str = ""
+    dockerfile: str | None = None
+    base: str = "host"
+    target: str = "/app"
+
+
 class EnvSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an environment is. `artifacts` are hexadecimal sha256 digests by name. `start` is the program that runs in every
     instance (its arguments are appended); `port` is where the environment's own server of tools, functions, reward and
-    health listens inside."""
+    health listens inside. With `build` the image is made from pushed files, and so is what the files say about starting it."""
 
     description: str = ""
     image: str = "host"
+    build: EnvBuild | None = None
     engine: str | None = None
     resources: Resources = Resources()
     network: Network = "none"
@@ -200,8 +214,8 @@ class Taking(msgspec.Struct, frozen=True, kw_only=True):
 
 class PlaneRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What an API keeps beside its instances, found by kind, scope and name on every replica. `data` is JSON. `revision`
-    counts changes: a change says which one was seen, so it is also the fencing number of who works on a record. `due_at` is when
-    somebody has to take it up; who claims it moves that on, and again while at work. None: nothing is left to do."""
+    counts changes: a change says which one was seen, so it is also the fencing number of who works on a record. `due_at` is
+    when somebody has to take it up; who claims it moves that on, and again while at work. None: nothing is left to do."""
 
     kind: RecordKind
     scope: str

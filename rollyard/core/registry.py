@@ -18,6 +18,7 @@ _ONE = {
     "rollyard.policies": "policy",
     "rollyard.verifiers": "verifier",
     "rollyard.tasksets": "taskset",
+    "rollyard.datasets": "dataset adapter",
     "rollyard.engines": "engine",
     "rollyard.scanners": "scanner",
 }

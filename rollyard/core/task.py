@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from rollyard.core.limits import Limits
+from rollyard.core.remote_task import TaskConfig
 from rollyard.core.sandbox import Resources
 from rollyard.core.sequences import check_sequences
 
@@ -138,7 +139,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Task(Site, frozen=True, kw_only=True, omit_defaults=True):
     """`digest` is the identity of its content; `id` is its name inside its taskset. `source` is the host folder it came
     from, `solution` the host folder the oracle runs, `package` what its author says about it (name, version, authors ...).
-    """
+    `remote` is an environment elsewhere that is made for each attempt: its tools are what the agent works with."""
 
     id: str
     instruction: str
@@ -156,6 +157,7 @@ class Task(Site, frozen=True, kw_only=True, omit_defaults=True):
     steps: tuple[Step, ...] = ()
     step_reward: Literal["mean", "final"] = "mean"
     history: str | None = None  # ATIF prior context, JSON text
+    remote: TaskConfig | None = None
     package: Mapping[str, Any] = {}
     metadata: Mapping[str, Any] = {}
     source: str | None = None

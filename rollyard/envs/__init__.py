@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from rollyard.lazy import attach
 
 if TYPE_CHECKING:
+    from rollyard.core.remote_task import TaskConfig as TaskConfig
     from rollyard.envs.client import connect as connect
     from rollyard.envs.env import Env as Env
     from rollyard.envs.env import StepResult as StepResult
     from rollyard.envs.fleet.context_tools import ContextTools as ContextTools
-    from rollyard.envs.fleet.task_config import TaskConfig as TaskConfig
     from rollyard.envs.fleet.task_env import TaskLimits as TaskLimits
     from rollyard.envs.server import EnvServer as EnvServer
 else:

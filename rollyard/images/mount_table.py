@@ -43,6 +43,13 @@ def read(raw: bytes | None = None) -> list[MountRow]:
     return [_mount(line) for line in raw.splitlines()]
 
 
+def kind_at(path: str) -> str:
+    """The kind of the file system that a directory is on."""
+    device = os.stat(path).st_dev
+    name = f"{os.major(device)}:{os.minor(device)}"
+    return next((row.kind for row in reversed(read()) if row.device == name), "")
+
+
 def _mount(line: bytes) -> MountRow:
     left, _, right = line.partition(b" - ")
     number, parent, device, root, point, *_ = left.split(b" ")

@@ -14,7 +14,7 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from rollyard.core import folders
@@ -44,8 +44,9 @@ def usage(path: str) -> DiskUse:
     return DiskUse(total, inodes)
 
 
-def pack(path: str, out: BinaryIO, *, max_bytes: int | None = None) -> None:
-    """Write the directory at `path` to `out`. More than `max_bytes` of file content is EFBIG."""
+def pack(path: str, out: BinaryIO, *, max_bytes: int | None = None, link: Callable[[str], str] = str) -> None:
+    """Write the directory at `path` to `out`. More than `max_bytes` of file content is EFBIG. `link` says how a link's target is
+    written."""
     left = [max_bytes if max_bytes is not None else 2**62]
     for folder in folders.walk(path):
         prefix = f"{folder.path}/" if folder.names else ""
@@ -56,7 +57,7 @@ def pack(path: str, out: BinaryIO, *, max_bytes: int | None = None) -> None:
             _header(out, path=folder.path, kind="dir", mode=stat.S_IMODE(os.fstat(folder.fd).st_mode))
         for name in folder.others:
             with contextlib.suppress(FileNotFoundError):  # it went away between the listing and the look
-                _pack_other(folder.fd, name, prefix + name, out, left)
+                _pack_other(folder.fd, name, prefix + name, out, left, link)
     out.write(struct.pack(">I", 0))
     out.flush()
 
@@ -66,10 +67,10 @@ def _header(out: BinaryIO, **fields: Any) -> None:
     out.write(struct.pack(">I", len(raw)) + raw)
 
 
-def _pack_other(at: int, name: str, path: str, out: BinaryIO, left: list[int]) -> None:
+def _pack_other(at: int, name: str, path: str, out: BinaryIO, left: list[int], link: Callable[[str], str]) -> None:
     mode = os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
     if stat.S_ISLNK(mode):
-        _header(out, path=path, kind="symlink", target=os.readlink(name, dir_fd=at))
+        _header(out, path=path, kind="symlink", target=link(os.readlink(name, dir_fd=at)))
     elif stat.S_ISREG(mode):
         _pack_file(at, name, path, out, left)
 
@@ -110,9 +111,16 @@ def _exactly(source: BinaryIO, size: int) -> bytes:
     return data
 
 
-def unpack(source: BinaryIO, path: str, *, owner: tuple[int, int] | None = None, max_bytes: int | None = None) -> int:
+def unpack(
+    source: BinaryIO,
+    path: str,
+    *,
+    owner: tuple[int, int] | None = None,
+    max_bytes: int | None = None,
+    link: Callable[[str], str] = str,
+) -> int:
     """Write a stream below the existing directory `path`. What is in the way of a file is replaced, never followed. Gives how
-    many entries were left out of the stream."""
+    many entries were left out of the stream. `link` says where a link of the stream leads."""
     at = _Parents(path)
     left_out = 0
     closed: list[tuple[str, int]] = []
@@ -128,6 +136,8 @@ def unpack(source: BinaryIO, path: str, *, owner: tuple[int, int] | None = None,
             left -= entry.get("size", 0)
             if left < 0:
                 raise OSError(errno.EFBIG, "the directory is larger than allowed", entry["path"])
+            if entry["kind"] == "symlink":
+                entry["target"] = link(entry["target"])
             _place(at.open(parents), name, entry, source, owner)
             if entry["kind"] == "dir":
                 if entry["mode"] & 0o700 == 0o700:

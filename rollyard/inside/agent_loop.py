@@ -4,6 +4,8 @@
 
 Its tools are those of the MCP servers that a config names, or one shell. Standard library only. It prints one JSON object per
 line: message, result, done. Its requests are small on purpose, so that a tiny model with a tiny context can follow it.
+Images that tools give follow in a message of the user's: that is where every chat server takes them. Where there is a tool
+`computer`, the model sees the screen with its instruction.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ MODEL = os.environ["AGENT_LOOP_MODEL"]
 MAX_TOKENS = os.environ.get("AGENT_LOOP_MAX_TOKENS")
 OUTPUT, TURNS, TRIES = 4000, 200, 6
 COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+COMPUTER = "computer"
 SHELL = {"type": "function", "function": {"name": "shell", "description": "Run it.", "parameters": COMMAND}}
+
+
+Call = Callable[[str, str], "tuple[str, list[Any]]"]
 
 
 def say(kind: str, **fields: Any) -> None:
@@ -53,7 +59,11 @@ def ask(messages: list[Any], tools: list[Any]) -> Any:
     return json.loads(answer)["choices"][0]["message"]
 
 
-def run_shell(name: str, arguments: str) -> str:
+def run_shell(name: str, arguments: str) -> tuple[str, list[Any]]:
+    return run_command(arguments), []
+
+
+def run_command(arguments: str) -> str:
     try:
         command = json.loads(arguments)["command"]
         done = subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, timeout=600)
@@ -106,43 +116,68 @@ class Servers:
                 self.tools.append({"type": "function", "function": {**shown, "parameters": tool["inputSchema"]}})
                 self._owners[tool["name"]] = server
 
-    def call(self, name: str, arguments: str) -> str:
+    def call(self, name: str, arguments: str) -> tuple[str, list[Any]]:
+        """The text of its answer, and the images as parts of a message."""
         if name not in self._owners:
-            return f"there is no tool named {name!r}"
+            return f"there is no tool named {name!r}", []
         try:
             result = self._owners[name].ask("tools/call", {"name": name, "arguments": json.loads(arguments or "{}")})
         except (OSError, ValueError) as error:
-            return f"error: {error}"
-        text = "\n".join(part.get("text", "") for part in result.get("content", ()))
-        return f"error: {text}" if result.get("isError") else text
+            return f"error: {error}", []
+        parts = result.get("content", ())
+        text = "\n".join(part["text"] for part in parts if part.get("text"))
+        images = [show_image(part) for part in parts if part.get("type") == "image"]
+        return (f"error: {text}" if result.get("isError") else text), images
 
 
-def work(prompt: str, instruction: str, tools: list[Any], call_tool: Callable[[str, str], str]) -> tuple[bool, str]:
-    messages: list[Any] = [{"role": "system", "content": prompt}, {"role": "user", "content": instruction}]
+def show_image(part: dict[str, Any]) -> dict[str, Any]:
+    kind = part.get("mimeType") or "image/png"
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{part['data']}"}}
+
+
+def first_message(instruction: str, tools: list[Any], call_tool: Call) -> Any:
+    """The instruction, and the screen where there is one."""
+    if all(tool["function"]["name"] != COMPUTER for tool in tools):
+        return instruction
+    text, images = call_tool(COMPUTER, json.dumps({"action": "screenshot"}))
+    if not images:
+        raise ValueError(f"there is no first screenshot: {text or 'no image'}")
+    return [{"type": "text", "text": instruction}, *images]
+
+
+def work(prompt: str, instruction: str, tools: list[Any], call_tool: Call) -> tuple[bool, str]:
+    first = first_message(instruction, tools, call_tool)
+    messages: list[Any] = [{"role": "system", "content": prompt}, {"role": "user", "content": first}]
     for _ in range(TURNS):
         message = ask(messages, tools)
         say("message", message=message)
         messages.append({name: value for name, value in message.items() if value is not None})
         if not message.get("tool_calls"):
             return True, message.get("content") or ""
+        seen: list[Any] = []
         for call in message["tool_calls"]:
             name = call["function"]["name"]
-            text = call_tool(name, call["function"]["arguments"])
-            say("result", id=call["id"], tool=name, text=text)
+            text, images = call_tool(name, call["function"]["arguments"])
+            say("result", id=call["id"], tool=name, text=text, images=len(images))
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+            seen += images
+        if seen:
+            messages.append({"role": "user", "content": seen})
     return False, f"not done after {TURNS} turns"
 
 
 def main(prompt: str, instruction: str, config: str = "") -> tuple[bool, str]:
     if not config:
         return work(prompt, instruction, [SHELL], run_shell)
-    servers = Servers(config)
+    if not Path(config).exists():
+        return False, "this agent has no tools of its own, and was offered none"
+    servers = Servers(Path(config).read_text("utf-8"))
     return work(prompt, instruction, servers.tools, servers.call)
 
 
 if __name__ == "__main__":
     try:
-        ok, words = main(*(Path(path).read_bytes().decode() for path in sys.argv[1:4]))
+        ok, words = main(*(Path(path).read_bytes().decode() for path in sys.argv[1:3]), *sys.argv[3:4])
     except (OSError, ValueError, LookupError) as error:
         ok, words = False, f"{type(error).__name__}: {error}"
     say("done", ok=ok, text=words)

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rollyard.core.errors import ConfigError, Error
-from rollyard.page import found, rollouts, tables, tokens
+from rollyard.page import found, rollouts, sides, tables, tokens
 from rollyard.page.export import run_page
 from rollyard.page.planes import PlaneTables
 from rollyard.page.query import PageQuery
@@ -76,6 +76,7 @@ def page_app(
         Route("/rollouts/{rollout_id}/raw/{call_id}", shown.raw),
         Route("/rollouts/{rollout_id}/files/{name:path}", shown.file),
         Route("/compare", shown.compare),
+        Route("/side", shown.side),
         Route("/search", shown.search),
         Route("/live", shown.live),
         Route("/start", shown.start, methods=["GET", "POST"]),
@@ -219,6 +220,10 @@ class _Page:
     async def compare(self, request: Request) -> Response:
         first, second = request.query_params.get("a", ""), request.query_params.get("b", "")
         return self.show(request, "compare.html", **await tables.compare(self._store, first, second))
+
+    async def side(self, request: Request) -> Response:
+        first, second = request.query_params.get("a", ""), request.query_params.get("b", "")
+        return self.show(request, "side.html", **await sides.show_sides(self._store, first, second))
 
     async def search(self, request: Request) -> Response:
         return self.show(request, "search.html", **await found.find(self._store, _read_query(request)))

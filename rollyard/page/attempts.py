@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rollyard.runs.report.report import line_name
 from rollyard.store import Store
-from rollyard.store.values import RolloutQuery, RolloutRow
+from rollyard.store.values import RolloutQuery, RolloutRow, line_name
 
 _MOST = 1000
 

@@ -9,6 +9,7 @@ from markupsafe import Markup, escape
 
 from rollyard.core.call import CallRecord
 from rollyard.core.rollout import Rollout
+from rollyard.runs.report.report import ReportRow
 from rollyard.trajectory.branch import Branch
 
 _W, _ROW, _LEFT = 960, 20, 120
@@ -90,6 +91,36 @@ def sparkline(values: Sequence[float | None]) -> Markup:
         f'<svg class="sparkline" viewBox="-2 -2 {_SPARK_W + 4} {_SPARK_H + 4}" preserveAspectRatio="none" role="img" '
     )
     return Markup(f'{head}aria-label="{words}"><title>{words}</title>{drawn}</svg>')  # noqa: S704 - numbers only
+
+
+def forest(lines: Sequence[ReportRow]) -> Markup:
+    """The mean reward of each line with its interval, below each other on one scale."""
+    known = [(line, line.reward.value) for line in lines if line.reward.value is not None]
+    if not known:
+        return Markup("")
+    low = min(0.0, *(line.reward.low or 0.0 for line, _ in known))
+    high = max(1.0, *(line.reward.high or value for line, value in known))
+    left, wide, bottom = 220, _W - 300, 14 + len(known) * 24
+
+    def place(value: float) -> float:
+        return left + (value - low) / (high - low) * wide
+
+    out: list[str] = []
+    for part in range(5):
+        value = low + (high - low) * part / 4
+        out.append(f'<path class="grid" d="M{place(value):.1f} 6V{bottom}"/>')
+        out.append(f'<text x="{place(value):.1f}" y="{bottom + 14}" text-anchor="middle">{value:.2f}</text>')
+    for row, (line, value) in enumerate(known):
+        y = 18 + row * 24
+        out.append(f'<text x="4" y="{y + 4}">{escape(line.name[:34])}</text>')
+        if line.reward.low is not None and line.reward.high is not None:
+            out.append(f'<path class="range" d="M{place(line.reward.low):.1f} {y}H{place(line.reward.high):.1f}"/>')
+        out.append(f'<circle class="mean" cx="{place(value):.1f}" cy="{y}" r="5"/>')
+        out.append(f'<text x="{_W - 70}" y="{y + 4}">{value:.3f}</text>')
+    head = (
+        f'<svg class="forest" viewBox="0 0 {_W} {bottom + 20}" role="img" aria-label="mean reward with 95 % intervals">'
+    )
+    return Markup(head + "".join(out) + "</svg>")  # noqa: S704 - shapes only, the names are escaped above
 
 
 def timeline(rollout: Rollout, records: Sequence[CallRecord]) -> Markup:

@@ -54,7 +54,7 @@ def code(text: str, *, language: str = "", name: str = "") -> Markup:
 
 
 def _lexer(language: str, name: str) -> Any:
-    options = {"stripnl": False, "ensurenl": False}
+    options: dict[str, Any] = {"stripnl": False, "ensurenl": False}
     try:
         if language:
             return get_lexer_by_name(language, **options)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from markupsafe import Markup
 
 from rollyard.core.call import CallRecord
 from rollyard.core.errors import ConfigError
@@ -25,6 +26,7 @@ from rollyard.runs.report.report import run_prices
 from rollyard.runs.report.spending import Prices, cost, find_price
 from rollyard.store import Store
 from rollyard.store.exports.export import tools_named
+from rollyard.store.listing import find_branches
 from rollyard.store.values import StoredEvent, row_of
 from rollyard.trajectory.branch import Branch
 from rollyard.trajectory.trajectory import Trajectory
@@ -69,7 +71,7 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
     branches: tuple[Branch, ...] = found.captured.branches
     chosen = min(branch, max(0, len(branches) - 1))
     events = await store.events(rollout_id=found.id, limit=EVENTS)
-    prices, config = await _terms(store, found)
+    prices, config = await find_terms(store, found)
     asked = branches[chosen].call_ids[:1] if branches else ()
     digest = found.captured.record(asked[0]).tools_digest if asked else b""
     return {
@@ -82,6 +84,7 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
             for tool in await tools_named(store, digest)
         ],
         "neighbours": await find_neighbours(store, row_of(found)),
+        "lineage": await find_branches(store, found),
         "branches": branches[:CHIPS],
         "all_branches": len(branches),
         "branch": chosen,
@@ -96,12 +99,16 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
         "command": _find_command(events) or _command(found, config),
         "diff": step_texts.diff_lines(found.diff or ""),
         "cut": step_texts.cut,
-        "terminal": lambda text: markup.terminal(step_texts.cut(text)),
-        **_window(branches, chosen, 0, _call_costs(found, prices)),
+        "terminal": _terminal,
+        **_window(branches, chosen, 0, call_costs(found, prices)),
     }
 
 
-async def _terms(store: Store, found: Rollout) -> tuple[Prices, Mapping[str, Any]]:
+def _terminal(text: str) -> Markup:
+    return markup.terminal(step_texts.cut(text))
+
+
+async def find_terms(store: Store, found: Rollout) -> tuple[Prices, Mapping[str, Any]]:
     """Prices and config of the rollout's run."""
     if found.run_id is None:
         return {}, {}
@@ -113,14 +120,14 @@ def _records(trajectory: Trajectory) -> dict[str, CallRecord]:
     return {record.id: record for record in trajectory.records}
 
 
-def _call_costs(found: Rollout, prices: Prices) -> CallCosts:
+def call_costs(found: Rollout, prices: Prices) -> CallCosts:
     return CallCosts(records=_records(found.captured), price=find_price(prices, found.labels.get("policy")))
 
 
 async def steps(store: Store, rollout_id: str, *, branch: int, start: int) -> dict[str, Any]:
     found = await find_rollout(store, rollout_id)
-    prices, config = await _terms(store, found)
-    shown = _window(found.captured.branches, branch, start, _call_costs(found, prices))
+    prices, config = await find_terms(store, found)
+    shown = _window(found.captured.branches, branch, start, call_costs(found, prices))
     return {"rollout": found, "branch": branch, "currency": config.get("currency", ""), **shown}
 
 

@@ -20,10 +20,10 @@ from rollyard.page.drawing import sparkline
 from rollyard.page.query import PageQuery
 from rollyard.runs.display.watch import in_flight
 from rollyard.runs.report.compare import compare as compare_runs
-from rollyard.runs.report.report import Report, Tally, line_name, run_prices
+from rollyard.runs.report.report import Report, Tally, run_prices
 from rollyard.runs.report.spending import Prices, cost
 from rollyard.store import Store
-from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo, RunSortKey, SortKey
+from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo, RunSortKey, SortKey, line_name
 
 PAGE = 50
 _PARTS = 40  # points of a run's trend
@@ -222,8 +222,20 @@ def _head(info: RunInfo, summary: Summary) -> dict[str, Any]:
 
 async def compare(store: Store, first: str, second: str) -> dict[str, Any]:
     known = await store.list_runs(limit=100)
-    found = await compare_runs(store, first, second) if first and second else None
-    return {"a": first, "b": second, "found": found, "runs": known}
+    made = await compare_runs(store, first, second) if first and second else None
+    sides = [(run, [run.id, *(f"{run.id}@{line}" for line in _lines_of(run))]) for run in known]
+    if made is None:
+        return {"a": first, "b": second, "found": None, "sides": sides}
+    tasks = sorted(made.paired.means, key=lambda line: (line[2] - line[1], line[0]))
+    return {"a": first, "b": second, "found": made.paired, "tasks": tasks, "pairs": made.pairs, "sides": sides}
+
+
+def _lines_of(run: RunInfo) -> list[str]:
+    """Agents and policies of a run that has several of them; two or more of both also by pair."""
+    agents, policies = list(run.config.get("agents", ())), list(run.config.get("policies", ()))
+    single = [*(agents if len(agents) > 1 else ()), *(policies if len(policies) > 1 else ())]
+    both = len(agents) > 1 and len(policies) > 1
+    return [*single, *(f"{agent} / {policy}" for agent in agents for policy in policies if both)]
 
 
 async def _info(store: Store, run_id: str) -> RunInfo:

@@ -79,7 +79,7 @@ def _spans(
             continue
         node = nodes[span.node]
         cells = _cells(branch, span, node, texts)[low - span.start : high - span.start]
-        source = records[span.call_id].prompt_source if span.call_id in records else None
+        record = records.get(span.call_id or "")
         shown.append(
             {
                 "role": span.role,
@@ -89,7 +89,7 @@ def _spans(
                 "cells": cells,
                 "trained": branch.mask[low:high].count(1),
                 "versions": sorted({cell["version"] for cell in cells} - {None}),
-                "source": source if span.sampled else None,
+                "source": record.prompt_source if record is not None and span.sampled else None,
                 "inserted": sum(cell["inserted"] for cell in cells),
                 "elsewhere": _trains_in(span, branch, branches),
             }

@@ -17,6 +17,7 @@ from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.gateway.gateway import Gateway
 from rollyard.plane.service.access import Access
+from rollyard.plane.service.builds import Builds
 from rollyard.plane.service.bundles import Bundles
 from rollyard.plane.service.create_request import CreateDefaults
 from rollyard.plane.service.drain import Duty
@@ -24,6 +25,7 @@ from rollyard.plane.service.hub import Hub
 from rollyard.plane.service.instances import Instances
 from rollyard.plane.service.metrics import PlaneCounters
 from rollyard.plane.service.pools import Pools
+from rollyard.plane.service.projects import Projects
 from rollyard.plane.service.signing import Signer
 from rollyard.plane.service.sweep import Sweeper
 from rollyard.plane.service.trace import Traces
@@ -41,6 +43,8 @@ class PlaneParts(NamedTuple):
     gateway: Gateway
     pools: Pools
     bundles: Bundles
+    projects: Projects
+    builds: Builds
     traces: Traces
     duty: Duty
     counters: PlaneCounters
@@ -61,9 +65,9 @@ async def assemble(
     signed here is good for as long as these parts are."""
     plane = await store.agree("identity", new_id("plane"))
     signer = Signer(signing_secret or secret("sign"))
-    counters, duty = PlaneCounters(), Duty()
+    counters, duty, builds = PlaneCounters(), Duty(), Builds(store, clock=clock)
     hub, access = Hub(store, clock=clock), Access(store, clock=clock)
-    instances = Instances(store, hub, engines, plane=plane, settings=settings, clock=clock, duty=duty)
+    instances = Instances(store, hub, engines, plane=plane, settings=settings, clock=clock, duty=duty, builds=builds)
     return PlaneParts(
         store=store,
         hub=hub,
@@ -75,6 +79,8 @@ async def assemble(
         gateway=Gateway(instances, access, signer, limits=limits, clock=clock, counters=counters),
         pools=Pools(store, instances, clock=clock),
         bundles=Bundles(store, signer, clock=clock),
+        projects=Projects(store, signer, clock=clock),
+        builds=builds,
         traces=Traces(store, runs),
         duty=duty,
         counters=counters,

@@ -24,6 +24,7 @@ from rollyard.policy.replay_policy import Recorded, chain_of, difference, reply_
 from rollyard.wire import CODECS
 from rollyard.wire.codec import WireRequest
 
+LONGEST_DIFF = 8000  # characters of it that a failure keeps
 _DAYS = "mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 # what a clock or a generator of ids writes: a word with a digit in it, a word of hexadecimal digits, a day, a month, am, pm
 _VOLATILE = re.compile(
@@ -172,9 +173,10 @@ class RecordedPrefix:
             self.pinned += found is not None
         if found is not None:
             return self._give(call, found)
-        if self._at is None and self._is_past_end(call):
+        past_end = self._at is None and self._is_past_end(call)
+        if past_end and call.kind == "agent":
             self._beyond = True
-        if not self._beyond:
+        if not self._beyond and not past_end:
             self.diverged = self.diverged or self._refuse(call)
             raise self.diverged
         return self._pin(call), None
@@ -232,6 +234,7 @@ class RecordedPrefix:
         near = next((known for known in left if len(known.messages) == len(call.messages)), None)
         near = near or (left[0] if left else self._calls[-1])
         diff = difference(near.messages, call.messages) or "the messages are the same; the tools offered differ"
+        diff = diff if len(diff) <= LONGEST_DIFF else f"{diff[:LONGEST_DIFF]} ..."
         return BranchDiverged(
             f"the call differs from the parent's call {near.record.id} (branch point {self.point}):\n{diff}",
             hint="what the agent's commands print must repeat; run the task anew where it cannot",

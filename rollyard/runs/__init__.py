@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rollyard.lazy import attach
 
 if TYPE_CHECKING:
+    from rollyard.core.tree import Tree as Tree
     from rollyard.runs.run.config import RunConfig as RunConfig
     from rollyard.runs.run.evaluate import evaluate_task as evaluate_task
     from rollyard.runs.run.fleet_job import FleetJob as FleetJob

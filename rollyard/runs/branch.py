@@ -27,6 +27,7 @@ from rollyard.runs.run.config import POLICY, RunConfig, anchor, convert
 from rollyard.runs.run.drive import carry_out
 from rollyard.runs.run.policies import check_policies
 from rollyard.store import Store
+from rollyard.store.listing import config_of
 from rollyard.tasks.verifiers.python import Checks
 
 _ANSWERS = ("mode", "base_url", "key_env", "direct")  # options that say who answers: the child's own policy does
@@ -113,9 +114,7 @@ async def branch_config(
     call = END if at == END else find_at(parent.captured, at).id
     if call == END and not calls_before(parent.captured, END):
         raise ConfigError(f"rollout {parent.id} has no recorded answer to go on from", hint="run its task anew")
-    base = RunConfig()
-    if parent.run_id is not None:
-        base = convert((await store.get_run(parent.run_id)).config, f"run {parent.run_id}")
+    base = convert(await config_of(store, parent), f"run {parent.run_id}")
     given = {name: getattr(base, name) for name in OPTIONS if name not in _ANSWERS}
     given |= {"agents": _find_agent(base, parent), "sandbox": parent.sandbox or base.sandbox, "seed": parent.seed}
     given |= {"branch": str(BranchPoint(parent.id, call)), "parallel": base.parallel, "lease_s": base.lease_s}

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from rollyard.core.protocols import Backend
+from rollyard.core.remote_task import TaskConfig
+from rollyard.envs.browser.client import BrowserLeases
 from rollyard.envs.fleet.databases import Databases
 from rollyard.envs.fleet.provider import EnvProvider
-from rollyard.envs.fleet.task_config import TaskConfig
-from rollyard.envs.fleet.task_env import Judge, TaskLimits
+from rollyard.envs.fleet.remote_episode import Judge
+from rollyard.envs.fleet.sdk import FleetProvider
 from rollyard.envs.fleet.task_env import RemoteTaskEnv as BareTaskEnv
+from rollyard.envs.fleet.task_env import TaskLimits
 from rollyard.envs.fleet.task_instance import Leases
 from rollyard.envs.fleet.verifier_code import TIMEOUT_S, Checked, VerifierCode, run_check
 from rollyard.sandbox import backend
@@ -43,13 +46,13 @@ class TaskEnv(BareTaskEnv):
         partial_reward: bool = False,
     ) -> None:
         task = config if isinstance(config, TaskConfig) else TaskConfig.read(config)
-        chosen = provider or _fleet(api_key, base_url)
+        chosen = provider or FleetProvider(api_key, base_url)
         self._own = chosen if provider is None else None
         super().__init__(
             task,
             chosen,
             judge_in(sandbox, timeout_s=verify_s),
-            leases=leases or (_browsers() if task.task_modality == "browser_use" else None),
+            leases=leases or (BrowserLeases() if task.task_modality == "browser_use" else None),
             limits=limits,
             partial_reward=partial_reward,
         )
@@ -81,15 +84,3 @@ def judge_in(sandbox: str | Backend, *, timeout_s: float = TIMEOUT_S) -> Judge:
             return await run_check(made, check, databases, timeout_s=timeout_s)
 
     return judge
-
-
-def _fleet(api_key: str | None, base_url: str | None) -> EnvProvider:
-    from rollyard.envs.fleet.sdk import FleetProvider
-
-    return FleetProvider(api_key, base_url)
-
-
-def _browsers() -> Leases:
-    from rollyard.envs.browser.client import BrowserLeases
-
-    return BrowserLeases()

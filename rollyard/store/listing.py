@@ -15,7 +15,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.store.check import RunCheck
 from rollyard.store.check import check_run as check_rows
 from rollyard.store.store import Store
-from rollyard.store.values import Page, RolloutQuery, RunInfo, StoredEvent
+from rollyard.store.values import Page, RolloutQuery, RunInfo, StoredEvent, line_name
 
 _CUT = 400  # characters of a message in the short view
 
@@ -26,8 +26,10 @@ async def runs(where: str, limit: int, offset: int) -> list[RunInfo]:
 
 
 async def page(where: str, run: str, options: Mapping[str, Any]) -> Page:
+    """Rollouts of a run, or without one of every run."""
     async with Store.open(where, create=False) as store:
-        return await store.list_rollouts(RolloutQuery(run_id=await run_id(store, run), **options))
+        chosen = await run_id(store, run) if run else None
+        return await store.list_rollouts(RolloutQuery(run_id=chosen, **options))
 
 
 async def check_run(where: str, run: str) -> RunCheck:
@@ -53,8 +55,29 @@ async def show(where: str, text: str) -> ShownRun | ShownRollout:
                 await store.stopped_policies(found),
             )
         rollout = await store.get_rollout(found)
-        children = await store.list_runs(search=f'"branch":"{found}@', limit=1000)
-        return ShownRollout(rollout, await store.events(rollout_id=found, limit=100_000), [run.id for run in children])
+        events = await store.events(rollout_id=found, limit=100_000)
+        return ShownRollout(rollout, events, await find_branches(store, rollout))
+
+
+class Branches(msgspec.Struct, frozen=True):
+    """What branches off a rollout: runs that were made to, and the children that it has in its own run's tree."""
+
+    runs: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
+
+
+async def find_branches(store: Store, rollout: Rollout) -> Branches:
+    made = await store.list_runs(search=f'"branch":"{rollout.id}@', limit=1000)
+    children: list[str] = []
+    if (await config_of(store, rollout)).get("tree") is not None:
+        children = [one.id async for one in store.rollouts(rollout.run_id) if one.parent_rollout == rollout.id]
+    return Branches(tuple(run.id for run in made), tuple(children))
+
+
+async def config_of(store: Store, rollout: Rollout) -> Mapping[str, Any]:
+    """The config of the run that a rollout belongs to; empty for one that belongs to none, or whose run is not kept here."""
+    found = [] if rollout.run_id is None else await store.list_runs(search=rollout.run_id)
+    return next((run.config for run in found if run.id == rollout.run_id), {})
 
 
 class ShownRun:
@@ -82,16 +105,17 @@ class ShownRun:
         for failure in self._failures:
             lines.append(f"failed    {failure.count} at {failure.boundary}: {failure.cause}: {failure.message}")
         lines += [f"stopped   {policy or 'the policy'}: {said}" for policy, said in self._stopped.items()]
-        lines += [f"  {r.id}  {r.task_id}  #{r.attempt}  {r.agent}  {r.status}  {r.reward}" for r in self._page.rows]
+        lines += [
+            f"  {r.id}  {r.task_id}  #{r.attempt}  {line_name(r)}  {r.status}  {r.reward}" for r in self._page.rows
+        ]
         return printable("\n".join(lines))
 
 
 class ShownRollout:
     """A rollout for reading: everything as JSON, or as text by parts."""
 
-    def __init__(self, rollout: Rollout, events: list[StoredEvent], children: Sequence[str] = ()) -> None:
-        self._rollout, self._events = rollout, events
-        self._children = children  # runs that branch off it
+    def __init__(self, rollout: Rollout, events: list[StoredEvent], branches: Branches = Branches()) -> None:  # noqa: B008 - frozen
+        self._rollout, self._events, self._branches = rollout, events, branches
 
     def document(self, part: str) -> Any:
         rollout = self._rollout
@@ -107,7 +131,7 @@ class ShownRollout:
         if part != "all":
             return parts[part]
         body = msgspec.to_builtins(msgspec.structs.replace(rollout, trajectory=None, files={}, log=b""))
-        return {"rollout": body, "branched_by": self._children, **parts}
+        return {"rollout": body, "branches": self._branches, **parts}
 
     def text(self, part: str) -> str:
         """Control characters are shown as escapes: what a model or a program wrote must not steer a terminal."""
@@ -144,7 +168,8 @@ class ShownRollout:
             lines.append(
                 f"branches off {r.parent_rollout} at {r.parent_call}: {r.replayed} calls answered as its were{pinned}"
             )
-        lines += [f"branched by run {run}" for run in self._children]
+        lines += [f"branched by run {run}" for run in self._branches.runs]
+        lines += [f"branched by rollout {child}" for child in self._branches.children]
         if r.failure is not None:
             lines.append(f"failed at {r.failure.boundary} in {r.failure.stage}: {r.failure.cause}: {r.failure.message}")
         for command in r.install:

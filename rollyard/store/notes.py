@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 
@@ -30,7 +31,7 @@ def add(
     _check(kind, name, text, score)
     if connection.execute(select(rollouts.c.id).where(rollouts.c.id == rollout_id)).first() is None:
         raise StoreError(f"no rollout {rollout_id}", hint="rollyard list RUN shows those of a run")
-    values = {"rollout_id": rollout_id, "author": author, "kind": kind, "name": name}
+    values: dict[str, Any] = {"rollout_id": rollout_id, "author": author, "kind": kind, "name": name}
     if kind != "note":
         same = [notes.c[column] == value for column, value in values.items()]
         connection.execute(delete(notes).where(*same))

@@ -25,6 +25,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str
     task_id: str
     agent: str
+    policy: str | None = None  # where the run has several
     place: Place
     line: str
     call: int | None = None
@@ -60,7 +61,7 @@ async def search(
             for place, line, call in _lines(rollout):
                 if pattern.search(line):
                     yield Found(
-                        rollout_id=rollout.id, task_id=rollout.task.id, agent=rollout.agent,
+                        rollout_id=rollout.id, task_id=rollout.task.id, agent=rollout.agent, policy=row.policy,
                         place=place, line=line, call=call,
                     )  # fmt: skip
         offset = page.next

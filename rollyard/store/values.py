@@ -80,6 +80,11 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     tree_tokens: int | None = None
 
 
+def line_name(row: RolloutRow) -> str:
+    """The agent, and the policy's name where the run has several."""
+    return f"{row.agent} / {row.policy}" if row.policy else row.agent
+
+
 class Spent(NamedTuple):
     """Tokens of committed rollouts that one policy answered; None is the only policy of its run."""
 

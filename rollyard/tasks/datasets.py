@@ -135,7 +135,8 @@ def from_registry(path: Path, wanted: str | None, *, cache: Path | None) -> Iter
         datasets = msgspec.json.decode(path.read_bytes(), type=list[RegistryDataset])
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"{path}: {field_error(error) if isinstance(error, msgspec.ValidationError) else error}"
+            f"{path}: {field_error(error) if isinstance(error, msgspec.ValidationError) else error}",
+            hint=f"a registry is a list of datasets; tasks of Fleet are loaded as {path}#fleet",
         ) from error
     known = [f"{dataset.name}@{dataset.version}" for dataset in datasets]
     chosen = [d for d, name in zip(datasets, known, strict=True) if wanted in (None, d.name, name)]
@@ -157,18 +158,20 @@ def _fetch(entry: RegistryTask, url: str, cache: Path | None) -> Path:
     if url.startswith("-"):
         raise ConfigError(f"task {entry.name!r}: {url!r} is not a git URL")
     target = (cache or cache_home()) / "git" / hashlib.sha256(f"{url}\0{commit}".encode()).hexdigest()[:32]
-    return make_once(target, lambda checkout: _check_out(entry.name, url, commit, checkout))
+    return make_once(target, lambda checkout: check_out(f"task {entry.name!r}", url, commit, checkout))
 
 
-def _check_out(task: str, url: str, commit: str, checkout: Path) -> None:
-    checkout.mkdir()
+def check_out(task: str, url: str, commit: str, checkout: Path) -> None:
+    """The files of one commit. A repository on this disk gives any commit that it has, not only those that a branch names."""
+    checkout.mkdir(parents=True)
     quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1"}
+    giving = ["--upload-pack", "git -c uploadpack.allowAnySHA1InWant=true upload-pack"] if Path(url).is_dir() else []
     for command in (
         ["git", "init", "-q"],
-        ["git", "fetch", "-q", "--depth", "1", url, commit],
+        ["git", "fetch", "-q", "--depth", "1", *giving, url, commit],
         ["git", "-c", "core.hooksPath=/dev/null", "checkout", "-q", "FETCH_HEAD"],
     ):
         done = subprocess.run(command, cwd=checkout, env=quiet, capture_output=True, timeout=_FETCH_S, check=False)
         if done.returncode:
             said = done.stderr.decode("utf-8", "replace").strip()[-400:]
-            raise ConfigError(f"task {task!r}: {' '.join(command[:2])} of {url} failed: {said}")
+            raise ConfigError(f"{task}: {' '.join(command[:2])} of {url} failed: {said}")

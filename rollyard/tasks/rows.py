@@ -16,26 +16,33 @@ import msgspec
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError, Error
 from rollyard.core.python_files import import_file
+from rollyard.core.remote_task import TaskConfig
 from rollyard.core.sequences import as_commands
 from rollyard.core.task import File, Task, VerifierSpec
 from rollyard.tasks.harbor.digest import task_digest
 from rollyard.tasks.harbor.taskfile import field_error
+from rollyard.tasks.verifiers import remote
 from rollyard.tasks.verifiers.python import spec_of
 
 
 def as_task(value: Any, *, where: str = "task") -> Task:
-    """A `Task` out of a task, an instruction, or a mapping. `where` names the row in errors."""
+    """A `Task` out of a task, an instruction, a remote task's config or a mapping. `where` names the row in errors."""
+    if isinstance(value, TaskConfig):
+        return finish(Task(id=value.task_key, instruction=value.prompt, remote=value))
     if isinstance(value, Task):
         return finish(value)
     if isinstance(value, str):
         return finish(Task(id="", instruction=value))
     if isinstance(value, Mapping):
         return finish(_from_mapping(cast("Mapping[str, Any]", value), where))
-    raise ConfigError(f"{where}: a task is a Task, a string or a mapping, not {type(value).__name__}")
+    raise ConfigError(f"{where}: a task is a Task, a string, a mapping or a TaskConfig, not {type(value).__name__}")
 
 
 def finish(task: Task) -> Task:
-    """Fill in the digest, and a name made of it where there is none. A verifier may be a function, or the name of a kind."""
+    """Fill in the digest, and a name made of it where there is none. A verifier may be a function, or the name of a kind; a
+    remote task brings its own."""
+    if task.remote is not None and task.remote.verifier_code and task.verifier is None:
+        task = msgspec.structs.replace(task, verifier=remote.SPEC)
     if task.verifier is not None and not isinstance(task.verifier, VerifierSpec):
         task = msgspec.structs.replace(task, verifier=_verifier(task.verifier))
     if not task.digest:
@@ -53,6 +60,10 @@ def _verifier(given: Any) -> Any:
 
 def _from_mapping(row: Mapping[str, Any], where: str) -> Task:
     fields = dict(row)
+    if isinstance(fields.get("remote"), Mapping):
+        fields["remote"] = TaskConfig.read(fields["remote"])
+        fields.setdefault("instruction", fields["remote"].prompt)
+        fields.setdefault("id", fields["remote"].task_key)
     if "instruction" not in fields and not fields.get("steps"):
         raise ConfigError(f"{where}: instruction: the task has none")
     fields.setdefault("id", "")
@@ -102,6 +113,12 @@ def from_jsonl(path: Path) -> Iterator[Task]:
             yield as_task(row, where=where)
 
 
+def from_fleet(path: Path) -> Iterator[Task]:
+    """Every task of a file as Fleet's tools write it: one task, a list of them, or `{"tasks": [...]}`."""
+    for number, config in enumerate(TaskConfig.all_from_json_file(path)):
+        yield as_task(config, where=f"{path}[{number}]")
+
+
 def from_python(reference: str) -> Iterator[Task]:
     """`module:attr`, `file.py` (its `taskset`, `tasks` or `load`) or `file.py:attr`: an iterable, or a call that gives one."""
     name, _, attribute = reference.rpartition(":") if not reference.endswith(".py") else (reference, "", "")
@@ -125,7 +142,7 @@ def rows_of(value: Any, where: str) -> Iterator[Task]:
                 raise
             except Exception as error:  # the user's own code: any error becomes one that names the taskset
                 raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
-    if isinstance(value, (str, Mapping, Task)):
+    if isinstance(value, (str, Mapping, Task, TaskConfig)):
         value = [value]
     if not isinstance(value, Iterable):
         raise ConfigError(f"{where}: gives no tasks: {type(value).__name__} cannot be iterated")

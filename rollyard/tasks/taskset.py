@@ -6,7 +6,9 @@
 | a folder with `dataset.toml`, or that file | the pinned tasks, digests checked |
 | a folder of task folders | all of them |
 | `registry.json`, `registry.json#name@version` | one dataset of it |
+| `tasks.json#fleet` | tasks of remote environments, as Fleet's tools write them |
 | `rows.jsonl` | one task per line |
+| `name`, `name@version` | a dataset of this machine's registry (`dataset_registry.py`) |
 | `file.py`, `file.py:attr`, `module:attr`, a registered name | Python |
 """
 
@@ -24,11 +26,21 @@ import msgspec
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.task import Task
+from rollyard.tasks.dataset_registry import (
+    FOLDERS,
+    DatasetEntry,
+    find_dataset,
+    open_dataset,
+    open_source,
+    read_registry,
+)
 from rollyard.tasks.datasets import from_dataset, from_registry, task_folders
 from rollyard.tasks.harbor.load import is_task, load_folder
 from rollyard.tasks.harbor.write import to_folder
-from rollyard.tasks.rows import as_task, first, from_jsonl, from_python, rows_of
+from rollyard.tasks.rows import as_task, first, from_fleet, from_jsonl, from_python, rows_of
 from rollyard.tasks.trust import HINT, is_trusted, mark_untrusted
+
+FLEET = "fleet"  # what a file of Fleet's tasks is marked with, as PATH#fleet
 
 
 class SkippedTask(NamedTuple):
@@ -143,15 +155,18 @@ def _open(text: str, *, cache: Path | None, trust: bool, skipped: list[SkippedTa
             return _judge_folders(from_dataset(path), trust)
         if path.name == "task.toml":
             return _judge_folders(iter([load_folder(path.parent)]), trust)
-        if path.suffix == ".jsonl":
+        if path.suffix == ".jsonl" or fragment == FLEET:
             own = is_trusted(path, trust_tasks=trust)
-            return (task if own else mark_untrusted(task, path.parent) for task in from_jsonl(path))
+            rows = from_fleet(path) if fragment == FLEET else from_jsonl(path)
+            return (task if own else mark_untrusted(task, path.parent) for task in rows)
         if path.suffix == ".json":
             found = from_registry(path, fragment or None, cache=cache)
             return _judge_folders(found, trust)
         if path.suffix == ".py":
             return _run_python(text, path, trust)
-        raise ConfigError(f"{path}: not a task file", hint="a folder, dataset.toml, registry.json, .jsonl or .py is")
+        raise ConfigError(
+            f"{path}: not a task file", hint="a folder, dataset.toml, registry.json, .jsonl, .py or PATH#fleet is"
+        )
     if path.suffix in (".py", ".jsonl", ".json", ".toml") or "/" in name:
         file = name.rpartition(":")[0]
         if file.endswith(".py") and Path(file).is_file():
@@ -161,7 +176,10 @@ def _open(text: str, *, cache: Path | None, trust: bool, skipped: list[SkippedTa
         return from_python(text)
     known = registry.names("rollyard.tasksets")
     if text not in known:
-        hint = "name a folder of tasks, a dataset.toml, or a .jsonl, .json or .py file"
+        if (entry := find_dataset(text)) is not None:
+            return _judge_folders(_dataset(entry, cache, skipped), trust)
+        known += [entry.title for entry in read_registry()]
+        hint = "name a folder of tasks, a dataset (`rollyard datasets list`), or a .toml, .jsonl, .json or .py file"
         raise UnknownName("task folder, file or taskset", text, known, hint=hint)
     return rows_of(registry.load("rollyard.tasksets", text), text)
 
@@ -190,17 +208,25 @@ def _folder(path: Path, skipped: list[SkippedTask] | None) -> Iterator[Task]:
     return _load_each(folders, skipped)
 
 
-def _load_each(folders: Iterable[Path], skipped: list[SkippedTask] | None) -> Iterator[Task]:
+def _dataset(entry: DatasetEntry, cache: Path | None, skipped: list[SkippedTask] | None) -> Iterator[Task]:
+    if entry.adapter == FOLDERS:
+        return _folder(open_source(entry, cache=cache), skipped)
+    return _load_each(open_dataset(entry, cache=cache), skipped)
+
+
+def _load_each(folders: Iterable[Path | tuple[str, ConfigError]], skipped: list[SkippedTask] | None) -> Iterator[Task]:
     """What cannot be read goes to `skipped`, or is an error where there is none. Of two tasks with one name the later is
     called by its folder's."""
     seen: set[str] = set()
     for folder in folders:
         try:
+            if not isinstance(folder, Path):
+                raise folder[1]
             task = load_folder(folder)
         except ConfigError as error:
             if skipped is None:
                 raise
-            skipped.append(SkippedTask(str(folder), str(error)))
+            skipped.append(SkippedTask(str(folder) if isinstance(folder, Path) else folder[0], str(error)))
             continue
         if task.id in seen:
             task = msgspec.structs.replace(task, id=folder.name if folder.name not in seen else str(folder))

@@ -28,10 +28,11 @@ def is_trusted(path: Path, *, trust_tasks: bool) -> bool:
     place = path.resolve()
     if is_own(place):
         return True
-    digest = source_digest(place)
     if trust_tasks:
-        _remember(digest, place)
-    return trust_tasks or digest in _load_remembered()
+        _remember(source_digest(place), place)
+        return True
+    remembered = _load_remembered()
+    return bool(remembered) and source_digest(place) in remembered
 
 
 def is_own(place: Path) -> bool:

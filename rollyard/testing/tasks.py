@@ -18,6 +18,7 @@ import msgspec
 from rollyard.core.errors import ConfigError, Error
 from rollyard.core.protocols import Backend
 from rollyard.core.rollout import Rollout
+from rollyard.core.scratch import scratch
 from rollyard.core.task import Task
 from rollyard.policy.scripted_policy import scripted
 from rollyard.runs.rollout.provision import Provision
@@ -26,6 +27,9 @@ from rollyard.tasks.datasets import task_folders
 from rollyard.tasks.harbor.load import is_task
 from rollyard.tasks.lint import TaskFinding, lint, size_of
 from rollyard.tasks.taskset import Taskset
+from rollyard.testing.trivial_answers import trivial_answers
+
+_LOG_TAIL = 1500
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +69,7 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     trust_tasks: bool = False
     allow_unsafe: bool = False
     filter: str | None = None
+    trivial: bool = False  # answers that know nothing of the task are tried too
 
 
 def load_each(source: str, options: CheckOptions) -> tuple[list[Task], list[TaskCheck]]:
@@ -93,8 +98,15 @@ async def check_tasks(source: str, backend: Backend, options: CheckOptions | Non
     tasks, broken = await anyio.to_thread.run_sync(load_each, source, options)
     for outcome in broken:
         yield outcome
+    async for outcome in check_each(tasks, backend, options, Provision.of(backend)):
+        yield outcome
+
+
+async def check_each(
+    tasks: Sequence[Task], backend: Backend, options: CheckOptions, provision: Provision
+) -> AsyncIterator[TaskCheck]:
     send, receive = anyio.create_memory_object_stream[TaskCheck](len(tasks) or 1)
-    limiter, provision = anyio.CapacityLimiter(options.parallel), Provision.of(backend)
+    limiter = anyio.CapacityLimiter(options.parallel)
 
     async def one(task: Task) -> None:
         async with limiter:
@@ -118,6 +130,8 @@ async def check_task(task: Task, backend: Backend, options: CheckOptions, provis
         if task.solution is not None or (task.steps and all(step.solution for step in task.steps)):
             proofs.append(await _prove("oracle", task, backend, options, provision))
         findings += _judge(proofs)
+        if options.trivial:
+            findings += await _try_trivial(task, backend, options, provision)
     return TaskCheck(
         task_id=task.id,
         digest=task.digest,
@@ -160,14 +174,30 @@ async def _prove(
     )
 
 
+async def _try_trivial(task: Task, backend: Backend, options: CheckOptions, provision: Provision) -> list[TaskFinding]:
+    """Answers that know nothing of the task, each given once as if it were the solution."""
+    found: list[TaskFinding] = []
+    for kind, script in trivial_answers(task).items():
+        with scratch("answer") as folder:
+            await anyio.to_thread.run_sync((folder / "solve.sh").write_text, script)
+            answer = msgspec.structs.replace(task, solution=str(folder), solution_env={})
+            once = msgspec.structs.replace(options, repeats=1)
+            proof = await _prove("oracle", answer, backend, once, provision)
+        if proof.rewards[0] is not None and proof.rewards[0] >= 1.0:
+            message = f"{kind} answer solves the task: its tests do not look at what was asked for"
+            found.append(TaskFinding(level="error", where="trivial", message=message))
+    return found
+
+
 def _problems(done: Rollout) -> list[str]:
     said: list[str] = []
     if done.failure is not None:
         said.append(f"{done.failure.stage}: {done.failure.message}")
     if done.verdict is not None and done.verdict.error is not None:
         said.append(f"verifier: {done.verdict.error}")
-    if done.reward is None and done.verdict is not None and done.verdict.log.strip():
-        said.append(f"its log ends: {done.verdict.log.strip()[-300:]}")
+    wrong = done.reward is None or (done.agent == "oracle" and done.reward < 1.0)
+    if wrong and done.verdict is not None and done.verdict.log.strip():
+        said.append(f"its log ends: {done.verdict.log.strip()[-_LOG_TAIL:]}")
     return said
 
 

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import msgspec
 
+from rollyard.core.message import Image, Text
+
 NO_IMAGE = "error: the tool returned an image without data"
 
 
@@ -27,6 +29,12 @@ class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
     def content(self) -> str | list[dict[str, Any]]:
         """As the content of an OpenAI tool message."""
         return cast("list[dict[str, Any]]", self.value) if self.images and not self.is_error else self.text
+
+    @property
+    def parts(self) -> tuple[Text | Image, ...]:
+        """The same as parts of a message."""
+        texts = (Text(self.text),) if self.text else ()
+        return (*texts, *(_image(url) for url in self.images))
 
 
 def read(blocks: Sequence[Any], structured: Any = None, *, is_error: bool = False) -> ToolAnswer:
@@ -65,6 +73,11 @@ def _parse(text: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return text
+
+
+def _image(url: str) -> Image:
+    about, _, data = url.partition(";base64,")
+    return Image(media_type=about.removeprefix("data:"), data=data)
 
 
 def _fields(block: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ Ask = Callable[[str, Mapping[str, Any]], Awaitable[ToolAnswer]]
 
 
 def bridge(spec: ToolSpec, ask: Ask, *, timeout_s: float = 60.0, as_value: bool = False) -> Tool:
-    """It gives the answer's text, or with `as_value` what the tool meant by it."""
+    """It gives the answer's text and images, or with `as_value` what the tool meant by it."""
     schema: dict[str, Any] = msgspec.json.decode(spec.schema)
     fields = [(name, Any, msgspec.field(default=msgspec.UNSET)) for name in schema.get("properties", {})]
     accepts = msgspec.defstruct("arguments", fields, kw_only=True, forbid_unknown_fields=True)
@@ -29,7 +29,9 @@ def bridge(spec: ToolSpec, ask: Ask, *, timeout_s: float = 60.0, as_value: bool 
         answer = await ask(spec.name, arguments)
         if answer.is_error:
             raise ToolError(answer.text or f"{spec.name} failed")
-        return answer.value if as_value else answer.text
+        if as_value:
+            return answer.value
+        return answer.parts if answer.images else answer.text
 
     return Tool(
         name=spec.name,

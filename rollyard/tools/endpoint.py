@@ -18,6 +18,7 @@ from rollyard.core.message import ToolSpec
 from rollyard.net.paging import each_page
 from rollyard.tools.answers import NO_IMAGE, ToolAnswer, invalid, read
 from rollyard.tools.mcp_extra import require_mcp
+from rollyard.tools.toolset import CALL_KEY
 
 T = TypeVar("T")
 _CLOSE_S = 5.0
@@ -41,11 +42,13 @@ class Endpoint:
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Any] | None = None
         self._stop = asyncio.Event()
+        self._keyed: set[str] = set()  # tools whose server knows a call by its key
         self._status: int | None = None  # of the last HTTP response that was a refusal
 
     async def list(self) -> list[ToolSpec]:
         async def read(cursor: str | None) -> tuple[list[Any], str | None]:
             page = await self._ask(lambda client: client.list_tools(cursor=cursor))
+            self._keyed |= {tool.name for tool in page.tools if (tool.meta or {}).get(CALL_KEY)}
             return page.tools, page.next_cursor
 
         return [
@@ -53,11 +56,17 @@ class Endpoint:
             async for tool in each_page(read)
         ]
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
+    async def call(self, name: str, arguments: Mapping[str, Any], *, key: str) -> ToolAnswer:
+        """`key` names the call. A server of ours answers it once however often it comes, so that one whose connection broke may
+        be sent again; to any other server it is not."""
         from pydantic import ValidationError
 
+        keyed = name in self._keyed
+        meta = {CALL_KEY: key} if keyed else None
         try:
-            result = await self._ask(lambda client: client.call_tool(name, dict(arguments)), repeatable=False)
+            result = await self._ask(
+                lambda client: client.call_tool(name, dict(arguments), meta=meta), repeatable=keyed
+            )
         except ValidationError as error:
             return _not_valid(error)
         except RuntimeError as error:  # the result does not keep to the tool's own output schema

@@ -14,9 +14,9 @@ import msgspec
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-from rollyard.core.message import Image
+from rollyard.core.message import Image, Text
 from rollyard.tools.tool import ToolContext
-from rollyard.tools.toolset import Toolset
+from rollyard.tools.toolset import CALL_KEY, Toolset
 
 _SESSIONS = 256
 _BODY = 32 * 2**20
@@ -26,7 +26,12 @@ def manager_of(toolset: Toolset) -> StreamableHTTPSessionManager:
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(
             tools=[
-                types.Tool(name=tool.name, description=tool.description, input_schema=dict(tool.schema))
+                types.Tool(
+                    name=tool.name,
+                    description=tool.description,
+                    input_schema=dict(tool.schema),
+                    _meta={CALL_KEY: True},
+                )
                 for tool in toolset.tools.values()
             ]
         )
@@ -34,9 +39,11 @@ def manager_of(toolset: Toolset) -> StreamableHTTPSessionManager:
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         state: dict[str, Any] = context.request.scope.get("state", {})
         whose = ToolContext(rollout_id=str(state.get("rollout_id", "")), progress=context.session.report_progress)
-        value, failed = await toolset.call_apart(params.name, dict(params.arguments or {}), whose)
+        key = (params.meta or {}).get(CALL_KEY)
+        named = key if isinstance(key, str) else None
+        value, failed = await toolset.call_apart(params.name, dict(params.arguments or {}), whose, named)
         return types.CallToolResult(
-            content=[_content(value)],
+            content=[_content(part) for part in (value if _is_parts(value) else (value,))],
             structured_content=value if isinstance(value, dict) else None,
             is_error=failed,
         )
@@ -45,9 +52,13 @@ def manager_of(toolset: Toolset) -> StreamableHTTPSessionManager:
     return StreamableHTTPSessionManager(app=server, max_sessions=_SESSIONS, max_request_body_size=_BODY)
 
 
+def _is_parts(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(part, (Text, Image)) for part in value)
+
+
 def _content(value: Any) -> types.ContentBlock:
-    if isinstance(value, str):
-        return types.TextContent(type="text", text=value)
+    if isinstance(value, (str, Text)):
+        return types.TextContent(type="text", text=value.text if isinstance(value, Text) else value)
     if isinstance(value, Image) and value.data is not None:
         return types.ImageContent(type="image", data=value.data, mime_type=value.media_type or "image/png")
     return types.TextContent(type="text", text=msgspec.json.encode(value).decode())

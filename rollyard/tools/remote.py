@@ -3,7 +3,8 @@
 A URL that ends in `/` is a root: its tools are at `mcp`, at `api/v1/mcp`, or at both, each tried by itself. A server or an
 endpoint of a root that is down while others answer costs its own tools and leaves a warning that names it; when all are down
 that is an error with every cause, never an empty list. Only what may succeed when asked again is asked again: an unknown tool,
-a refusal and a tool's own error are not, nor is a call whose connection broke after it was sent.
+a refusal and a tool's own error are not. A call whose connection broke after it was sent is sent again only to a server that
+knows it by its key and answers it once (`Toolset`); any other might run it twice.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 import msgspec
 
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, UnknownTool
+from rollyard.core.ids import new_id
 from rollyard.core.log import Log
 from rollyard.core.message import ToolSpec
 from rollyard.tools.answers import ToolAnswer
@@ -129,7 +131,8 @@ class RemoteTools:
         if name not in self._routes:
             raise UnknownTool(name, tuple(self._routes))
         endpoint, own_name = self._routes[name]
-        return await self._try(lambda: endpoint.call(own_name, arguments))
+        key = new_id("call")
+        return await self._try(lambda: endpoint.call(own_name, arguments, key=key))
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The result as text; a tool that reports an error raises `EnvError` with its words."""

@@ -28,6 +28,20 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _log = Log("rollyard.tools")
 _CLOSE_S = 5.0
 _CANCELLED = -32800
+_KEPT = 1024  # answers of calls that came with a key
+_GRACE_S = 3.0  # for whoever lost the connection to ask again by its key
+CALL_KEY = "rollyard/call"  # in `_meta` of a call: the same key is the same call; in `_meta` of a tool: it honours them
+
+
+class KeyedCall:
+    """A call that runs or has run, and how many wait for it."""
+
+    def __init__(self, task: asyncio.Task[tuple[Any, bool]]) -> None:
+        self.task, self.waiting = task, 0
+
+    def cancel_if_alone(self) -> None:
+        if not self.waiting:
+            self.task.cancel()
 
 
 class Toolset:
@@ -49,6 +63,7 @@ class Toolset:
         self._runner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._running: set[asyncio.Task[tuple[Any, bool]]] = set()
+        self._keyed: dict[tuple[str, str], KeyedCall] = {}
 
     def add(self, tool: Tool) -> None:
         """One more; an agent that has asked for the list already may not ask again."""
@@ -73,17 +88,32 @@ class Toolset:
             for task in late:
                 task.cancel()
 
-    async def call_apart(self, name: str, arguments: dict[str, Any], context: ToolContext) -> tuple[Any, bool]:
+    async def call_apart(
+        self, name: str, arguments: dict[str, Any], context: ToolContext, key: str | None = None
+    ) -> tuple[Any, bool]:
         """`call` in a task of its own. A caller who is cancelled cancels it once and goes; what the handler then has to clean
-        up it can await in peace, which it could not inside a cancelled scope of the MCP server."""
-        task = asyncio.get_running_loop().create_task(self.call(name, arguments, context))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        up it can await in peace, which it could not inside a cancelled scope of the MCP server. A `key` names the call: asked
+        for again it is not run again, and what its caller lost with the connection is there for a moment longer."""
+        known = self._keyed.get((context.rollout_id, key)) if key is not None else None
+        if known is None:
+            known = KeyedCall(asyncio.get_running_loop().create_task(self.call(name, arguments, context)))
+            self._running.add(known.task)
+            known.task.add_done_callback(self._running.discard)
+            if key is not None:
+                while len(self._keyed) >= _KEPT:
+                    del self._keyed[next(iter(self._keyed))]
+                self._keyed[context.rollout_id, key] = known
+        known.waiting += 1
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(known.task)
         except asyncio.CancelledError:
-            task.cancel()
+            if key is None:
+                known.task.cancel()
+            else:
+                asyncio.get_running_loop().call_later(_GRACE_S, known.cancel_if_alone)
             raise
+        finally:
+            known.waiting -= 1
 
     async def call(self, name: str, arguments: dict[str, Any], context: ToolContext) -> tuple[Any, bool]:
         """(what to show the agent, whether it is an error)."""

@@ -252,14 +252,18 @@ class VerifiersEnv(vf.Env[EnvironmentConfig]):
         sampling: Mapping[str, Any] | None = None,
     ) -> Sequence[Any]:
         """An `Episode` for each task and rollout; each trace has its tokens, rewards and `state`."""
-        os.environ[KEY_VARIABLE] = str(client.api_key)
-        config = vf.EvalClientConfig(base_url=str(client.base_url).rstrip("/"), api_key_var=KEY_VARIABLE)
+        variable = f"{KEY_VARIABLE}_{new_id('vf')}"  # verifiers takes a key by its variable's name only
+        os.environ[variable] = str(client.api_key)
+        config = vf.EvalClientConfig(base_url=str(client.base_url).rstrip("/"), api_key_var=variable)
         context = vf.ModelContext(client=config, model=model, sampling=vf.SamplingConfig(**(sampling or {})))
         tasks = list(self.taskset)[:num_examples]
         gate = asyncio.Semaphore(max_concurrent)
-        async with self.serving():
-            slots = [slot for task in tasks for slot in self.slots(task, rollouts_per_example)]
-            return await asyncio.gather(*(self.run_slot(slot, context, gate) for slot in slots))
+        try:
+            async with self.serving():
+                slots = [slot for task in tasks for slot in self.slots(task, rollouts_per_example)]
+                return await asyncio.gather(*(self.run_slot(slot, context, gate) for slot in slots))
+        finally:
+            del os.environ[variable]
 
 
 __all__ = ["VerifiersEnv", "VerifiersHarness", "VerifiersTaskset"]

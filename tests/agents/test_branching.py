@@ -48,6 +48,31 @@ async def test_an_agent_branches_at_its_second_call_and_at_a_later_one(name, tmp
             note(f"{name} at call {number + 1}: {'pinned' if child.pinned else 'equal'}, {started(child, own):.0f} ms")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.xdist_group(f"agent-{one}")) for one in AGENTS])
+async def test_an_agent_that_was_cut_goes_on_to_the_files_of_one_that_was_not(name, tmp_path):
+    task = Task(id="t", instruction="Do as the tools say.")
+    files = {}
+    async with ry.sandbox.backend("local") as backend, ry.Store.open(tmp_path / "runs.db") as store:
+        for cut in (None, 3):
+            async with (
+                ry.Gate(script("right"), log=store) as gate,
+                ry.Run(
+                    [task], agent=name, sandbox=backend, gate=gate, store=store, max_calls=cut, collect=("*.txt",)
+                ) as run,
+            ):
+                (done,) = [r async for r in run]
+            files[cut] = texts(done)
+        assert done.status == "budget" and len(files[3]) < len(files[None]) == 3
+        (on,) = await ry.branch(done, at="end", policy=script("right"), store=store, sandbox=backend, max_calls=9)
+        assert (on.status, texts(on)) == ("completed", files[None]), on.error
+
+
+def texts(done):
+    """What was collected, without the agent's own files."""
+    return {name: data for name, data in done.files.items() if name.endswith(".txt")}
+
+
 def started(child, own):
     """Milliseconds from the agent's start to its first own call."""
     (launch,) = [stage for stage in child.stages if stage.name == "launch"]

@@ -94,6 +94,17 @@ def test_grep_stops_at_its_limit_and_says_so(kept):
     assert len(done.stdout.splitlines()) == 2 and "the first 2 are shown" in done.stderr
 
 
+def test_rollouts_of_every_run_are_listed_by_status_agent_policy_and_task(kept):
+    rows = json.loads(rollyard("list", "--status", "completed", "--agent", "shell-agent", "--json", cwd=kept).stdout)[
+        "rows"
+    ]
+    assert len({row["run_id"] for row in rows}) > 1
+    shown = rollyard("list", "--task", rows[0]["task_id"], cwd=kept).stdout
+    assert shown.split()[:2] == ["rollout", "run"] and rows[0]["run_id"][-8:] in shown
+    for option in ("--status", "--agent", "--policy", "--task"):
+        assert json.loads(rollyard("list", option, "nothing", "--json", cwd=kept).stdout)["rows"] == []
+
+
 def test_the_end_of_an_id_names_a_run_or_a_rollout(kept):
     (row,) = json.loads(rollyard("list", "second", "--json", cwd=kept).stdout)["rows"]
     assert json.loads(rollyard("show", row["id"][-8:], "--json", cwd=kept).stdout)["rollout"]["id"] == row["id"]

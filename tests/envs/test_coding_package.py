@@ -60,6 +60,11 @@ async def test_it_serves_its_tasks_and_the_trainer_answers_the_agent(tmp_path):
     url = f"http://127.0.0.1:{port}"
     try:
         assert (await healthy(url, program))["status"] == "healthy"
+        async with aiohttp.ClientSession(url) as http:
+            for path in ("/", "/web"):
+                page = await http.get(path)
+                assert page.status == 200 and "sandboxes on local" in await page.text()
+            assert (await http.get("/metadata")).status == 401
         async with aiohttp.ClientSession(url, headers={"authorization": "Bearer boss"}) as http:
             counted = await http.post("/coding/num_tasks", json={"split": "tasks"})
             assert await counted.json() == {"num_tasks": 2}
@@ -136,3 +141,66 @@ async def test_its_dockerfile_builds_and_what_was_built_serves_as_an_ordinary_us
                     assert await job.poll() is None, await job.tail()
                     await asyncio.sleep(0.5)
             assert b"healthy" in asked.stdout
+
+
+DRIVE = """
+import asyncio, json, sys, urllib.request as web
+from rollyard.envs import connect
+from rollyard.sandbox.local.backend import LocalBackend
+async def main():
+    url, function = "http://127.0.0.1:8000", {"name": "shell", "arguments": json.dumps({"command": "echo hello > hello.txt"})}
+    async with connect(url, key="boss") as env:
+        await env.reset(options={"task": "hello"})
+        call = {"id": "1", "type": "function", "function": function}
+        await env.step({"message": {"role": "assistant", "tool_calls": [call]}})
+        reward = (await env.step({"text": "done"})).reward
+    pages = [web.urlopen(url + path, timeout=10).status for path in ("/", "/web")]
+    print(json.dumps({"reward": reward, "pages": pages, "level": LocalBackend().level}))
+asyncio.run(main())
+"""
+BASE = "FROM rollyard-host:latest\nADD venv.tar /\n"
+
+
+def docker(host: str, *words: str, timeout_s: float = 600) -> str:
+    env = {**os.environ, "DOCKER_HOST": host, "DOCKER_BUILDKIT": "0"}
+    done = subprocess.run(["docker", *words], env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.returncode == 0, f"docker {words[0]}: {done.stdout[-3000:]} {done.stderr[-3000:]}"
+    return done.stdout.strip()
+
+
+def venv_tar(into: Path) -> None:
+    """What Debian's `python3 -m venv` needs beside Python itself."""
+    packages = ("python3.11-venv", "python3-pip-whl", "python3-setuptools-whl")
+    listed = subprocess.run(["dpkg-query", "-L", *packages], capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this machine has no python3-venv to make a base image of")
+    names = sorted({name for name in listed.stdout.split() if Path(name).is_file()})
+    subprocess.run(["tar", "-cf", str(into), *names], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+async def test_as_a_space_it_ends_a_rollout_in_a_default_container_without_capabilities(engine, tmp_path):
+    """Built by the engine itself; no namespaces can be made in what it starts."""
+    _, host = engine
+    if shutil.which("docker") is None:
+        pytest.skip("no docker client")
+    base, folder = tmp_path / "base", tmp_path / "coding"
+    base.mkdir()
+    (base / "Dockerfile").write_text(BASE)
+    await asyncio.to_thread(venv_tar, base / "venv.tar")
+    shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    await asyncio.to_thread(wheels, folder / "wheels")
+    arguments = ("--build-arg", "BASE=coding-base", "--build-arg", "PIP_NO_INDEX=1", "--network", "none")
+    await asyncio.to_thread(docker, host, "build", "-t", "coding-base", str(base))
+    words = ("build", *arguments, "-f", str(folder / "server/Dockerfile"), "-t", "coding-env", str(folder))
+    await asyncio.to_thread(docker, host, *words)
+    settings = ("--cap-drop", "ALL", "--network", "none", "-e", "ROLLYARD_ENV_KEY=boss")
+    name = await asyncio.to_thread(docker, host, "run", "-d", *settings, "coding-env")
+    try:
+        wait = "until python3 -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:8000/health\")'; do sleep 0.3; done"
+        await asyncio.to_thread(docker, host, "exec", name, "sh", "-c", wait, timeout_s=120)
+        said = await asyncio.to_thread(docker, host, "exec", name, "python3", "-c", DRIVE, timeout_s=300)
+        assert json.loads(said.splitlines()[-1]) == {"reward": 1.0, "pages": [200, 200], "level": "landlock"}
+    finally:
+        await asyncio.to_thread(docker, host, "rm", "-f", name)

@@ -14,9 +14,9 @@ import pytest
 import rollyard as ry
 from rollyard import sync
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, MissingExtra, UnknownName, Unsupported
+from rollyard.core.remote_task import TaskConfig
 from rollyard.envs.fleet.provider import InstanceRequest, provision
 from rollyard.envs.fleet.sdk import FleetProvider
-from rollyard.envs.fleet.task_config import TaskConfig
 from rollyard.envs.fleet.task_env import RemoteTaskEnv, TaskLimits
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.envs.telemetry import Telemetry

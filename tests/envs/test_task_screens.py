@@ -14,8 +14,8 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable
 from rollyard.core.message import Image, ToolSpec
+from rollyard.core.remote_task import TaskConfig
 from rollyard.envs.fleet.sdk import FleetProvider
-from rollyard.envs.fleet.task_config import TaskConfig
 from rollyard.envs.fleet.task_env import RemoteTaskEnv
 from rollyard.envs.fleet.task_instance import offer_tools
 from rollyard.envs.fleet.verifier_code import Checked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -105,6 +106,25 @@ async def test_tls_in_a_tunnel_has_to_be_for_its_host(attempt):
         head = f"CONNECT web.test:{there.server} HTTP/1.1\r\n\r\n".encode()
         await there.send(head + HELLOS[attempt])
         assert (bytes(there.upstream.got), [refusal.protocol for refusal in there.refusals]) == (b"", ["tls"])
+
+
+@pytest.mark.adversarial
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root listens on the web's ports")
+@pytest.mark.parametrize("port", [80, 443])
+async def test_on_the_webs_ports_nothing_is_spoken_but_tls_and_http(port):
+    """The server is at an address of loopback that no other process of the tests has."""
+    address, got = f"127.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}.9", bytearray()
+
+    async def keep(reader, writer):
+        got.extend(await reader.read())
+        writer.close()
+
+    async with await asyncio.start_server(keep, address, port):
+        for data in (b"SSH-2.0-OpenSSH_9.2\r\n", b"\0\0\0\x2a\x01binary"):
+            async with ground(f"strict.test@{address}") as there:
+                await there.send(f"CONNECT strict.test:{port} HTTP/1.1\r\n\r\n".encode() + data)
+                refused = [(refusal.protocol, refusal.port) for refusal in there.refusals]
+                assert (bytes(got), refused) == (b"", [("tcp", port)])
 
 
 async def test_tls_for_its_host_passes_untouched():

@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import sys
+from functools import partial
+from importlib import resources
 from pathlib import Path
 
 import aiohttp
@@ -152,24 +154,10 @@ def bearer(key):
 
 @pytest.mark.slow
 async def test_the_real_command_line_pushes_shows_and_runs(tmp_path):
-    await asyncio.to_thread(interpreter, "aenvironment", VERSION)
-    program = Path(interpreter("aenvironment", VERSION)).with_name("aenv")
+    python = await asyncio.to_thread(interpreter, "aenvironment", VERSION)
     async with serving(tmp_path) as env:
         where = {"AENV_SYSTEM_URL": env["AENV_SYSTEM_URL"], "HUB_BACKEND": f"{env['AENV_SYSTEM_URL']}:8080"}
-
-        async def aenv(*arguments, cwd=tmp_path):
-            running = await asyncio.create_subprocess_exec(
-                str(program),
-                *arguments,
-                cwd=cwd,
-                env={**os.environ, **where, "HOME": str(tmp_path), "COLUMNS": "250", "PYTHONWARNINGS": "ignore"},
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            out, err = await asyncio.wait_for(running.communicate(), 120)
-            assert running.returncode == 0, (out + err).decode()
-            return out.decode()
-
+        aenv = partial(command_line, python, tmp_path, where)
         await aenv("init", "oslo")
         project = tmp_path / "oslo"
         config = json.loads((project / "config.json").read_text())
@@ -194,6 +182,68 @@ async def test_the_real_command_line_pushes_shows_and_runs(tmp_path):
             await aenv("instance", "delete", one["id"], "--yes")
             assert [one async for one in plane.instances.list()] == []
         await aenv("service", "list")
+
+
+SKIPPING = """
+import asyncio, json, sys
+from aenv import Environment
+
+async def main():
+    try:
+        async with Environment(sys.argv[1], skip_for_healthy=True, max_retries=0, timeout=60) as env:
+            said = await env.call_tool(f"{sys.argv[1]}/get_weather", {"city": "Oslo"})
+        seen = {"said": json.loads(said.content[0]["text"])["city"]}
+    except Exception as error:  # the words are what the test asks for
+        seen = {"refused": str(error)}
+    print(json.dumps(seen))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_a_project_of_the_real_command_line_runs_from_the_files_it_sends(tmp_path):
+    """`aenv init`, `aenv push` and `Environment`, as they are. With files that stay at the client's the create says so."""
+    python = await asyncio.to_thread(interpreter, "aenvironment", VERSION)
+    (tmp_path / "client.py").write_text(SKIPPING)
+    async with serving(tmp_path) as env:
+        where = {"AENV_SYSTEM_URL": env["AENV_SYSTEM_URL"]}
+        aenv = partial(command_line, python, tmp_path, {**where, "HUB_BACKEND": f"{env['AENV_SYSTEM_URL']}:8080"})
+        await aenv("init", "weather")
+        project = tmp_path / "weather"
+        await aenv("push", "--work-dir", str(project), cwd=project)
+        refused = await told(python, tmp_path / "client.py", "weather@1.0.0", env=where)
+        assert "has no image" in refused["refused"] and "aenv_hub" in refused["refused"]
+        for name in ("plain_env.py", "plain_mcp.py"):
+            (project / name).write_bytes(resources.files("rollyard.inside").joinpath(name).read_bytes())
+        (project / "project.py").write_bytes((HERE / "plain_project.py").read_bytes())
+        words = "FROM host\nWORKDIR /app\nCOPY . .\nENV UNITS=celsius\n"
+        words += 'ENTRYPOINT ["/bin/bash", "-c"]\nCMD ["python3 plain_env.py project.py --port 8081"]\n'
+        (project / "Dockerfile").write_text(words)
+        await aenv("config", "set", "storage_config.type", "aenv_hub")
+        assert "Push successfully" in await aenv("push", "--work-dir", str(project), "--force", cwd=project)
+        seen = await told(python, HERE / "aenv_client.py", "weather@1.0.0", env=where, timeout=240)
+        assert seen["called"] == [False, {"city": "Oslo", "temperature": 20, "units": "celsius"}]
+        assert seen["reward"]["score"] == 1.0 and seen["function"] == 42
+        assert (await told(python, tmp_path / "client.py", "weather@1.0.0", env=where))["said"] == "Oslo"
+        (project / "Dockerfile").write_text("FROM host\nRUN echo it broke && exit 3\n")
+        await aenv("push", "--work-dir", str(project), "--force", cwd=project)
+        broken = await told(python, tmp_path / "client.py", "weather@1.0.0", env=where)
+        assert "could not be built" in broken["refused"] and "it broke" in broken["refused"]
+
+
+async def command_line(python, home, where, *words, cwd=None):
+    running = await asyncio.create_subprocess_exec(
+        str(Path(python).with_name("aenv")),
+        *words,
+        cwd=cwd or home,
+        env={**os.environ, **where, "HOME": str(home), "COLUMNS": "250", "PYTHONWARNINGS": "ignore"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(running.communicate(), 120)
+    assert running.returncode == 0, (out + err).decode()
+    return out.decode()
 
 
 async def made_with(session, control, plane, start, **fields):
@@ -229,10 +279,15 @@ async def test_health_is_held_open_until_it_is_true_and_the_target_is_never_the_
             ):
                 async with session.get(f"{data}/health", headers=wrong) as reply:
                     assert reply.status == 401
-            async with session.post(f"{data}/mcp", json={}) as reply:
-                assert reply.status == 400 and "names no instance" in (await reply.json())["error"]
+            async with session.get(f"{data}/functions/list") as reply:  # as sent with skip_for_healthy=True
+                assert (await reply.json(content_type=None))["data"]["path"] == "/functions/list"
+            for page in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+                async with session.get(f"{data}/functions/list", headers=page) as reply:
+                    assert reply.status == 400
             async with session.delete(f"{control}/env-instance/{made['id']}") as reply:
                 assert (await reply.json())["success"]
+            async with session.post(f"{data}/mcp", json={}) as reply:
+                assert reply.status == 400 and "names no instance" in (await reply.json())["error"]
             async with session.get(f"{data}/health", headers=bears) as reply:
                 assert reply.status == 410
             async with session.get(f"{control}/env-instance/{made['id']}") as reply:

@@ -348,7 +348,7 @@ async def test_the_control_planes_tables_are_searched_sorted_and_opened(tmp_path
 
 
 @pytest.mark.adversarial
-async def test_an_exported_run_opens_from_a_file_without_a_script_or_a_request(tmp_path, backend):
+async def test_an_exported_run_opens_from_a_file_sorts_and_makes_no_request(tmp_path, backend):
     from rollyard.page.export import run_page
 
     async with ry.Store.open(tmp_path / "runs.db") as store:
@@ -361,6 +361,11 @@ async def test_an_exported_run_opens_from_a_file_without_a_script_or_a_request(t
         await page.goto(f"file://{tmp_path}/run.html")
         assert "owned" not in await page.title()
         assert await page.locator(".picture svg").count() == 6
+        head = page.locator("table.sortable").last.locator("th").first
+        await head.click()
+        assert await head.get_attribute("aria-sort") == "ascending"
+        await head.click()
+        assert await page.locator("table.sortable").last.locator("tbody a").first.inner_text() == "t1"
         await page.locator("section summary").first.click()
         assert await page.locator("article.step").first.is_visible()
         await shot(page, "export")

@@ -169,6 +169,8 @@ async def test_a_fleet_job_runs_rollouts_and_its_sessions_tell_what_happened(tmp
             assert [one async for one in plane.instances.list()] == []
             page = await plane.bytes("GET", f"/page/rollouts/{first.session_id}")
             assert b"close-printer" in page
+            traced = await plane.json("GET", f"/v1/trace/{first.session_id}")
+            assert traced["instance"]["run_id"] == job.job_id and traced["reward"] == 1.0
 
 
 async def test_fleet_sessions_that_clients_write_are_kept_and_jobs_without_a_policy_are_refused(tmp_path):

@@ -27,7 +27,7 @@ class Places:
     def __init__(self):
         self.open, self.made = {}, 0
 
-    async def make(self, owner, asked, request_id, labels):
+    async def make(self, owner, asked, request_id, labels, *, rollout_id):
         self.made += 1
         self.open[self.made] = labels
         return SimpleNamespace(id=self.made)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import html
 import json
 import re
@@ -86,7 +88,9 @@ async def test_every_page_answers_with_strict_headers_and_hostile_text_stays_tex
             status, headers, body, _ = await get(f"{url}/runs/{run_id}/run.html")
             assert status == 200
             assert "attachment" in headers["content-disposition"]
-            assert "<script" not in body
+            (script,) = re.findall(r"<script>(.*?)</script>", body, re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+            assert f"script-src 'sha256-{digest}';" in body  # ours, and no other
             assert "<img" not in body
             assert "default-src 'none'" in body
             assert "&lt;script&gt;document" in body
@@ -95,6 +99,18 @@ async def test_every_page_answers_with_strict_headers_and_hostile_text_stays_tex
             assert headers["content-type"].startswith("text/plain")
             _, _, body, _ = await get(f"{url}/rollouts/{rollout.id}")
             assert "&lt;script&gt;document" in body
+
+
+async def test_the_page_of_a_rollout_leads_to_its_parent_and_to_what_branches_off_it(tmp_path, backend):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        _, (parent, _) = await a_run(store, backend)
+        policy = ry.policy.scripted({"steps": [{"text": "other"}]})
+        (child,) = await ry.branch(parent, at=0, policy=policy, store=store, sandbox=backend)
+        async with serve_app(page_app(store)) as url:
+            _, _, body, _ = await get(f"{url}/rollouts/{child.id}")
+            assert f'rel="parent" href="/rollouts/{parent.id}"' in body and "0 calls answered as its were" in body
+            _, _, body, _ = await get(f"{url}/rollouts/{parent.id}")
+            assert f'rel="branch-run" href="/runs/{child.run_id}"' in body and 'rel="parent"' not in body
 
 
 async def test_what_is_not_there_is_a_404_and_nothing_can_be_changed_without_a_token(tmp_path, backend):

@@ -9,13 +9,18 @@ import sys
 import tarfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import rollyard as ry
-from rollyard.core.errors import ConfigError, PlaneConflict
+from rollyard.core.errors import ConfigError, PlaneConflict, PlaneInvalid, PlaneNotFound
+from rollyard.plane.api.app import plane_app
 from rollyard.plane.client.push import MAX_FILES, pack, pull, push, read_project, unpack
+from rollyard.plane.parts import ephemeral_plane
 from rollyard.plane.service.access import NewKey
+from rollyard.plane.service.builds import BuildRecord
 from rollyard.plane.storage.sql import SqlPlane
+from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.testing.serve import serve_app
 
 pytestmark = pytest.mark.anyio
@@ -142,3 +147,92 @@ async def test_a_backup_of_a_store_in_use_restores_to_the_same_hub(tmp_path):
         assert await Hub(SqlPlane(store.database)).get("e", "1") == made
     done = subprocess.run([*RY, "store", "restore", str(copy), str(back)], capture_output=True, timeout=60)
     assert done.returncode != 0
+
+
+SERVER = """
+import http.server, os
+class Env(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        said = (os.environ["COLOUR"] + " " + os.getcwd()).encode()
+        self.send_response(200); self.send_header("content-length", str(len(said))); self.end_headers()
+        self.wfile.write(said)
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", 8081), Env).serve_forever()
+"""
+DOCKERFILE = 'FROM host\nWORKDIR /srv/env\nCOPY . .\nENV COLOUR=blue\nCMD ["python3", "server.py"]\n'
+
+
+def folder_of(kind, place):
+    """A folder of each kind with the same server in it, whose Dockerfile is where that kind has it."""
+    inner = {"harbor": place / "environment", "openenv": place / "server", "aenv": place}[kind]
+    inner.mkdir(parents=True)
+    (inner / "Dockerfile").write_text(DOCKERFILE)
+    if kind == "harbor":
+        for name in ("instruction.md", "task.toml"):
+            (place / name).write_bytes((TASK / name).read_bytes())
+        (place / "tests").mkdir()
+        (place / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    elif kind == "openenv":
+        (place / "openenv.yaml").write_text("spec_version: 1\nname: echo_env\nport: 8081\n")
+    else:
+        (place / "config.json").write_text(json.dumps({"name": "echo", "version": "1.0", "artifacts": []}))
+    (inner if kind == "harbor" else place).joinpath("server.py").write_text(SERVER)
+    return place
+
+
+@pytest.fixture
+async def building(tmp_path):
+    """A plane on local sandboxes, and a client of an owner's."""
+    async with LocalBackend() as backend, ephemeral_plane(backend) as plane:
+        _, key = await plane.access.issue(NewKey(role="owner", owner="ann"))
+        async with serve_app(plane_app(plane)) as url, ry.plane.connect(url, key) as client:
+            yield plane, client
+
+
+@pytest.mark.parametrize(
+    "kind", ["aenv", pytest.param("harbor", marks=pytest.mark.slow), pytest.param("openenv", marks=pytest.mark.slow)]
+)
+async def test_a_folder_with_a_dockerfile_is_built_once_and_its_server_answers(building, tmp_path, kind):
+    plane, client = building
+    made = await push(client, folder_of(kind, tmp_path / "folder"), version="1.0")
+    assert made["spec"]["build"]["bundle"] == made["spec"]["artifacts"]["bundle"]
+    one, two = [await client.instances.create(env=made["id"], ttl_s=120) for _ in range(2)]
+    await client.instances.wait(one["id"], 8081, "/")
+    said = await client.bytes("GET", f"/v1/instances/{one['id']}/data/x")
+    assert said == b"blue /srv/env"
+    (told,) = (await client.envs.builds(made["name"], "1.0")).values()
+    assert told["start"][-2:] == ["python3", "server.py"] and told["seconds"] > 0
+    (kept,) = await plane.store.list_records("build", "local", after="", limit=9)
+    built = msgspec.json.decode(kept.data, type=BuildRecord)
+    assert (
+        kept.revision == 1
+        and built.image == (await plane.instances.record(two["id"])).plan.image
+        and "instructions" in built.log
+    )
+
+
+async def test_files_without_a_dockerfile_are_laid_over_an_image_and_a_build_that_fails_says_why(building, tmp_path):
+    plane, client = building
+    (tmp_path / "files" / "sub").mkdir(parents=True)
+    (tmp_path / "files" / "sub" / "note").write_text("laid")
+    (tmp_path / "files" / "Broken").write_text("FROM host\nRUN echo it broke; exit 3\n")
+    sha256 = await client.envs.upload(pack(tmp_path / "files"))
+    await client.envs.create("laid", "1", build={"bundle": sha256, "target": "/data"}, start=["sleep", "1000"])
+    made = await client.instances.create(env="laid@1", ttl_s=120)
+    assert await client.instances.read(made["id"], "/data/sub/note") == b"laid"
+    for build, words in (
+        ({"bundle": sha256, "dockerfile": "Broken"}, "it broke"),
+        ({"bundle": sha256, "dockerfile": "None"}, "there is no None"),
+        ({"bundle": sha256, "dockerfile": "../../etc/passwd"}, "not below"),
+        ({"bundle": sha256, "context": ".."}, "no folder"),
+        ({"bundle": sha256, "base": "no-such-image"}, "no-such-image"),
+    ):
+        await client.envs.create("bad", "1", build=build)
+        with pytest.raises(PlaneInvalid, match=words):
+            await client.instances.create(env="bad@1", ttl_s=120)
+        await client.envs.delete("bad", "1")
+    _, other = await plane.access.issue(NewKey(role="owner", owner="bob"))
+    async with ry.plane.connect(client.url, other) as bob:
+        await bob.envs.create("stolen", "1", build={"bundle": sha256})
+        with pytest.raises(PlaneNotFound, match="has not pushed"):
+            await bob.instances.create(env="stolen@1", ttl_s=120)

@@ -111,6 +111,8 @@ async def test_words_are_searched_notes_are_kept_and_a_run_shows_its_course(tmp_
             assert "I <mark>give</mark> <mark>up</mark>." in found
             _, _, found, _ = await get(f"{url}/search?q=script+owned&run={run_id}")
             assert "<mark>script</mark>" in found and "<script>document" not in found
+            _, _, found, _ = await get(f"{url}/search?q=%22%3Cscript%3Edocument%22")
+            assert "<mark>&lt;script&gt;document</mark>" in found and "<script>document" not in found
             _, _, tokens, _ = await get(f"{url}/rollouts/{good.id}/tokens")
             assert 'title="id 100, logprob 0.0000, probability 1">d</span>' in tokens
             at = f"{url}/rollouts/{good.id}/notes"
@@ -142,6 +144,8 @@ async def test_what_is_read_fits_both_themes_and_a_narrow_screen(tmp_path):
         await store.add_note(rollout.id, "label", author="ann", name="looked at")
         paths = {
             "reading": f"/rollouts/{rollout.id}", "reading-run": f"/runs/{run_id}", "search": "/search?q=empty+list",
+            "compare-policies": f"/compare?a={run_id}@bad&b={run_id}@good",
+            "side": f"/side?a={find(rollouts, 'bad').id}&b={rollout.id}",
             "reading-tokens": f"/rollouts/{rollout.id}/tokens", "reading-tasks": f"/runs/{run_id}/tasks",
         }  # fmt: skip
         async with serve_app(page_app(store)) as url:

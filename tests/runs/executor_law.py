@@ -6,6 +6,7 @@ import anyio
 
 import rollyard as ry
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.runs import Tree
 
 HELLO = "steps:\n  - shell: echo hello > out.txt\n  - text: done\n"
 SLOW = "steps:\n  - sleep: 60\n"
@@ -33,6 +34,16 @@ async def every_attempt_is_kept_once(store, options):
     assert kept[-1] == "rollout.committed" and {"sandbox.opened", "verdict", "agent.done"} <= set(kept)
     assert events.count("rollout.committed") == 6
     return run.id
+
+
+async def a_tree_grows_to_its_leaves(store, options):
+    """The children of a rollout come out of the same run; each goes on from its parent's second call."""
+    tree = Tree(width=2, depth=1, at=1)
+    async with ry.Run(tasks(1), agent="shell-agent", parallel=2, store=store, tree=tree, **options) as run:
+        root, *children = [rollout async for rollout in run]
+    at = root.trajectory.records[1].id
+    assert [(r.parent_rollout, r.parent_call, r.replayed, r.reward) for r in children] == [(root.id, at, 1, 1.0)] * 2
+    assert sorted(r.attempt for r in (root, *children)) == [0, 1, 2]
 
 
 async def leaving_early_gives_the_attempts_back(store, options, backend):

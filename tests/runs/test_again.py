@@ -55,7 +55,7 @@ async def test_two_runs_are_compared_on_shared_tasks_with_their_flips(tmp_path, 
     async with ry.Store.open(tmp_path / "runs.db") as store:
         good, _ = await one_run(store, backend)
         bad, _ = await one_run(store, backend, script={"steps": [{"text": "no"}]})
-        found = await compare(store, good, bad)
+        found = (await compare(store, good, bad)).paired
         assert found.difference.value == -1.0
         assert found.flips == (("t", 1.0, 0.0),)
         assert "flipped: t" in text(good, bad, found)

@@ -12,8 +12,10 @@ import rollyard as ry
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.runs.branch import branch_config
+from rollyard.runs.report.why import explain
 from rollyard.runs.run.config import convert
 from rollyard.runs.run.drive import carry_out
+from rollyard.store.check import check_run
 
 pytestmark = pytest.mark.anyio
 
@@ -55,6 +57,7 @@ async def test_children_go_on_from_a_call_with_their_own_answers_and_train_on_th
             assert row.ids[:offset] == before.ids[:offset]  # the parent's very tokens
             assert (row.mask.index(1), row.own_from) == (offset, offset)
             assert row.parent_rollout == parent.id and row.parent_call == at
+        assert (await check_run(store, children[0].run_id)).ok  # every law of a trajectory holds
 
 
 async def test_a_child_that_asks_something_else_is_refused_with_the_difference(tmp_path, backend):
@@ -107,6 +110,21 @@ async def test_what_cannot_be_branched_at_is_said_by_name_before_anything_opens(
         assert len(await store.list_runs()) == 1
 
 
+async def test_a_branch_after_parallel_tool_calls_has_the_results_of_all(tmp_path, backend):
+    def both(last):
+        wide = {"parallel": [{"shell": "echo one > a.txt; cat a.txt"}, {"shell": "echo two > b.txt; cat b.txt"}]}
+        return ry.policy.scripted({"steps": [wide, {"shell": f"echo {last} > c.txt"}, {"text": "done"}]})
+
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        parent = await one_parent(store, backend, both("wrong"))
+        (child,) = await ry.branch(parent, at=1, policy=both("right"), store=store, sandbox=backend)
+        assert (child.status, child.reward, child.replayed, child.pinned) == ("completed", 1.0, 1, 0)
+        results = [
+            part for message in child.captured.messages(child.captured.records[1].id) for part in message.tool_results
+        ]
+        assert len(results) == 2
+
+
 async def test_what_if_the_model_had_said_this(tmp_path, backend):
     """An answer that somebody wrote is acted upon like any other, trains nowhere, and the policy goes on from it."""
     async with ry.Store.open(tmp_path / "runs.db") as store:
@@ -136,6 +154,7 @@ async def test_an_attempt_that_ran_out_of_its_budget_goes_on_to_where_an_uncut_o
         assert (on.status, on.reward, on.replayed, on.calls) == ("completed", 1.0, 2, 2)
         assert (on.parent_rollout, on.parent_call) == (cut.id, "end")
         assert on.files == whole.files and len(whole.files) == 3
+        assert f"rollyard continue {cut.id}" in explain(cut).remedy
 
 
 async def test_a_branched_run_that_was_stopped_is_resumed_like_any_other(tmp_path, backend):

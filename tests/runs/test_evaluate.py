@@ -126,13 +126,15 @@ async def test_cancelling_ends_every_rollout_at_once(backend):
 
 
 async def test_a_report_is_written_as_json_text_html_and_pictures(tmp_path, backend):
+    from rollyard.page.export import run_page
     from rollyard.runs.report.plots import write_report
 
     async with ry.Store.open(tmp_path / "runs.db") as store:
         report = await ry.evaluate(write(tmp_path), store=store, sandbox=backend)
-        files = await write_report(store, report, tmp_path / "out")
+        _, html = await run_page(store, report.run_id)
+        files = await write_report(store, report, tmp_path / "out", html=html)
     assert {f.suffix for f in files} == {".json", ".txt", ".html", ".svg", ".png"}
     page = (tmp_path / "out" / "report.html").read_text()
-    assert page.count("<svg") == 6
+    assert page.count('<div class="picture"><svg') == 6
+    assert 'class="forest"' in page and "pass^" in page
     assert "src=" not in page
-    assert "<script" not in page

@@ -23,6 +23,7 @@ async def test_the_local_executor_keeps_the_law(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         async with ry.Gate(hello, log=store) as gate:
             await law.every_attempt_is_kept_once(store, {"gate": gate, "sandbox": backend})
+            await law.a_tree_grows_to_its_leaves(store, {"gate": gate, "sandbox": backend})
         async with ry.Gate(slow, log=store) as gate:
             await law.leaving_early_gives_the_attempts_back(store, {"gate": gate, "sandbox": backend}, backend)
 

@@ -40,6 +40,7 @@ async def test_a_run_on_ray_keeps_the_law_and_is_finished_by_either_executor(tmp
     async with ry.Store.open(tmp_path / "runs.db") as store:
         hello = RunConfig(**scripted(tmp_path, law.HELLO))
         await law.every_attempt_is_kept_once(store, {"config": hello, "executor": on_ray})
+        await law.a_tree_grows_to_its_leaves(store, {"config": hello, "executor": on_ray})
         slow = RunConfig(**scripted(tmp_path, law.SLOW))
         await law.leaving_early_gives_the_attempts_back(store, {"config": slow, "executor": on_ray}, backend)
         (newest, *_) = await store.list_runs()

@@ -6,7 +6,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.rollout import Failure, MergeCounts, Rollout, StageRecord, Verdict
 from rollyard.core.task import Task
-from rollyard.runs.report.plots import draw_all, page
+from rollyard.runs.report.plots import draw_all
 from rollyard.runs.report.report import Report, summarise, text
 from rollyard.runs.report.spending import Price
 from rollyard.trajectory.samples import samples
@@ -63,9 +63,8 @@ def test_calls_per_row_are_over_all_rollouts_and_text_json_and_page_show_them():
     assert (pi.calls_per_row, pi.saved_by_tree) == (2.0, 1 - 60 / 70) and codex.merged is None
     assert pi.merged == MergeCounts(calls=6, rows=3, call_tokens=130, row_tokens=70, tree_tokens=60)
     assert msgspec.json.decode(msgspec.json.encode(report))["lines"][1]["calls_per_row"] == 2.0
-    for shown in (text(report), page(report, [])):
-        heads, row = (next(line for line in shown.splitlines() if word in line) for word in ("calls/row", "pi "))
-        assert "saved by tree" in heads and " 2.0 " in row and "14%" in row
+    heads, row = (next(line for line in text(report).splitlines() if word in line) for word in ("calls/row", "pi "))
+    assert "saved by tree" in heads and " 2.0 " in row and "14%" in row
     assert "calls/row" not in text(summarise("r", [rollout("a", 0, 1.0)])), "nothing was captured"
 
 
@@ -94,12 +93,19 @@ def test_the_text_shows_agents_and_failures_and_the_json_round_trips():
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) is not None
 
 
-@pytest.mark.adversarial
-def test_a_report_as_a_page_shows_hostile_names_as_text():
-    hostile = "<script>alert(1)</script><img src=x onerror=alert(1)>"
-    attempts = [rollout(hostile, 0, 1.0, agent=hostile), rollout("=1+1", 0, None, agent="=1+1", failure=LOST)]
-    shown = page(summarise(hostile, attempts), [])
-    assert "&lt;script&gt;" in shown and "<script" not in shown and "<img" not in shown
+def test_pass_hat_k_stands_beside_pass_at_k():
+    tried = [rollout("a", n, float(n == 0)) for n in range(2)] + [rollout("b", n, 1.0) for n in range(2)]
+    shown = text(summarise("r", tried))
+    assert "pass@2" in shown and "pass^2" in shown and "pass^1" not in shown
+    (line,) = summarise("r", tried).lines
+    assert (line.pass_at[2].value, line.pass_hat[2].value) == (1.0, 0.5)
+
+
+def test_prompt_tokens_that_were_in_the_servers_cache_have_a_price_of_their_own():
+    used = msgspec.structs.replace(rollout("a", 0, 1.0), usage={"prompt_tokens": 1000, "cached_tokens": 800})
+    prices = (Price(prompt=10.0, completion=1.0), Price(prompt=10.0, completion=1.0, cached=1.0))
+    dear, cheap = (summarise("r", [used], {"policy": price}).cost for price in prices)
+    assert dear == pytest.approx(0.01) and cheap == pytest.approx(0.0028)
 
 
 @pytest.mark.adversarial

@@ -9,8 +9,10 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.runs import Tree
 from rollyard.runs.report.tree import TreeLeaf, draw_tree, tree_nodes
 from rollyard.runs.run.config import RunConfig, convert
+from rollyard.store.listing import find_branches
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +24,7 @@ def leaf(name, reward, parent=None, call=None):
 
 
 def test_every_attempt_of_a_tree_has_one_number_and_one_parent():
-    tree, roots = ry.Tree(width=3, depth=2), 2
+    tree, roots = Tree(width=3, depth=2), 2
     first = [number for root in range(roots) for number in tree.children_of(root, roots)]
     second = [number for child in first for number in tree.children_of(child, roots)]
     assert [*range(roots), *first, *second] == list(range(2 + 6 + 18))
@@ -59,7 +61,7 @@ async def test_children_are_owed_with_their_parent_and_a_stopped_tree_grows_on_w
     task = Task(id="t", instruction="x", verifier=judge)
     given = {"agent": "shell-agent", "sandbox": backend}
     async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted(answer), log=store) as gate:
-        async with ry.Run([task], gate=gate, store=store, tree=ry.Tree(width=2, depth=1, at=1), **given) as run:
+        async with ry.Run([task], gate=gate, store=store, tree=Tree(width=2, depth=1, at=1), **given) as run:
             root = await anext(aiter(run))
         counts = await store.progress(run.id)
         assert (root.reward, counts["done"], sum(counts.values())) == (0.0, 1, 3)
@@ -69,6 +71,7 @@ async def test_children_are_owed_with_their_parent_and_a_stopped_tree_grows_on_w
         at = root.captured.records[1].id
         assert {(c.parent_rollout, c.parent_call, c.reward, c.replayed) for c in children} == {(root.id, at, 1.0, 1)}
         assert len(children) == 2 and {c.group_id for c in children} == {root.group_id}
+        assert set((await find_branches(store, root)).children) == {c.id for c in children}
         found = await ry.report(store, run.id)
         (node,) = found.nodes
         assert (node.rollout, node.call, node.leaves, round(node.value, 3)) == (root.id, at, 3, 0.667)
@@ -77,13 +80,13 @@ async def test_children_are_owed_with_their_parent_and_a_stopped_tree_grows_on_w
 
 async def test_a_tree_that_cannot_grow_is_refused_before_anything_opens(tmp_path, backend):
     with pytest.raises(ConfigError, match="width"):
-        ry.Tree(width=0)
+        Tree(width=0)
     with pytest.raises(ConfigError, match="'4x2' describes no tree"):
-        ry.Tree.parse("4x2")
-    assert ry.Tree.parse("width=4,at=3") == ry.Tree(width=4, at=3)
+        Tree.parse("4x2")
+    assert Tree.parse("width=4,at=3") == Tree(width=4, at=3)
     task = Task(id="t", instruction="x")
     async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted({"steps": []})) as gate:
-        config = RunConfig(tree=ry.Tree())
+        config = RunConfig(tree=Tree())
         with pytest.raises(Unsupported, match="'oracle' calls no model: it cannot branch at one"):
             async with ry.Run([task], config=config, agent="oracle", gate=gate, store=store, sandbox=backend):
                 pass

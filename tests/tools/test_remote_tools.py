@@ -189,6 +189,37 @@ async def test_a_call_whose_connection_broke_never_runs_twice(how):
     assert ran == ["paid"]
 
 
+async def test_a_call_whose_answer_was_lost_is_asked_for_again_by_its_key_and_runs_once():
+    ran, lost = [], []
+
+    @tool
+    async def pay() -> str:
+        """Pays."""
+        ran.append("paid")
+        return f"paid {len(ran)}"
+
+    server = Server(pay)
+
+    async def breaks(scope, receive, send):
+        """The first answer gets lost on its way."""
+        if scope["type"] != "http":
+            return
+
+        async def lossy(message):
+            if not lost and message["type"] == "http.response.body" and b"paid" in message.get("body", b""):
+                lost.append(message)
+                raise ConnectionResetError("cut")
+            await send(message)
+
+        await server(scope, receive, lossy)
+
+    async with serve_app(breaks) as url, RemoteTools(url + "/mcp", pauses_s=(0.0,), timeout_s=30.0) as tools:
+        await tools.list()
+        assert (await tools.ask("pay", {})).text == "paid 1" and lost
+        assert (await tools.ask("pay", {})).text == "paid 2", "another call has another key"
+    assert ran == ["paid", "paid"]
+
+
 async def test_one_server_down_costs_its_own_tools_and_leaves_a_warning_that_names_it(closed_url, caplog):
     """E3"""
     async with serve_app(Server(speaking("who", "alive"))) as url:

@@ -19,6 +19,7 @@ from rollyard.envs.telemetry import Telemetry
 
 ATTEMPTS = 3
 PAUSES_S = (2.0, 4.0)
+PROVISION_S = 900.0  # what making one may take
 _SETTLE_S = 30.0
 
 

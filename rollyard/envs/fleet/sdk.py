@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, EpisodeLost, MissingExtra, Unsupported
 from rollyard.envs.fleet.databases import MAX_ROWS, QueryRows, Table
-from rollyard.envs.fleet.provider import InstanceRequest
+from rollyard.envs.fleet.provider import PROVISION_S, InstanceRequest
 
 T = TypeVar("T")
 KEY_VARIABLE = "FLEET_API_KEY"
 URL_VARIABLE = "FLEET_BASE_URL"
-_MAKE_S = 900.0
 _CALL_S = 60.0
 _AGAIN = (408, 409, 425, 429)
 _GONE = (404, 410)
@@ -56,7 +55,7 @@ class FleetProvider:
                 run_id=request.run_id,
             ),
             f"no instance of {request.env_key} could be made",
-            timeout_s=_MAKE_S,
+            timeout_s=PROVISION_S,
         )
         if made.urls is None:
             raise EnvError(f"instance {made.instance_id} of {request.env_key} has no addresses")

@@ -8,36 +8,24 @@ It is None unless the verifier gave a score. This is the one implementation; `ro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
 from rollyard.core.errors import ConfigError, EnvError, EpisodeLost, Error
+from rollyard.core.remote_task import TaskConfig
 from rollyard.envs.env import Env, StepResult
 from rollyard.envs.fleet.databases import MAX_ROWS, Databases, QueryRows, Table
-from rollyard.envs.fleet.partial_reward import partial
 from rollyard.envs.fleet.provider import EnvProvider
-from rollyard.envs.fleet.task_config import SUBMIT, TaskConfig
+from rollyard.envs.fleet.remote_episode import Judge, RemoteEpisode
 from rollyard.envs.fleet.task_instance import Leases, TaskInstance, open_instance
-from rollyard.envs.fleet.verifier_code import Checked, VerifierCode
+from rollyard.envs.fleet.verifier_code import DetailedCheck
 from rollyard.envs.telemetry import Telemetry
+from rollyard.tools.answers import ToolAnswer
 from rollyard.tools.remote import openai_tool
-
-Judge = Callable[[VerifierCode, Databases | None], Awaitable[Checked]]
-SUBMIT_TOOL: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": SUBMIT,
-        "description": "Hand in the final answer. This ends the task.",
-        "parameters": {
-            "type": "object",
-            "properties": {"answer": {"type": "string", "description": "the answer"}},
-            "required": ["answer"],
-        },
-    },
-}
 
 
 class ToolAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,21 +52,6 @@ class Feedback(msgspec.Struct, frozen=True, kw_only=True):
     verifier_error: str | None = None
 
 
-class Episode:
-    def __init__(self) -> None:
-        self.step = 0
-        self.over = False
-        self.answer: str | None = None
-        self.tool_errors: list[str] = []
-        self.judged: Checked | None = None
-        self.unjudged: str | None = None  # why the verifier was not even run
-        self.reward: float | None = None
-
-    @property
-    def reward_computed(self) -> bool:
-        return self.judged is not None or self.unjudged is not None
-
-
 class RemoteTaskEnv(Env):
     """`judge` runs verifier code; `leases` lend browsers and are needed for `browser_use` alone. Set `conversation` where a
     verifier wants to read it."""
@@ -97,12 +70,15 @@ class RemoteTaskEnv(Env):
     ) -> None:
         if config.task_modality == "browser_use" and leases is None:
             raise ConfigError("browser_use needs somebody who lends browsers")
-        self.config, self.limits, self.partial_reward = config, limits or TaskLimits(), partial_reward
+        self.config, self.limits = config, limits or TaskLimits()
+        self.partial_reward = partial_reward or config.partial_reward
         self.conversation: list[Any] | None = None
         self._provider, self._judge, self._leases = provider, judge, leases
         self._telemetry = Telemetry(env_key=config.env_key, task_key=config.task_key or None)
         self._ground: TaskInstance | None = None
-        self._episode: Episode | None = None
+        self._episode: RemoteEpisode | None = None
+        self._steps = 0
+        self._over = False
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -125,19 +101,30 @@ class RemoteTaskEnv(Env):
         episode = self._episode
         if episode is None:
             return Feedback()
-        judged = episode.judged
         return Feedback(
             tool_errors=tuple(episode.tool_errors),
-            verifier_stdout=judged.stdout if judged is not None else "",
-            verifier_error=judged.error if judged is not None else episode.unjudged,
+            verifier_stdout=episode.verifier_stdout,
+            verifier_error=episode.verifier_error,
         )
+
+    @property
+    def tool_errors(self) -> tuple[str, ...]:
+        return self.feedback.tool_errors
+
+    @property
+    def verifier_stdout(self) -> str:
+        return self.feedback.verifier_stdout
+
+    @property
+    def verifier_error(self) -> str | None:
+        return self.feedback.verifier_error
 
     @property
     def state(self) -> Mapping[str, Any]:
         return {
             "task_key": self.config.task_key,
             "instance_id": self._ground.instance.id if self._ground is not None else None,
-            "step": self._episode.step if self._episode is not None else 0,
+            "step": self._steps,
         }
 
     # the moves
@@ -145,44 +132,56 @@ class RemoteTaskEnv(Env):
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
         if self._closed:
             raise EnvError("this environment is closed")
-        self._episode, self.conversation = None, None
+        self._episode, self.conversation, self._steps, self._over = None, None, 0, False
         try:
             observation = await self._begin(seed)
         except BaseException:  # cancelled too: half an episode holds an instance
+            self._episode = None
             await self._release()
             raise
-        self._episode = Episode()
         return StepResult(observation=observation)
 
     async def step(self, action: ToolAction | Mapping[str, Any]) -> StepResult:
         move = action if isinstance(action, ToolAction) else msgspec.convert(dict(action), ToolAction)
-        episode, ground = self._episode, self._ground
-        if episode is None or ground is None or episode.over:
-            raise EnvError("there is no episode: reset")
-        episode.step += 1
-        shown, info = await self._use_tool(move, episode, ground)
+        episode = self._current()
+        self._steps += 1
+        shown, info = await _use_tool(episode, move)
         if episode.answer is not None:
             reason = "submitted"
         elif move.done:
             reason = "done"
         else:
-            reason = "max_steps" if episode.step >= self.limits.max_steps else None
+            reason = "max_steps" if self._steps >= self.limits.max_steps else None
         if reason is not None:
-            episode.over = True
+            self._over = True
             await self._judge_episode(episode)
         return StepResult(
-            observation={"observation": shown, "step": episode.step},
+            observation={"observation": shown, "step": self._steps},
             reward=episode.reward,
             terminated=reason in ("submitted", "done"),
             truncated=reason == "max_steps",
             info={
-                "step": episode.step,
+                "step": self._steps,
                 "done_reason": reason,
                 "reward_computed": episode.reward_computed,
                 "submitted_answer": episode.answer,
                 **info,
             },
         )
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The episode's tools in OpenAI's format, as the first observation has them."""
+        return [openai_tool(spec) for spec in self._current().specs]
+
+    async def use(self, tool: str, params: Mapping[str, Any]) -> ToolAnswer:
+        """A tool call that is no step, for whoever holds the tools alone."""
+        return await self._current().use(tool, params)
+
+    def _current(self) -> RemoteEpisode:
+        if self._episode is None or self._over:
+            raise EnvError("there is no episode: reset")
+        return self._episode
 
     async def close(self) -> None:
         """Judges an episode that was left before its end, then lets go of everything. Once."""
@@ -195,6 +194,17 @@ class RemoteTaskEnv(Env):
         finally:
             await self._release()
             self._telemetry.say("env.closed", reward=self.final_reward)
+
+    async def verify_detailed(self, final_answer: str | None = None) -> DetailedCheck:
+        """The verifier as the instance stands now, told as `verify_detailed` of Fleet's SDK tells it. It ends nothing and sets no
+        reward; without an answer it is the one that was handed in."""
+        episode, code = self._episode, self.config.verifier_code
+        if episode is None or not code:
+            raise EnvError("there is no episode: reset" if code else f"task {self.config.task_key!r} has no verifier")
+        check = episode.check(code, self.conversation)
+        if final_answer is not None:
+            check = msgspec.structs.replace(check, final_answer=final_answer)
+        return (await self._judge(check, episode.ground.instance.databases)).detailed
 
     # the databases
 
@@ -226,18 +236,17 @@ class RemoteTaskEnv(Env):
         with self._telemetry.span("env.reset"):
             ground = await self._prepare_instance(seed)
             await ground.show_page()
-            tools = [openai_tool(spec) for spec in ground.specs]
-            if self.config.wants_answer:
-                tools = [*(tool for tool in tools if tool["function"]["name"] != SUBMIT), dict(SUBMIT_TOOL)]
+            episode = RemoteEpisode(self.config, ground, self._telemetry, partial_reward=self.partial_reward)
             observation: dict[str, Any] = {
                 "prompt": self.config.prompt,
                 "task_key": self.config.task_key,
                 "modality": self.config.task_modality,
-                "tools": tools,
+                "tools": [openai_tool(spec) for spec in episode.specs],
                 "step": 0,
             }
             if self.config.task_modality != "tool_use":
                 observation["initial_screenshot"] = await ground.screenshot()
+            self._episode = episode
             return observation
 
     async def _prepare_instance(self, seed: int | None) -> TaskInstance:
@@ -246,14 +255,10 @@ class RemoteTaskEnv(Env):
         for fresh in (self._ground is None, True):
             ground = self._ground = self._ground or await self._open_instance()
             try:
-                await ground.instance.reset(seed=seed, timeout_s=self.limits.reset_s)
-            except EpisodeLost as error:
-                if not fresh:
-                    await self._release()
-                    continue
-                self._telemetry.warn("env.reset_failed", cause=error.message)
-            except EnvError as error:
-                self._telemetry.warn("env.reset_failed", cause=error.message)
+                await ground.begin(self._telemetry, seed=seed, timeout_s=self.limits.reset_s, fresh=fresh)
+            except EpisodeLost:
+                await self._release()
+                continue
             return ground
         raise AssertionError("the second ground is fresh")
 
@@ -262,59 +267,25 @@ class RemoteTaskEnv(Env):
             self.config, self._provider, self._telemetry, request_s=self.limits.request_s, leases=self._leases
         )
 
-    async def _use_tool(self, move: ToolAction, episode: Episode, ground: TaskInstance) -> tuple[Any, dict[str, Any]]:
-        """What the agent sees, and what `info` says of it."""
-        if move.tool is None:
-            return "", {"tool_result": None, "tool_error": None}
-        if move.tool == SUBMIT and self.config.wants_answer:
-            given = move.params.get("answer", "")
-            episode.answer = given if isinstance(given, str) else msgspec.json.encode(given).decode()
-            return "The answer was handed in.", {"tool_result": None, "tool_error": None}
-        known = [spec.name for spec in ground.specs]
-        if move.tool not in known:
-            return self._observe_error(episode, f"there is no tool named {move.tool!r}; known: {', '.join(known)}")
-        assert ground.tools is not None
-        try:
-            with self._telemetry.span("env.call", tool=move.tool):
-                answer = await ground.tools.ask(move.tool, move.params)
-        except EnvError as error:
-            return self._observe_error(episode, error.message)
-        if answer.is_error:
-            return self._observe_error(episode, answer.text)
-        return answer.content, {"tool_result": answer.value, "tool_error": None}
-
-    def _observe_error(self, episode: Episode, words: str) -> tuple[Any, dict[str, Any]]:
-        episode.tool_errors.append(words)
-        return f"error: {words}", {"tool_result": None, "tool_error": words}
-
-    async def _judge_episode(self, episode: Episode) -> None:
-        """Sets the reward, or why there is none. Whatever the verifier does, the episode ends."""
-        code, ground = self.config.verifier_code, self._ground
-        if not code:
-            episode.unjudged = f"task {self.config.task_key or '(unnamed)'} has no verifier"
-            return
-        if ground is None:
+    async def _judge_episode(self, episode: RemoteEpisode) -> None:
+        """Whatever the verifier does, the episode ends."""
+        if self._ground is None:
             episode.unjudged = f"task {self.config.task_key or '(unnamed)'} has no instance to verify"
             return
-        check = VerifierCode(
-            code=code,
-            task_key=self.config.task_key,
-            final_answer=episode.answer,
-            conversation=self.conversation,
-            env_key=self.config.env_key,
-            instance_id=ground.instance.id,
-        )
-        with self._telemetry.span("env.verify", sha256=check.sha256) as span:
-            try:
-                done = await self._judge(check, ground.instance.databases)
-            except (Error, OSError, TimeoutError) as error:
-                episode.unjudged = f"verifier of task {self.config.task_key or '(unnamed)'} could not be run: {error}"
-                return
-            episode.judged = done
-            episode.reward = partial(done.score, done.stdout) if self.partial_reward else done.score
-            span.mark_found(reward=episode.reward)
+        with suppress(Error, OSError, TimeoutError):  # then `verifier_error` says why there is no reward
+            await episode.verify(self._judge, self.conversation)
 
     async def _release(self) -> None:
         ground, self._ground = self._ground, None
         if ground is not None:
             await asyncio.shield(asyncio.ensure_future(ground.release()))
+
+
+async def _use_tool(episode: RemoteEpisode, move: ToolAction) -> tuple[Any, dict[str, Any]]:
+    """What the agent sees, and what `info` says of it."""
+    if move.tool is None:
+        return "", {"tool_result": None, "tool_error": None}
+    answer = await episode.use(move.tool, move.params)
+    if answer.is_error:
+        return f"error: {answer.text}", {"tool_result": None, "tool_error": answer.text}
+    return answer.content, {"tool_result": answer.value, "tool_error": None}

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-from rollyard.core.errors import EnvError, Error
+from rollyard.core.errors import EnvError, EpisodeLost, Error
 from rollyard.core.log import Log
 from rollyard.core.message import ToolSpec
+from rollyard.core.remote_task import TaskConfig
 from rollyard.envs.fleet.provider import EnvProvider, InstanceRequest, RemoteInstance, provision
-from rollyard.envs.fleet.task_config import TaskConfig
 from rollyard.envs.telemetry import Telemetry
 from rollyard.tools.remote import RemoteTools
 
@@ -61,6 +61,16 @@ class TaskInstance:
         self.tools = RemoteTools(urls, key, timeout_s=request_s)
         self.specs = offer_tools(self.config, await self.tools.list(attempts=_FIRST_ATTEMPTS))
 
+    async def begin(self, telemetry: Telemetry, *, seed: int | None, timeout_s: float, fresh: bool = True) -> None:
+        """Put back to its beginning. A manager that fails at that costs a warning; only an instance that was used before and is
+        gone raises `EpisodeLost`."""
+        try:
+            await self.instance.reset(seed=seed, timeout_s=timeout_s)
+        except EnvError as error:
+            if isinstance(error, EpisodeLost) and not fresh:
+                raise
+            telemetry.warn("env.reset_failed", cause=error.message)
+
     async def show_page(self) -> None:
         """The browser at the application's first page, loaded."""
         if self._lease is None or self._leases is None:
@@ -96,7 +106,13 @@ class TaskInstance:
 
 
 async def open_instance(
-    config: TaskConfig, provider: EnvProvider, telemetry: Telemetry, *, request_s: float, leases: Leases | None = None
+    config: TaskConfig,
+    provider: EnvProvider,
+    telemetry: Telemetry,
+    *,
+    request_s: float,
+    leases: Leases | None = None,
+    run_id: str | None = None,
 ) -> TaskInstance:
     request = InstanceRequest(
         env_key=config.env_key,
@@ -107,6 +123,7 @@ async def open_instance(
         region=config.region,
         env_variables=config.env_variables,
         ttl_s=config.lifetime_s,
+        run_id=run_id,
     )
     ground = TaskInstance(config, await provision(provider, request, telemetry), leases=leases)
     try:

@@ -23,6 +23,7 @@ from rollyard.inside.verifier import archive
 
 TIMEOUT_S = 60.0
 JUDGE_ERROR = "JUDGE ERROR:"
+NO_SCORE = "NoScore"  # what the sandbox's program says of code that ran and gave something else
 _PREVIEW_LINES = 6
 _MARGIN_S = 60.0
 _MAX_LINE = 64 * 2**20
@@ -46,6 +47,17 @@ class VerifierCode(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(self.code.encode()).hexdigest()
 
 
+class DetailedCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """A check as `verify_detailed` of Fleet's SDK tells it: `success` is that the code ran to its end, whatever it returned, and
+    `error` has `type`, `message` and `traceback` where it did not."""
+
+    success: bool
+    result: Any = None
+    score: float | None = None
+    error: Mapping[str, Any] | None = None
+    stdout: str = ""
+
+
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """`score` is None unless the code ran and gave one; `error` then says why, in words for people."""
 
@@ -58,6 +70,12 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     cause: Mapping[str, Any] = {}  # type, message, line, text, traceback
     functions: tuple[str, ...] = ()
 
+    @property
+    def detailed(self) -> DetailedCheck:
+        success = self.score is not None or self.cause.get("type") == NO_SCORE
+        error = None if success else self.cause or {"type": "Error", "message": self.error or ""}
+        return DetailedCheck(success=success, result=self.result, score=self.score, error=error, stdout=self.stdout)
+
 
 async def run_check(
     backend: Backend, check: VerifierCode, databases: Databases | None = None, *, timeout_s: float = TIMEOUT_S
@@ -65,17 +83,24 @@ async def run_check(
     """Opens a sandbox for this one check. A sandbox that cannot be had is an error; everything after that is a result."""
     spec = SandboxSpec(ttl_s=timeout_s + _MARGIN_S, labels={"rollyard.check": check.sha256[:16]})
     async with backend.open(spec) as sandbox:
-        started = time.monotonic()
-        names = await databases.names() if databases is not None else ()
-        job = await _start(sandbox, check, names)
-        try:
-            async with asyncio.timeout(timeout_s):
-                ended = await _converse(job, databases)
-        except TimeoutError:
-            ended = _error("Timeout", f"the verifier took longer than {timeout_s:g} s")
-        finally:
-            await job.kill()
-        return _conclude(check, ended, time.monotonic() - started)
+        return await check_in(sandbox, check, databases, timeout_s=timeout_s)
+
+
+async def check_in(
+    sandbox: Sandbox, check: VerifierCode, databases: Databases | None = None, *, timeout_s: float = TIMEOUT_S
+) -> Checked:
+    """The same in a sandbox that was opened for it."""
+    started = time.monotonic()
+    names = await databases.names() if databases is not None else ()
+    job = await _start(sandbox, check, names)
+    try:
+        async with asyncio.timeout(timeout_s):
+            ended = await _converse(job, databases)
+    except TimeoutError:
+        ended = _error("Timeout", f"the verifier took longer than {timeout_s:g} s")
+    finally:
+        await job.kill()
+    return _conclude(check, ended, time.monotonic() - started)
 
 
 async def _start(sandbox: Sandbox, check: VerifierCode, names: Any) -> Job:

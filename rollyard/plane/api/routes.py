@@ -48,6 +48,9 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("DELETE", "/v1/envs/{name}/{version}", _AO, envs.delete_env, "remove a draft (an admin: any)"),
     ApiRoute("GET", "/v1/envs/{name}/{version}/exists", _ALL, envs.env_exists, "whether it is there"),
     ApiRoute("POST", "/v1/envs/{name}/{version}/release", _AO, envs.release_env, "make it immutable", ReleaseEnv),
+    ApiRoute(
+        "GET", "/v1/envs/{name}/{version}/builds", _AO, envs.list_builds, "what its builds gave and said, by engine"
+    ),
     ApiRoute("POST", "/v1/bundles", _AO, bundles.begin_upload, "a URL to send a bundle to", Upload),
     ApiRoute("POST", "/v1/bundles/{sha256}", _ALL, bundles.begin_download, "a URL to fetch a bundle from", Download),
     ApiRoute(

@@ -195,6 +195,10 @@ class Envs:
     async def release(self, name: str, version: str, *, revision: int | None = None) -> dict[str, Any]:
         return await self._plane.json("POST", f"/v1/envs/{name}/{version}/release", {"revision": revision})
 
+    async def builds(self, name: str, version: str) -> dict[str, Any]:
+        """What came of building its pushed files, by engine: `image` (None where it failed), `start`, `log`, `seconds`."""
+        return await self._plane.json("GET", f"/v1/envs/{name}/{version}/builds")
+
     async def delete(self, name: str, version: str) -> None:
         await self._plane.bytes("DELETE", f"/v1/envs/{name}/{version}")
 

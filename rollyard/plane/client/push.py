@@ -1,6 +1,7 @@
 """Pushing a folder to a plane: its files as a bundle, and an environment version that names the bundle by sha256.
 
-A folder is a Harbor task (`task.toml`) or an AEnvironment project (`config.json`). The bundle is the same bytes for the same
+A folder is a Harbor task (`task.toml`), an AEnvironment project (`config.json`) or an OpenEnv package (`openenv.yaml`). What has
+a Dockerfile and names no image is built by the plane when it is first used. The bundle is the same bytes for the same
 files. Links are refused, since what they lead to may be anything; what unpacks one writes inside its target and nowhere else.
 """
 
@@ -28,11 +29,12 @@ _MEGABYTES = {"": 1.0, "M": 1.0, "MI": 1.0, "MB": 1.0, "G": 1024.0, "GI": 1024.0
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
-    """What a folder says of itself."""
+    """What a folder says of itself. `build` is how its image comes from its files, None where it names one."""
 
     name: str
     version: str
     spec: dict[str, Any]
+    build: dict[str, Any] | None = None
 
 
 async def push(
@@ -49,6 +51,8 @@ async def push(
     name, version = name or project.name, version or project.version
     sha256 = await plane.envs.upload(pack(folder))
     spec: dict[str, Any] = {**project.spec, "artifacts": {BUNDLE: sha256}}
+    if project.build is not None:
+        spec["build"] = {**project.build, "bundle": sha256}
     try:
         made = await plane.envs.create(name, version, **spec)
     except PlaneConflict:
@@ -72,19 +76,22 @@ def read_project(folder: Path, *, image: str | None = None) -> Project:
         return _harbor(folder, image)
     if (folder / "config.json").is_file():
         return _aenv(folder, image)
-    raise ConfigError(f"{folder} is neither a task folder (task.toml) nor an aenv project (config.json)")
+    if (folder / "openenv.yaml").is_file():
+        return _openenv(folder, image)
+    raise ConfigError(
+        f"{folder} is neither a task folder (task.toml), an aenv project (config.json) nor an OpenEnv package (openenv.yaml)"
+    )
 
 
 def _harbor(folder: Path, image: str | None) -> Project:
     task = load_folder(folder)
+    build = None
     if task.build is not None and image is None:
-        raise ConfigError(
-            f"{task.id} builds its image from a Dockerfile",
-            hint="build it once on the plane's host, then give its --image",
-        )
+        context = Path(task.build).resolve().relative_to(folder.resolve()).as_posix()
+        build = {"context": "" if context == "." else context, "dockerfile": "Dockerfile"}
     spec = {
         "description": task.instruction.strip().partition("\n")[0][:200],
-        "image": image or task.image,
+        "image": image or ("host" if build is not None else task.image),
         "resources": msgspec.to_builtins(task.resources),
         "network": task.network or "none",
         "tags": ["harbor"],
@@ -92,7 +99,7 @@ def _harbor(folder: Path, image: str | None) -> Project:
         "verifier": task.verifier.kind if task.verifier is not None else None,
     }
     name = str(task.package.get("name") or folder.resolve().name)
-    return Project(name=_check_name(name), version=str(task.package.get("version") or "1.0"), spec=spec)
+    return Project(name=_check_name(name), version=str(task.package.get("version") or "1.0"), spec=spec, build=build)
 
 
 def _aenv(folder: Path, image: str | None) -> Project:
@@ -104,17 +111,43 @@ def _aenv(folder: Path, image: str | None) -> Project:
     deploy: dict[str, Any] = config.get("deployConfig") or {}
     images = [one.get("content") for one in config.get("artifacts") or [] if one.get("type") == "image"]
     chosen = image or next((one for one in images if one), None)
+    build = None
     if chosen is None:
-        raise ConfigError(f"{name} names no image", hint="give --image, or an artifact of type image in config.json")
+        dockerfile = str((config.get("buildConfig") or {}).get("dockerfile") or "Dockerfile").removeprefix("./")
+        if not (folder / dockerfile).is_file():
+            hint = "give --image, an artifact of type image in config.json, or a Dockerfile"
+            raise ConfigError(f"{name} names no image and has no {dockerfile}", hint=hint)
+        build = {"dockerfile": dockerfile}
     spec = {
         "description": str(config.get("description") or ""),
-        "image": chosen,
+        "image": chosen or "host",
         "resources": msgspec.to_builtins(_resources(deploy)),
         "env": {str(k): str(v) for k, v in (deploy.get("environmentVariables") or {}).items()},
         "tags": ["aenv", *map(str, config.get("tags") or [])],
         "extra": {"aenv": config},
     }
-    return Project(name=_check_name(name), version=version, spec=spec)
+    return Project(name=_check_name(name), version=version, spec=spec, build=build)
+
+
+def _openenv(folder: Path, image: str | None) -> Project:
+    import yaml  # the import costs 30 ms, and one kind of folder needs it
+
+    try:
+        said = yaml.safe_load((folder / "openenv.yaml").read_text())
+        name, port = str(said["name"]), int(said.get("port") or 8000)
+    except (yaml.YAMLError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{folder / 'openenv.yaml'} is not one of an OpenEnv package: {error}") from error
+    dockerfiles = [one for one in ("server/Dockerfile", "Dockerfile") if (folder / one).is_file()]
+    if image is None and not dockerfiles:
+        raise ConfigError(f"{name} has no server/Dockerfile", hint="give --image, or a Dockerfile")
+    spec = {
+        "description": str(said.get("description") or ""),
+        "image": image or "host",
+        "port": port,
+        "tags": ["openenv"],
+    }
+    build = {"dockerfile": dockerfiles[0]} if image is None else None
+    return Project(name=_check_name(name), version=str(said.get("version") or "1.0"), spec=spec, build=build)
 
 
 def _resources(deploy: dict[str, Any]) -> Resources:

@@ -148,7 +148,7 @@ async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncG
             address = given.aenv[0].getsockname()[0]
             anonymous = ip_address(address).is_loopback and not given.aenv_keys
             callers = AenvCallers(parts.access, secret=footing.secret, anonymous=anonymous)
-            apps = aenv_apps(parts.hub, parts.instances, parts.gateway, callers, footing.log, public_url=url)
+            apps = aenv_apps(parts, callers, footing.log, public_url=url)
             at |= zip(given.aenv, apps, strict=True)
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
         named["ROCK_BASE_URL"] = f"{url}{_ROCK}/{footing.sdk_key}"

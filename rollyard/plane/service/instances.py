@@ -29,8 +29,6 @@ from rollyard.core.errors import (
 )
 from rollyard.core.log import Log
 from rollyard.core.plane import (
-    KEYLESS_OWNER,
-    POOL_OWNER,
     RENEW_S,
     EnvSpec,
     Happening,
@@ -44,7 +42,8 @@ from rollyard.core.protocols import Sandbox
 from rollyard.net.paging import each_page
 from rollyard.plane.engines.choose import refuse
 from rollyard.plane.engines.protocol import Engine
-from rollyard.plane.service.access import is_snapshot, snapshot_id
+from rollyard.plane.service.access import snapshot_id
+from rollyard.plane.service.builds import Builds
 from rollyard.plane.service.create_request import (
     FROM_POOL,
     CreateDefaults,
@@ -55,6 +54,7 @@ from rollyard.plane.service.create_request import (
 )
 from rollyard.plane.service.cursors import read_cursor, write_cursor
 from rollyard.plane.service.drain import Duty
+from rollyard.plane.service.env_specs import EnvSpecs
 from rollyard.plane.service.hub import MAX_PAGE, Hub
 from rollyard.plane.service.request_note import note_instance, say_origin
 from rollyard.plane.storage.protocol import PlaneStore
@@ -75,9 +75,11 @@ class Instances:
         settings: CreateDefaults | None = None,
         clock: Callable[[], float] = time.time,
         duty: Duty | None = None,
+        builds: Builds | None = None,
     ) -> None:
         self._duty = duty or Duty()
-        self._store, self._hub, self.engines, self._plane = store, hub, engines, plane
+        self._store, self.engines, self._plane = store, engines, plane
+        self._specs = EnvSpecs(store, hub, engines, builds or Builds(store, clock=clock))
         self.settings = settings or CreateDefaults()
         self._clock = clock
         self.wanted = asyncio.Event()  # something was taken from a pool
@@ -108,9 +110,9 @@ class Instances:
             made_from = msgspec.json.decode(pool.plan, type=CreateInstance)
             given = {name: getattr(asked, name) for name in FROM_POOL if name != "pool"}
             asked = replace(made_from, **{name: value for name, value in given.items() if value})
-        spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._env(asked, owner)
+        spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._specs.find(asked, owner)
         if asked.image is not None:
-            await self._check_image(asked.image, owner)
+            await self._specs.check_image(asked.image, owner)
         new = plan_instance(asked, spec, owner, self.engines, self.settings, self._clock())
         return await self._make(new, request, prepare)
 
@@ -192,35 +194,6 @@ class Instances:
                 return
         reason = str(error) or "the engine took too long"
         await self._store.end(instance.id, "failed", at=self._clock(), reason=reason)
-
-    async def _env(self, asked: CreateInstance, owner: str) -> EnvSpec:
-        """What `owner` runs when it runs this environment. The values of its variables are its owner's secrets: whoever runs
-        a program in an instance can read them there, so another owner gives values of its own."""
-        name, separator, version = (asked.env or "").partition("@")
-        if not separator or not name or not version:
-            raise PlaneInvalid(f"env {asked.env!r} is not name@version")
-        record = await self._hub.get(name, version)
-        if owner == KEYLESS_OWNER and record.owner != owner:
-            raise PlaneNotFound(f"there is no environment {record.id}")
-        await self._check_image(record.spec.image, record.owner)
-        if owner == record.owner or owner.startswith(POOL_OWNER):
-            return record.spec
-        missing = sorted(record.spec.env.keys() - asked.environment.keys())
-        if missing:
-            raise PlaneInvalid(
-                f"{record.id} is of another owner, who keeps the values of its variables: {', '.join(missing[:20])}",
-                hint="give your own values in `environment`",
-            )
-        return replace(record.spec, env={})
-
-    async def _check_image(self, image: str, owner: str) -> None:
-        """A snapshot of an instance opens for its owner, whatever it is called by. One that nobody owns, made before there were
-        owners or beside this plane, opens for nobody until an admin gives it away in an environment."""
-        if image == "host":
-            return
-        owners = await self._store.owners_of("snapshot", snapshot_id(image))
-        if (owners or is_snapshot(image)) and owner not in owners and not owner.startswith(POOL_OWNER):
-            raise PlaneNotFound(f"there is no image {image}")
 
     # what there is
 

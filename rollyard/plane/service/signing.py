@@ -17,7 +17,7 @@ from typing import Literal
 from rollyard.core.ids import new_id, secret
 from rollyard.net.key_files import read_or_make_key, state_file, write_key
 
-Purpose = Literal["port", "instance", "upload", "download"]
+Purpose = Literal["port", "instance", "upload", "download", "project"]
 SECRET_FILE = "plane.signing-secret"  # noqa: S105 - its name
 _FIELD = re.compile(r"[A-Za-z0-9_-]+")
 

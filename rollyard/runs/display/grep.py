@@ -56,5 +56,6 @@ def _text(found: Found, pattern: re.Pattern[str]) -> str:
     start = max(0, (match.start() if match else 0) - _BEFORE)
     line = found.line[start : start + _LINE].strip()
     line = f"{'...' if start else ''}{line}{'...' if len(found.line) > start + _LINE else ''}"
+    who = f"{found.agent} / {found.policy}" if found.policy else found.agent
     call = "" if found.call is None else f" of call {found.call}"
-    return printable(f"{found.rollout_id}  {found.task_id}  {found.agent}  {found.place}{call}: {line}")
+    return printable(f"{found.rollout_id}  {found.task_id}  {who}  {found.place}{call}: {line}")

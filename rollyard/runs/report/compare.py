@@ -1,31 +1,82 @@
-"""Two runs on the same tasks, task by task: who is better, where outcomes flipped, and whether chance explains it."""
+"""Two sides on the same tasks, task by task: which is better, where outcomes flipped, and whether chance explains it.
+
+A side is a run, or one agent or policy of a run: `RUN`, `RUN@codex`, `RUN@small`, `RUN@codex / small`.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import combinations, islice
 
-from rollyard.core.errors import ConfigError
+import msgspec
+
+from rollyard.core.errors import ConfigError, StoreError, UnknownName
 from rollyard.runs.report.statistics import Paired, compare_pairs
 from rollyard.store import Store
+from rollyard.store.values import RolloutRow, line_name
+
+_MOST = 45  # pairs of a report: those of ten lines
+Attempts = Mapping[str, Sequence[RolloutRow]]  # by task
 
 
-async def compare(store: Store, first: str, second: str) -> Paired:
-    """Only scored attempts count; tasks that one run lacks are listed, not guessed."""
-    found = compare_pairs(await _rewards(store, first), await _rewards(store, second))
-    if not found.tasks:
-        raise ConfigError(f"runs {first} and {second} share no task with a score")
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """`pairs` names for each shared task a rollout of each side, such that their rewards differ where any do."""
+
+    paired: Paired
+    pairs: Mapping[str, tuple[str, str]]
+
+
+async def compare(store: Store, first: str, second: str) -> Comparison:
+    """Only scored attempts count; tasks that one side lacks are listed, not guessed."""
+    before, after = await _attempts(store, first), await _attempts(store, second)
+    paired = compare_pairs(_rewards(before), _rewards(after))
+    if not paired.tasks:
+        raise ConfigError(f"{first} and {second} share no task with a score")
+    pairs = {task: _telling_pair(before[task], after[task]) for task, _, _ in paired.means}
+    return Comparison(paired=paired, pairs=pairs)
+
+
+async def _attempts(store: Store, side: str) -> Attempts:
+    run_id, line = await _find_side(store, side)
+    rows = await store.lines(run_id)
+    if line:
+        known = {name for row in rows for name in (line_name(row), row.agent, row.policy) if name}
+        if line not in known:
+            raise UnknownName(f"agent or policy of run {run_id}", line, sorted(known))
+        rows = [row for row in rows if line in (line_name(row), row.agent, row.policy)]
+    found: dict[str, list[RolloutRow]] = defaultdict(list)
+    for row in rows:
+        if row.reward is not None:
+            found[row.task_id].append(row)
     return found
 
 
-async def _rewards(store: Store, run: str) -> dict[str, list[float]]:
-    kind, run_id = await store.resolve(run)
+async def _find_side(store: Store, side: str) -> tuple[str, str]:
+    """A run, and what follows the `@`."""
+    line = ""
+    try:
+        kind, found = await store.resolve(side)
+    except StoreError:
+        run, _, line = side.partition("@")
+        if not line:
+            raise
+        kind, found = await store.resolve(run)
     if kind != "run":
-        raise ConfigError(f"{run!r} is a rollout; compare takes two runs")
-    rewards: dict[str, list[float]] = defaultdict(list)
-    for row in await store.lines(run_id):
-        if row.reward is not None:
-            rewards[row.task_id].append(row.reward)
-    return rewards
+        raise ConfigError(f"{side!r} is a rollout; compare takes runs", hint="a run, or RUN@AGENT or RUN@POLICY")
+    return found, line.strip()
+
+
+def _rewards(attempts: Attempts) -> dict[str, list[float]]:
+    return {task: [row.reward for row in rows if row.reward is not None] for task, rows in attempts.items()}
+
+
+def _telling_pair(before: Sequence[RolloutRow], after: Sequence[RolloutRow]) -> tuple[str, str]:
+    for one in before:
+        for other in after:
+            if one.reward != other.reward:
+                return one.id, other.id
+    return before[0].id, after[0].id
 
 
 def text(first: str, second: str, found: Paired) -> str:
@@ -41,3 +92,22 @@ def text(first: str, second: str, found: Paired) -> str:
         if only:
             lines.append(f"only in {name}: {', '.join(only)}")
     return "\n".join(lines) + "\n"
+
+
+class LinePair(msgspec.Struct, frozen=True, kw_only=True):
+    """Two lines of one report against each other, on the tasks that both scored."""
+
+    first: str
+    second: str
+    paired: Paired
+
+
+def compare_lines(rows: Sequence[RolloutRow]) -> tuple[LinePair, ...]:
+    """Each pair of agents (and policies) of a run; at most `_MOST` of them."""
+    rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.reward is not None:
+            rewards[line_name(row)][row.task_id].append(row.reward)
+    pairs = islice(combinations(sorted(rewards), 2), _MOST)
+    found = (LinePair(first=a, second=b, paired=compare_pairs(rewards[a], rewards[b])) for a, b in pairs)
+    return tuple(pair for pair in found if pair.paired.tasks)

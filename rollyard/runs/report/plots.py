@@ -1,11 +1,10 @@
-"""A report as pictures and as one HTML file: SVG and PNG by matplotlib, nothing fetched from anywhere.
+"""A report as files: SVG and PNG by matplotlib, nothing fetched from anywhere.
 
 Colours are readable in print and for colour-blind people; every number in a picture is also in the tables.
 """
 
 from __future__ import annotations
 
-import html
 import io
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -16,21 +15,18 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core.errors import MissingExtra
-from rollyard.runs.report.report import Report, line_name
+from rollyard.runs.report.report import Report
 from rollyard.store import Store
+from rollyard.store.values import line_name
 
 Grid = Mapping[tuple[str, str], float]  # (task, line) -> mean reward
-_STYLE = (
-    "svg { max-width: 100%; height: auto } "
-    "body { font: 15px system-ui; margin: 2rem auto; max-width: 60rem; padding: 0 1rem }"
-)
 _INK = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#333333"]
 
 
-async def write_report(store: Store, report: Report, folder: Path) -> list[Path]:
-    """`report.json`, `report.txt`, `report.html` and each plot as SVG and PNG."""
+async def write_report(store: Store, report: Report, folder: Path, *, html: str) -> list[Path]:
+    """`report.json`, `report.txt`, `report.html` (which the page makes) and each plot as SVG and PNG."""
     grid = await _grid(store, report.run_id)
-    return await anyio.to_thread.run_sync(_write, report, grid, folder)
+    return await anyio.to_thread.run_sync(_write, report, grid, folder, html)
 
 
 async def _grid(store: Store, run_id: str) -> Grid:
@@ -57,7 +53,7 @@ def _element(svg: bytes) -> str:
     return text[text.index("<svg") :]
 
 
-def _write(report: Report, grid: Grid, folder: Path) -> list[Path]:
+def _write(report: Report, grid: Grid, folder: Path, html: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
 
@@ -67,27 +63,12 @@ def _write(report: Report, grid: Grid, folder: Path) -> list[Path]:
 
     put("report.json", msgspec.json.format(msgspec.json.encode(report), indent=2))
     put("report.txt", str(report).encode())
-    drawn: list[tuple[str, str]] = []
     for name, draw in _PLOTS.items():
         svg, png = _picture(draw, report, grid)
         put(f"{name}.svg", svg)
         put(f"{name}.png", png)
-        drawn.append((name.replace("_", " "), _element(svg)))
-    put("report.html", page(report, drawn).encode())
+    put("report.html", html.encode())
     return written
-
-
-def page(report: Report, drawn: list[tuple[str, str]]) -> str:
-    """One file with everything in it: the text report and the pictures inline."""
-    parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>Rollyard run {html.escape(report.run_id)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>Run {html.escape(report.run_id)}</h1><pre style='overflow-x:auto'>{html.escape(str(report))}</pre>",
-    ]
-    for name, svg in drawn:
-        parts.append(f"<h2>{html.escape(name)}</h2>{svg}")
-    return "\n".join([*parts, "</body></html>"])
 
 
 def _picture(draw: Callable[[Any, Report, Grid], None], report: Report, grid: Grid) -> tuple[bytes, bytes]:

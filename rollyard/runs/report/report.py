@@ -25,7 +25,7 @@ from rollyard.runs.report.tree import TreeLeaf, TreeNode, draw_tree, leaf_of, tr
 from rollyard.store import Store
 from rollyard.store.frames import pandas_frame, polars_frame
 from rollyard.store.listing import printable
-from rollyard.store.values import RolloutRow, RunInfo, row_of
+from rollyard.store.values import RolloutRow, RunInfo, line_name, row_of
 
 if TYPE_CHECKING:
     import pandas
@@ -233,11 +233,6 @@ def _over(attempts: Mapping[str, tuple[int, int]], k: int, estimate: statistics.
     return statistics.bootstrap_mean([estimate(n, c, k) for n, c in usable])
 
 
-def line_name(row: RolloutRow) -> str:
-    """The agent, and the policy's name where the run compares several."""
-    return f"{row.agent} / {row.policy}" if row.policy else row.agent
-
-
 def summarise(run_id: str, rollouts: Iterable[Rollout], prices: Prices | None = None) -> Report:
     tally = Tally(run_id, prices)
     for rollout in rollouts:
@@ -327,6 +322,9 @@ def _columns(lines: Sequence[ReportRow]) -> tuple[Column, list[Column], list[Col
     ]
     for k in sorted({k for line in lines for k in line.pass_at}):
         scores.append([f"pass@{k}", *(_interval_text(line.pass_at[k]) if k in line.pass_at else "-" for line in lines)])
+        if k > 1:
+            hats = (_interval_text(line.pass_hat[k]) if k in line.pass_hat else "-" for line in lines)
+            scores.append([f"pass^{k}", *hats])
     spent = [
         ["calls", *(str(line.calls) for line in lines)],
         ["tokens in", *(str(line.prompt_tokens) for line in lines)],

@@ -100,13 +100,15 @@ def _quantile(ordered: Sequence[float], q: float) -> float:
 
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):
-    """Two runs on the same tasks. `flips` are tasks whose majority outcome changed: (task, before, after)."""
+    """Two sides on the same tasks. `means` are those of each shared task: (task, before, after); `flips` those of them whose
+    majority outcome changed."""
 
     tasks: int
     difference: Interval
     p_value: float
     better: tuple[str, ...]
     worse: tuple[str, ...]
+    means: tuple[tuple[str, float, float], ...]
     flips: tuple[tuple[str, float, float], ...]
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
@@ -126,6 +128,7 @@ def compare_pairs(
         p_value=sign_flip(differences, seed=seed),
         better=tuple(t for t in shared if after[t] > before[t]),
         worse=tuple(t for t in shared if after[t] < before[t]),
+        means=tuple((t, before[t], after[t]) for t in shared),
         flips=tuple((t, before[t], after[t]) for t in shared if (before[t] >= 0.5) != (after[t] >= 0.5)),
         only_first=tuple(sorted(t for t in first if first[t] and not second.get(t))),
         only_second=tuple(sorted(t for t in second if second[t] and not first.get(t))),

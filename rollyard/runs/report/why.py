@@ -23,6 +23,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str
     task_id: str
     agent: str
+    policy: str | None
     status: str
     reward: float | None
     cause: str
@@ -31,7 +32,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         reward = "no reward" if self.reward is None else f"reward {self.reward:g}"
-        lines = [f"{self.task_id}  {self.agent}  {self.status}, {reward}  ({self.rollout_id})", f"cause   {self.cause}"]
+        who = f"{self.agent} / {self.policy}" if self.policy else self.agent
+        lines = [f"{self.task_id}  {who}  {self.status}, {reward}  ({self.rollout_id})", f"cause   {self.cause}"]
         for one in self.evidence:
             lines += [f"--- {one.title}", one.text]
         return printable("\n".join([*lines, f"remedy  {self.remedy}"]))
@@ -54,6 +56,7 @@ def explain(rollout: Rollout) -> Explanation:
         rollout_id=rollout.id,
         task_id=rollout.task.id,
         agent=rollout.agent,
+        policy=rollout.labels.get("policy"),
         status=rollout.status,
         reward=rollout.reward,
         cause=cause,
@@ -67,7 +70,8 @@ def _cause(rollout: Rollout) -> tuple[str, str]:
     if failure is not None:
         return _failed(failure), failure.hint or _remedy(rollout, failure.boundary)
     if rollout.status == "budget":
-        return f"it ran out of its budget: {rollout.stop_reason}", "give more with --max-calls or --max-tokens"
+        more = f"`rollyard continue {rollout.id}` goes on from there; a new run is given more with --max-calls"
+        return f"it ran out of its budget: {rollout.stop_reason}", more
     if verdict is None:
         return "it was never judged: the task has no verifier", "docs/verifiers.md says how to give it one"
     if verdict.reward is None:

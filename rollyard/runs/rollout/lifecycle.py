@@ -40,6 +40,7 @@ from rollyard.runs.rollout.phases import enter_phase, list_hosts, open_for, refu
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_options
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
+from rollyard.runs.rollout.remote import open_remote
 from rollyard.runs.rollout.sandbox_spec import rollout_spec
 from rollyard.runs.rollout.spans import trace_rollout
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
@@ -75,6 +76,7 @@ async def rollout(
         if closed:
             await stages.tell("network.closed", why="the task asks for the public network; network is 'task'")
         try:
+            context = await open_remote(context, stack)
             opened = await _provision(context, await _install(context), stack)
             prepared = await _prepare(context, opened, await _install_inside(context, opened))
             await hold(context, "prepared", opened.sandbox)

@@ -22,7 +22,11 @@ from rollyard.core.protocols import Backend, Policy, Prefix, Sandbox, Verifier
 from rollyard.core.rollout import MODES, Mode, Rollout
 from rollyard.core.sandbox import Capabilities
 from rollyard.core.sequences import check_sequences
-from rollyard.core.task import Task
+from rollyard.core.task import McpServer, Task
+from rollyard.envs.browser.client import BrowserLeases
+from rollyard.envs.fleet.provider import EnvProvider
+from rollyard.envs.fleet.sdk import FleetProvider
+from rollyard.envs.fleet.task_instance import Leases
 from rollyard.gate import Budget
 from rollyard.runs.rollout.failures import classify
 from rollyard.runs.rollout.options import RolloutOptions
@@ -110,6 +114,8 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     verifier: Verifier | None = None  # a callable that takes the place of the task's own
     hooks: Hooks = Hooks()
     pace: Pace | None = None
+    provider: EnvProvider | None = None  # of remote environments, in place of the one that variables name
+    leases: Leases | None = None  # who lends browsers, likewise
     branch: BranchPoint | None = None  # where it branches off another rollout
     direct: tuple[str, str] | None = None  # base url and key the agent is given itself (`black_box` only)
 
@@ -154,6 +160,7 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
     if plan.verifier is None:
         trust.refuse_host_code(task)
     requirements.refuse(task, backend.name, can)
+    _check_remote(plan, task)
     if not can.listen and options.gate_url is None and plan.agent.dialect is not None:
         raise Unsupported(
             f"backend {backend.name!r} cannot carry model calls out of the sandbox",
@@ -178,7 +185,8 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
     offered = options.mcp
     if plan.agent.dialect is not None:  # an agent without a model (oracle, nop) needs no tools and no past
         requirements.refuse_history(task, plan.agent.name)
-        offered = (*task.mcp, *options.mcp)
+        gates = (McpServer(name="rollyard"),) if task.remote is not None else ()
+        offered = (*task.mcp, *options.mcp, *gates)
     agents.refuse(
         plan.agent,
         {
@@ -190,6 +198,20 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
             "dialect": options.dialect,
         },
     )
+
+
+def _check_remote(plan: RolloutPlan, task: Task) -> None:
+    """A key that is missing or a browser server that nobody named is told now, and not by the first rollout."""
+    if task.remote is None:
+        return
+    if plan.direct is not None:
+        raise Unsupported(f"the tools of task {task.id!r} reach the agent through the gate", hint="drop direct")
+    if task.steps:
+        raise Unsupported(f"task {task.id!r} has steps, which a remote environment has not")
+    if plan.provider is None:
+        FleetProvider()
+    if plan.leases is None and task.remote.task_modality == "browser_use":
+        BrowserLeases()
 
 
 def refusal(task: Task, plan: RolloutPlan, backend: str, error: Error) -> Rollout:

@@ -17,9 +17,12 @@ from rollyard.core.agent import DEFAULT_AGENT, Agent
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Backend, EventSink, Policy
+from rollyard.core.remote_task import TaskConfig
 from rollyard.core.rollout import Rollout
 from rollyard.core.sequences import as_commands, as_tuple
 from rollyard.core.task import File, McpServer, Task, VerifierSpec
+from rollyard.envs.fleet.provider import EnvProvider
+from rollyard.envs.fleet.task_instance import Leases
 from rollyard.gate import Budget, Gate
 from rollyard.runs.rollout.lifecycle import rollout
 from rollyard.runs.rollout.modes import choose, find_direct
@@ -50,13 +53,15 @@ class RolloutArguments(RolloutFields, total=False):
     tools: Sequence[Tool] | Toolset
     hooks: Hooks | None
     pace: Pace | None
+    provider: EnvProvider | None
+    leases: Leases | None
     gate: Gate | None
     provision: Provision | None
     sink: EventSink
 
 
 async def run_rollout(
-    instruction: str | Mapping[str, Any] | Task,
+    instruction: str | Mapping[str, Any] | Task | TaskConfig,
     *,
     agent: str | Agent = DEFAULT_AGENT,
     policy: Policy | str | None = None,
@@ -65,13 +70,14 @@ async def run_rollout(
     options: RolloutOptions | None = None,
     **arguments: Unpack[RolloutArguments],
 ) -> Rollout:
-    """Run an agent once on an instruction (a string, a mapping with a task's fields, or a `Task`).
+    """Run an agent once on an instruction (a string, a mapping with a task's fields, a `Task`, or a remote task's `TaskConfig`).
 
     Who answers its model calls: `policy`, or `base_url` with `model` and `key` (or `key_env`). Options are those of
     `RolloutOptions`, as one value or as keywords over it. `files` maps paths to contents; `setup` and `verify` are shell
     commands, or one, the reward being the share of `verify` commands that succeed; `verifier` is a function of the sandbox
     and the rollout instead, which gives a `Verdict` or a number. `tools` run on this side and are offered to the agent over
-    MCP; a `Toolset` may be given more until the agent starts. `pace` takes the rollout stage by stage. Options a mode,
+    MCP; a `Toolset` may be given more until the agent starts. `provider` makes the environments of remote tasks, `leases`
+    lend browsers to them; variables name both otherwise. `pace` takes the rollout stage by stage. Options a mode,
     agent or backend cannot honour are refused by name before anything opens."""
     asked = _check_names(arguments)
     options = merge_options(asked, options)
@@ -105,6 +111,8 @@ async def run_rollout(
             verifier=as_judge(arguments.get("verifier")),
             hooks=arguments.get("hooks") or Hooks(),
             pace=arguments.get("pace"),
+            provider=arguments.get("provider"),
+            leases=arguments.get("leases"),
             direct=direct,
         )
         stack.push_async_callback(offered.aclose)
@@ -143,7 +151,7 @@ def _check_names(arguments: RolloutArguments) -> RolloutFields:
     return cast(RolloutFields, {name: value for name, value in arguments.items() if name in OPTIONS})
 
 
-def _task(instruction: str | Mapping[str, Any] | Task, arguments: RolloutArguments) -> Task:
+def _task(instruction: str | Mapping[str, Any] | Task | TaskConfig, arguments: RolloutArguments) -> Task:
     task = as_task(instruction)
     files, task_id = arguments.get("files"), arguments.get("task_id")
     setup, verify = arguments.get("setup", ()), arguments.get("verify", ())

@@ -15,11 +15,12 @@ def capabilities(level: Level, trial: Trial, ids: IdMap, cgroups: Cgroups, limit
     whole tree cannot be promised dead."""
     own = level in NAMESPACED
     rooted = own or trial.view
+    bound = rooted and level != "none"  # nothing there keeps programs from writing to what is only shown
     return Capabilities(
         isolation=ISOLATION[level],
         images=rooted,
-        layers=rooted,
-        mounts=rooted,
+        layers=bound,
+        mounts=bound,
         snapshot=rooted,
         pause=own,
         stdin=True,

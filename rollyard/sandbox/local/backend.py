@@ -27,6 +27,7 @@ from rollyard.core.ids import new_id
 from rollyard.core.log import Log
 from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, SandboxSpec
 from rollyard.core.sequences import as_tuple
+from rollyard.images import mount_table
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
 from rollyard.sandbox import egress
@@ -46,6 +47,7 @@ from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
 
 _ROOTFS_S = 2.0
+_OVERLAYS = ("overlay", "fuse.fuse-overlayfs")
 _AGAIN_S = 0.02
 _SWEEP_S = 5.0  # a start waits no longer for what others left; the sweep goes on beside it
 
@@ -72,6 +74,10 @@ class LocalBackend:
         self._boxes: dict[str, tuple[LocalSandbox, str]] = {}
         self._cgroups = cgroups.find()
         self._ids, self.trial = probe.trial(self.root, ids.candidates())
+        on_overlay = mount_table.kind_at(str(self.root)) in _OVERLAYS
+        if on_overlay and self._ids.kind == "range":  # the kernel shows files of an overlay to no other ids
+            why = f"{self.root} is on an overlay: set ROLLYARD_HOME to a directory on a disk or a volume"
+            self.trial = msgspec.structs.replace(self.trial, namespaces=False, proc=False, error=why)
         reached = probe.reach_level(self.trial, self._cgroups)
         if level is not None and LEVELS.index(level) < LEVELS.index(reached):
             raise IsolationTooWeak(
@@ -84,6 +90,7 @@ class LocalBackend:
         self._limits = limits or OpenLimits()
         self._throttle = Throttle(self._limits)
         self._watch = LocalDiskWatch(self.root)
+        self._in_memory = on_overlay and self._namespaced
         self._rootfs: dict[tuple[str, tuple[str, ...]], tuple[float, Rootfs]] = {}
         self._swept: list[str] = []  # found dead at the start, told to whoever reaps first
         self._log = Log("rollyard.sandbox.local")
@@ -115,6 +122,7 @@ class LocalBackend:
 
     def open(self, spec: SandboxSpec) -> PendingSandbox[LocalSandbox]:
         check(spec, self.capabilities, self._mounts)
+        spec = self._place(spec)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
         return PendingSandbox(lambda: self._patiently(spec))
@@ -124,7 +132,17 @@ class LocalBackend:
         if size < 1:
             raise ConfigError(f"a pool needs a size of at least 1, got {size}")
         check(spec, self.capabilities, self._mounts)
+        spec = self._place(spec)
         return SandboxPool(lambda: self._patiently(spec), size)
+
+    def _place(self, spec: SandboxSpec) -> SandboxSpec:
+        """An overlay cannot be written to on another one, as the root of most containers is: then it is in memory."""
+        if not self._in_memory or spec.disk == "tmpfs":
+            return spec
+        self._log.warning(
+            "sandbox.disk_in_memory", root=str(self.root), hint="set ROLLYARD_HOME to a directory that is no overlay"
+        )
+        return msgspec.structs.replace(spec, disk="tmpfs")
 
     async def _patiently(self, spec: SandboxSpec) -> LocalSandbox:
         async with self._throttle.place(len(self._boxes)):

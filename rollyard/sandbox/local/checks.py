@@ -42,6 +42,8 @@ def check(spec: SandboxSpec, got: Capabilities, allowed_mounts: tuple[Path, ...]
             f"images, layers and mounts need namespaces or ptrace, and isolation here is {got.isolation!r}",
             hint="`rollyard doctor` says what is missing",
         )
+    if (spec.layers or spec.mounts) and not (got.layers and got.mounts):
+        raise Unsupported(f"layers and mounts need isolation 'landlock' or stronger; here it is {got.isolation!r}")
     if spec.disk == "tmpfs" and not got.disk_limit:
         raise Unsupported(
             f"disk='tmpfs' needs namespaces, and isolation here is {got.isolation!r}", hint="use disk='disk'"

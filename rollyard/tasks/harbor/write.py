@@ -26,6 +26,8 @@ _KEPT = ("README.md", ".gitignore")
 def to_folder(task: Task, folder: str | Path) -> Path:
     """Write `task` into `folder`, which must be absent or empty."""
     root = Path(folder)
+    if task.remote is not None:
+        raise ConfigError(f"task {task.id!r} runs in a remote environment, which a folder of Harbor's cannot say")
     if root.exists() and any(root.iterdir()):
         raise ConfigError(f"{root} is not empty", hint="name a new folder")
     root.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@ lines that has the agent write a file."""
 
 import asyncio
 import json
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -85,4 +86,5 @@ assert bad == [(True, 0.75, 2, [])] * 2, bad
 assert all(not ok and "there is no verdict: the task has no verifier" in errors[0] for ok, _, _, errors in none), none
 assert sorted(seen) == sorted(["good", "bad", "none"] * 2)
 assert Model.keys == {"Bearer the-key"}
+assert [name for name in os.environ if name.startswith("ROLLYARD_VERIFIERS_KEY")] == [], "the key goes with the call"
 print("ok")

@@ -3,6 +3,8 @@
 ROLLYARD_ENV_KEY    the key that clients bear (`Authorization: Bearer ...`); without one, ROLLYARD_ENV_OPEN=1 must say that
                     anybody who reaches the port may run agents here
 ROLLYARD_AGENT      the agent of every rollout (shell-agent)
+ROLLYARD_SANDBOX    the backend that its sandboxes are on (local); a hosted one has its key in a variable of its own,
+                    such as E2B_API_KEY
 ROLLYARD_BASE_URL   the model server that answers it, with ROLLYARD_MODEL and ROLLYARD_MODEL_KEY; without one, a step is one
                     model call, and whoever steps answers it
 ROLLYARD_TASKS      where the tasks are (tasks.jsonl beside this package)
@@ -11,8 +13,12 @@ ROLLYARD_CAPACITY   environments at once (8)
 
 from __future__ import annotations
 
+import html
 import os
 from pathlib import Path
+
+from starlette.responses import HTMLResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rollyard.core.errors import ConfigError
 from rollyard.envs.server import EnvServer
@@ -30,6 +36,7 @@ def make() -> EnvServer:
     base_url = asked("ROLLYARD_BASE_URL") or None
     options = CodingOptions(
         agent=asked("ROLLYARD_AGENT") or "shell-agent",
+        sandbox=asked("ROLLYARD_SANDBOX") or "local",
         base_url=base_url,
         model=asked("ROLLYARD_MODEL") or None,
         key=asked("ROLLYARD_MODEL_KEY") or None,
@@ -43,7 +50,43 @@ def make() -> EnvServer:
     )
 
 
-app = make()
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Coding environment</title></head><body>
+<h1>A coding agent as an environment</h1>
+<p>Agent {agent}, sandboxes on {sandbox}, {tasks}. A key is {key}.</p>
+<pre>from openenv.core import GenericEnvClient
+with GenericEnvClient(base_url="URL OF THIS SPACE").sync() as env:
+    print(env.reset())</pre>
+<p><a href="/health">health</a></p>
+</body></html>"""
+
+
+class Space:
+    """The environment, with a page at `/` and `/web` for those who visit the Space."""
+
+    def __init__(self, env: ASGIApp) -> None:
+        self._env = env
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] in ("/", "/web", "/web/"):
+            await HTMLResponse(describe())(scope, receive, send)
+        else:
+            await self._env(scope, receive, send)
+
+
+def describe() -> str:
+    """How it is set up, and nothing that takes a key."""
+    asked = os.environ.get
+    words = {
+        "agent": asked("ROLLYARD_AGENT") or "shell-agent",
+        "sandbox": asked("ROLLYARD_SANDBOX") or "local",
+        "tasks": "tasks of its own" if asked("ROLLYARD_TASKS") else "the tasks that came with it",
+        "key": "needed" if asked("ROLLYARD_ENV_KEY") else "not needed",
+    }
+    return PAGE.format_map({name: html.escape(word) for name, word in words.items()})
+
+
+app = Space(make())
 
 
 def main() -> None:

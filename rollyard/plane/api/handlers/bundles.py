@@ -49,12 +49,13 @@ class SignedBundles:
     """Whoever bears the signed URL may: nobody is asked for a key."""
 
     def __init__(self, parts: PlaneParts) -> None:
-        self._bundles = parts.bundles
+        self._bundles, self._projects = parts.bundles, parts.projects
 
     def routes(self) -> list[BaseRoute]:
         return [
             Route("/bundles/{signed}", self._receive, methods=["PUT"]),
             Route("/bundles/{signed}", self._send, methods=["GET"]),
+            Route("/projects/{signed}", self._receive_project, methods=["PUT"]),
         ]
 
     async def _receive(self, request: Request) -> Response:
@@ -63,6 +64,13 @@ class SignedBundles:
         except Error as error:
             return refusal(error)
         return answer({"new": new}, 201 if new else 200)
+
+    async def _receive_project(self, request: Request) -> Response:
+        try:
+            files = await self._projects.receive(request.path_params["signed"], request.stream())
+        except Error as error:
+            return refusal(error)
+        return answer({"sha256": files.sha256}, 201)
 
     async def _send(self, request: Request) -> Response:
         try:

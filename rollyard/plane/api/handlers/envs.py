@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from starlette.responses import Response
 
 from rollyard.core.plane import EnvSpec
 from rollyard.plane.api.handlers.call import ApiCall
 from rollyard.plane.http.wire import answer, body, number
-from rollyard.plane.service.access import owner_for, show_env
+from rollyard.plane.service.access import may_change, owner_for, show_env
 from rollyard.plane.service.shapes import env_json
 
 
@@ -65,6 +67,17 @@ async def delete_env(call: ApiCall) -> Response:
 
 async def env_exists(call: ApiCall) -> Response:
     return answer({"exists": await call.parts.hub.exists(**call.request.path_params)})
+
+
+async def list_builds(call: ApiCall) -> Response:
+    record = await call.parts.hub.get(**call.request.path_params)
+    may_change(call.caller, record)
+    found, build = dict[str, Any](), record.spec.build
+    for engine in call.parts.instances.engines:
+        done = await call.parts.builds.find(engine, build) if build is not None else None
+        if done is not None:
+            found[engine] = {"image": done.image, "start": done.start, "log": done.log, "seconds": done.seconds}
+    return answer(found)
 
 
 async def release_env(call: ApiCall) -> Response:

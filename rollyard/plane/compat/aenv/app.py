@@ -16,27 +16,24 @@ from rollyard.plane.compat.aenv.callers import AenvCallers
 from rollyard.plane.compat.aenv.control import AenvControl
 from rollyard.plane.compat.aenv.data import DataPort
 from rollyard.plane.compat.aenv.hub import HubFace
-from rollyard.plane.gateway.gateway import Gateway
 from rollyard.plane.http.request_log import RequestLog, WatchedApp
 from rollyard.plane.http.wire import answer
-from rollyard.plane.service.hub import Hub
-from rollyard.plane.service.instances import Instances
+from rollyard.plane.parts import PlaneParts
 
 CONTROL_PORT, DATA_PORT = 8080, 8081
 _SPARE = tuple(f"127.0.0.{last}" for last in range(2, 34))
 
 
-def aenv_apps(
-    hub: Hub, instances: Instances, gateway: Gateway, callers: AenvCallers, log: RequestLog, *, public_url: str
-) -> tuple[ASGIApp, ASGIApp]:
+def aenv_apps(plane: PlaneParts, callers: AenvCallers, log: RequestLog, *, public_url: str) -> tuple[ASGIApp, ASGIApp]:
     """Control and data. `public_url` is where signed URLs lead."""
 
     async def health(request: Request) -> Response:
         return answer({})
 
-    control = AenvControl(hub, instances, gateway, callers, public_url=public_url)
-    routes = [*control.routes(), *HubFace(hub, callers).routes(), Route("/health", health)]
-    data = DataPort(instances, gateway, callers)
+    control = AenvControl(plane.hub, plane.instances, plane.gateway, callers, public_url=public_url)
+    hub = HubFace(plane.hub, plane.projects, callers, public_url=public_url)
+    routes = [*control.routes(), *hub.routes(), Route("/health", health)]
+    data = DataPort(plane.instances, plane.gateway, callers)
     return Starlette(routes=routes, middleware=[log.watch("aenv")]), WatchedApp(data, log, "aenv", route="data port")
 
 

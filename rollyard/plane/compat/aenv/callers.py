@@ -13,11 +13,13 @@ import hmac
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
+from starlette.types import Scope
 
-from rollyard.core.errors import PlaneForbidden, PlaneUnauthorized
+from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneUnauthorized
 from rollyard.core.plane import KEYLESS_OWNER, ApiKey, Role
 from rollyard.net.web_pages import AllowedHosts, page_reason
 from rollyard.plane.service.access import Access
+from rollyard.plane.service.instances import Instances
 
 ANYBODY = ApiKey(id="aenv", digest=b"", role="owner", owner=KEYLESS_OWNER, created_at=0.0)
 _HERE = AllowedHosts("127.0.0.1")
@@ -40,6 +42,19 @@ class AenvCallers:
         if found.role not in roles:
             raise PlaneForbidden(f"a key of role {found.role} may not do this", hint=f"needs {', '.join(roles)}")
         return found
+
+    async def only_instance(self, scope: Scope, instances: Instances) -> str:
+        """The instance of a data request that names none, which is what the package sends with `skip_for_healthy=True`: where no
+        key is asked for and one instance runs, that one."""
+        running: list[str] = []
+        if self._anonymous and page_reason(scope["method"], dict(scope["headers"]), _HERE) is None:
+            running = [one.id async for one in instances.all(owner=KEYLESS_OWNER) if one.state == "running"]
+        if len(running) == 1:
+            return running[0]
+        raise PlaneInvalid(
+            "the request names no instance" + (f", and {len(running)} run" if running else ""),
+            hint="AEnvCore-EnvInstance-ID is missing; with skip_for_healthy=True the client sends none",
+        )
 
     def host(self, instance_id: str) -> str:
         """An instance's token: 160 bits in lower case, since the package lowers the case of host names."""

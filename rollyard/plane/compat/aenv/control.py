@@ -20,7 +20,7 @@ from rollyard.core.plane import ApiKey, EnvRecord, Instance, Role
 from rollyard.core.sandbox import Mount
 from rollyard.plane.compat.aenv.callers import AenvCallers
 from rollyard.plane.compat.aenv.envelope import failure, ok, read, seconds
-from rollyard.plane.compat.aenv.shapes import OWNER_LABEL, instance_shape
+from rollyard.plane.compat.aenv.shapes import OWNER_LABEL, check_runnable, instance_shape
 from rollyard.plane.gateway.gateway import Gateway
 from rollyard.plane.http.wire import MAX_BODY, raw_body
 from rollyard.plane.service.access import sees, show_env
@@ -90,6 +90,9 @@ class AenvControl:
         asked = _convert(await raw_body(request, MAX_BODY), _Create)
         if asked.datasource:
             raise PlaneUnsupported("datasource is not served here", hint="push an environment with that image")
+        name, _, version = asked.envName.partition("@")
+        if name and version:
+            check_runnable(show_env(caller, await self._hub.get(name, version)))
         labels = dict(asked.labels or {})
         if asked.owner:
             labels[OWNER_LABEL] = asked.owner

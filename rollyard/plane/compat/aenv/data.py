@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from rollyard.core.errors import Error, PlaneInvalid, PlaneUnavailable
+from rollyard.core.errors import Error, PlaneUnavailable
 from rollyard.core.log import Log
 from rollyard.plane.compat.aenv.callers import INSTANCE_HEADER, URL_HEADER, AenvCallers
 from rollyard.plane.compat.aenv.envelope import failure
@@ -59,13 +59,14 @@ class DataPort:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, asks_health = Headers(scope=scope), scope["path"] == "/health" and scope["method"] == "GET"
         instance_id = headers.get(INSTANCE_HEADER, "")
-        if not instance_id:
-            if not asks_health:
-                raise PlaneInvalid("the request names no instance", hint="AEnvCore-EnvInstance-ID is missing")
+        if not instance_id and asks_health:
             gateway = {"status": "healthy", "message": "the gateway runs; name an instance to ask about it"}
             await JSONResponse(gateway)(scope, receive, send)
             return
-        self._callers.admit(instance_id, headers.get(URL_HEADER, ""))
+        if not instance_id:
+            instance_id = await self._callers.only_instance(scope, self._instances)
+        else:
+            self._callers.admit(instance_id, headers.get(URL_HEADER, ""))
         if asks_health and await self._coming_up(instance_id):
             await (await self._health(instance_id))(scope, receive, send)
             return

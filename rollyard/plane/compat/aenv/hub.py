@@ -11,18 +11,22 @@ from rollyard.core.plane import ApiKey, EnvRecord, Role
 from rollyard.plane.compat.aenv.callers import AenvCallers
 from rollyard.plane.compat.aenv.control import Endpoint, envelope
 from rollyard.plane.compat.aenv.envelope import ok, read
-from rollyard.plane.compat.aenv.shapes import env_shape, spec_of, status_word
+from rollyard.plane.compat.aenv.shapes import env_shape, spec_of, status_word, with_files
 from rollyard.plane.http.wire import MAX_BODY, number, raw_body
 from rollyard.plane.service.access import may_change, show_env
 from rollyard.plane.service.hub import Hub
+from rollyard.plane.service.projects import Projects
 
 _READERS: tuple[Role, ...] = ("admin", "owner", "trainer", "agent")
 _WRITERS: tuple[Role, ...] = ("admin", "owner")
 
 
 class HubFace:
-    def __init__(self, hub: Hub, callers: AenvCallers) -> None:
-        self._hub, self._callers = hub, callers
+    """`public_url` is where the URLs lead that projects are sent to."""
+
+    def __init__(self, hub: Hub, projects: Projects, callers: AenvCallers, *, public_url: str) -> None:
+        self._hub, self._projects, self._callers = hub, projects, callers
+        self._public_url = public_url
 
     def routes(self) -> list[Route]:
         def at(path: str, endpoint: Endpoint, method: str) -> list[Route]:
@@ -46,7 +50,8 @@ class HubFace:
         name, version = body.get("name"), body.get("version")
         if not isinstance(name, str) or not isinstance(version, str):
             raise PlaneInvalid("a project has a name and a version")
-        return ok(env_shape(await self._hub.create(name, version, spec_of(body), by=caller)))
+        spec = with_files(spec_of(body), await self._projects.find(caller.owner, name, version))
+        return ok(env_shape(await self._hub.create(name, version, spec, by=caller)))
 
     async def list(self, request: Request) -> Response:
         caller = await self._callers.caller(request, *_READERS)
@@ -72,7 +77,8 @@ class HubFace:
         if before.status == "released":
             raise PlaneForbidden(f"{before.id} is released and never changes")
         body = read(await raw_body(request, MAX_BODY))
-        spec = spec_of(body, before.spec)
+        files = await self._projects.find(caller.owner, before.name, before.version)
+        spec = with_files(spec_of(body, before.spec), files)
         changed = await self._hub.update(before.name, before.version, spec, revision=before.revision, by=caller)
         return ok(env_shape(changed))
 
@@ -85,8 +91,12 @@ class HubFace:
         return ok(env_shape(made))
 
     async def sign(self, request: Request) -> Response:
-        await self._read(request)
-        raise PlaneUnsupported("there is no object storage here", hint="push with the local storage, or use an image")
+        """A URL of our own, where there is an object store elsewhere: the client puts the project's archive there before it
+        registers the project."""
+        caller = await self._callers.caller(request, *_WRITERS)
+        if request.query_params.get("style") == "read":
+            raise PlaneUnsupported("projects are not read back here", hint="`rollyard` has plane.client.push.pull")
+        return ok(self._projects.upload_url(caller.owner, **request.path_params, base_url=self._public_url))
 
     async def delete(self, request: Request) -> Response:
         """All versions of a name, as its client asks; a released one only for an admin."""

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rollyard.core.errors import PlaneInvalid
-from rollyard.core.plane import DATA_PORT, EnvRecord, EnvSpec, Instance
+from rollyard.core.plane import DATA_PORT, EnvBuild, EnvRecord, EnvSpec, Instance
 from rollyard.core.sandbox import Resources
 from rollyard.plane.compat.aenv.envelope import duration, seconds
 from rollyard.plane.http.quantities import cores, megabytes
+from rollyard.plane.service.projects import PushedFiles
 from rollyard.plane.service.shapes import rfc3339
 
 KEPT = "aenv"
@@ -51,6 +53,29 @@ def spec_of(body: Mapping[str, Any], before: EnvSpec | None = None) -> EnvSpec:
         return msgspec.convert({**msgspec.to_builtins(old), **msgspec.to_builtins(fields)}, EnvSpec)
     except msgspec.ValidationError as error:
         raise PlaneInvalid(f"the project's description is not one: {error}") from error
+
+
+def with_files(spec: EnvSpec, files: PushedFiles | None) -> EnvSpec:
+    """The image of a project that names none comes from the files that were sent for it."""
+    if files is None or spec.image != "host":
+        return spec
+    kept: Mapping[str, Any] = spec.extra.get(KEPT) or {}
+    dockerfile = str((kept.get("buildConfig") or {}).get("dockerfile") or "").removeprefix("./") or None
+    build = EnvBuild(bundle=files.sha256, context=files.context, dockerfile=dockerfile)
+    return replace(spec, build=build, artifacts={**spec.artifacts, "bundle": files.sha256})
+
+
+def check_runnable(record: EnvRecord) -> None:
+    """A pushed project without an image would be an empty machine, which its client waits for in vain."""
+    kept: Mapping[str, Any] | None = record.spec.extra.get(KEPT)
+    if kept is None or record.spec.image != "host" or record.spec.build is not None or record.spec.start:
+        return
+    where = f"; its client keeps them at {kept['codeUrl']}" if kept.get("codeUrl") else ""
+    raise PlaneInvalid(
+        f"{record.id} has no image, and its files were not sent here{where}",
+        hint="set storage_config.type of the aenv command line to aenv_hub and push again, use `rollyard push FOLDER`, or name "
+        "an artifact of type image in config.json",
+    )
 
 
 def _image(artifacts: Any) -> str:

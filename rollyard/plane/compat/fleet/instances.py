@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from rollyard.core.errors import Error, PlaneError, PlaneNotFound, PlaneQuota
 from rollyard.core.log import Log
@@ -112,10 +113,16 @@ class WorldInstances:
         self._booting: set[asyncio.Task[tuple[Instance, bool]]] = set()
 
     async def make(
-        self, owner: str, asked: Make, request_id: str | None, labels: Mapping[str, str] | None = None
+        self,
+        owner: str,
+        asked: Make,
+        request_id: str | None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        rollout_id: str | None = None,
     ) -> WorldInstance:
         world = self._choose(asked)
-        wanted = self._request(world, asked, labels or {})
+        wanted = replace(self._request(world, asked, labels or {}), rollout_id=rollout_id)
 
         async def prepare(row: Instance, sandbox: Sandbox) -> None:
             await boot(sandbox, world, {"ROLLYARD_INSTANCE": row.id})

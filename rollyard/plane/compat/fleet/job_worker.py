@@ -51,8 +51,8 @@ class JobWorker:
                 idle_s = _LOOK_S
                 try:
                     idle_s = await self._once()
-                except Error as error:
-                    _log.warning("sessions could not be claimed", cause=str(error))
+                except Exception:  # noqa: BLE001 - recorded; storage that fails for a while must not end the work
+                    _log.exception("sessions could not be claimed")
                 await self._wait(idle_s)
         finally:
             for work in self._working:
@@ -136,11 +136,12 @@ class JobWorker:
             ttl_seconds=max(60, round(seconds) + 60),
             run_id=job.id,
         )
-        place = await self._places.make(job.owner, make, None, {SESSION: session.id})
+        rollout_id = session.id if session.begun == 1 else f"{session.id}-{session.begun}"
+        place = await self._places.make(job.owner, make, None, {SESSION: session.id}, rollout_id=rollout_id)
         try:
             return await self._runner(
                 JobAttempt(
-                    rollout_id=session.id if session.begun == 1 else f"{session.id}-{session.begun}",
+                    rollout_id=rollout_id,
                     job_id=job.id,
                     task=task,
                     model=session.model,

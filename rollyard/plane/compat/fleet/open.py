@@ -14,7 +14,6 @@ from starlette.applications import Starlette
 from rollyard.core.errors import PlaneUnauthorized
 from rollyard.core.protocols import Policy
 from rollyard.plane.compat.fleet import FleetRefusal, Tasks, World, fleet_app, load_worlds
-from rollyard.plane.compat.fleet.app import NOBODY
 from rollyard.plane.compat.fleet.guard import Admit, Guard
 from rollyard.plane.compat.fleet.jobs import Runner
 from rollyard.plane.compat.fleet.rollouts import RolloutRunner
@@ -22,7 +21,6 @@ from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.http.request_log import RequestLog
 from rollyard.plane.parts import PlaneParts
 from rollyard.plane.service.access import Access
-from rollyard.plane.service.instance_backend import InstanceBackend
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.store import Store
 
@@ -71,14 +69,13 @@ async def fleet_face(
     if engine is None:
         yield None
         return
-    checks = InstanceBackend(plane.instances, engine, owner=lambda labels: NOBODY)
     async with AsyncExitStack() as stack:
         runner: Callable[[Guard], Runner] | None = None
         if (policy := given.policy) is not None:
 
             def worked(guard: Guard) -> Runner:
                 token = guard.instance_token
-                return RolloutRunner(policy, backend=engine.backend, checks=checks, store=store, url=url, token=token)
+                return RolloutRunner(policy, backend=engine.backend, store=store, url=url, token=token)
 
             runner = worked
         app = fleet_app(

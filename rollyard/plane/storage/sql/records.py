@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import Connection, and_, delete, func, insert, select, update
+from sqlalchemy import Connection, and_, delete, exists, func, insert, select, update
 
 from rollyard.core.plane import KINDS_OF_INSTANCES, PlaneRecord, RecordKind
 from rollyard.plane.storage.sql.insert import insert_new
@@ -68,8 +68,9 @@ def drop(connection: Connection, kind: RecordKind, scope: str, name: str | None 
 
 
 def drop_of_ended(connection: Connection) -> int:
-    over = select(instances.c.id).where(instances.c.live.is_(False))
-    wanted = delete(records).where(records.c.kind.in_(KINDS_OF_INSTANCES), records.c.scope.in_(over))
+    """A look at the instance of each record, of which there are few: those that have ended may be very many."""
+    over = exists().where(instances.c.id == records.c.scope, instances.c.live.is_(False))
+    wanted = delete(records).where(records.c.kind.in_(KINDS_OF_INSTANCES), over)
     return connection.execute(wanted).rowcount
 
 

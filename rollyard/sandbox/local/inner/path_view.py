@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 from rollyard.sandbox.local.inner import seccomp, syscalls
 from rollyard.sandbox.local.inner.traced_calls import TABLES
 
-_TRACEME, _CONT, _SYSCALL, _SETOPTIONS, _GETREGSET, _SETREGSET = 0, 7, 24, 0x4200, 0x4204, 0x4205
+_TRACEME, _PEEKDATA, _POKEDATA = 0, 2, 5
+_CONT, _SYSCALL, _SETOPTIONS, _GETREGSET, _SETREGSET = 7, 24, 0x4200, 0x4204, 0x4205
 _PRSTATUS = 1
 _OPTIONS = 0x1 | 0x2 | 0x4 | 0x8 | 0x10 | 0x80 | 0x100000  # sysgood fork vfork clone exec seccomp exitkill
 _EVENT_SECCOMP = 7
@@ -170,28 +171,51 @@ class _Memory:
     def __init__(self, pid: int) -> None:
         self._pid = pid
 
-    def read(self, address: int, length: int) -> bytes:
-        count = self._move(_libc.process_vm_readv, address, min(length, _PAGE))
-        return ctypes.string_at(_BUFFER, count)
+    def read(self, address: int, length: int, *, until_end: bool = False) -> bytes:
+        """Up to a page; with `until_end` perhaps no more than up to the end of the string."""
+        length = min(length, _PAGE)
+        count = self._move(_libc.process_vm_readv, address, length)
+        return ctypes.string_at(_BUFFER, count) if count >= 0 else self._peek(address, length, until_end)
+
+    def _peek(self, address: int, length: int, until_end: bool) -> bytes:
+        """Word by word, where the calls for more are barred, as older profiles of container engines do."""
+        at, found = address & ~7, b""
+        while at < address + length and not (until_end and b"\0" in found[max(0, address - (address & ~7)) :]):
+            ctypes.set_errno(0)
+            word = _libc.ptrace(_PEEKDATA, self._pid, at, 0)
+            if word == -1 and ctypes.get_errno():
+                break
+            found += struct.pack("=q", word)
+            at += 8
+        return found[address & 7 :][:length]
+
+    def _poke(self, address: int, data: bytes) -> bool:
+        start = address & ~7
+        whole = self._peek(start, address - start, False) + data
+        tail = -len(whole) % 8
+        whole += self._peek(start + len(whole), tail, False) if tail else b""
+        words = struct.unpack(f"={len(whole) // 8}Q", whole)
+        return all(_libc.ptrace(_POKEDATA, self._pid, start + 8 * n, word) == 0 for n, word in enumerate(words))
 
     def write(self, address: int, data: bytes) -> bool:
         for at in range(0, len(data), _PAGE):
             part = data[at : at + _PAGE]
             ctypes.memmove(_BUFFER, part, len(part))
-            if self._move(_libc.process_vm_writev, address + at, len(part)) != len(part):
+            count = self._move(_libc.process_vm_writev, address + at, len(part))
+            if count != len(part) and not (count < 0 and self._poke(address + at, part)):
                 return False
         return True
 
     def _move(self, call: Any, address: int, length: int) -> int:
         _HERE.length = _THERE.length = length
         _THERE.base = address
-        return max(0, call(self._pid, _HERE_AT, 1, _THERE_AT, 1, 0))
+        return call(self._pid, _HERE_AT, 1, _THERE_AT, 1, 0)
 
     def text(self, address: int) -> bytes | None:
         """The string there; None for one that has no end, or is not there."""
         found = b""
         while len(found) <= _MAX_PATH:
-            part = self.read(address + len(found), _PAGE - (address + len(found)) % _PAGE)
+            part = self.read(address + len(found), _PAGE - (address + len(found)) % _PAGE, until_end=True)
             if not part:
                 return None
             end = part.find(b"\0")

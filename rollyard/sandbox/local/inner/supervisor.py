@@ -155,7 +155,7 @@ class Supervisor:
         try:
             reply = self._do(message, fds, client)
         except OSError as error:
-            self._answer(client, number, _refusal(error))
+            self._answer(client, number, self._refuse(error))
         except Exception as error:  # noqa: BLE001 - a request that makes no sense must not end the sandbox; it is answered
             self._answer(client, number, {"error": "EPROTO", "path": None, "text": repr(error)[:500]})
         else:
@@ -167,46 +167,41 @@ class Supervisor:
             protocol.close_fds(fds)
 
     def _do(self, message: Message, fds: list[int], client: _Client) -> Message | None:
-        """File operations of a sandbox under Landlock are done under its rules and with its view too, in a worker."""
+        """File operations of a sandbox under Landlock are done under its rules too, in a worker."""
         operation = self._ops[message["op"]]
-        rules, view = self._confine, self._view
-        if (rules is None and view is None) or message["op"] not in _FILE_OPS:
+        if message["op"] in _FILE_OPS:
+            message["path"] = self._outside(message["path"])
+        if self._confine is None or message["op"] not in _FILE_OPS:
             return operation(message, fds, client)
+        rules = self._confine
 
         def task() -> Message:
-            if rules is not None:
-                landlock.restrict(rules)
+            landlock.restrict(rules)
             self._inline = True
-            if view is not None:
-                return self._do_in_view(view, fds, lambda: operation(message, fds, client) or {})
             return operation(message, fds, client) or {}
 
         return self._work(message, client, task)
 
-    def _do_in_view(self, view: path_view.PathView, fds: list[int], task: Callable[[], Message]) -> Message:
-        """In a process that has the view, and no socket that leads anywhere but to this one."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork() == 0:
-            try:
-                syscalls.close_all_but({theirs.fileno(), *fds})
-                path_view.enter(view)
-                try:
-                    reply: Message = {"ok": task()}
-                except OSError as error:
-                    reply = _refusal(error)
-                handed: tuple[int, ...] = reply.get("ok", {}).pop("fds", ())
-                protocol.send(theirs, reply, handed)
-                os._exit(0)
-            finally:
-                os._exit(70)
-        theirs.close()
-        got = protocol.receive(ours)
-        if got is None:
-            raise OSError(errno.EINTR, "the worker was killed", None)
-        answer, handed_back = got
-        if "error" in answer:
-            raise OSError(getattr(errno, answer["error"], errno.EIO), answer["text"], answer["path"])
-        return {**answer["ok"], "fds": tuple(handed_back)} if handed_back else answer["ok"]
+    def _outside(self, path: str) -> str:
+        """Where a path of the sandbox is for this process."""
+        return path if self._view is None else os.fsdecode(self._view.outside(os.fsencode(path)))
+
+    def _inside(self, path: str) -> str:
+        return path if self._view is None else os.fsdecode(self._view.inside(os.fsencode(path)))
+
+    def _describe(self, entry: Message) -> Message:
+        target = entry["target"]
+        return {
+            **entry,
+            "path": self._inside(entry["path"]),
+            "target": target if target is None else self._inside(target),
+        }
+
+    def _refuse(self, error: OSError) -> Message:
+        path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+        name = errno.errorcode.get(error.errno or 0, "EIO")
+        known = isinstance(path, str) and path.startswith("/") and not path.startswith("/proc/self/fd/")
+        return {"error": name, "path": self._inside(path) if known else None, "text": error.strerror}
 
     # -- programs
 
@@ -439,7 +434,7 @@ class Supervisor:
             try:
                 reply: Message = {"ok": task()}
             except OSError as error:
-                reply = _refusal(error)
+                reply = self._refuse(error)
             handed: tuple[int, ...] = reply.get("ok", {}).pop("fds", ())
             protocol.send(client.sock, {"n": message["n"], **reply}, handed)
             os._exit(0)
@@ -459,13 +454,13 @@ class Supervisor:
         return {"fds": (fd,), "size": os.fstat(fd).st_size}
 
     def op_stat(self, message: Message, _fds: list[int], _client: _Client) -> Message:
-        return files.look(message["path"])
+        return self._describe(files.look(message["path"]))
 
     def op_exists(self, message: Message, _fds: list[int], _client: _Client) -> Message:
         return {"exists": os.path.exists(message["path"])}
 
     def op_list(self, message: Message, _fds: list[int], _client: _Client) -> Message:
-        return {"entries": files.listing(message["path"])}
+        return {"entries": [self._describe(entry) for entry in files.listing(message["path"])]}
 
     def op_mkdir(self, message: Message, _fds: list[int], _client: _Client) -> Message:
         files.make_dirs(message["path"], message["mode"], users.find(message.get("user")))
@@ -494,7 +489,7 @@ class Supervisor:
             where = path if anyones or self._proc_dev is None else f"/proc/self/fd/{at}/{name}"
             owner = (user.uid, user.gid) if (user.uid or user.gid) and not anyones else None
             with open(fds[0], "rb", closefd=False) as source:
-                tree_pipe.unpack(source, where, owner=owner)
+                tree_pipe.unpack(source, where, owner=owner, link=self._outside)
             os.close(at)
             return {}
 
@@ -503,7 +498,7 @@ class Supervisor:
     def op_pack(self, message: Message, fds: list[int], client: _Client) -> Message | None:
         def task() -> Message:
             with open(fds[0], "wb", closefd=False) as out:
-                tree_pipe.pack(message["path"], out, max_bytes=message["max_bytes"])
+                tree_pipe.pack(message["path"], out, max_bytes=message["max_bytes"], link=self._inside)
             return {}
 
         return self._work(message, client, task)
@@ -551,10 +546,3 @@ def _ticks(pid: int) -> list[int]:
     except OSError:
         return [0, 0, 0, 0]
     return [int(word) for word in fields[11:15]]
-
-
-def _refusal(error: OSError) -> Message:
-    path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
-    name = errno.errorcode.get(error.errno or 0, "EIO")
-    known = isinstance(path, str) and path.startswith("/") and not path.startswith("/proc/self/fd/")
-    return {"error": name, "path": path if known else None, "text": error.strerror}

@@ -40,6 +40,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float | None = None
     verifier_code: str | None = None
     task_modality: Modality = "tool_use"
+    partial_reward: bool = False  # a failed attempt gets the share of what held
     extra: Mapping[str, Any] = {}
 
     @classmethod
@@ -65,11 +66,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_json_file(cls, path: Path | str, task_key: str | None = None) -> Self:
         """From one task, a list of them, or `{"tasks": [...]}`; `task_key` says which."""
-        try:
-            given = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read tasks from {path}: {error}") from error
-        rows: list[Mapping[str, Any]] = given if isinstance(given, list) else given.get("tasks", [given])
+        rows = _rows(path)
         by_key = {str(row.get("task_key") or row.get("key") or ""): row for row in rows}
         if task_key is None:
             if len(rows) != 1:
@@ -78,6 +75,10 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True):
         if task_key not in by_key:
             raise UnknownName("task", task_key, list(by_key))
         return cls.read(by_key[task_key])
+
+    @classmethod
+    def all_from_json_file(cls, path: Path | str) -> list[Self]:
+        return [cls.read(row) for row in _rows(path)]
 
     @property
     def lifetime_s(self) -> float:
@@ -100,3 +101,14 @@ def _split(fields: dict[str, Any], key: str, version: str) -> None:
         fields[key] = name
         if fields.setdefault(version, said) != said:
             raise ConfigError(f"{key} says version {said} and {version} says {fields[version]}")
+
+
+def _rows(path: Path | str) -> list[Mapping[str, Any]]:
+    try:
+        given = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read tasks from {path}: {error}") from error
+    rows = given.get("tasks", [given]) if isinstance(given, Mapping) else given
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(f"cannot read tasks from {path}: it holds no task, and no list of them")
+    return rows

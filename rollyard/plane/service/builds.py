@@ -1,0 +1,139 @@
+"""From pushed files to an image: what an environment's `build` says, carried out once on each engine and found ever after.
+
+A Dockerfile is carried out by our own builder, in sandboxes of the engine without a network, so that its author reaches nothing
+but what is in its base. What came of a build, with what it said, is in the plane's storage; the same files are built once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from rollyard.core.errors import ConfigError, Error, PlaneInvalid, PlaneNotFound, PlaneUnsupported, UnknownName
+from rollyard.core.plane import EnvBuild, EnvRecord, EnvSpec
+from rollyard.core.sandbox import Resources
+from rollyard.images.build import build
+from rollyard.images.build_types import BuildOptions, Built, FileCache
+from rollyard.images.store import ImageStore
+from rollyard.plane.client.push import unpack
+from rollyard.plane.engines.backend import BackendEngine
+from rollyard.plane.engines.protocol import Engine
+from rollyard.plane.service.access import snapshot_id
+from rollyard.plane.service.shelf import Shelf
+from rollyard.plane.storage.protocol import PlaneStore
+
+_LAID = "Dockerfile.rollyard"
+_TAIL = 20_000
+
+
+class BuildRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`image` is None where the build failed; `log` says why, or what was done."""
+
+    asked: EnvBuild
+    image: str | None
+    env: Mapping[str, str] = {}
+    start: tuple[str, ...] = ()
+    log: str = ""
+    seconds: float = 0.0
+
+
+class Builds:
+    def __init__(self, store: PlaneStore, *, limit_s: float = 1800.0, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._limit_s, self._clock = store, limit_s, clock
+        self._shelf = Shelf(store, "build", BuildRecord, clock=clock)
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+
+    async def make_ready(self, record: EnvRecord, spec: EnvSpec, engine: Engine) -> EnvSpec:
+        """The spec with the image that its `build` gives on this engine, and what that says about starting it."""
+        asked = spec.build
+        if asked is None:
+            return spec
+        if record.owner not in await self._store.owners_of("bundle", asked.bundle):
+            raise PlaneNotFound(f"{record.id} is built from files that {record.owner} has not pushed: {asked.bundle}")
+        if not isinstance(engine, BackendEngine):
+            raise PlaneUnsupported(
+                f"engine {engine.name} builds no images, and {record.id} is built from pushed files",
+                hint="name an engine that runs sandboxes, or an image that this one knows",
+            )
+        digest = hashlib.sha256(msgspec.json.encode(asked)).hexdigest()
+        async with self._locks.setdefault((engine.name, digest), asyncio.Lock()):
+            done = await self.find(engine.name, asked)
+            if done is None or done.image is None or not await _is_there(engine, done.image):
+                done = await self._build(asked, spec.resources, engine)
+                await self._shelf.update(engine.name, digest, lambda _: done)
+        if done.image is None:
+            raise PlaneInvalid(f"{record.id} could not be built: {done.log}", hint="change its files and push again")
+        await self._store.own("snapshot", snapshot_id(done.image), record.owner, at=self._clock())
+        return replace(spec, image=done.image, env={**done.env, **spec.env}, start=spec.start or done.start)
+
+    async def find(self, engine: str, asked: EnvBuild) -> BuildRecord | None:
+        kept = await self._shelf.get(engine, hashlib.sha256(msgspec.json.encode(asked)).hexdigest())
+        return None if kept is None else kept.value
+
+    async def _build(self, asked: EnvBuild, resources: Resources, engine: BackendEngine) -> BuildRecord:
+        began, images = self._clock(), _images(engine)
+        files = await self._store.get_blob(asked.bundle)
+        with tempfile.TemporaryDirectory(prefix="rollyard-build-") as scratch:
+            folder = Path(scratch) / "files"
+            try:
+                await asyncio.to_thread(unpack, files, folder)
+                context, dockerfile = _lay_out(folder, asked)
+                options = BuildOptions(dockerfile=dockerfile, timeout_s=self._limit_s, resources=resources)
+                cache = FileCache(images.root / "builds")
+                built = await build(context, engine.backend, images, cache, options)
+            except Error as error:  # of its files, or of what they need
+                words = "\n".join(str(part) for part in (error.message, error.hint) if part)
+                return BuildRecord(asked=asked, image=None, log=words[-_TAIL:], seconds=self._clock() - began)
+        said = f"{built.ran} instructions were carried out, {built.cached} were known"
+        return BuildRecord(
+            asked=asked,
+            image=built.image,
+            env=built.env,
+            start=_start(built),
+            log=said,
+            seconds=self._clock() - began,
+        )
+
+
+def _images(engine: BackendEngine) -> ImageStore:
+    """The backend's own store, where it has one: an image made elsewhere would be unknown to it."""
+    found = getattr(engine.backend, "images", None)
+    return found if isinstance(found, ImageStore) else ImageStore()
+
+
+async def _is_there(engine: BackendEngine, image: str) -> bool:
+    try:
+        await _images(engine).find(image)
+    except UnknownName:
+        return False
+    return True
+
+
+def _lay_out(folder: Path, asked: EnvBuild) -> tuple[Path, str]:
+    """The folder that is built from, and the Dockerfile in it."""
+    context = folder / asked.context
+    if not context.resolve().is_relative_to(folder.resolve()) or not context.is_dir():
+        raise ConfigError(f"there is no folder {asked.context!r} in the pushed files")
+    if asked.dockerfile is None:
+        (context / _LAID).write_text(f"FROM {asked.base}\nCOPY . {asked.target}\nWORKDIR {asked.target}\n")
+        return context, _LAID
+    if not (context / asked.dockerfile).resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{asked.dockerfile!r} is not below the pushed files")
+    if not (context / asked.dockerfile).is_file():
+        raise ConfigError(f"there is no {asked.dockerfile} in the pushed files")
+    return context, asked.dockerfile
+
+
+def _start(built: Built) -> tuple[str, ...]:
+    """What a container of the image would run, in its folder."""
+    program = (*built.entrypoint, *built.cmd)
+    if not program or built.workdir in ("", "/"):
+        return program
+    return ("/bin/sh", "-c", 'cd "$0" && exec "$@"', built.workdir, *program)

@@ -1,0 +1,130 @@
+"""What adapters share: reading rows in any of their formats, and writing one task folder."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollyard.core import toml
+from rollyard.core.errors import ConfigError, MissingExtra
+
+WORKDIR = "/app"
+ROWS = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
+
+
+def is_rows(source: Path) -> bool:
+    return source.is_file() and source.name.endswith(ROWS)
+
+
+def read_rows(source: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file, or of every such file directly in a folder, in the order of their names."""
+    files = sorted(path for path in source.iterdir() if is_rows(path)) if source.is_dir() else [source]
+    for file in files:
+        yield from _read_file(file)
+
+
+def first_row(source: Path) -> dict[str, Any]:
+    """For a look at the form; an empty one where there is none."""
+    try:
+        return next(_read_file(source), {}) if is_rows(source) else {}
+    except ConfigError:
+        return {}
+
+
+def _read_file(file: Path) -> Iterator[dict[str, Any]]:
+    if file.name.endswith(".parquet"):
+        yield from _read_parquet(file)
+        return
+    with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as data:
+        if file.name.endswith(".csv"):
+            yield from csv.DictReader(io.TextIOWrapper(data, encoding="utf-8", newline=""))
+        elif file.name.endswith(".json"):
+            for number, row in enumerate(_decode(data.read(), str(file), list[Any])):
+                yield _as_row(row, f"{file}[{number}]")
+        else:
+            for number, line in enumerate(data, 1):
+                if line.strip():
+                    yield _as_row(_decode(line, f"{file}:{number}", Any), f"{file}:{number}")
+
+
+def _decode(data: bytes, where: str, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _as_row(row: Any, where: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: a row is an object, not {type(row).__name__}")
+    return row
+
+
+def _read_parquet(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise MissingExtra("pyarrow", "parquet", why=f"reading {file}") from error
+    for batch in parquet.ParquetFile(file).iter_batches(batch_size=64):
+        yield from batch.to_pylist()
+
+
+def field(row: Mapping[str, Any], *names: str) -> Any:
+    """The first of these fields that the row has."""
+    for name in names:
+        if row.get(name) not in (None, ""):
+            return row[name]
+    raise ConfigError(f"the row has no {' or '.join(names)}; it has {', '.join(row) or 'nothing'}")
+
+
+def string_list(value: Any) -> list[str]:
+    """A list of names, which many sets keep as JSON in a string."""
+    if isinstance(value, str):
+        text = value.strip()
+        return [str(item) for item in msgspec.json.decode(text)] if text.startswith("[") else text.split()
+    return [str(item) for item in value or ()]
+
+
+def folder_name(task_id: str) -> str:
+    """A task's id as one name in a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "__", task_id).strip(".") or "task"
+
+
+def write_task(
+    folder: Path,
+    *,
+    instruction: str,
+    table: Mapping[str, Any],
+    tests: Mapping[str, str | bytes],
+    solution: Mapping[str, str | bytes],
+    files: Mapping[str, str | bytes] | None = None,
+    environment: Mapping[str, str | bytes] | None = None,
+) -> None:
+    """A task folder. `files` are put into the working directory before the agent starts; `environment` is a build folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "instruction.md").write_text(instruction if instruction.endswith("\n") else f"{instruction}\n")
+    parts = {"tests": tests, "solution": solution, "files": files or {}, "environment": environment or {}}
+    for part, content in parts.items():
+        for name, data in content.items():
+            path = folder / part / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data.encode() if isinstance(data, str) else data)
+            if path.suffix == ".sh":
+                path.chmod(0o755)
+    (folder / "task.toml").write_text(toml.dumps(_with_files(table, files or {})))
+
+
+def _with_files(table: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+    whole: dict[str, Any] = {"schema_version": "1.4", **table}
+    if files:
+        metadata: dict[str, Any] = dict(whole.get("metadata", {}))
+        listed = [{"path": name, "source": f"files/{name}"} for name in files]
+        whole["metadata"] = {**metadata, "rollyard": {**metadata.get("rollyard", {}), "files": listed}}
+    return whole

@@ -1,0 +1,282 @@
+"""SWE-bench and sets of its form: folders (`task.yaml`, `tests.json`, patches) or rows (`base_commit`, `patch`, `test_patch`).
+
+Where `repositories` names a folder of git repositories (`OWNER__NAME`, `OWNER/NAME`, with or without `.git`), the image is built:
+the declared Python, the pinned packages, and then the tree of the base commit as one new commit, so that images of one repository
+and version share their environment and no later commit is in any of them. Otherwise the instance's own image is taken. The agent
+never has the test patch, the gold patch or the list of tests.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import importlib.resources
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from rollyard.core.errors import ConfigError
+from rollyard.tasks.adapters import Adapter, TaskDraft
+from rollyard.tasks.adapters.drafts import field, first_row, folder_name, read_rows, string_list, write_task
+
+_WORKDIR = "/testbed"
+_PINS = re.compile(r"^\s*- ([A-Za-z0-9._-]+)==([A-Za-z0-9.+!_-]+)\s*$", re.M)
+_CONDA = re.compile(r"^\s*- ([A-Za-z0-9._-]+)=([0-9][^=\s]*)=(\S+)\s*$", re.M)
+_MARKS = re.compile(r">>>>> Start Test Output'\n(.*?)\n: '>>>>> End Test Output", re.S)
+_INSTALLS = re.compile(r'echo "Current environment.*?\ncd /testbed\n(.*?)\n# Configure git', re.S)
+_FORMATS = {
+    "astropy": "pytest-long", "scikit": "pytest-long", "sphinx": "pytest-long", "pydicom": "pytest-paths",
+    "requests": "pytest-paths", "pylint": "pytest-paths", "django": "django", "sympy": "sympy", "matplotlib": "matplotlib",
+    "seaborn": "seaborn",
+}  # fmt: skip
+_COMMANDS = {
+    "django/django": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
+    "sympy/sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
+}
+_SUBSETS = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-bench_Lite"}
+_TOOLS = ("pip", "setuptools", "wheel")
+
+
+class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """What a folder and a row have in common. `reverse`: the patch makes the fault, and undoing it is the answer."""
+
+    id: str
+    repo: str
+    base: str
+    problem: str
+    patch: str
+    test_patch: str
+    tests: dict[str, Any]
+    command: str
+    image: str
+    python: str = ""
+    pins: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    install: str = "python -m pip install -e ."
+    reverse: bool = False
+
+
+def recognise(source: Path) -> bool:
+    row = first_row(source)
+    rows = "instance_id" in row and {"patch", "FAIL_TO_PASS"} <= row.keys()
+    return rows or (source.is_dir() and next(source.glob("*/gold.patch"), None) is not None)
+
+
+def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
+    """`instances` is a glob over ids; `subset` is verified or lite, of folders that say so."""
+    wanted = str(options.get("instances", "*"))
+    if source.is_dir():
+        subset = _SUBSETS.get(str(options.get("subset", "")), "")
+        for file in sorted(source.glob("*/task.yaml")):
+            if fnmatch.fnmatchcase(file.parent.name, wanted) and subset in file.read_text():
+                yield TaskDraft(file.parent.name, partial(_write_folder, file.parent, options))
+        return
+    for row in read_rows(source):
+        name = str(row.get("instance_id", ""))
+        if fnmatch.fnmatchcase(name, wanted):
+            yield TaskDraft(folder_name(name), lambda folder, row=row: _write(_from_row(row, options), options, folder))
+
+
+def _write_folder(source: Path, options: Mapping[str, Any], folder: Path) -> None:
+    _write(_from_folder(source), options, folder)
+
+
+def _from_folder(source: Path) -> SweInstance:
+    try:
+        task: dict[str, Any] = yaml.safe_load((source / "task.yaml").read_text())
+        texts = {name: (source / name).read_text() for name in ("gold.patch", "test.patch", "eval.sh", "Dockerfile")}
+        tests = msgspec.json.decode((source / "tests.json").read_bytes(), type=dict[str, Any])
+        problem = (source / "problem_statement.md").read_text()
+    except (OSError, yaml.YAMLError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{source}: {error}") from error
+    command, install = _MARKS.search(texts["eval.sh"]), _INSTALLS.search(texts["Dockerfile"])
+    if command is None:
+        raise ConfigError(f"{source / 'eval.sh'}: no command between its marks")
+    file = source / "environment.yml"
+    declared = file.read_text() if file.is_file() else ""
+    conda = {name: (version, build) for name, version, build in _CONDA.findall(declared)}
+    libraries = [f"{name}=={version}" for name, (version, build) in conda.items() if re.match(r"py\d", build)]
+    return SweInstance(
+        id=str(task["instance_id"]),
+        repo=str(task["repo"]),
+        base=str(task["base_commit"]),
+        problem=problem,
+        patch=texts["gold.patch"],
+        test_patch=texts["test.patch"],
+        tests={**tests, "format": _format(str(task.get("log_parser", "")))},
+        command=command[1],
+        image=str(task.get("image", "")),
+        python=".".join(conda["python"][0].split(".")[:2]) if "python" in conda else "",
+        pins=tuple(
+            [pin for pin in libraries if pin.split("==")[0] not in (*_TOOLS, "certifi")]
+            + [f"{name}=={version}" for name, version in _PINS.findall(declared) if name not in _TOOLS]
+        ),
+        tools=tuple(f"{name}=={conda[name][0]}" for name in _TOOLS if name in conda),
+        install=install[1].strip() if install is not None else SweInstance.install,
+    )
+
+
+def _format(parser: str) -> str:
+    return _FORMATS.get(parser.removeprefix("parse_log_"), "pytest")
+
+
+def _from_row(row: Mapping[str, Any], options: Mapping[str, Any]) -> SweInstance:
+    """`image` of the options is a name with `{instance}` in it, for rows that name none."""
+    name, repo = str(field(row, "instance_id")), str(field(row, "repo"))
+    test_patch = str(row.get("test_patch") or "")
+    template = str(options.get("image", "swebench/sweb.eval.x86_64.{instance}:latest"))
+    default = template.replace("{instance}", name.lower().replace("__", "_1776_"))
+    expected = {
+        "FAIL_TO_PASS": string_list(field(row, "FAIL_TO_PASS")),
+        "PASS_TO_PASS": string_list(row.get("PASS_TO_PASS")),
+        "format": _format(repo.partition("/")[2].partition("-")[0].partition(".")[0]),
+    }
+    given = str(row.get("test_cmd") or _COMMANDS.get(repo, "pytest -rA"))
+    files = _test_files(test_patch) or sorted(
+        {test.split("::")[0] for test in expected["FAIL_TO_PASS"] if "::" in test}
+    )
+    if repo == "django/django":
+        files = [path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in files]
+    return SweInstance(
+        id=name,
+        repo=repo,
+        base=str(row.get("base_commit") or ""),
+        problem=str(field(row, "problem_statement")),
+        patch=str(field(row, "patch")),
+        test_patch=test_patch,
+        tests=expected,
+        command=" ".join([given, *files]),
+        image=str(row.get("image_name") or row.get("docker_image") or default),
+        reverse=not test_patch,
+    )
+
+
+def _test_files(patch: str) -> list[str]:
+    return [name for name in re.findall(r"^diff --git a/.* b/(.*)$", patch, re.M) if name.endswith(".py")]
+
+
+def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
+    if not one.tests.get("FAIL_TO_PASS"):
+        raise ConfigError(f"{one.id}: no test fails before its patch")
+    touched = re.findall(r"^diff --git a/(.*) b/.*$", one.test_patch, re.M)
+    apply = "git apply -R" if one.reverse else "git apply"
+    repositories = options.get("repositories")
+    environment = _built(one, str(repositories)) if repositories else {}
+    if not repositories and one.reverse:
+        environment = {"Dockerfile": f"FROM {one.image}\nCOPY fault.patch /tmp/\n{_faulty()}", "fault.patch": one.patch}
+    table = {
+        "metadata": {
+            "repo": one.repo,
+            "rollyard": {
+                "verifier": "commands",
+                "options": {"commands": ["bash /tests/run.sh"], "score": "all", "timeout_s": 1800.0},
+                "grade": "sealed",
+            },
+        },
+        "environment": {"workdir": _WORKDIR, "build_timeout_sec": 3600.0}
+        | ({} if environment else {"docker_image": one.image}),
+        "agent": {"timeout_sec": 3000.0},
+        "verifier": {"timeout_sec": 1830.0},
+    }
+    write_task(
+        folder,
+        instruction=f"{one.problem.strip()}\n\nThe repository is in {_WORKDIR}. Change its source, not its tests.",
+        table=table,
+        tests={
+            "run.sh": _run_script(one, touched),
+            "test.sh": "#!/bin/bash\nif bash /tests/run.sh; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
+            "test.patch": one.test_patch,
+            "tests.json": msgspec.json.encode(one.tests),
+            "log_check.py": importlib.resources.files("rollyard.inside").joinpath("log_check.py").read_bytes(),
+        },
+        solution={"solve.sh": f"#!/bin/bash\ncd {_WORKDIR} && {apply} /solution/gold.patch\n", "gold.patch": one.patch},
+        environment=environment,
+    )
+
+
+def _run_script(one: SweInstance, touched: list[str]) -> str:
+    """Test files as they were at the base, with the test patch on them; then the tests, and what their log says."""
+    safe = "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
+    lines = [safe, f"cd {_WORKDIR} || exit 1"]
+    if one.test_patch:
+        lines += ["base=$(git rev-list --max-parents=0 HEAD | tail -1)"]
+        lines += [f"git checkout -q $base -- '{path}' 2>/dev/null || rm -f '{path}'" for path in touched]
+        lines += ["git apply /tests/test.patch || exit 1"]
+    lines += ["{", one.command, "} > /tmp/tests.log 2>&1", "tail -c 20000 /tmp/tests.log"]
+    lines += ["python3 /tests/log_check.py /tmp/tests.log /tests/tests.json"]
+    return "\n".join([*lines, ""])
+
+
+def _faulty() -> str:
+    """The fault laid in, as part of the one commit that there is."""
+    command = f"cd {_WORKDIR} && git apply /tmp/fault.patch && rm -rf /tmp/fault.patch .git && {_COMMIT}"
+    return f"RUN {command}\nWORKDIR {_WORKDIR}\n"
+
+
+_COMMIT = (
+    "git init -q && git add -A -f && git -c user.name=base -c user.email=base@localhost commit -q -m base && git gc -q"
+)
+
+
+def _built(one: SweInstance, repositories: str) -> dict[str, str | bytes]:
+    if not one.python:
+        raise ConfigError(f"{one.id}: it declares no Python to build with", hint="leave out the option repositories")
+    tree = _archive(_find_repository(Path(repositories), one.repo), one)
+    install = "\n".join(["set -e", f"cd {_WORKDIR}", one.install])
+    tools = " ".join([*(one.tools or ("pip",)), *([] if _has_pytest(one) else ["pytest"])])
+    lines = [
+        "ARG BASE=host",
+        "FROM ${BASE}",
+        f"RUN python{one.python} -m venv /opt/testbed",
+        "ENV PATH=/opt/testbed/bin:$PATH",
+        f"RUN python -m pip install -q {tools}",
+        *([f"RUN python -m pip install -q {' '.join(one.pins)}"] if one.pins else []),
+        f"ADD repository.tar.gz {_WORKDIR}/",
+        f"WORKDIR {_WORKDIR}",
+        f"RUN {_COMMIT}",
+        "COPY install.sh /tmp/install.sh",
+        "RUN bash /tmp/install.sh && rm /tmp/install.sh",
+    ]
+    return {"Dockerfile": "\n".join([*lines, ""]), "repository.tar.gz": tree, "install.sh": f"{install}\n"}
+
+
+def _has_pytest(one: SweInstance) -> bool:
+    """Or needs none."""
+    pinned = any(pin.startswith("pytest==") for pin in one.pins)
+    return pinned or one.repo == "pytest-dev/pytest" or "pytest" not in one.command
+
+
+def _find_repository(root: Path, repo: str) -> Path:
+    owner, _, name = repo.partition("/")
+    tried = [root / f"{owner}{mark}{name}{end}" for mark in ("__", "/", "+") for end in ("", ".git", "/repo")]
+    for path in tried:
+        if (path / "HEAD").is_file() or (path / ".git").exists():
+            return path
+    raise ConfigError(f"{root}: no repository of {repo} in it", hint=f"clone it to {root}/{owner}__{name}")
+
+
+def _archive(repository: Path, one: SweInstance) -> bytes:
+    """The tree of the base commit: files, and nothing of the history."""
+    command = ["git", "-C", str(repository), "archive", "--format=tar", one.base]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip()[-200:]
+        raise ConfigError(f"{one.id}: {repository} does not give {one.base}: {said}")
+    return gzip.compress(done.stdout, compresslevel=1, mtime=0)
+
+
+adapter = Adapter(
+    about="SWE-bench instances: folders, or rows of SWE-bench, Verified, Lite, SWE-Gym and SWE-smith",
+    get="a checkout of github.com/SWE-bench/swe-bench-tasks (tasks/), or the set's rows as JSON Lines or Parquet",
+    recognise=recognise,
+    read=read,
+    needs=("the instances' images; or their repositories, their Python and a network for the build",),
+    options=("image", "instances", "repositories", "subset"),
+    carries=("log_check.py",),
+)

@@ -1,0 +1,140 @@
+"""Terminal-Bench 1: folders with `task.yaml`, `Dockerfile`, `run-tests.sh`, `tests/` and `solution.sh`.
+
+Its base images have /app as their working directory, and the Dockerfile is told so. `run-tests.sh` fetches its tools from the
+web; where it only runs pytest on the tests, they are run by pytest from a layer, with the pinned packages that the script
+installs. A script of another kind is run as it is. Tests look at the whole file system, so the grade is `shared`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from rollyard.core.errors import ConfigError
+from rollyard.tasks.adapters import Adapter, TaskDraft
+from rollyard.tasks.adapters.drafts import WORKDIR, write_task
+
+_NOT_ENVIRONMENT = ("task.yaml", "run-tests.sh", "solution.sh", "solution.yaml", "docker-compose.yaml", "tests")
+_PYTEST = "pytest==8.4.1"
+_PINNED = re.compile(r"\b([A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+)")
+_INSTALL = re.compile(r"^\s*(?:uv (?:pip install|add)|pip3? install|python3? -m pip install|uvx)\b(.*)$", re.M)
+_RUNS_PYTEST = re.compile(r"^\s*(?:uv run |uvx .*)?pytest (?:-\S+ )*\"?\$\{?TEST_DIR\}?/", re.M)
+_COPY = re.compile(r"^(?:COPY|ADD)\s+(.*)$", re.M | re.I)
+_FROM = re.compile(r"^(FROM\s+(?:--platform=\S+\s+)?(\S*t-bench/\S+).*)$", re.M | re.I)
+
+
+def recognise(source: Path) -> bool:
+    return source.is_dir() and any(_is_task(file.parent) for file in source.glob("*/task.yaml"))
+
+
+def _is_task(folder: Path) -> bool:
+    return (folder / "run-tests.sh").is_file()
+
+
+def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
+    for file in sorted(source.glob("*/task.yaml")):
+        yield TaskDraft(file.parent.name, partial(_write, file.parent, options))
+
+
+def _write(source: Path, options: Mapping[str, Any], folder: Path) -> None:
+    try:
+        task: dict[str, Any] = yaml.safe_load((source / "task.yaml").read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source / 'task.yaml'}: {error}") from error
+    if not _is_task(source) or not task.get("instruction"):
+        raise ConfigError(f"{source}: no run-tests.sh or no instruction in it")
+    environment = _tree(source, leave_out=_NOT_ENVIRONMENT) | _copied_tests(source)
+    services = _services(source / "docker-compose.yaml")
+    if len(services) > 1:  # the agent's own is called `client` there
+        named = {"main" if name == "client" else name: service for name, service in services.items()}
+        environment["docker-compose.yaml"] = yaml.safe_dump({"services": named})
+    if "Dockerfile" in environment:
+        dockerfile = (source / "Dockerfile").read_text()
+        environment["Dockerfile"] = _FROM.sub(rf"\1\nWORKDIR {WORKDIR}", dockerfile)
+    extra, tests = _judge((source / "run-tests.sh").read_text())
+    extra["grade"] = str(options.get("grade", "shared"))
+    table = {
+        "metadata": {
+            **{name: task[name] for name in ("difficulty", "category", "tags") if task.get(name)},
+            "rollyard": extra,
+        },
+        "environment": {} if "Dockerfile" in environment else {"workdir": WORKDIR},
+        "agent": {"timeout_sec": float(task.get("max_agent_timeout_sec") or 900.0)},
+        "verifier": {"timeout_sec": float(task.get("max_test_timeout_sec") or 180.0)},
+    }
+    write_task(
+        folder,
+        instruction=str(task["instruction"]),
+        table=table,
+        tests={**_tree(source / "tests"), **tests},
+        solution=_solution(source),
+        environment=environment,
+    )
+
+
+def _tree(root: Path, leave_out: tuple[str, ...] = ()) -> dict[str, str | bytes]:
+    found = {
+        path.relative_to(root): path for path in sorted(root.rglob("*")) if path.is_file() and not path.is_symlink()
+    }
+    return {name.as_posix(): path.read_bytes() for name, path in found.items() if name.parts[0] not in leave_out}
+
+
+def _copied_tests(source: Path) -> dict[str, str | bytes]:
+    """Files of the tests that the Dockerfile itself gives to the agent."""
+    dockerfile = source / "Dockerfile"
+    text = dockerfile.read_text() if dockerfile.is_file() else ""
+    words = [word.removeprefix("./") for line in _COPY.findall(text) for word in line.split()[:-1]]
+    files = {word: source / word for word in words if word.startswith("tests/") and (source / word).is_file()}
+    return {name: path.read_bytes() for name, path in files.items()}
+
+
+def _services(compose: Path) -> dict[str, Any]:
+    if not compose.is_file():
+        return {}
+    try:
+        return (yaml.safe_load(compose.read_text()) or {}).get("services") or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{compose}: {error}") from error
+
+
+def _judge(script: str) -> tuple[dict[str, Any], dict[str, str | bytes]]:
+    """How the tests are run: by pytest from a layer, or by the script itself."""
+    installed = " ".join(_INSTALL.findall(script))
+    if _RUNS_PYTEST.search(script):
+        packages = list(dict.fromkeys(_PINNED.findall(installed)))
+        if not any(name.startswith("pytest==") for name in packages):
+            packages.insert(0, _PYTEST)
+        found = {"verifier": "pytest", "options": {"paths": ["test_outputs.py"], "timeout_s": 1800.0}}
+        return {**found, "verifier_layers": [f"pip:{','.join(packages)}"]}, {}
+    wrapper = (
+        "#!/bin/bash\nexport TEST_DIR=/tests\nif bash /tests/run-tests.sh; then echo 1; else echo 0; fi"
+        " > /logs/verifier/reward.txt\n"
+    )
+    return {}, {"run-tests.sh": script, "test.sh": wrapper}
+
+
+def _solution(source: Path) -> dict[str, str | bytes]:
+    if (source / "solution.sh").is_file():
+        return {"solve.sh": (source / "solution.sh").read_bytes()}
+    steps = source / "solution.yaml"
+    if not steps.is_file():
+        return {}
+    typed = cast("list[dict[str, Any]]", yaml.safe_load(steps.read_text()) or [])
+    if not all(step.get("append_enter", True) for step in typed):
+        return {}  # keys for a program on a terminal, not lines for a shell
+    return {"solve.sh": "\n".join(["#!/bin/bash", *(str(step["command"]) for step in typed), ""])}
+
+
+adapter = Adapter(
+    about="Terminal-Bench 1 task folders",
+    get="tasks/ of a checkout of the terminal-bench repository; its base images by `rollyard image add`",
+    recognise=recognise,
+    read=read,
+    needs=("images of the tasks' FROM lines", "a network for most builds"),
+    options=("grade",),
+)

@@ -1,0 +1,382 @@
+"""Datasets by name: the registry file, what adapters make of public forms, and the check of a sample."""
+
+import csv
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import rollyard as ry
+from rollyard.cli.main import app
+from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.inside import log_check
+from rollyard.tasks.adapters import guess_adapter
+from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset, read_registry
+from rollyard.tasks.scaffold import new_task
+from rollyard.testing.dataset import check_dataset, dataset_table, summarise
+from rollyard.testing.tasks import CheckOptions
+
+INSIDE = Path(ry.__file__).parent / "inside"
+HUMAN = {
+    "task_id": "HumanEval/7",
+    "prompt": "def twice(n: int) -> int:\n    'two times n'\n",
+    "canonical_solution": "    return 2 * n\n",
+    "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-1) == -2\n",
+    "entry_point": "twice",
+}
+MBPP = {
+    "task_id": 3,
+    "text": "Write a function that gives a pair the other way round.",
+    "code": "def turn(pair):\r\n    return pair[1], pair[0]",
+    "test_setup_code": "",
+    "test_list": ["assert turn((1, 2)) == (2, 1)", "assert turn(('a', {3})) == ({3}, 'a')"],
+}
+
+
+@pytest.fixture(autouse=True)
+def own_registry(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLYARD_DATASETS", str(tmp_path / "registry" / "datasets.toml"))
+    monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "cache"))
+
+
+def add(name, source, **fields):
+    return add_dataset(DatasetEntry(name=name, source=str(source), adapter=fields.pop("adapter", ""), **fields))
+
+
+def jsonl(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def command(*words):
+    return CliRunner().invoke(app, ["datasets", *map(str, words)], prog_name="rollyard")
+
+
+def test_a_dataset_is_found_by_name_and_version(tmp_path):
+    rows = jsonl(tmp_path / "rows.jsonl", HUMAN, MBPP)
+    assert add("small", rows, version="1").adapter == "functions"
+    add("small", jsonl(tmp_path / "more.jsonl", HUMAN), version="2")
+    assert len(ry.Taskset.load("small@1")) == 2
+    assert [task.id for task in ry.Taskset.load("small")] == ["HumanEval__7"]
+    with pytest.raises(UnknownName, match="small@3"):
+        ry.Taskset.load("small@3")
+    with pytest.raises(ConfigError, match="there already"):
+        add("small", rows, version="1")
+
+
+def test_files_that_changed_since_are_an_error(tmp_path):
+    rows = jsonl(tmp_path / "rows.jsonl", HUMAN)
+    add("small", rows)
+    jsonl(rows, MBPP)
+    with pytest.raises(ConfigError, match="has changed since it was added"):
+        ry.Taskset.load("small")
+    folder = new_task(tmp_path / "tasks" / "one")
+    add("folders", folder.parent)
+    (folder / "instruction.md").write_text("Something else than before, and long enough.")
+    with pytest.raises(ConfigError, match="has changed since it was added"):
+        ry.Taskset.load("folders")
+
+
+def test_a_row_that_makes_no_task_is_left_out_with_the_reason(tmp_path):
+    broken = {**MBPP, "task_id": 4, "code": "def turn(:"}
+    add("some", jsonl(tmp_path / "rows.jsonl", MBPP, broken))
+    found = ry.Taskset.load("some")
+    assert [task.id for task in found] == ["mbpp-3"]
+    ((where, reason),) = found.skipped
+    assert where == "mbpp-4" and "its own code is not Python" in reason
+
+
+@pytest.mark.parametrize("kind", ["archive", "git", "folder"])
+def test_sources_of_every_kind_give_the_same_tasks(tmp_path, kind):
+    root = tmp_path / "set"
+    new_task(root / "alpha")
+    new_task(root / "beta")
+    source = root
+    if kind == "archive":
+        source = tmp_path / "set.tar.gz"
+        with tarfile.open(source, "w:gz") as archive:
+            archive.add(root, "set")
+    if kind == "git":
+        git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com"]
+        for words in (
+            ["init", "-q"],
+            ["add", "."],
+            ["commit", "-qm", "one"],
+            ["commit", "-qm", "two", "--allow-empty"],
+        ):
+            subprocess.run([*git, *words], cwd=root, check=True)
+        first = subprocess.run(["git", "rev-parse", "HEAD~1"], cwd=root, capture_output=True, text=True, check=True)
+        source = f"git:{root}@{first.stdout.strip()}"
+    add("set", source)
+    assert [task.id for task in ry.Taskset.load("set")] == ["alpha", "beta"]
+
+
+def test_the_command_line_adds_lists_and_shows(tmp_path):
+    rows = jsonl(tmp_path / "rows.jsonl", HUMAN)
+    done = command("add", "small", "--source", rows, "--licence", "MIT", "--option", "image=host")
+    assert done.exit_code == 0 and "functions" in done.output, done.output
+    assert read_registry()[0].options == {"image": "host"}
+    listed = json.loads(command("list", "--json").output)
+    assert listed["datasets"][0]["licence"] == "MIT" and "polyglot" in listed["adapters"]
+    shown = json.loads(command("show", "small", "--json").output)
+    assert shown["first"] == ["HumanEval__7"] and shown["entry"]["digest"].startswith("sha256:")
+    with pytest.raises(UnknownName, match="colour"):
+        add("other", rows, options={"colour": "red"})
+
+
+def judge(tmp_path, code, **cases):
+    """The exit code of the check of `code` as the solution."""
+    (tmp_path / "solution.py").write_text(code)
+    told = {"file": str(tmp_path / "solution.py"), "helpers": "", "functions": ["twice"], **cases}
+    told.setdefault("tests", "assert twice(2) == 4")
+    (tmp_path / "cases.json").write_text(json.dumps(told))
+    script = [sys.executable, "-I", str(INSIDE / "function_check.py"), str(tmp_path / "cases.json")]
+    return subprocess.run(script, capture_output=True, timeout=60).returncode
+
+
+FORGERIES = {
+    "ends the process": "import os\ndef twice(n):\n    os._exit(0)",
+    "ends it at import": "import sys\nsys.exit(0)",
+    "equal to all": "class E(int):\n    def __eq__(self, other):\n        return True\ndef twice(n):\n    return E()",
+    "changes assert": "import builtins\nbuiltins.AssertionError = SystemExit\ndef twice(n):\n    raise SystemExit(0)",
+    "kills the judge": "import os, signal\ndef twice(n):\n    os.kill(os.getppid(), signal.SIGKILL)\n    return 5",
+    "writes answers": "import os\ndef twice(n):\n    [os.write(fd, b'{}\\n') for fd in range(3, 5)]\n    return 5",
+}  # fmt: skip
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize("code", FORGERIES.values(), ids=FORGERIES)
+def test_a_function_cannot_forge_the_result_of_its_tests(tmp_path, code):
+    assert judge(tmp_path, code) != 0
+    assert judge(tmp_path, "def twice(n):\n    return 2 * n") == 0
+
+
+def test_values_of_every_kind_reach_the_tests_as_they_are(tmp_path):
+    same = "def twice(*args):\n    return args[0] if len(args) == 1 else args"
+    values = "[1, (2.5, float('inf')), {3: {'a': b'x'}}, {4}, frozenset([5]), None, True, 1j, int]"
+    tests = f"for value in {values}:\n    got = twice(value)\n    assert got == value and type(got) is type(value)\n"
+    tests += "try:\n    twice(1, 2)[5]\nexcept IndexError:\n    pass\n"
+    assert judge(tmp_path, same, tests=tests) == 0
+    raising = "def twice(n):\n    raise ValueError('odd')"
+    assert judge(tmp_path, raising, tests="try:\n    twice(1)\nexcept ValueError:\n    pass") == 0
+
+
+@pytest.mark.anyio
+async def test_a_sample_is_proved_and_trivial_answers_are_told(tmp_path, backend):
+    loose = {**MBPP, "task_id": 9, "test_list": ["assert turn((1, 2)) is not None"]}
+    add("sample", jsonl(tmp_path / "rows.jsonl", MBPP, loose, {**MBPP, "task_id": 10, "code": "def turn("}))
+    found = await check_dataset("sample", backend, CheckOptions(repeats=1, trivial=True), sample=5)
+    summary = summarise(found)
+    expected = {"found": 3, "loaded": 2, "sampled": 2, "built": 2, "nop 0": 2, "gold 1": 2, "flaky": 0, "trivial": 1}
+    assert {name: summary[name] for name in expected} == expected
+    good, bad, left_out = sorted(dataset_table(found), key=lambda row: ("mbpp-3", "mbpp-9", "-").index(row["task"]))
+    assert good["result"] == "ok" and "answer solves the task" in bad["reason"]
+    assert "mbpp-10" in left_out["reason"] and "not Python" in left_out["reason"]
+
+
+def exercise(root, language, name, files, **config):
+    folder = root / language / "exercises" / "practice" / name
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / ".meta" / "config.json").write_text(json.dumps({"files": config}))
+
+
+def test_an_exercise_hides_its_tests_and_its_example(tmp_path):
+    exercise(
+        tmp_path / "poly", "go", "one",
+        {"one.go": "package one", "one_test.go": "package one // tests", "cases_test.go": "package one // cases",
+         "go.mod": "module one", ".docs/instructions.md": "Do it.", ".meta/example.go": "package one // answer"},
+        solution=["one.go"], test=["one_test.go"], example=[".meta/example.go"], editor=["cases_test.go"],
+    )  # fmt: skip
+    assert guess_adapter(tmp_path / "poly") == "polyglot"
+    add("poly", tmp_path / "poly")
+    (task,) = ry.Taskset.load("poly")
+    assert task.id == "go-one" and {file.path for file in task.files} == {"one.go", "go.mod"}
+    root = Path(task.source)
+    assert (root / "tests/project/cases_test.go").is_file() and not (root / "tests/project/one.go").exists()
+    assert (root / "solution/answer/one.go").read_text().endswith("answer")
+    assert "`/app/one.go`" in task.instruction and "answer" not in task.instruction
+    add("rust", tmp_path / "poly", options={"languages": "rust"})
+    assert len(ry.Taskset.load("rust")) == 0
+
+
+def test_a_terminal_bench_folder_becomes_a_task(tmp_path):
+    folder = tmp_path / "tb" / "hello"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "task.yaml").write_text("instruction: Say hello.\nmax_test_timeout_sec: 60\ndifficulty: easy\n")
+    (folder / "Dockerfile").write_text(
+        "FROM ghcr.io/laude-institute/t-bench/python-3-13:20250620\nCOPY data.txt ./\nCOPY tests/given.txt ./\n"
+    )
+    (folder / "tests" / "given.txt").write_text("for the agent")
+    (folder / "data.txt").write_text("data")
+    (folder / "run-tests.sh").write_text(
+        "uv pip install pytest==8.4.1 numpy==2.3.1\nuv run pytest $TEST_DIR/test_outputs.py -rA\n"
+    )
+    (folder / "tests" / "test_outputs.py").write_text("def test_it(): assert True\n")
+    (folder / "solution.sh").write_text("echo hello\n")
+    assert guess_adapter(folder.parent) == "terminal-bench"
+    add("tb", folder.parent)
+    (task,) = ry.Taskset.load("tb")
+    build = Path(task.build)
+    assert sorted(path.name for path in build.rglob("*") if path.is_file()) == ["Dockerfile", "data.txt", "given.txt"]
+    assert (build / "Dockerfile").read_text().splitlines()[1] == "WORKDIR /app"
+    assert task.verifier.kind == "pytest" and task.verifier.layers == ("pip:pytest==8.4.1,numpy==2.3.1",)
+    assert task.limits.verify == 60.0 and task.solution is not None
+
+
+@pytest.mark.anyio
+async def test_plain_prompts_are_judged_by_their_answer(tmp_path, backend):
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        rows = csv.DictWriter(file, ["id", "question", "answer"])
+        rows.writeheader()
+        rows.writerows(
+            [{"id": "sum", "question": "What is 600 + 400?", "answer": "1,000"}, {"id": "none", "question": "?"}]
+        )
+    add("plain", tmp_path / "rows.csv")
+    found = await check_dataset("plain", backend, CheckOptions(repeats=1, trivial=True), sample=5)
+    (check,) = found.checks
+    assert check.ok, check.findings
+    assert found.skipped[0][0] == "none" and "no answer or" in found.skipped[0][1]
+
+
+@pytest.mark.parametrize(("given", "right"), [("1000.0", True), (" 1000.\n", True), ("1001", False), ("a 1000", False)])
+def test_an_answer_is_compared_by_words_and_numbers(tmp_path, given, right):
+    (tmp_path / "given").write_text(given)
+    (tmp_path / "expected").write_text("1,000")
+    script = [
+        sys.executable,
+        "-I",
+        str(INSIDE / "answer_check.py"),
+        str(tmp_path / "given"),
+        str(tmp_path / "expected"),
+    ]
+    assert (subprocess.run(script, capture_output=True, timeout=60).returncode == 0) is right
+
+
+@pytest.fixture
+def instance(tmp_path):
+    """A SWE-bench folder, and its repository with a commit after the base."""
+    repository = tmp_path / "repositories" / "acme__widget"
+    repository.mkdir(parents=True)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run([*git, "init", "-q"], cwd=repository, check=True)
+    for text in ("fault", "the answer of a later commit"):
+        (repository / "widget.py").write_text(text)
+        subprocess.run([*git, "add", "."], cwd=repository, check=True)
+        subprocess.run([*git, "commit", "-qm", text], cwd=repository, check=True)
+    base = subprocess.run(["git", "rev-parse", "HEAD~1"], cwd=repository, capture_output=True, text=True, check=True)
+    folder = tmp_path / "swe" / "acme__widget-1"
+    folder.mkdir(parents=True)
+    files = {
+        "task.yaml": "instance_id: acme__widget-1\nrepo: acme/widget\nimage: acme/i:1\nlog_parser: parse_log_flask\n"
+        f"base_commit: {base.stdout}",
+        "tests.json": json.dumps({"FAIL_TO_PASS": ["test_w.py::test_new"], "PASS_TO_PASS": ["test_w.py::test_old"]}),
+        "gold.patch": "diff --git a/widget.py b/widget.py\n--- gold\n",
+        "test.patch": "diff --git a/test_w.py b/test_w.py\n--- tests\n",
+        "eval.sh": ": '>>>>> Start Test Output'\npytest -rA test_w.py\n: '>>>>> End Test Output'\n",
+        "Dockerfile": 'echo "Current environment: x"\ncd /testbed\nsed -i s/a/b/ setup.py\npython -m pip install .\n'
+        "\n# Configure git\n",
+        "environment.yml": "dependencies:\n  - pip=24.2=py39h0\n  - python=3.9.20=h1\n  - numpy=1.19.2=py39h5\n  - xz=5=h\n"
+        "  - pip:\n      - attrs==23.1.0\n",
+        "problem_statement.md": "The widget is at fault.",
+    }  # fmt: skip
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder.parent, repository.parent
+
+
+def test_an_instance_is_built_from_its_base_commit_alone(instance):
+    source, repositories = instance
+    assert add("swe", source, options={"repositories": str(repositories)}).adapter == "swebench"
+    (task,) = ry.Taskset.load("swe")
+    build = Path(task.build)
+    dockerfile = (build / "Dockerfile").read_text()
+    pins = "python -m pip install -q numpy==1.19.2 attrs==23.1.0"
+    assert "RUN python3.9 -m venv" in dockerfile and pins in dockerfile and "xz" not in dockerfile
+    assert dockerfile.index(pins) < dockerfile.index("ADD repository.tar.gz")  # one environment for all of a version
+    assert (build / "install.sh").read_text().endswith("sed -i s/a/b/ setup.py\npython -m pip install .\n")
+    with tarfile.open(build / "repository.tar.gz") as tree:
+        assert tree.getnames() == ["widget.py"] and tree.extractfile("widget.py").read() == b"fault"
+    seen = [task.instruction, *(path.read_text(errors="replace") for path in build.iterdir())]
+    assert not any(word in text for text in seen for word in ("gold", "--- tests", "test_new", "later commit"))
+
+
+def test_without_repositories_an_instance_runs_in_its_own_image(instance):
+    add("swe", instance[0])
+    (task,) = ry.Taskset.load("swe")
+    assert task.build is None and task.image == "acme/i:1" and task.workdir == "/testbed"
+    add("lost", instance[0], options={"repositories": str(instance[0])})
+    with pytest.raises(ConfigError, match="no repository of acme/widget in it"):
+        ry.Taskset.load("lost")
+
+
+def test_rows_are_instances_too(tmp_path):
+    row = {
+        "instance_id": "django__django-1",
+        "repo": "django/django",
+        "base_commit": "c" * 40,
+        "problem_statement": "It is at fault.",
+        "patch": "p",
+        "test_patch": "diff --git a/tests/forms/test_x.py b/tests/forms/test_x.py\n",
+        "FAIL_TO_PASS": '["a (b.C)"]',
+        "PASS_TO_PASS": "[]",
+    }
+    smith = {
+        "instance_id": "o__r.1.f__2",
+        "repo": "o/r",
+        "problem_statement": "It broke.",
+        "patch": "the fault",
+        "image_name": "o/img",
+        "FAIL_TO_PASS": ["tests/test_a.py::test_a"],
+        "PASS_TO_PASS": [],
+    }
+    add("rows", jsonl(tmp_path / "rows.jsonl", row, smith, {**row, "instance_id": "none", "FAIL_TO_PASS": "[]"}))
+    found = ry.Taskset.load("rows")
+    official, broken = found
+    script = (Path(official.source) / "tests/run.sh").read_text()
+    assert official.image == "swebench/sweb.eval.x86_64.django_1776_django-1:latest"
+    assert "--parallel 1 forms.test_x\n" in script
+    assert "git apply -R" in (Path(broken.source) / "solution/solve.sh").read_text()
+    assert (Path(broken.build) / "Dockerfile").read_text().startswith("FROM o/img\n")
+    assert "no test fails before its patch" in found.skipped[0].reason
+
+
+LOGS = {
+    "pytest": (
+        "PASSED t.py::a\nFAILED t.py::b - no - way\nSKIPPED [2] t.py:3: why\n",
+        {"t.py::a": "PASSED", "t.py::b": "FAILED"},
+    ),
+    "pytest-paths": ("PASSED t.py::a[/tmp/x/file]\n", {"t.py::a[/file]": "PASSED"}),
+    "pytest-long": (
+        "PASSED t.py::a[x y]\n\x1b[32mt.py::b PASSED\x1b[0m\n",
+        {"t.py::a[x y]": "PASSED", "t.py::b": "PASSED"},
+    ),
+    "sympy": (
+        "test_a ok\ntest_b F\n__ sympy/x.py:test_c __\n",
+        {"sympy/x.py:test_c": "FAILED", "test_a": "PASSED", "test_b": "FAILED"},
+    ),
+    "django": (
+        "test_a (m.C) ... printed\nok\ntest_b (m.C) ... FAIL\n",
+        {"test_a (m.C)": "PASSED", "test_b (m.C)": "FAILED"},
+    ),
+    "matplotlib": ("PASSED t.py::a[MouseButton.LEFT]\n", {"t.py::a[1]": "PASSED"}),
+    "seaborn": ("t.py::a PASSED [ 3%]\nFAILED t.py::b\n", {"t.py::a": "PASSED", "t.py::b": "FAILED"}),
+}
+
+
+@pytest.mark.parametrize("form", LOGS)
+def test_logs_are_read_as_their_harness_reads_them(form):
+    log, expected = LOGS[form]
+    assert log_check.FORMATS[form](log) == expected
+
+
+def test_what_had_to_pass_is_missed_by_the_rules_of_the_harness():
+    tests = {"format": "pytest", "FAIL_TO_PASS": ["new"], "PASS_TO_PASS": ["old", "cut[a"]}
+    assert log_check.missing("PASSED new\nSKIPPED old\nXFAIL cut[a-b]\n", tests) == []
+    assert log_check.missing("SKIPPED new\nPASSED old\n", tests) == ["new", "cut[a"]
+    assert log_check.missing("PASSED new\nPASSED old\nPASSED cut[a-b]\nFAILED cut[a-c]\n", tests) == ["cut[a"]
