@@ -32,8 +32,8 @@ from rollyard.store import notes as _notes
 from rollyard.store import rollouts as _rollouts
 from rollyard.store import runs as _runs
 from rollyard.store import texts as _texts
+from rollyard.store.data_frames import RolloutList
 from rollyard.store.database import Database
-from rollyard.store.frames import RolloutList
 from rollyard.store.methods import Records, reads, writes, writes_at, writes_lease
 from rollyard.store.migrate import prepare
 from rollyard.store.sqlite import SQLite, Synchronous

@@ -12,7 +12,7 @@ import rollyard as ry
 from rollyard.core.rollout import Failure, Rollout, Verdict
 from rollyard.core.task import Task
 from rollyard.runs.report.report import summarise
-from rollyard.store.frames import RolloutList
+from rollyard.store.data_frames import RolloutList
 from rollyard.tasks.scaffold import new_script, new_task
 from tests.store.builders import full
 
@@ -107,7 +107,7 @@ def test_a_missing_package_is_named_with_what_to_install(package):
         import sys
         sys.modules[{package!r}] = None
         from rollyard.core.errors import MissingExtra
-        from rollyard.store.frames import RolloutList
+        from rollyard.store.data_frames import RolloutList
         try:
             RolloutList().to_{package}()
         except MissingExtra as error:

@@ -23,7 +23,7 @@ from rollyard.runs.report.spending import Price, Prices, cost
 from rollyard.runs.report.statistics import Groups, Interval
 from rollyard.runs.report.tree import TreeLeaf, TreeNode, draw_tree, leaf_of, tree_nodes
 from rollyard.store import Store
-from rollyard.store.frames import pandas_frame, polars_frame
+from rollyard.store.data_frames import pandas_frame, polars_frame
 from rollyard.store.listing import printable
 from rollyard.store.values import RolloutRow, RunInfo, line_name, row_of
 

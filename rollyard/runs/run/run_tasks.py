@@ -25,7 +25,7 @@ from rollyard.runs.run.drive import say_skipped
 from rollyard.runs.run.policy_health import check_servers
 from rollyard.runs.run.run import Run, agents_of
 from rollyard.store import Store
-from rollyard.store.frames import RolloutList
+from rollyard.store.data_frames import RolloutList
 from rollyard.tasks.taskset import Taskset
 from rollyard.tasks.verifiers.python import Checks
 
