@@ -11,7 +11,7 @@ import rollyard as ry
 from rollyard.core.task import Task, VerifierSpec
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agent]
-OFTEN = ("shell-agent", "pi")
+OFTEN = ("shell-agent",)
 BY_TEXT = ("aider", "terminus-2")  # these act by what the model writes; a script drives them in words of its own
 AGENTS = [name for name in ry.agents.names() if ry.agents.get(name).dialect is not None and name not in BY_TEXT]
 

@@ -145,9 +145,10 @@ async def test_an_environment_that_cannot_be_made_is_a_failure_of_the_environmen
 async def test_groups_of_attempts_run_are_stored_exported_and_shown(server, tmp_path):
     """Through `Run`: each attempt has an instance of its own, and what came of it is where all rollouts are."""
     policy = ry.policy.scripted(Model(CLOSE))
+    config = TaskConfig(env_key="tickets", task_key="t", prompt="Close it.", verifier_code="def f(env): return 1.0")
     async with ry.Store.open(str(tmp_path / "runs.db")) as store, ry.Gate(policy, log=store) as gate:
         async with ry.Run(
-            tasks().filter("close-printer"),
+            [config],
             attempts=2,
             agent="tool-agent",
             sandbox=server.backend,
@@ -159,7 +160,7 @@ async def test_groups_of_attempts_run_are_stored_exported_and_shown(server, tmp_
         made = [line for line in server.seen.requests if line == "POST /v1/env/instances"]
         assert len(made) == 2 and await server.left() == []
         kept = await store.get_rollout(done[0].id)
-        assert kept.task.remote == tasks()["close-printer"].remote
+        assert kept.task.remote == config
         await ry.export(store, run.id, str(tmp_path / "batch.jsonl"))
         rows = [json.loads(line) for line in (tmp_path / "batch.jsonl").read_text().splitlines()]
         assert [row["reward"] for row in rows] == [1.0, 1.0]
