@@ -62,10 +62,10 @@ def trial(root: Path, maps: list[IdMap]) -> tuple[IdMap, Trial]:
 
 
 def _recall_trial(root: Path, ids: IdMap) -> Trial:
-    """The result for this boot, kernel, user, map and mounts, or a new one."""
+    """The result for this boot, kernel, user, map, mounts and rights, or a new one."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     user = f"{os.geteuid()} {os.getegid()} {ids}"
-    key = f"{_FORMAT} {boot} {platform.release()} {user} {sys.version_info[:2]} {_mounts()}"
+    key = f"{_FORMAT} {boot} {platform.release()} {user} {sys.version_info[:2]} {_mounts()} {_rights()}"
     place = private_dir(root) / f"trial-{ids.kind}.json"
     try:
         saved = json.loads(place.read_bytes())
@@ -78,6 +78,15 @@ def _recall_trial(root: Path, ids: IdMap) -> Trial:
     fresh.write_bytes(msgspec.json.encode({"key": key, "trial": found}))
     fresh.replace(place)
     return found
+
+
+def _rights() -> str:
+    """Differs in a container, in a chroot and under a filter, which may all keep their things in the same directory."""
+    wanted = ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Seccomp_filters")
+    rows = (line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    found = {name: value.strip() for name, value, *_ in rows if name in wanted}
+    root = Path("/").stat()
+    return f"{[found.get(name) for name in wanted]} {root.st_dev}:{root.st_ino}"
 
 
 def _mounts() -> str:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rollyard.sandbox.local.inner import landlock, path_view, protocol, syscalls
+from rollyard.sandbox.local.inner import landlock, protocol, syscalls, tracer
 from rollyard.sandbox.local.inner.path_view import PathView
 
 _READ = 2**16
@@ -350,7 +350,7 @@ def _spawn_as(
             landlock.restrict(confine)
         if view is not None:
             syscalls.close_all_but({failed_w})
-            path_view.enter(view)
+            tracer.enter(view)
         for kind in _DEFAULTED:
             signal.signal(kind, signal.SIG_DFL)
         for path in candidates:

@@ -1,4 +1,4 @@
-"""Which system calls name files, and in which of their arguments: what the tracer of `path_view` has to see.
+"""Which system calls name files, and in which of their arguments: what a `tracer` has to see.
 
 `paths` are arguments that point to a path, `links` the one that is the text of a new link. Of `results` the kernel writes a path
 into the argument that is named. Each table has the numbers of one architecture.

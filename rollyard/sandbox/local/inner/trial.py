@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from rollyard.images import mount_table
-from rollyard.sandbox.local.inner import idmap, landlock, mounts, path_view, protocol, seccomp, sources, syscalls
+from rollyard.sandbox.local.inner import idmap, landlock, mounts, protocol, seccomp, sources, syscalls, tracer
 from rollyard.sandbox.local.inner.zygote import NAMESPACES
 
 _USR = {"target": "/usr", "source": "/usr", "writable": True, "over": []}
@@ -86,6 +86,6 @@ def main() -> None:
         "proc": full is None,
         "error": full,
         "landlock": landlock.abi(),
-        "view": path_view.works(),
+        "view": tracer.works(),
     }
     print(json.dumps(found))
