@@ -168,14 +168,17 @@ def test_values_of_every_kind_reach_the_tests_as_they_are(tmp_path):
 @pytest.mark.anyio
 async def test_a_sample_is_proved_and_trivial_answers_are_told(tmp_path, backend):
     loose = {**MBPP, "task_id": 9, "test_list": ["assert turn((1, 2)) is not None"]}
-    add("sample", jsonl(tmp_path / "rows.jsonl", MBPP, loose, {**MBPP, "task_id": 10, "code": "def turn("}))
+    wrong = {**MBPP, "task_id": 8, "code": "def turn(pair):\n    return pair"}
+    broken = {**MBPP, "task_id": 10, "code": "def turn("}
+    add("sample", jsonl(tmp_path / "rows.jsonl", MBPP, loose, wrong, broken))
     found = await check_dataset("sample", backend, CheckOptions(repeats=1, trivial=True), sample=5)
     summary = summarise(found)
-    expected = {"found": 3, "loaded": 2, "sampled": 2, "built": 2, "nop 0": 2, "gold 1": 2, "flaky": 0, "trivial": 1}
+    expected = {"found": 4, "loaded": 3, "sampled": 3, "built": 3, "nop 0": 3, "gold 1": 2, "flaky": 0, "trivial": 1}
     assert {name: summary[name] for name in expected} == expected
-    good, bad, left_out = sorted(dataset_table(found), key=lambda row: ("mbpp-3", "mbpp-9", "-").index(row["task"]))
-    assert good["result"] == "ok" and "answer solves the task" in bad["reason"]
-    assert "mbpp-10" in left_out["reason"] and "not Python" in left_out["reason"]
+    rows = {row["task"]: row for row in dataset_table(found)}
+    assert rows["mbpp-3"]["result"] == "ok" and "answer solves the task" in rows["mbpp-9"]["reason"]
+    assert "solution gets 0" in rows["mbpp-8"]["reason"] and "FAILED: AssertionError" in rows["mbpp-8"]["reason"]
+    assert "mbpp-10" in rows["-"]["reason"] and "not Python" in rows["-"]["reason"]
 
 
 def exercise(root, language, name, files, **config):
