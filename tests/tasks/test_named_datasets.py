@@ -277,7 +277,7 @@ def instance(tmp_path):
     folder.mkdir(parents=True)
     files = {
         "task.yaml": "instance_id: acme__widget-1\nrepo: acme/widget\nimage: acme/i:1\nlog_parser: parse_log_flask\n"
-        f"base_commit: {base.stdout}",
+        f"version: '7.2'\nbase_commit: {base.stdout}",
         "tests.json": json.dumps({"FAIL_TO_PASS": ["test_w.py::test_new"], "PASS_TO_PASS": ["test_w.py::test_old"]}),
         "gold.patch": "diff --git a/widget.py b/widget.py\n--- gold\n",
         "test.patch": "diff --git a/test_w.py b/test_w.py\n--- tests\n",
@@ -302,6 +302,7 @@ def test_an_instance_is_built_from_its_base_commit_alone(instance):
     pins = "python -m pip install -q numpy==1.19.2 attrs==23.1.0"
     assert "RUN python3.9 -m venv" in dockerfile and pins in dockerfile and "xz" not in dockerfile
     assert dockerfile.index(pins) < dockerfile.index("ADD repository.tar.gz")  # one environment for all of a version
+    assert "export SETUPTOOLS_SCM_PRETEND_VERSION=7.2\n" in (build / "install.sh").read_text()
     assert (build / "install.sh").read_text().endswith("sed -i s/a/b/ setup.py\npython -m pip install .\n")
     with tarfile.open(build / "repository.tar.gz") as tree:
         assert tree.getnames() == ["widget.py"] and tree.extractfile("widget.py").read() == b"fault"
