@@ -168,14 +168,17 @@ def test_values_of_every_kind_reach_the_tests_as_they_are(tmp_path):
 @pytest.mark.anyio
 async def test_a_sample_is_proved_and_trivial_answers_are_told(tmp_path, backend):
     loose = {**MBPP, "task_id": 9, "test_list": ["assert turn((1, 2)) is not None"]}
-    add("sample", jsonl(tmp_path / "rows.jsonl", MBPP, loose, {**MBPP, "task_id": 10, "code": "def turn("}))
+    wrong = {**MBPP, "task_id": 8, "code": "def turn(pair):\n    return pair"}
+    broken = {**MBPP, "task_id": 10, "code": "def turn("}
+    add("sample", jsonl(tmp_path / "rows.jsonl", MBPP, loose, wrong, broken))
     found = await check_dataset("sample", backend, CheckOptions(repeats=1, trivial=True), sample=5)
     summary = summarise(found)
-    expected = {"found": 3, "loaded": 2, "sampled": 2, "built": 2, "nop 0": 2, "gold 1": 2, "flaky": 0, "trivial": 1}
+    expected = {"found": 4, "loaded": 3, "sampled": 3, "built": 3, "nop 0": 3, "gold 1": 2, "flaky": 0, "trivial": 1}
     assert {name: summary[name] for name in expected} == expected
-    good, bad, left_out = sorted(dataset_table(found), key=lambda row: ("mbpp-3", "mbpp-9", "-").index(row["task"]))
-    assert good["result"] == "ok" and "answer solves the task" in bad["reason"]
-    assert "mbpp-10" in left_out["reason"] and "not Python" in left_out["reason"]
+    rows = {row["task"]: row for row in dataset_table(found)}
+    assert rows["mbpp-3"]["result"] == "ok" and "answer solves the task" in rows["mbpp-9"]["reason"]
+    assert "solution gets 0" in rows["mbpp-8"]["reason"] and "FAILED: AssertionError" in rows["mbpp-8"]["reason"]
+    assert "mbpp-10" in rows["-"]["reason"] and "not Python" in rows["-"]["reason"]
 
 
 def exercise(root, language, name, files, **config):
@@ -274,7 +277,7 @@ def instance(tmp_path):
     folder.mkdir(parents=True)
     files = {
         "task.yaml": "instance_id: acme__widget-1\nrepo: acme/widget\nimage: acme/i:1\nlog_parser: parse_log_flask\n"
-        f"base_commit: {base.stdout}",
+        f"version: '7.2'\nbase_commit: {base.stdout}",
         "tests.json": json.dumps({"FAIL_TO_PASS": ["test_w.py::test_new"], "PASS_TO_PASS": ["test_w.py::test_old"]}),
         "gold.patch": "diff --git a/widget.py b/widget.py\n--- gold\n",
         "test.patch": "diff --git a/test_w.py b/test_w.py\n--- tests\n",
@@ -299,6 +302,7 @@ def test_an_instance_is_built_from_its_base_commit_alone(instance):
     pins = "python -m pip install -q numpy==1.19.2 attrs==23.1.0"
     assert "RUN python3.9 -m venv" in dockerfile and pins in dockerfile and "xz" not in dockerfile
     assert dockerfile.index(pins) < dockerfile.index("ADD repository.tar.gz")  # one environment for all of a version
+    assert "export SETUPTOOLS_SCM_PRETEND_VERSION=7.2\n" in (build / "install.sh").read_text()
     assert (build / "install.sh").read_text().endswith("sed -i s/a/b/ setup.py\npython -m pip install .\n")
     with tarfile.open(build / "repository.tar.gz") as tree:
         assert tree.getnames() == ["widget.py"] and tree.extractfile("widget.py").read() == b"fault"

@@ -55,6 +55,7 @@ class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
     tests: dict[str, Any]
     command: str
     image: str
+    version: str = ""
     python: str = ""
     pins: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
@@ -112,6 +113,7 @@ def _from_folder(source: Path) -> SweInstance:
         tests={**tests, "format": _format(str(task.get("log_parser", "")))},
         command=command[1],
         image=str(task.get("image", "")),
+        version=str(task.get("version", "")),
         python=".".join(conda["python"][0].split(".")[:2]) if "python" in conda else "",
         pins=tuple(
             [pin for pin in libraries if pin.split("==")[0] not in (*_TOOLS, "certifi")]
@@ -228,7 +230,8 @@ def _built(one: SweInstance, repositories: str) -> dict[str, str | bytes]:
     if not one.python:
         raise ConfigError(f"{one.id}: it declares no Python to build with", hint="leave out the option repositories")
     tree = _archive(_find_repository(Path(repositories), one.repo), one)
-    install = "\n".join(["set -e", f"cd {_WORKDIR}", one.install])
+    version = [f"export SETUPTOOLS_SCM_PRETEND_VERSION={one.version}"] if re.fullmatch(r"[\d.]+", one.version) else []
+    install = "\n".join(["set -e", f"cd {_WORKDIR}", *version, one.install])  # there are no tags to read a version from
     tools = " ".join([*(one.tools or ("pip",)), *([] if _has_pytest(one) else ["pytest"])])
     lines = [
         "ARG BASE=host",
