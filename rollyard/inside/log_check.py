@@ -83,7 +83,8 @@ def read_seaborn(log):
 
 
 def read_sympy(log):
-    found = {file + ".py:" + name: "FAILED" for _, file, name, _ in re.findall(r"(_*) (.*)\.py:(.*) (_*)", log)}
+    headings = (re.search(r" (.*\.py:.*) ", line) for line in log.split("\n"))  # of failures, between underscores
+    found = {heading.group(1): "FAILED" for heading in headings if heading is not None}
     ends = {" E": "ERROR", " F": "FAILED", " ok": "PASSED"}
     for line in map(str.strip, log.split("\n")):
         for end, status in ends.items():
@@ -92,11 +93,23 @@ def read_sympy(log):
     return found
 
 
-_DJANGO_LATE = (
-    r"^(.*?)\s\.\.\.\sTesting\ against\ Django\ installed\ in\ ((?s:.*?))\ silenced\)\.\nok$",
-    r"^(.*?)\s\.\.\.\sInternal\ Server\ Error:\ \/(.*)\/\nok$",
-    r"^(.*?)\s\.\.\.\sSystem check identified no issues \(0 silenced\)\nok$",
+# What Django itself says between a test's name and its `ok`, and how that ends; the first may be many lines long.
+_DJANGO_SAYS = (
+    ("Testing against Django installed in ", " silenced).", True),
+    ("Internal Server Error: /", "/", False),
+    ("System check identified no issues (0 silenced)", "", False),
 )
+
+
+def _passed_late(lines):
+    """Names whose `ok` stands on a line of its own after what Django said."""
+    for at, line in enumerate(lines[:-1]):
+        name, mark, rest = line.partition(" ... ")
+        for begin, end, long in _DJANGO_SAYS:
+            if mark and rest.startswith(begin):
+                until = range(at, len(lines) - 1) if long else (at,)
+                if any(lines[n].endswith(end) and lines[n + 1] == "ok" for n in until):
+                    yield name
 
 
 def read_django(log):
@@ -122,8 +135,7 @@ def read_django(log):
                 found[line.split()[1].strip()] = status
         if line.startswith("ok") and last is not None:
             found[last] = "PASSED"
-    for pattern in _DJANGO_LATE:
-        found.update((match.group(1), "PASSED") for match in re.finditer(pattern, log, re.MULTILINE))
+    found.update((name, "PASSED") for name in _passed_late(log.split("\n")))
     return found
 
 
