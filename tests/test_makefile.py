@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,14 @@ def test_the_ordinary_suite_does_not_install_torch(tmp_path):
 @pytest.mark.parametrize("target", ["check", "train", "test-slow"])
 def test_targets_that_use_torch_install_it(target, tmp_path):
     assert "-c constraints.txt torch\n" in commands(target, tmp_path)
+
+
+def test_workers_of_the_suite_share_what_a_group_makes(tmp_path):
+    """A version of pytest that keeps pytest-xdist from seeing groups costs a third of the suite's time, in silence."""
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n\n\n@pytest.mark.xdist_group('shared')\n@pytest.mark.parametrize('n', range(4))\ndef test_one(n):\n    pass\n"
+    )
+    words = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-v", "-p", "no:cacheprovider"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    workers = {line.split("]")[0] for line in done.stdout.splitlines() if "PASSED" in line}
+    assert len(workers) == 1, done.stdout

@@ -150,7 +150,9 @@ async def test_callers_without_a_key_have_a_namespace_of_their_own_and_nothing_e
             assert (await ask("GET", "/env"))[1]["data"] == []
             assert (await plane.envs.get("weather", "1"))["revision"] == 1
             assert not await plane.envs.exists("weather", "2")
-            assert (await ask("POST", "/env", name="mine", version="1", deployConfig={"engine": "noop"}))[1]["success"]
+            artifacts = [{"type": "image", "content": "repo/x:1"}]
+            own = {"name": "mine", "version": "1", "deployConfig": {"engine": "noop"}, "artifacts": artifacts}
+            assert (await ask("POST", "/env", **own))[1]["success"]
             assert [one["name"] for one in (await ask("GET", "/env"))[1]["data"]] == ["mine"]
             assert (await ask("POST", "/env-instance", envName="mine@1"))[1]["success"]
 

@@ -157,6 +157,7 @@ async def test_an_attempt_that_ran_out_of_its_budget_goes_on_to_where_an_uncut_o
         assert f"rollyard continue {cut.id}" in explain(cut).remedy
 
 
+@pytest.mark.slow
 async def test_a_branched_run_that_was_stopped_is_resumed_like_any_other(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         parent = await one_parent(store, backend, script("wrong"))

@@ -196,8 +196,8 @@ class LocalBackend:
 
     @property
     def _rooted(self) -> bool:
-        """Whether sandboxes have a root of their own."""
-        return self.capabilities.images
+        """Whether sandboxes have a root of their own, as this level gives them one."""
+        return capabilities(self.level, self.trial, self._ids, self._cgroups, self._limits).images
 
     @property
     def _namespaced(self) -> bool:
