@@ -38,7 +38,7 @@ def test_targets_that_use_torch_install_it(target, tmp_path):
 def test_workers_of_the_suite_share_what_a_group_makes(tmp_path):
     """A version of pytest that keeps pytest-xdist from seeing groups costs a third of the suite's time, in silence."""
     (tmp_path / "test_one.py").write_text(
-        "import pytest\n\n\n@pytest.mark.xdist_group('shared')\n@pytest.mark.parametrize('n', range(4))\ndef test_one(n):\n    pass\n"
+        "import pytest\n@pytest.mark.xdist_group('shared')\n@pytest.mark.parametrize('n', range(4))\ndef test_one(n): pass\n"
     )
     words = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-v", "-p", "no:cacheprovider"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)

@@ -203,6 +203,7 @@ async def rollyard(*argv: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
+@pytest.mark.slow
 async def test_the_command_line_ends_with_3_before_anything_opens_and_when_a_policy_was_stopped(tmp_path, server):
     server.answers = [BAD_KEY]
     db = str(tmp_path / "runs.db")
