@@ -19,7 +19,11 @@ LOOKS = {
     "160 columns in colour": {"columns": 160},
     "a terminal that cannot move its cursor": {"columns": 80, "TERM": "dumb"},
 }
-looks = pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
+OFTEN = ("80 columns in colour", "a terminal that cannot move its cursor")
+looks = pytest.mark.parametrize(
+    "look",
+    [pytest.param(look, id=name, marks=() if name in OFTEN else pytest.mark.slow) for name, look in LOOKS.items()],
+)
 widths = pytest.mark.parametrize("columns", [80, 160])
 
 

@@ -61,7 +61,7 @@ def own_socket(url, key=None):
     return websocket(url.replace("http", "ws") + "/ws", subprotocols=["rollyard.v1"], additional_headers=headers)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 async def test_a_kept_session_goes_on_after_the_server_was_killed(tmp_path, how):
     async with program("--keep", str(tmp_path)) as server:
         url = await server.start()
@@ -77,7 +77,7 @@ async def test_a_kept_session_goes_on_after_the_server_was_killed(tmp_path, how)
         assert list(tmp_path.iterdir()) == []  # closed: nothing is left of it
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 async def test_a_step_that_the_kill_cut_off_has_its_effect_once(tmp_path, how):
     async with program("--keep", str(tmp_path)) as server:
         url = await server.start()

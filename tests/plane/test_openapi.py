@@ -13,7 +13,7 @@ from rollyard.testing.serve import serve_app
 
 pytestmark = pytest.mark.anyio
 ONE_KIND = pytest.mark.parametrize("plane_url", ["sqlite"], indirect=True)
-PER_OPERATION = 3
+PER_OPERATION = 2
 
 
 @ONE_KIND
