@@ -68,6 +68,7 @@ def test_the_hint_of_a_finished_run_works_as_it_is_written(kept):
     assert shown.code == 0 and run_id in shown.screen
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_shown_like_a_run(tmp_path):
     (tmp_path / "e.toml").write_text(
         f'tasks = "{TASKS}"\nfilter = ["bug-fix"]\nagents = ["shell-agent", "oracle"]\n[policies]\nfirst = "{SCRIPTED}"\n'
@@ -158,6 +159,7 @@ def test_a_refusal_is_broken_between_words(tmp_path):
     assert_readable(shown, 2)
 
 
+@pytest.mark.slow
 def test_replay_answers_from_the_store_of_the_run_or_the_one_that_is_named(kept, tmp_path):
     folder, run_id = kept
     listed = on_terminal("list", run_id, "--store", "a.db", cwd=folder, columns=160)
@@ -182,6 +184,7 @@ def test_a_verb_that_reads_never_makes_a_store(tmp_path, verb):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_script_speaks_in_the_tokens_of_a_renderer_by_name(tmp_path):
     assert_readable(on_terminal(*RUN, "--policy", f"{SCRIPTED}#renderer=bytes", cwd=tmp_path))
 

@@ -315,6 +315,7 @@ async def test_without_an_instance_there_is_no_verdict():
 # E7: partial reward
 
 
+@pytest.mark.slow
 async def test_partial_reward_is_off_by_default_and_for_failed_runs_only(server):
     """E7"""
     async with env_of(server) as env:

@@ -118,6 +118,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [pytest.param(VERSION, marks=sdk)])
 async def test_an_arca_sandbox_is_used_by_signed_urls_with_the_data_plane_off(tmp_path, version):
     """P5, P6, P8: the client does not know the engine, and nothing but the control port is touched."""
@@ -373,6 +374,7 @@ async def test_keys_decide_whose_instances_are_seen(tmp_path):
             assert reply.status == 403
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has spare loopback addresses without set-up")
 async def test_two_planes_find_two_addresses(tmp_path):
     (tmp_path / "a").mkdir()

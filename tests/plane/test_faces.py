@@ -27,6 +27,7 @@ async def test_the_e2b_sdk_drives_the_plane(tmp_path, version):
             assert (await plane.usage())["used"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [pytest.param(NEWEST, marks=unless_there("e2b", NEWEST))])
 async def test_e2b_sandboxes_are_instances_with_the_planes_environments_quota_and_history(tmp_path, version):
     python = await asyncio.to_thread(interpreter, "e2b", version)
@@ -60,6 +61,7 @@ async def test_e2b_sandboxes_are_instances_with_the_planes_environments_quota_an
     assert seen["intervals"] == [True, False, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [pytest.param(NEWEST, marks=unless_there("e2b", NEWEST))])
 async def test_an_e2b_sandbox_that_pauses_at_its_end_is_kept_over_a_restart_and_comes_back(tmp_path, version):
     python, client = await asyncio.to_thread(interpreter, "e2b", version), HERE / "e2b_timeout_client.py"

@@ -28,6 +28,7 @@ async def rollyard(env, *words):
     return json.loads(out)
 
 
+@pytest.mark.slow
 async def test_a_key_is_rotated_and_an_owners_terms_are_changed(tmp_path):
     async with serving(tmp_path, engine="noop") as env:
         where = {name: env[name] for name in ("ROLLYARD_URL", "ROLLYARD_KEY")}

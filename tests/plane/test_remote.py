@@ -47,6 +47,7 @@ async def test_an_instance_of_another_plane_is_used_and_deleted_through_this_one
         assert (await other.usage())["used"] == (await plane.usage())["used"] == 0
 
 
+@pytest.mark.slow
 async def test_a_full_plane_is_known_before_a_create_is_sent(tmp_path, monkeypatch):
     async with federated(tmp_path, monkeypatch) as (plane, other, name):
         made = [(await plane.instances.create(image="host", engine=name))["id"] for _ in range(2)]

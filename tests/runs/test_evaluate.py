@@ -42,6 +42,7 @@ async def test_a_matrix_is_run_once_and_reported_by_agent_and_model(tmp_path, ba
     assert report.lines[1].pass_at[2].value == 1.0
 
 
+@pytest.mark.slow
 async def test_a_money_budget_ends_the_run_and_the_rest_stays_owed(tmp_path, backend):
     path = write(tmp_path, parallel=1, attempts=1, max_cost=0.0001)
     with open(path, "a") as file:

@@ -87,6 +87,7 @@ async def test_the_command_line_tells_it_once_and_ends_with_2(serve, tmp_path):
     assert said.count("has no place for tools") == 1 and "#tools=omit" in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_away_fails_the_rollout_and_not_the_caller(backend):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

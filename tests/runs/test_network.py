@@ -121,6 +121,7 @@ def test_a_task_from_elsewhere_does_not_say_where_a_name_leads():
         give_network(task, parse_wish("task"), can)
 
 
+@pytest.mark.slow
 def test_a_run_says_in_one_line_that_tasks_run_closed(tmp_path):
     folder = tmp_path / "tasks" / "t"
     (folder / "tests").mkdir(parents=True)

@@ -62,6 +62,7 @@ async def test_every_example_is_judged(offline):
     )
 
 
+@pytest.mark.slow
 async def test_a_tool_that_cannot_be_fetched_ends_the_rollout_before_the_agent(offline, tmp_path):
     folder = tmp_path / "task"
     shutil.copytree(ROOT / "examples" / "tasks" / "bug-fix", folder)

@@ -128,6 +128,7 @@ async def test_an_agent_that_calls_nobody_needs_no_server(tmp_path, backend, ser
             assert [rollout.status async for rollout in run] == ["completed"]
 
 
+@pytest.mark.slow
 async def test_a_policy_that_fails_alike_is_stopped_and_what_is_left_is_owed(tmp_path, backend, server):
     db = tmp_path / "runs.db"
     server.answers = [BAD_KEY]

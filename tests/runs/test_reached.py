@@ -41,6 +41,7 @@ async def test_setup_commands_and_the_sandbox_are_kept_when_a_hook_is_cut_off(ba
     assert await backend.list({"rollyard.rollout": done.id}) == []
 
 
+@pytest.mark.slow
 async def test_events_log_and_calls_are_kept_when_the_agents_time_is_over(backend):
     answers = ry.policy.scripted({"steps": [{"shell": "echo begun > out.txt"}, {"shell": "sleep 60"}]})
     done = await ry.run_rollout(

@@ -136,6 +136,7 @@ def test_a_finding_takes_the_ground_from_the_reward_it_speaks_of():
     assert not is_invalid(None, both)
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_with_and_without_what_cannot_be_trusted(tmp_path):
     def rollyard(*words, code=0):
         done = subprocess.run([ROLLYARD, *words], cwd=tmp_path, capture_output=True, text=True, timeout=240)

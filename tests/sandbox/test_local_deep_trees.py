@@ -110,6 +110,7 @@ async def test_a_sweep_steps_over_what_it_cannot_remove(tmp_path):
     assert (output + said).count(b"sandbox.left_on_disk") == 1
 
 
+@pytest.mark.slow
 async def test_a_deep_working_directory_is_copied_judged_and_snapshotted(tmp_path):
     async with LocalBackend(root=tmp_path / "home") as backend, backend.open(ry.SandboxSpec()) as box:
         await nest(box, DEEP, "/workspace")

@@ -147,8 +147,8 @@ async def test_the_view_is_no_wall_and_landlock_is(tmp_path):
             assert (await box.exec(["cat", str(theirs)], timeout=20)).exit_code != 0
 
 
-def run_barred(*words):
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}  # with the store of the tests, in which the level is another outside
+def run_barred(home, *words):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "ROLLYARD_HOME": str(home)}
     command = [sys.executable, str(ROOT / "tests/barred.py"), sys.executable, "-m", "rollyard", *words]
     return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
@@ -170,7 +170,7 @@ def test_a_rollout_ends_with_its_reward_where_namespaces_are_barred(tmp_path, ag
         "--display",
         "plain",
     ]
-    done = run_barred(*words)
+    done = run_barred(tmp_path / "home", *words)
     assert done.returncode == 0 and "reward 1" in done.stdout + done.stderr, done.stdout + done.stderr
-    refused = run_barred(*words, "--min-isolation", "namespace")
+    refused = run_barred(tmp_path / "home", *words, "--min-isolation", "namespace")
     assert refused.returncode != 0 and "gives isolation 'landlock' here" in refused.stdout + refused.stderr

@@ -89,6 +89,7 @@ async def test_pip_asks_once_for_what_the_index_does_not_have(index, env, tmp_pa
     assert asked == ["/simple/absent/"]
 
 
+@pytest.mark.slow
 async def test_pip_fetches_again_what_came_broken(index, env, tmp_path):
     url, asked = index
     with pytest.raises(CommandFailed, match="greeter"):

@@ -165,6 +165,7 @@ def test_values_of_every_kind_reach_the_tests_as_they_are(tmp_path):
     assert judge(tmp_path, raising, tests="try:\n    twice(1)\nexcept ValueError:\n    pass") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_sample_is_proved_and_trivial_answers_are_told(tmp_path, backend):
     loose = {**MBPP, "task_id": 9, "test_list": ["assert turn((1, 2)) is not None"]}

@@ -59,6 +59,7 @@ def take(rollouts, count):
     return found
 
 
+@pytest.mark.slow
 def test_groups_come_back_as_rows_and_what_has_none_says_why(rollouts):
     first = rollouts.submit(task("quick"), size=3, seed=7)
     again = rollouts.submit(task("quick"), size=1)  # the same task, another group

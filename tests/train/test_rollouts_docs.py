@@ -38,6 +38,7 @@ def test_the_table_is_that_of_the_routes():
     assert with_table(PAGE.read_text()) == PAGE.read_text(), f"run python {Path(__file__).name}"
 
 
+@pytest.mark.slow
 @pytest.mark.agent
 def test_the_commands_do_what_the_page_says(tmp_path):
     serve, ask = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.S)

@@ -134,6 +134,7 @@ async def backend():
         yield found
 
 
+@pytest.mark.slow
 async def test_a_cancelled_job_ends_its_rollouts_and_stays_cancelled(tmp_path, backend):
     async with server(tmp_path, script=SLOW) as (url, _), RolloutsClient(url) as rollouts:
         job = await rollouts.submit(tasks=[TASK])
@@ -198,6 +199,7 @@ async def test_what_a_client_may_not_choose_and_what_makes_no_sense_is_refused_b
         assert json.loads(done.stdout)["error"]["message"] == "wait=abc is no number"
 
 
+@pytest.mark.slow
 async def test_whoever_asked_is_told_with_a_signature(tmp_path):
     told: list[tuple[dict[str, str], bytes]] = []
 
@@ -230,6 +232,7 @@ async def test_whoever_asked_is_told_with_a_signature(tmp_path):
     assert headers["x-rollyard-signature"] == f"sha256={wanted}"
 
 
+@pytest.mark.slow
 async def test_events_are_streamed_and_a_reader_that_was_cut_off_goes_on(tmp_path):
     async with server(tmp_path) as (url, _), RolloutsClient(url) as rollouts:
         job = await rollouts.submit(tasks=[TASK], attempts=2)
