@@ -16,6 +16,7 @@ ONE_KIND = pytest.mark.parametrize("plane_url", ["sqlite"], indirect=True)
 PER_OPERATION = 2
 
 
+@pytest.mark.slow
 @ONE_KIND
 async def test_generated_requests_are_answered_as_the_document_says(plane, tmp_path):
     """Run in a thread of its own, since the generator blocks; the application is asked over real HTTP."""

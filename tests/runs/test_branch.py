@@ -177,6 +177,7 @@ async def test_a_branched_run_that_was_stopped_is_resumed_like_any_other(tmp_pat
         assert {r.parent_rollout async for r in store.rollouts(run.id)} == {parent.id}
 
 
+@pytest.mark.slow
 async def test_the_command_line_branches_and_continues_and_every_verb_tells_of_it(tmp_path, backend):
     db, right = str(tmp_path / "runs.db"), tmp_path / "right.json"
     steps = [{"shell": "echo one > a.txt"}, {"shell": "cat a.txt > b.txt; cat b.txt"}]

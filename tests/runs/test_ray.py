@@ -35,6 +35,7 @@ def scripted(tmp_path, text):
     return {"policies": {"policy": f"scripted:{path}"}}
 
 
+@pytest.mark.slow
 async def test_a_run_on_ray_keeps_the_law_and_is_finished_by_either_executor(tmp_path, cluster, backend):
     on_ray = executor("ray", address=cluster.address)
     async with ry.Store.open(tmp_path / "runs.db") as store:

@@ -109,7 +109,7 @@ async def test_a_plugin_of_the_image_works(image, judged, plugin, grade):
     assert (failed.reward, failed.status) == (0.0, "scored"), failed
 
 
-@pytest.mark.parametrize("grade", ["sealed", "shared"])
+@pytest.mark.parametrize("grade", ["sealed", pytest.param("shared", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["", "--user"])
 async def test_a_plugin_that_the_test_script_installs_works(image, judged, how, grade):
     """Into the environment, or into the user's own site of another interpreter."""
@@ -235,7 +235,7 @@ async def test_what_an_honest_agent_installs_stays(image, judged, how):
     assert done.reward == 1.0, done
 
 
-@pytest.mark.parametrize("grade", ALL)
+@pytest.mark.parametrize("grade", [ALL[0], *(pytest.param(grade, marks=pytest.mark.slow) for grade in ALL[1:])])
 @pytest.mark.parametrize(
     ("packages", "command", "said"),
     [
@@ -255,7 +255,7 @@ async def test_a_runner_that_cannot_start_on_the_untouched_image_gives_no_reward
     assert said in done.error
 
 
-@pytest.mark.parametrize("grade", ["sealed", "shared"])
+@pytest.mark.parametrize("grade", ["sealed", pytest.param("shared", marks=pytest.mark.slow)])
 async def test_a_script_whose_interpreter_is_missing_gives_no_reward(image, judged, grade):
     done = await judged(await image(), "", "echo 42 > answer", grade, script="#!/usr/bin/no-such-interpreter\n")
     assert (done.reward, done.status) == (None, "failed"), done
@@ -282,7 +282,7 @@ async def test_output_that_looks_like_a_runner_that_did_not_start_does_not_void_
     assert (done.reward, done.status) == (0.0, "scored"), done
 
 
-@pytest.mark.parametrize("grade", ALL)
+@pytest.mark.parametrize("grade", [ALL[0], *(pytest.param(grade, marks=pytest.mark.slow) for grade in ALL[1:])])
 @pytest.mark.parametrize(
     ("command", "said"),
     [
