@@ -124,6 +124,7 @@ class _Box:
         self.ended.set()
 
 
+@pytest.mark.slow
 async def test_nothing_ends_the_watch_over_disks(tmp_path):
     (tmp_path / "written").mkdir()
     box, watch = _Box(tmp_path / "written"), disk.LocalDiskWatch(tmp_path / "absent", every_s=0.01)
