@@ -22,7 +22,7 @@ from rollyard.core.errors import Error, PolicyError
 from rollyard.core.ids import new_id
 from rollyard.net.http_client import BadAnswer, HttpPool
 
-_TRIES = 4
+_PAUSES_S = (0.25, 0.5, 1.0)
 _WAIT_S = 30.0  # of one long poll
 _LONGEST = 2**30
 
@@ -121,18 +121,15 @@ class RolloutsClient:
         url = f"{self._url}{path}" + (f"?{urlencode(query)}" if query else "")
         data = None if body is None else msgspec.json.encode(body)
         within = self._timeout_s + float((query or {}).get("wait", 0))
-        tries = 1 if once else _TRIES
-        for number in range(tries):
+        waits = [] if once else list(_PAUSES_S)  # before each further try
+        while True:
             try:
                 answer = await self._pool.exchange(method, url, data, {**self._headers, **(headers or {})}, within)
-                break
+                return _read(answer.status, answer.body)
             except (OSError, TimeoutError, BadAnswer) as error:
-                if number + 1 == tries:
+                if not waits:
                     raise PolicyError(f"the server of rollouts at {self._url} does not answer: {error}") from error
-                await anyio.sleep(2**number / 4)
-        else:
-            raise AssertionError("unreachable")
-        return _read(answer.status, answer.body)
+                await anyio.sleep(waits.pop(0))
 
 
 def _read(status: int, body: bytes) -> dict[str, Any]:

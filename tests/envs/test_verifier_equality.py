@@ -21,7 +21,7 @@ from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.inside.verifier import archive
 
 theirs = pytest.importorskip("fleet.verifiers.local_executor", reason="the extra `fleet` is not installed")
-wrapper = pytest.importorskip("fleet.verifiers.verifier")
+wrapper = pytest.importorskip("fleet.verifiers.verifier", reason="the extra `fleet` is not installed")
 
 SOURCES = {
     "float": "def f(env): return 1.0",

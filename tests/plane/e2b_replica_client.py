@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from e2b import Sandbox
+from e2b import CommandExitException, Sandbox
 
 options = {"api_key": os.environ["E2B_API_KEY"], "api_url": os.environ["E2B_API_URL"]}
 options["sandbox_url"] = options["api_url"]
@@ -27,7 +27,7 @@ else:
     try:
         box.commands.connect(pid).wait()
         said = None
-    except Exception as error:
+    except CommandExitException as error:
         said = [error.exit_code, error.stdout]
     told = {"listed": listed, "said": said, "new": new.pid, "killed": box.commands.kill(99999)}
     box.kill()

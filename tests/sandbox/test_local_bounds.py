@@ -112,7 +112,7 @@ async def test_a_disk_in_memory_is_bounded_by_the_kernel(backend, how):
 class _Box:
     """Stands for a sandbox that is over its limit; ending its programs fails once, in a way that nobody foresaw."""
 
-    id, info, capabilities = "sbx_full", SimpleNamespace(pid=None), SimpleNamespace(images=False)
+    id, info = "sbx_full", SimpleNamespace(pid=None, level="full")
 
     def __init__(self, written):
         self.written, self.asked, self.ended = written, 0, asyncio.Event()
@@ -124,7 +124,6 @@ class _Box:
         self.ended.set()
 
 
-@pytest.mark.slow
 async def test_nothing_ends_the_watch_over_disks(tmp_path):
     (tmp_path / "written").mkdir()
     box, watch = _Box(tmp_path / "written"), disk.LocalDiskWatch(tmp_path / "absent", every_s=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import http.server
@@ -18,7 +19,7 @@ import anyio
 import pytest
 
 import rollyard as ry
-from rollyard.core.errors import ConfigError
+from rollyard.core.errors import ConfigError, PolicyError
 from rollyard.store import Store
 from rollyard.train.formats import FORMATS
 from rollyard.train.rollouts_client import RolloutsClient, RolloutsRefused
@@ -243,6 +244,24 @@ async def test_events_are_streamed_and_a_reader_that_was_cut_off_goes_on(tmp_pat
         first = next(line[4:] for line in whole.splitlines() if line.startswith("id: "))
         rest = (await anyio.run_process(["curl", "-sN", "-H", f"Last-Event-ID: {first}", where])).stdout.decode()
         assert [line[7:] for line in rest.splitlines() if line.startswith("event: ")] == ["rollout", "end"]
+
+
+async def test_the_client_asks_again_for_what_it_may_and_an_answer_is_sent_once():
+    asked: list[bytes] = []
+
+    async def cut(reader, writer):
+        asked.append((await reader.readline()).split()[1])
+        if asked == [b"/v1/jobs/x"] * 3:
+            writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 16\r\nconnection: close\r\n\r\n{"state":"done"}')
+        writer.close()
+
+    listening = await asyncio.start_server(cut, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    async with listening, RolloutsClient(url) as rollouts:
+        assert (await rollouts.job("x"))["state"] == "done"
+        with pytest.raises(PolicyError, match=f"{url} does not answer"):
+            await rollouts.reply("c", text="t")
+    assert asked == [b"/v1/jobs/x"] * 3 + [b"/v1/calls/c/reply"]
 
 
 def test_the_document_is_of_the_routes_that_are_served():

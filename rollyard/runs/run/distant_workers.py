@@ -3,6 +3,7 @@ them, and a worker that died is started again unless it cannot live."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 
 import anyio
@@ -20,7 +21,7 @@ _SHORT_S = 15.0  # a worker that lived less counts as one that cannot start
 _TRIES = 5
 
 
-class DistantWorkers:
+class DistantWorkers(ABC):
     """What `Workers` asks, for a class that starts them and says when all of them have `ended`."""
 
     def __init__(self, work: Assignment, given: RunResources) -> None:
@@ -32,13 +33,13 @@ class DistantWorkers:
         self._after = 0  # the last event that is not news
 
     @property
+    @abstractmethod
     def ended(self) -> bool:
         """Every worker that was started ended by itself: what is left is beyond the run's budget."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def dismiss(self) -> None:
         """Every worker that is left gives its attempts back, removes its sandboxes and ends."""
-        raise NotImplementedError
 
     async def listen(self) -> None:
         """What happens from now on is news; what an earlier driver has shown is not."""

@@ -192,7 +192,7 @@ class Processes:
                 stdin=bool(terminal or asked.get("stdin", True)) and self._sandbox.capabilities.stdin,
                 job_id=program.job_id,
             )
-        except BaseException as error:
+        except BaseException as error:  # cancelled too: a number without a program goes back
             if self._kept is not None:
                 self._in_background(self._kept.drop(pid))
             if isinstance(error, PathError):
