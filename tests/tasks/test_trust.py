@@ -109,6 +109,9 @@ def rows(tmp_path, **row):
         {"verifier": {"kind": "diff", "options": {"folder": "OUTSIDE"}}},
         {"verifier": {"kind": "commands", "site": {"build": "OUTSIDE"}, "options": {"commands": "true"}}},
         {"steps": [{"name": "a", "instruction": "x", "workdir_files": "OUTSIDE"}]},
+        {"image": "OUTSIDE"},
+        {"image": "~root"},
+        {"verifier": {"kind": "commands", "site": {"image": "OUTSIDE"}, "options": {"commands": "true"}}},
     ],
     ids=lambda row: json.dumps(row)[:40],
 )
@@ -121,6 +124,18 @@ async def test_a_row_names_no_file_of_the_host(tmp_path, row):
     with pytest.raises(ConfigError, match="is outside"):
         ry.Taskset.load(path)
     assert ry.Taskset.load(path, trust_tasks=True)[0].trusted
+
+
+@pytest.mark.parametrize("line", ["FROM OUTSIDE", "FROM host\nCOPY --from=OUTSIDE secret.txt /app/leak"])
+async def test_a_dockerfile_names_no_folder_of_the_host(folders, backend, tmp_path, line):
+    (tmp_path / "secret.txt").write_text("very secret")
+    toml = PLACE.format("").replace('docker_image = "host"\n', "")
+    dockerfile = f"{line}\nWORKDIR /app\n".replace("OUTSIDE", str(tmp_path))
+    (task,) = ry.Taskset.load(
+        folders.simple(tmp_path / "elsewhere", toml, **{"environment/Dockerfile": dockerfile, **SHOWS})
+    )
+    done = await ry.run_rollout(task, agent="nop", policy=scripted([]), sandbox=backend)
+    assert done.reward is None and "an image has a name" in done.failure.message
 
 
 @pytest.mark.parametrize("field", [{"trusted": True}, {"host_env": ["HOST_SECRET"]}])
