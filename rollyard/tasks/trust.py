@@ -77,10 +77,13 @@ def _remember(digest: str, place: Path) -> None:
         lines.write(f"{digest} {str(place)!a}\n")
 
 
-def mark_untrusted(task: Task, root: Path) -> Task:
-    """The task as one whose author is not trusted; a path of the host that leaves `root` is refused."""
-    inside = root.resolve()
+def mark_untrusted(task: Task, root: Path | None) -> Task:
+    """The task as one whose author is not trusted; a path of the host that leaves `root` is refused, and any where the author
+    has no folder here."""
+    inside = None if root is None else root.resolve()
     for path in _host_paths(task):
+        if inside is None:
+            raise ConfigError(f"task {task.id!r}: {path} is a path of this machine", hint="send the contents of files")
         if not Path(path).resolve().is_relative_to(inside):
             raise ConfigError(f"task {task.id!r}: {path} is outside {inside}, where this task comes from", hint=HINT)
     return msgspec.structs.replace(task, trusted=False)

@@ -79,9 +79,7 @@ class Builds:
         kept = await self._shelf.get(engine, _key(owner, asked))
         return None if kept is None else kept.value
 
-    async def _build(
-        self, owner: str, asked: EnvBuild, resources: Resources, engine: BackendEngine
-    ) -> BuildRecord:
+    async def _build(self, owner: str, asked: EnvBuild, resources: Resources, engine: BackendEngine) -> BuildRecord:
         began, images = self._clock(), _images(engine)
         files = await self._store.get_blob(asked.bundle)
         with tempfile.TemporaryDirectory(prefix="rollyard-build-") as scratch:
