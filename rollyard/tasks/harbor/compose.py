@@ -7,6 +7,7 @@ backend without compose refuses the task by name. Nothing of it is ever ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from rollyard.core.task import Site
 
 _FOLDED = {"build", "image", "environment", "working_dir", "command"}
 _HARMLESS = {"version", "name"}
+_PLAIN = (str, int, float, bool, type(None), date)  # what one line says; aliases could make a list of lists without end
 
 
 def fold(site: Site) -> Site:
@@ -39,6 +41,9 @@ def fold(site: Site) -> Site:
     main: Any = services["main"] or {}
     if not isinstance(main, dict) or set(cast("dict[str, Any]", main)) - _FOLDED:
         return site
+    for name in ("image", "working_dir"):
+        if not isinstance(main.get(name) or "", str):
+            raise ConfigError(f"{path}: services.main.{name}: a text")
     build = _build(cast("dict[str, Any]", main), path)
     if build is None and "build" in main:
         return site
@@ -59,14 +64,17 @@ def _build(main: Mapping[str, Any], path: Path) -> str | None:
         said = cast("Mapping[str, Any]", said).get("context", ".")
     if not isinstance(said, str):
         return None
-    folder = (path.parent / said.replace("${CONTEXT_DIR}", ".")).resolve()
-    return str(folder) if (folder / "Dockerfile").is_file() else None
+    try:
+        folder = (path.parent / said.replace("${CONTEXT_DIR}", ".")).resolve()
+        return str(folder) if (folder / "Dockerfile").is_file() else None
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, links in a circle
+        raise ConfigError(f"{path}: services.main.build names no folder: {error}") from error
 
 
 def _environment(said: Any, path: Path) -> dict[str, str]:
     if said is None:
         return {}
-    if isinstance(said, Mapping):
+    if isinstance(said, Mapping) and all(isinstance(v, _PLAIN) for v in cast("Mapping[Any, Any]", said).values()):
         return {str(k): "" if v is None else str(v) for k, v in cast("Mapping[Any, Any]", said).items()}
     if isinstance(said, list) and all(isinstance(item, str) and "=" in item for item in cast("list[Any]", said)):
         return dict(item.split("=", 1) for item in cast("list[str]", said))

@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.plane.compat.e2b import connect_frames
 from rollyard.plane.compat.e2b.boxes import Boxes, E2bSandbox, SandboxTokens
@@ -180,7 +181,7 @@ class Envd:
                 box = await self._box(request)
                 asked = msgspec.json.decode(await _whole(request) or b"{}", type=dict[str, Any])
                 return JSONResponse(await serve(request, box, asked))
-            except (msgspec.MsgspecError, binascii.Error) as error:
+            except (*BAD_JSON, binascii.Error) as error:
                 return connect(E2bRefusal("invalid_argument", f"not a request: {error}"))
             except (Error, E2bRefusal) as error:
                 return connect(error)

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.plane import ApiKey
 from rollyard.plane.compat.e2b.boxes import Boxes
@@ -45,7 +46,7 @@ async def read_json(request: Request) -> dict[str, Any]:
             raise E2bRefusal("invalid_argument", "the request is too large", 413)
     try:
         return msgspec.json.decode(bytes(body), type=dict[str, Any]) if body else {}
-    except msgspec.MsgspecError as error:
+    except BAD_JSON as error:
         raise E2bRefusal("invalid_argument", f"not a JSON object: {error}") from error
 
 
