@@ -55,6 +55,13 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     when_stale: Annotated[
         WhenStale, _help("where answers are too old (max_staleness): cancel the rollout, or mask them in training rows")
     ] = "cancel"
+    snapshot_every: Annotated[
+        int | None,
+        _help(
+            "keep the sandbox's files at every n-th call of the agent, so that a branch there goes on from them",
+            "server",
+        ),
+    ] = None
     limits: Annotated[Limits | None, _help("seconds a stage may take, as STAGE=SECONDS")] = None
     seed: Annotated[int | None, _help("seed of the first attempt; the next one has the next number")] = None
     labels: Annotated[Mapping[str, str], _help("a label of the rollout, as NAME=VALUE")] = {}
@@ -103,7 +110,7 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.image == "":
             raise ConfigError("image names nothing", hint="leave it out for the task's own, or say host")
         parse_wish(self.network)
-        check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls)
+        check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls, snapshot_every=self.snapshot_every)
         check_least(0, top_logprobs=self.top_logprobs, seed=self.seed, max_staleness=self.max_staleness)
         if self.max_staleness is None and self.when_stale != "cancel":
             raise ConfigError(f"when_stale={self.when_stale!r} without max_staleness", hint="give max_staleness too")
@@ -127,6 +134,7 @@ class RolloutFields(TypedDict, total=False):
     max_calls: int | None
     max_staleness: int | None
     when_stale: WhenStale
+    snapshot_every: int | None
     limits: Limits | None
     seed: int | None
     labels: Mapping[str, str] | None

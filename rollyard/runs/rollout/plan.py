@@ -19,7 +19,7 @@ from rollyard.core.errors import ConfigError, Error, Unsupported
 from rollyard.core.lease import Lease
 from rollyard.core.limits import Limits
 from rollyard.core.protocols import Backend, Policy, Prefix, Sandbox, Verifier
-from rollyard.core.rollout import MODES, Mode, Rollout
+from rollyard.core.rollout import MODES, CallSnapshot, Mode, Rollout
 from rollyard.core.sandbox import Capabilities
 from rollyard.core.sequences import check_sequences
 from rollyard.core.task import McpServer, Task
@@ -117,6 +117,8 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     provider: EnvProvider | None = None  # of remote environments, in place of the one that variables name
     leases: Leases | None = None  # who lends browsers, likewise
     branch: BranchPoint | None = None  # where it branches off another rollout
+    resumed: bool = False  # the agent goes on from the parent's session, in the files of `start`
+    start: CallSnapshot | None = None  # the parent's files at the branch point
     direct: tuple[str, str] | None = None  # base url and key the agent is given itself (`black_box` only)
 
     @property
@@ -180,6 +182,8 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
         raise Unsupported(f"{why}: it cannot branch at one", hint="choose another mode or rollout")
     if plan.branch is not None and task.steps:
         raise Unsupported(f"task {task.id!r} has steps, and a task with steps cannot be branched", hint="run it anew")
+    if options.snapshot_every is not None:
+        _check_snapshots(plan, task, backend)
     if options.mounts and not can.mounts:
         raise Unsupported(f"backend {backend.name!r} shows no directories of this machine", hint="drop mounts")
     offered = options.mcp
@@ -198,6 +202,17 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
             "dialect": options.dialect,
         },
     )
+
+
+def _check_snapshots(plan: RolloutPlan, task: Task, backend: Backend) -> None:
+    what = "snapshot_every keeps the files of a sandbox"
+    if not backend.capabilities.snapshot:
+        raise Unsupported(f"{what}, and backend {backend.name!r} takes no snapshots", hint="drop snapshot_every")
+    if plan.mode == "black_box" or not plan.agent.calls_model:
+        raise Unsupported(f"{what} at model calls, and none is read here", hint="drop snapshot_every")
+    if task.steps or task.remote is not None:
+        kind = "steps" if task.steps else "a remote environment"
+        raise Unsupported(f"{what}, and task {task.id!r} has {kind}: it cannot be branched", hint="drop snapshot_every")
 
 
 def _check_remote(plan: RolloutPlan, task: Task) -> None:

@@ -1,0 +1,43 @@
+"""A rollout branches by its agent's own session: from the files of a held call, with the parent's trajectory behind it."""
+
+from __future__ import annotations
+
+import pytest
+
+import rollyard as ry
+from rollyard.core.branch_point import RESUME_MARK
+from rollyard.core.errors import ConfigError
+from rollyard.images.store import ImageStore
+from rollyard.store.check import check_run
+from tests.runs.test_branch import agents_calls, one_parent, script
+
+pytestmark = pytest.mark.anyio
+
+
+def counts(tag):
+    """Leaves a line for every time it runs, and prints nothing."""
+    return f"date +%s.%N >> {tag}.txt"
+
+
+async def test_an_agent_goes_on_from_its_session_and_runs_nothing_again(tmp_path, backend):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        parent = await one_parent(store, backend, script("wrong", second=counts("b")), snapshot_every=2, collect=("*.txt",))
+        at = agents_calls(parent)[2].id
+        assert list(parent.snapshots) == [at] and not parent.snapshots[at].background
+        children = await ry.branch(
+            parent, at=at, n=2, how="resume", policy=script("right"), store=store, sandbox=backend, collect=("*.txt",)
+        )
+        assert (parent.reward, [child.reward for child in children]) == (0.0, [1.0, 1.0])
+        for child in children:
+            assert (child.status, child.resumed, child.replayed, child.pinned, child.calls) == ("completed", True, 2, 0, 2)
+            assert child.files["/workspace/b.txt"] == parent.files["/workspace/b.txt"]  # the parent's own, to the nanosecond
+            (row,), (before,) = ry.samples(child).rows, ry.samples(parent).rows
+            offset = len(parent.captured.prompt_ids(at))
+            assert row.ids[:offset] == before.ids[:offset]
+            assert (row.mask.index(1), row.own_from) == (offset, offset)
+            assert child.diff.count("+++") == 3  # against the task's beginning, and not against the branch point
+            (path,) = child.captured.branches
+            assert RESUME_MARK not in "".join(message.text for message in path.messages)
+        assert (await check_run(store, children[0].run_id)).ok
+        grandchild = (await ry.branch(children[0], at=3, policy=script("right"), store=store, sandbox=backend))[0]
+        assert (grandchild.status, grandchild.resumed, grandchild.replayed) == ("completed", False, 3), grandchild.error
