@@ -41,3 +41,46 @@ async def test_an_agent_goes_on_from_its_session_and_runs_nothing_again(tmp_path
         assert (await check_run(store, children[0].run_id)).ok
         grandchild = (await ry.branch(children[0], at=3, policy=script("right"), store=store, sandbox=backend))[0]
         assert (grandchild.status, grandchild.resumed, grandchild.replayed) == ("completed", False, 3), grandchild.error
+
+
+async def test_a_program_in_the_background_is_named_and_forces_replay(tmp_path, backend):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        left = "sleep 600 > /dev/null 2>&1 &"
+        parent = await one_parent(store, backend, script("wrong", second=left), snapshot_every=1)
+        calls = agents_calls(parent)
+        assert {call.id: parent.snapshots[call.id].background for call in calls[1:]} == {
+            calls[1].id: (),
+            calls[2].id: ("sleep",),
+            calls[3].id: ("sleep",),
+        }
+        (child,) = await ry.branch(parent, at=2, policy=script("right"), store=store, sandbox=backend)
+        assert (child.status, child.reward, child.resumed) == ("completed", 1.0, False)
+        (child,) = await ry.branch(parent, at=2, how="resume", policy=script("right"), store=store, sandbox=backend)
+        assert child.failure.cause == "Unsupported" and "in the background there" in child.failure.message
+        (child,) = await ry.branch(parent, at=1, policy=script("right"), store=store, sandbox=backend)
+        assert (child.status, child.resumed) == ("completed", True)
+
+
+async def test_replay_takes_the_parents_files_where_its_commands_left_others(tmp_path, backend):
+    """Time, a random name, a file of another kind and one that should not be there: all are the parent's at the branch point."""
+    uneven = (
+        "date +%s.%N > time.txt; mkdir -p d; cp /proc/sys/kernel/random/uuid d/$(cat /proc/sys/kernel/random/uuid).txt; "
+        "echo same > same.txt; if test $(($(date +%s%N) / 1000 % 2)) = 0; then ln -s same.txt odd; else mkdir odd; fi"
+    )
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        parent = await one_parent(store, backend, script("wrong", second=uneven), snapshot_every=2)
+        (child,) = await ry.branch(parent, at=2, how="replay", policy=script("right"), store=store, sandbox=backend)
+        assert (child.status, child.reward, child.resumed) == ("completed", 1.0, False)
+        assert child.laid_over >= 3
+        assert [line for line in child.diff.splitlines() if "right" not in line] == [
+            line for line in parent.diff.splitlines() if "wrong" not in line
+        ]
+
+
+async def test_what_cannot_be_resumed_is_said_by_name(tmp_path, backend):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        parent = await one_parent(store, backend, script("wrong"))
+        (child,) = await ry.branch(parent, at=2, how="resume", policy=script("right"), store=store, sandbox=backend)
+        assert child.failure.cause == "Unsupported" and "no snapshot of the sandbox at that call" in child.failure.message
+        with pytest.raises(ConfigError, match="nothing branches"):
+            await one_parent(store, backend, script("wrong"), branch_how="resume")

@@ -19,6 +19,7 @@ from rollyard.runs.rollout.judge import Judge
 from rollyard.runs.rollout.phases import PhaseHosts
 from rollyard.runs.rollout.plan import Hook, PausePoint, RolloutPlan, SessionOptions
 from rollyard.runs.rollout.prepare import SandboxFacts
+from rollyard.runs.rollout.programs import Process
 from rollyard.runs.rollout.provision import Provision, ProvisionedImage
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.stages import StageFailed, Stages
@@ -67,6 +68,7 @@ class Prepared(NamedTuple):
     prefix: str
     before: DirectoryCopy
     startup: Before | None
+    running: Mapping[Process, str] = {}  # before the task's setup, where that is asked for
 
 
 class AgentTurn(NamedTuple):

@@ -39,6 +39,7 @@ from rollyard.runs.rollout.judge import Judge
 from rollyard.runs.rollout.opening import open_sandbox, prove_route
 from rollyard.runs.rollout.phases import enter_phase, list_hosts, open_for, refusals_to
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_options
+from rollyard.runs.rollout.programs import list_programs
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.remote import open_remote
@@ -308,13 +309,14 @@ async def _prepare(context: RolloutContext, opened: OpenedSandbox, prefix: str) 
     """Where an agent goes on from a session, what it began with is made again beside it, to be compared with its end."""
     async with context.stages.stage("prepare") as deadline:
         facts = await prepare.look_around(opened.sandbox, opened.spec, deadline)
+        running = await list_programs(opened.sandbox) if context.plan.options.snapshot_every is not None else {}
         async with AsyncExitStack() as stack:
             sandbox = opened.sandbox
             if context.plan.resumed:
                 sandbox = await stack.enter_async_context(context.backend.open(opened.spec))
                 await prepare.look_around(sandbox, opened.spec, deadline)
             before, startup = await _begin_task(context, sandbox, facts, deadline)
-    return Prepared(opened, facts, prefix, before, startup)
+    return Prepared(opened, facts, prefix, before, startup, running)
 
 
 async def _begin_task(

@@ -7,22 +7,18 @@ with what ran at its first call, and named beside the snapshot.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
 
 from rollyard.core.call import Call
-from rollyard.core.errors import Error, SandboxError
-from rollyard.core.protocols import Sandbox
+from rollyard.core.errors import Error
 from rollyard.core.rollout import CallSnapshot
 from rollyard.gate import Session
 from rollyard.runs.rollout.context import Prepared, RolloutContext
 from rollyard.runs.rollout.lay_over import lay_over
-
-Process = tuple[int, str]  # its number, and when it was started
-_LIST = 'for p in /proc/[0-9]*; do read -r line 2>/dev/null < "$p/stat" && echo "$line"; done; echo "$$"'
-_LIST_S = 30.0
+from rollyard.runs.rollout.programs import Process, find_new, list_programs
 
 
 async def watch_calls(context: RolloutContext, prepared: Prepared) -> None:
@@ -34,7 +30,7 @@ async def watch_calls(context: RolloutContext, prepared: Prepared) -> None:
     if plan.options.snapshot_every is None and start is None:
         return
     sandbox = prepared.opened.sandbox
-    services = await list_programs(sandbox) if plan.options.snapshot_every is not None else {}
+    services = [] if plan.options.snapshot_every is None else await find_new(sandbox, prepared.running)
     session.before_answer = CallWatch(context, prepared, session, start, services)
 
 
@@ -45,12 +41,12 @@ class CallWatch:
         prepared: Prepared,
         session: Session,
         start: CallSnapshot | None,
-        services: Mapping[Process, str],
+        services: Sequence[str],
     ) -> None:
         self._context, self._prepared, self._session, self._start = context, prepared, session, start
         self._sandbox = prepared.opened.sandbox
         self._port = urlsplit(prepared.opened.root_url).port or 0
-        self._services = services
+        self._services = services  # what the task's setup left running
         self._own: Mapping[Process, str] | None = None  # what runs when the agent makes its first call
         self._calls = 0
 
@@ -75,35 +71,14 @@ class CallWatch:
 
     async def _take(self, call: Call) -> None:
         record, began = self._context.record, time.monotonic()
-        running = await list_programs(self._sandbox)
-        known = self._own or {}
-        left = [*self._services.values(), *(name for one, name in running.items() if one not in known)]
+        left = await find_new(self._sandbox, self._own or {})
         image = await self._sandbox.snapshot()
         kept = CallSnapshot(
             image=image,
             backend=self._context.backend.name,
             port=self._port,
-            background=tuple(left),
+            background=(*self._services, *left),
             took_s=round(time.monotonic() - began, 6),
         )
         record.note(snapshots={**record.rollout.snapshots, call.id: kept})
         await self._context.stages.tell("snapshot.taken", call=call.id, **msgspec.to_builtins(kept))
-
-
-async def list_programs(sandbox: Sandbox) -> dict[Process, str]:
-    """What runs in a sandbox by name, without those that are there to look."""
-    done = await sandbox.exec(_LIST, timeout=_LIST_S)
-    *lines, own = done.stdout.decode("utf-8", "replace").split("\n")[:-1] or [""]
-    found: dict[int, tuple[int, str, str, str]] = {}
-    for line in lines:
-        head, _, rest = line.rpartition(")")
-        number, _, name = head.partition(" (")
-        fields = rest.split()
-        if number.isdigit() and len(fields) > 19:
-            found[int(number)] = (int(fields[1]), name, fields[0], fields[19])
-    if not own.isdigit():
-        raise SandboxError("the sandbox does not tell what runs in it", hint="its image needs /bin/sh, and /proc")
-    looking = int(own)
-    while looking > 1 and looking in found:
-        looking = found.pop(looking)[0]
-    return {(number, begun): name for number, (_, name, state, begun) in found.items() if state != "Z" and number > 1}
