@@ -18,7 +18,10 @@ CELLS = {"call 2": 1, "after parallel tool calls": 2, "call 8": 7}
 
 def script(last, *, at):
     """A word in `c.txt` at call `at`; before it, what can be told apart when it runs twice."""
-    steps = [{"shell": "date +%s.%N >> a.txt"}, {"parallel": [{"shell": "echo 1 >> b.txt"}, {"shell": "echo 2 >> b.txt"}]}]
+    steps = [
+        {"shell": "date +%s.%N >> a.txt"},
+        {"parallel": [{"shell": "echo 1 >> b.txt"}, {"shell": "echo 2 >> b.txt"}]},
+    ]
     steps += [{"shell": f"echo {number} >> b.txt; cat b.txt"} for number in range(5)]
     steps = [*steps[:at], {"shell": f"echo {last} > c.txt"}, {"shell": "cat c.txt"}, {"text": "done"}]
     return ry.policy.scripted({"steps": steps})
@@ -39,7 +42,13 @@ async def test_an_agent_resumes_at_an_early_call_after_parallel_ones_and_at_a_la
             async with (
                 ry.Gate(script("wrong", at=number), log=store) as gate,
                 ry.Run(
-                    [task], agent=name, sandbox=backend, gate=gate, store=store, snapshot_every=number, collect=("*.txt",)
+                    [task],
+                    agent=name,
+                    sandbox=backend,
+                    gate=gate,
+                    store=store,
+                    snapshot_every=number,
+                    collect=("*.txt",),
                 ) as run,
             ):
                 (parent,) = [r async for r in run]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import anyio
 import pytest
 
 import rollyard as ry
 from rollyard.core.branch_point import RESUME_MARK
 from rollyard.core.errors import ConfigError
-from rollyard.images.store import ImageStore
+from rollyard.runs.snapshots import clean_snapshots
 from rollyard.store.check import check_run
 from tests.runs.test_branch import agents_calls, one_parent, script
 
@@ -21,7 +24,9 @@ def counts(tag):
 
 async def test_an_agent_goes_on_from_its_session_and_runs_nothing_again(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store:
-        parent = await one_parent(store, backend, script("wrong", second=counts("b")), snapshot_every=2, collect=("*.txt",))
+        parent = await one_parent(
+            store, backend, script("wrong", second=counts("b")), snapshot_every=2, collect=("*.txt",)
+        )
         at = agents_calls(parent)[2].id
         assert list(parent.snapshots) == [at] and not parent.snapshots[at].background
         children = await ry.branch(
@@ -29,8 +34,16 @@ async def test_an_agent_goes_on_from_its_session_and_runs_nothing_again(tmp_path
         )
         assert (parent.reward, [child.reward for child in children]) == (0.0, [1.0, 1.0])
         for child in children:
-            assert (child.status, child.resumed, child.replayed, child.pinned, child.calls) == ("completed", True, 2, 0, 2)
-            assert child.files["/workspace/b.txt"] == parent.files["/workspace/b.txt"]  # the parent's own, to the nanosecond
+            assert (child.status, child.resumed, child.replayed, child.pinned, child.calls) == (
+                "completed",
+                True,
+                2,
+                0,
+                2,
+            )
+            assert (
+                child.files["/workspace/b.txt"] == parent.files["/workspace/b.txt"]
+            )  # the parent's own, to the nanosecond
             (row,), (before,) = ry.samples(child).rows, ry.samples(parent).rows
             offset = len(parent.captured.prompt_ids(at))
             assert row.ids[:offset] == before.ids[:offset]
@@ -81,6 +94,38 @@ async def test_what_cannot_be_resumed_is_said_by_name(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         parent = await one_parent(store, backend, script("wrong"))
         (child,) = await ry.branch(parent, at=2, how="resume", policy=script("right"), store=store, sandbox=backend)
-        assert child.failure.cause == "Unsupported" and "no snapshot of the sandbox at that call" in child.failure.message
+        assert (
+            child.failure.cause == "Unsupported" and "no snapshot of the sandbox at that call" in child.failure.message
+        )
         with pytest.raises(ConfigError, match="nothing branches"):
             await one_parent(store, backend, script("wrong"), branch_how="resume")
+
+
+async def test_a_snapshot_goes_with_its_owner(tmp_path, backend):
+    """By the verb for a run's; by itself where the rollout was given up. A branch at a call whose snapshot is gone replays."""
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        parent = await one_parent(store, backend, script("wrong"), snapshot_every=1)
+        images = {kept.image for kept in parent.snapshots.values()}
+        assert len(images) == 3 and images <= listed(backend)
+        gone = await clean_snapshots(str(tmp_path / "runs.db"), parent.run_id, backend)
+        assert set(gone) == images and not images & listed(backend)
+        (child,) = await ry.branch(parent, at=2, policy=script("right"), store=store, sandbox=backend)
+        assert (child.status, child.reward, child.resumed) == ("completed", 1.0, False)
+        before, taken = listed(backend), anyio.Event()
+
+        async def stuck(call):
+            taken.set()
+            await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as group:
+            answers = iter(["echo one > a.txt"])
+            hold = ry.policy.scripted(lambda call: {"shell": next(answers)} if len(call.messages) == 2 else stuck(call))
+            group.start_soon(partial(one_parent, store, backend, hold, snapshot_every=1))
+            await taken.wait()
+            assert len(listed(backend) - before) == 1
+            group.cancel_scope.cancel()
+        assert listed(backend) <= before
+
+
+def listed(backend):
+    return {record.id for record in backend.images.catalog.records() if record.kind == "snapshot"}

@@ -36,6 +36,7 @@ from rollyard.runs.rollout.context import (
     run_hooks,
 )
 from rollyard.runs.rollout.judge import Judge
+from rollyard.runs.rollout.kept_snapshots import remove_snapshots
 from rollyard.runs.rollout.opening import open_sandbox, prove_route
 from rollyard.runs.rollout.phases import enter_phase, list_hosts, open_for, refusals_to
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_options
@@ -89,6 +90,10 @@ async def rollout(
         except StageFailed as failed:
             record.fail(failed)
             await _judge_what_is_left(context, failed)
+        except BaseException:  # cancelled: nobody is given the rollout, and what it kept goes with it
+            with anyio.move_on_after(CLEANUP_S, shield=True):
+                await remove_snapshots((record.rollout,), backend)
+            raise
         if opened is not None and plan.pace is not None:
             await _hold_open(context, opened)
     trace_rollout(record.rollout)

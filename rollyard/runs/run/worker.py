@@ -28,6 +28,7 @@ from rollyard.core.task import Task
 from rollyard.gate import Budget, Gate
 from rollyard.runs.report.spending import Spending
 from rollyard.runs.rollout.branch_way import choose_way
+from rollyard.runs.rollout.kept_snapshots import remove_snapshots
 from rollyard.runs.rollout.lifecycle import rollout
 from rollyard.runs.rollout.load_prefix import load_prefix
 from rollyard.runs.rollout.modes import Answering, choose, find_direct
@@ -157,6 +158,8 @@ class Worker:
                 done = await self._commit(lease, rollout_ended)
                 if done is not None:
                     await finished(done)
+                else:  # nobody will know of it: what it kept goes with it
+                    await remove_snapshots((rollout_ended,), self._means.backend)
         except BaseException:  # cancelled too: a lease without a worker goes back at once
             with anyio.move_on_after(_RELEASE_S, shield=True):
                 await self._store.release(lease)
