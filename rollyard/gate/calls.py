@@ -318,6 +318,18 @@ class Calls:
         if history:
             note_shape(session, session.trajectory)
 
+    async def ask_aside(self, session: Session, policy: Policy, call: Call) -> Reply:
+        """A call that no agent made, of somebody else in the same rollout, answered by a policy of its own and recorded."""
+        match = session.trajectory.match(call)
+        call = msgspec.structs.replace(
+            call, continues=match.continues, fork_reason=match.reason, received_at=time.time()
+        )
+        async with asyncio.timeout(self._limits.call_s):
+            reply = await policy(call)
+        async with asyncio.timeout(self._limits.commit_s):
+            await self._commit(session, None, call, reply)
+        return reply
+
     # -- calls that no policy turn answers
 
     def count(self, session: Session, route: Route, exchange: Exchange) -> None:

@@ -79,6 +79,8 @@ def find_at(recorded: Recorded, text: str) -> CallRecord:
 def calls_before(recorded: Recorded, call: str) -> list[CallRecord]:
     """The calls whose answers a branch at `call` is given again, as the parent's agent got them. A side call that was under way
     at the branch point was asked before it."""
+    if (turn := next((record for record in recorded.records if record.kind == "user"), None)) is not None:
+        raise ConfigError(f"rollout {turn.rollout_id} has turns of a user, and cannot be branched", hint="run it anew")
     answered = [record for record in recorded.records if record.leaf is not None and record.finish != "budget"]
     if call == END:
         return answered

@@ -118,7 +118,7 @@ async def branch_config(
         read_answer(fields["branch_answer"])
     parent = await _find_parent(store, target)
     call = END if at == END else find_at(parent.captured, at).id
-    if call == END and not calls_before(parent.captured, END):
+    if not calls_before(parent.captured, call) and call == END:
         raise ConfigError(f"rollout {parent.id} has no recorded answer to go on from", hint="run its task anew")
     base = convert(await config_of(store, parent), f"run {parent.run_id}")
     given = {name: getattr(base, name) for name in OPTIONS if name not in _ANSWERS}

@@ -43,7 +43,7 @@ async def _describe_launch(context: RolloutContext, prepared: Prepared, turn: Ag
     options = plan.options
     return Launch(
         instruction=RESUME_MARK if plan.resumed else turn.instruction,
-        resumes="call" if plan.resumed else None,
+        resumes="call" if plan.resumed else "turn" if turn.again else None,
         model=plan.model,
         root_url=opened.root_url,
         key=opened.key,

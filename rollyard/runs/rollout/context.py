@@ -77,6 +77,7 @@ class AgentTurn(NamedTuple):
     instruction: str
     step: Step | None = None
     last: bool = True
+    again: bool = False  # what the user says next: the agent goes on from its session
 
     @property
     def own_limit_s(self) -> float | None:

@@ -48,6 +48,7 @@ from rollyard.runs.rollout.sandbox_spec import rollout_spec
 from rollyard.runs.rollout.snapshots import watch_calls
 from rollyard.runs.rollout.spans import trace_rollout
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
+from rollyard.runs.rollout.user_turns import converse, open_user
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
 from rollyard.tasks.network import asks_public, is_public
@@ -74,8 +75,9 @@ async def rollout(
     stages = Stages(plan.rollout_id, limits, sink, plan.run_id)
     record = Record(task, plan, backend.name, stages)
     judge = Judge(backend, provision, plan.verifier, gate.policy)
-    context = RolloutContext(task, plan, session, backend, gate, provision, judge, limits, stages, record)
     async with AsyncExitStack() as stack:
+        session = await open_user(session, plan.options, stack)
+        context = RolloutContext(task, plan, session, backend, gate, provision, judge, limits, stages, record)
         opened: OpenedSandbox | None = None
         stack.callback(WATCHER.reset, WATCHER.set(refusals_to(stages)))
         if closed:
@@ -346,7 +348,7 @@ async def _begin_task(
 async def _attempt(context: RolloutContext, prepared: Prepared) -> None:
     task, record = context.task, context.record
     if not task.steps:
-        await conclude(context, await act(context, prepared, AgentTurn(task.instruction)))
+        await conclude(context, await converse(context, await act(context, prepared, AgentTurn(task.instruction))))
         return
     verdicts: list[Verdict] = []
     for number, step in enumerate(task.steps):

@@ -95,6 +95,7 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, Any] = {}  # reach the policy as `Call.options`
     tools: Toolset | None = None
     lease: Lease | None = None
+    user: Policy | None = None  # answers the agent's last message, in the user's place
     prefix: Prefix | None = None  # what a rollout that branches off another one begins with
 
 
@@ -182,6 +183,8 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
         raise Unsupported(f"{why}: it cannot branch at one", hint="choose another mode or rollout")
     if plan.branch is not None and task.steps:
         raise Unsupported(f"task {task.id!r} has steps, and a task with steps cannot be branched", hint="run it anew")
+    if options.user is not None:
+        _check_user(plan, task)
     if options.snapshot_every is not None:
         _check_snapshots(plan, task, backend)
     if options.mounts and not can.mounts:
@@ -202,6 +205,19 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
             "dialect": options.dialect,
         },
     )
+
+
+def _check_user(plan: RolloutPlan, task: Task) -> None:
+    if plan.agent.resume is None:
+        raise Unsupported(
+            f"agent {plan.agent.name!r} cannot go on from a session of its own, so no user can answer it",
+            hint="drop user, or choose another agent",
+        )
+    if plan.mode == "black_box":
+        raise Unsupported("mode 'black_box' reads no answers, so no user can reply to them", hint="drop user")
+    if task.steps or plan.branch is not None:
+        what = f"task {task.id!r} has steps" if task.steps else "a rollout that branches goes on without its user"
+        raise Unsupported(what, hint="drop user")
 
 
 def _check_snapshots(plan: RolloutPlan, task: Task, backend: Backend) -> None:

@@ -93,7 +93,13 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
 def load(path: str | Path, options: RolloutFields | None = None) -> RunConfig:
     """A TOML file with `RunConfig`'s fields, and `options` over them; relative task paths are relative to the file."""
     config = convert(read_toml(path), str(path))
-    return msgspec.structs.replace(config, **(options or {}))
+    return msgspec.structs.replace(config, **anchor_user(options or {}))
+
+
+def anchor_user(options: RolloutFields) -> RolloutFields:
+    """Options of a command line: the script of a user is found from the folder that it was named in."""
+    user = options.get("user")
+    return options if user is None else {**options, "user": anchor(user, Path.cwd())}
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -108,6 +114,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         values["tasks"] = str((file.parent / values["tasks"]).resolve())
     for name, text in values.get("policies", {}).items():
         values["policies"][name] = anchor(str(text), file.parent)
+    if "user" in values:
+        values["user"] = anchor(str(values["user"]), file.parent)
     return values
 
 
