@@ -37,7 +37,7 @@ from rollyard.runs.rollout.context import (
 )
 from rollyard.runs.rollout.judge import Judge
 from rollyard.runs.rollout.kept_snapshots import remove_snapshots
-from rollyard.runs.rollout.opening import open_sandbox, prove_route
+from rollyard.runs.rollout.open_sandbox import open_sandbox, prove_route
 from rollyard.runs.rollout.phases import enter_phase, list_hosts, open_for, refusals_to
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_options
 from rollyard.runs.rollout.programs import list_programs
