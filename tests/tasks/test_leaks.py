@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import rollyard as ry
+from rollyard.runs.rollout.provision import Provision
+from rollyard.tasks.harbor.load import load_folder
+from rollyard.testing.leaks import find_leaks
 
 SEAL = Path(ry.__file__).parent / "inside" / "seal_repository.sh"
 ANSWER = "def widget(): return 'the answer of a later commit'\n"
@@ -290,3 +293,74 @@ def test_no_later_commit_is_left_by_any_route(repo, name):
 
 def test_there_are_enough_routes():
     assert len(ROUTES) >= 25
+
+
+TASK = '[metadata.rollyard]\ngrade = "sealed"\n{extra}\n[environment]\n{place}\nworkdir = "/app"\n'
+PATCH = "--- a/w.py\n+++ b/w.py\n@@ -1 +1,4 @@\n-fault\n" + "".join(
+    f"+    total = total + share_of(part{n})\n" for n in range(4)
+)
+FIXED = "import os\n" + "".join(f"    total = total + share_of(part{n})\n" for n in range(4))
+SOLVE = "#!/bin/sh\n# all that it takes to do it\necho done > /app/out.txt\n"
+HIDDEN = "import subprocess\n\n\ndef test_it():\n    assert subprocess.run(['./w']).returncode == 0\n"
+SECRET = "the-value-of-the-solution-alone"
+GIT = "git -c user.name=a -c user.email=a@example.com"
+OPEN = {
+    "the solution in the image": ("COPY s.sh /app/notes.txt", {"s.sh": SOLVE}, "its answer: /app/notes.txt is solution/solve.sh"),
+    "the solution under another name": ("COPY s.sh /var/cache/x.bin", {"s.sh": SOLVE}, "its answer: /var/cache/x.bin"),
+    "tests in the image": ("COPY t.py /app/t.py", {"t.py": HIDDEN}, "a test that it is judged by"),
+    "the gold patch": ("COPY p /app/.p", {"p": PATCH}, "its answer: /app/.p is solution/gold.patch"),
+    "the fixed file as a backup": ("COPY f /app/w.py.orig", {"f": FIXED}, "its answer: /app/w.py.orig"),
+    "the fixed package installed": ("COPY f /opt/lib/w.py", {"f": FIXED}, "its answer: /opt/lib/w.py"),
+    "a compressed folder of tests": ("RUN mkdir /tests && echo x > /tests/t", {}, "where it is judged: /tests"),
+    "a reward of before": ("RUN mkdir -p /logs/verifier && echo 1 > /logs/verifier/reward.txt", {}, "/logs/verifier"),
+    "a value of the solution": (f"ENV HINT={SECRET}", {}, "its answer: $HINT is a value"),
+    "later commits": (
+        f"RUN git init -q /app && cd /app && {GIT} commit -q --allow-empty -m 1 && {GIT} commit -q --allow-empty -m 2"
+        " && git reset -q --hard HEAD~1", {}, "later commits: /app/.git 1 commits that HEAD did not grow from",
+    ),
+    "a mirror elsewhere": (
+        f"RUN git init -q --bare /srv/m.git && cd /srv/m.git && c=$({GIT} commit-tree -m 1 $(git mktree </dev/null))"
+        " && git tag v2 $c", {}, "later commits: /srv/m.git 1 commits",
+    ),
+    "a bundle": (
+        f"RUN git init -q /tmp/r && cd /tmp/r && {GIT} commit -q --allow-empty -m 1 && git bundle create -q /app/b.bundle HEAD"
+        " && rm -rf /tmp/r", {}, "later commits: /app/b.bundle is a bundle",
+    ),
+}  # fmt: skip
+SHUT = {
+    "nothing": ("RUN true", {}),
+    "a file that a later layer removes": ("COPY s.sh /app/s.sh\nRUN rm /app/s.sh", {"s.sh": SOLVE}),
+    "a build folder's file that is not copied": ("RUN true", {"s.sh": SOLVE, "p": PATCH}),
+    "a repository of one commit": (f"RUN git init -q /srv/r && cd /srv/r && {GIT} commit -q --allow-empty -m 1", {}),
+}
+
+
+async def leaks_of(folders, backend, root, dockerfile, files):
+    extra = f'[solution]\nenv = {{ KEY = "{SECRET}" }}\n'
+    lines = f"FROM host\nWORKDIR /app\n{dockerfile}\n"
+    given = {f"environment/{name}": text for name, text in files.items()}
+    folder = folders.simple(
+        root / "task", TASK.format(extra="", place="") + extra,
+        **{"environment/Dockerfile": lines, "solution/solve.sh": SOLVE, "solution/gold.patch": PATCH}, **given,
+        **{"tests/test_hidden.py": HIDDEN},
+    )  # fmt: skip
+    task = load_folder(folder)
+    return await find_leaks(task, backend, Provision.of(backend), network="none", allow_unsafe=False)
+
+
+@pytest.mark.anyio
+async def test_what_an_agent_could_read_is_told(folders, backend, tmp_path):
+    lines, files, said = zip(*OPEN.values(), strict=True)
+    given = {name: text for one in files for name, text in one.items()}
+    found = await leaks_of(folders, backend, tmp_path, "\n".join(lines), given)
+    messages = [finding.message for finding in found]
+    assert [part for part in said if not any(part in message for message in messages)] == []
+    assert len(messages) == len(OPEN), messages
+    assert {finding.level for finding in found if "its answer" in finding.message} == {"error"}
+
+
+@pytest.mark.anyio
+async def test_what_no_agent_can_read_is_not(folders, backend, tmp_path):
+    lines, files = zip(*SHUT.values(), strict=True)
+    given = {name: text for one in files for name, text in one.items()}
+    assert await leaks_of(folders, backend, tmp_path, "\n".join(lines), given) == []
