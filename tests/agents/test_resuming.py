@@ -8,6 +8,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.branch_point import RESUME_MARK
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.runs.rollout.kept_snapshots import remove_snapshots
 from tests.agents.test_branching import note, started
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agent]
@@ -72,6 +73,7 @@ async def test_an_agent_resumes_at_an_early_call_after_parallel_ones_and_at_a_la
             assert paths and all(child.files[one] == parent.files[one] for one in paths)
             for path in child.captured.branches:
                 assert not any(RESUME_MARK in message.text for message in path.messages)
+            await remove_snapshots((parent, child), backend)
             pinned = "pinned" if child.pinned else "equal"
             opened = next(stage for stage in child.stages if stage.name == "provision").duration_s
             note(

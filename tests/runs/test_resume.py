@@ -17,6 +17,13 @@ from tests.runs.test_branch import agents_calls, one_parent, script
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+async def backend(tmp_path):
+    """With a store of images of its own: snapshots are left there."""
+    async with ry.sandbox.backend("local", root=tmp_path / "home") as opened:
+        yield opened
+
+
 def counts(tag):
     """Leaves a line for every time it runs, and prints nothing."""
     return f"date +%s.%N >> {tag}.txt"
