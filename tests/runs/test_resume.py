@@ -144,7 +144,7 @@ async def test_a_session_that_is_not_where_its_parent_was_is_refused_with_the_di
         parent = await one_parent(store, backend, script("wrong", second="echo lantern"), snapshot_every=2)
         kept = parent.snapshots[agents_calls(parent)[2].id].image
         async with backend.open(ry.SandboxSpec(image=kept)) as box:
-            assert (await box.exec("sed -i s/lantern/candle/ /home/rollout/.shell-agent/session.json", timeout=60)).ok
+            assert (await box.exec("sed -i s/lantern/candle/g /home/rollout/.shell-agent/session.json", timeout=60)).ok
             changed = backend.images.catalog.load(await box.snapshot())
         file = backend.images.root / "images" / f"{kept}.json"
         file.write_bytes(msgspec.json.encode(msgspec.structs.replace(changed, id=kept)))
