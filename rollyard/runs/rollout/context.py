@@ -22,6 +22,7 @@ from rollyard.runs.rollout.prepare import SandboxFacts
 from rollyard.runs.rollout.programs import Process
 from rollyard.runs.rollout.provision import Provision, ProvisionedImage
 from rollyard.runs.rollout.record import Record
+from rollyard.runs.rollout.services import RunningService
 from rollyard.runs.rollout.stages import StageFailed, Stages
 from rollyard.tasks.planted import Before
 
@@ -53,6 +54,7 @@ class OpenedSandbox(NamedTuple):
     variables: Mapping[str, str]  # of the caller's hooks
     hosts: PhaseHosts
     own_key: str = ""  # of an agent that is given the model's own address
+    services: tuple[RunningService, ...] = ()
 
     @property
     def key(self) -> str:

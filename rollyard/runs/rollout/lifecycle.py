@@ -10,6 +10,7 @@ failure is a value on the `Rollout`, charged to the boundary it crossed, and onl
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 import anyio
 import msgspec
@@ -45,6 +46,14 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.remote import open_remote
 from rollyard.runs.rollout.sandbox_spec import rollout_spec
+from rollyard.runs.rollout.services import (
+    RunningService,
+    ServiceStarter,
+    count_limit,
+    find_services,
+    start_services,
+    with_services,
+)
 from rollyard.runs.rollout.snapshots import watch_calls
 from rollyard.runs.rollout.spans import trace_rollout
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
@@ -204,13 +213,15 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
     baking = limits.install if layer is not None and isinstance(backend, BakesLayers) else 0.0
     bound = "limits.boot" + (" + limits.install" if baking else "")
     bound += " + environment.build_timeout_sec" if building else ""
-    limit_s = limits.boot + baking + building
+    found = find_services(task)
+    bound += " and limits.boot for each service" if found is not None else ""
+    limit_s = limits.boot + baking + building + count_limit(task, found, limits.boot)
     async with context.stages.stage("provision", limit_s=limit_s, limit_name=bound) as deadline:
         image = await context.provision.ground(await _choose_image(context), plan.agent, layer, backend, deadline)
         variables = await _find_variables(context)
         await context.provision.verifier_images(specs, backend, deadline)
         spec = rollout_spec(plan, task, image.built, image.layers)
-        spec = msgspec.structs.replace(spec, env={**spec.env, **variables})
+        spec = with_services(msgspec.structs.replace(spec, env={**spec.env, **variables}), found)
         hosts = list_hosts(plan, task, spec)
         opening = open_for(spec, hosts, plan, backend)
         if image.baked is not None:
@@ -230,15 +241,18 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
             isolation=sandbox.info.isolation,
             image=spec.image,
         )
+        services: tuple[RunningService, ...] = ()
+        if found is not None:
+            starter = ServiceStarter(task, opening, sandbox, backend, context.provision, context.stages)
+            services = await start_services(starter, found, deadline, stack)
+        opened = partial(OpenedSandbox, sandbox, spec, image, variables=variables, hosts=hosts, services=services)
         if plan.direct is not None:
             url, key = plan.direct
-            root_url = url.removesuffix("/").removesuffix("/v1")
-            return OpenedSandbox(sandbox, spec, image, None, root_url, variables, hosts, key)
+            return opened(None, url.removesuffix("/").removesuffix("/v1"), own_key=key)
         if plan.agent.dialect is None:
-            return OpenedSandbox(sandbox, spec, image, None, "", variables, hosts)
+            return opened(None, "")
         session = await _open_session(context, sessions)
-        url = await prove_route(context, sandbox, session)
-        return OpenedSandbox(sandbox, spec, image, session, url, variables, hosts)
+        return opened(session, await prove_route(context, sandbox, session))
 
 
 async def _choose_image(context: RolloutContext) -> Task:
