@@ -164,9 +164,9 @@ class LocalActions:
     async def branch(self, rollout_id: str, form: Mapping[str, str]) -> None:
         """Go on from a call of a kept rollout, with an answer that somebody wrote where one is given. It is a run of its own."""
         assert self._group is not None, "enter the actions first"
-        given = {"branch_answer": form.get("answer", "").strip() or None, "branch_how": form.get("how") or "auto"}
-        fields = {name: value for name, value in given.items() if value is not None}
-        fields["attempts"] = int(form.get("n") or 1)
+        fields: dict[str, Any] = {"branch_how": form.get("how") or "auto", "attempts": int(form.get("n") or 1)}
+        if form.get("answer", "").strip():
+            fields["branch_answer"] = form["answer"].strip()
         if form.get("policy"):
             fields["policies"] = {POLICY: form["policy"]}
         config = await branch_config(self._store, rollout_id, form.get("at", ""), fields)

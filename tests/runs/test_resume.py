@@ -105,6 +105,8 @@ async def test_what_cannot_be_resumed_is_said_by_name(tmp_path, backend):
         assert (
             child.failure.cause == "Unsupported" and "no snapshot of the sandbox at that call" in child.failure.message
         )
+        with pytest.raises(ConfigError, match="'again' is no way to branch"):
+            await ry.branch(parent, at=2, how="again", policy=script("right"), store=store, sandbox=backend)
         with pytest.raises(ConfigError, match="nothing branches"):
             await one_parent(store, backend, script("wrong"), branch_how="resume")
 
