@@ -1,11 +1,16 @@
 """Runs in an environment with AReaL: its checks take the episodes of our workflow, and its loss moves a model."""
 
 import asyncio
+import importlib.util
 import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: (  # built for CUDA and another torch: transformers must not see it
+    None if name.split(".")[0] in ("torchvision", "torchaudio") else find(name, *rest)
+)
 
 import torch
 from areal.api.cli_args import GenerationHyperparameters
