@@ -55,7 +55,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Serve": {
         "serve": "run a server: gate, environment, browsers, model or control plane",
         "push": "send a task folder or an aenv project to a control plane",
-        "plane": "replace the secret that a control plane signs URLs and tokens with",
+        "plane": "keep a control plane's keys, owners, quotas, instances and secrets",
     },
 }
 VERBS: dict[str, str] = {verb: line for group in GROUPS.values() for verb, line in group.items()}
