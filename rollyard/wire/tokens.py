@@ -25,19 +25,19 @@ _SENTINEL = -9999.0
 _ROUNDING = 1e-4  # engines that compute in half precision may end a hair above zero
 
 
-class TopLogprob(msgspec.Struct):
+class TopLogprob(msgspec.Struct, gc=False):
     token: str = ""
     logprob: float | None = None
 
 
-class TokenLogprob(msgspec.Struct):
+class TokenLogprob(msgspec.Struct, gc=False):
     token: str = ""
     logprob: float | None = None
     id: int | None = None
     top_logprobs: list[TopLogprob] | None = None
 
 
-class ReportedTokens(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The token side of a reply, after the checks."""
 
     prompt_ids: array[int] | None = None
@@ -71,7 +71,7 @@ def as_ids(values: Sequence[int] | None) -> array[int] | None:
         return None
 
 
-class _Prompt(msgspec.Struct, frozen=True):
+class _Prompt(msgspec.Struct, frozen=True, gc=False):
     text: bytes  # the JSON of `ids` without its closing bracket
     ids: array[int]
 

@@ -22,7 +22,7 @@ from rollyard.core.sequences import as_tuple
 from rollyard.images.layers import layer_prefix
 from rollyard.images.store import ImageStore
 from rollyard.sandbox.docker import container, images, netns, routes, sweep
-from rollyard.sandbox.docker.box import DockerSandbox, remove
+from rollyard.sandbox.docker.box import DockerSandbox, remove, remove_volume
 from rollyard.sandbox.docker.container import Identity
 from rollyard.sandbox.docker.disk import ContainerDiskWatch
 from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream, find_host
@@ -118,6 +118,7 @@ class DockerBackend:
             dial=True,
             network_none=True,
             network_allowlist=True,
+            services=True,
             attach=True,
             list=True,
             ttl=True,
@@ -176,8 +177,12 @@ class DockerBackend:
             user=spec.user or defaults.user or "0:0",
             workdir=spec.workdir or defaults.workdir or "/",
         )
+        main = self._find_beside(spec)
         place = self._dirs.make(who.id) if self.route == "socket" else None
-        body = container.request(self._bound(spec), who, self._binds(spec, place), self._runtime)
+        volumes = [container.volume(one, main.id if main is not None else who.id) for one in spec.volumes]
+        binds = [*self._binds(spec, place), *volumes]
+        beside = main.container if main is not None and spec.network != "host" else None
+        body = container.request(self._bound(spec), who, binds, self._runtime, beside=beside)
         making = asyncio.ensure_future(self._make(who, body, attach=spec.lifetime == "owner"))
         try:
             async with asyncio.timeout(spec.boot_s):
@@ -195,13 +200,27 @@ class DockerBackend:
             self._owned.add(who.id)
         if spec.resources.disk_mb is not None:
             self._watch.add(box, spec.resources.disk_mb)
-        if spec.network == "allowlist":
-            try:
-                await box.attach_egress(spec.allowed_hosts)
-            except BaseException:  # cancelled too: nobody would close it
-                await box.kill()
-                raise
+        (main or box).volumes.update(one["Source"] for one in volumes)
+        try:
+            await box.open_volumes([one.path for one in spec.volumes if one.writable])
+            if spec.network == "allowlist" and main is not None:
+                box.use_egress_of(main, spec.names)
+            elif spec.network == "allowlist":
+                await box.attach_egress(spec.allowed_hosts, spec.names)
+        except BaseException:  # cancelled too: nobody would close it
+            await box.kill()
+            raise
         return box
+
+    def _find_beside(self, spec: SandboxSpec) -> DockerSandbox | None:
+        """The sandbox that this one is to be beside of."""
+        if spec.beside is None:
+            return None
+        if spec.beside not in self._boxes:
+            raise SandboxGone(
+                f"there is no sandbox {spec.beside} to be beside of", hint="open it first, by the same backend object"
+            )
+        return self._boxes[spec.beside]
 
     async def _make(
         self, who: Identity, body: dict[str, Any], *, attach: bool
@@ -327,8 +346,17 @@ class DockerBackend:
         ]
         if left := await delete_all([made for _, made in old], partial(remove, self._engine)):
             raise not_deleted({info.id: left[made] for info, made in old if made in left})
-        self._dirs.sweep({info.id for info in await self.list()})
+        live = {info.id for info in await self.list()}
+        self._dirs.sweep(live)
+        await self._sweep_volumes(live)
         return [info.id for info, _ in old]
+
+    async def _sweep_volumes(self, live: set[str]) -> None:
+        """Volumes of sandboxes that are gone."""
+        found = await self._engine.call("GET", "volumes", params={"filters": {"label": [container.MARK]}})
+        for row in found.get("Volumes") or ():
+            if row["Labels"][container.MARK] not in live:
+                await remove_volume(self._engine, row["Name"])
 
     def close_now(self) -> list[str]:
         """Delete the sandboxes of this object without an event loop; returns the ids of those that may still be there. It

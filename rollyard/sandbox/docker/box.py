@@ -53,6 +53,7 @@ class DockerSandbox(DockerFiles):
         self.container = found
         self._way, self._lifeline, self._forget = way(self), lifeline, forget
         self._jobs: list[DockerJob] = []
+        self.volumes: set[str] = set()  # of the engine's, that end with this sandbox
         self._killed = False
         self._names: bytes | None = None  # `resolv.conf` as the image has it, where the proxy's is in its place
         self._log = Log("rollyard.sandbox.docker")
@@ -111,13 +112,26 @@ class DockerSandbox(DockerFiles):
     async def listen(self, port: int = 0) -> Listener:
         return await self._way.listen(port)
 
-    async def attach_egress(self, hosts: Sequence[str]) -> None:
+    async def open_volumes(self, paths: Sequence[str]) -> None:
+        """Volumes are every user's to write to; an engine makes them root's."""
+        if paths:
+            await self.plain(["/bin/sh", "-c", 'chmod 777 "$@"', "rollyard", *paths], timeout=_KILL_S)
+
+    def use_egress_of(self, other: DockerSandbox, names: Sequence[str]) -> None:
+        """Programs here are told of the proxy of a sandbox whose network they share."""
+        self._env = {**other.describe_proxy(names), **self._env}
+
+    def describe_proxy(self, names: Sequence[str]) -> dict[str, str]:
+        served = isinstance(self._way, NetnsWay)
+        return egress.variables(egress.ADDRESS if served else egress.RELAYED, names)
+
+    async def attach_egress(self, hosts: Sequence[str], names: Sequence[str] = ()) -> None:
         """Put the proxy of its allow-list to work. With a socket in its namespace names are served too."""
         ports = self._way if isinstance(self._way, NetnsWay) else None
         if ports is not None:
             self._names = (await self.plain(["/bin/sh", "-c", "cat /etc/resolv.conf"], timeout=_KILL_S)).stdout
             await self._write_names(egress.RESOLV_CONF.encode())
-        self._env = {**egress.variables(egress.ADDRESS if ports is not None else egress.RELAYED), **self._env}
+        self._env = {**self.describe_proxy(names), **self._env}
         self.egress = await egress.attach(self, hosts, ports)
 
     async def _write_names(self, content: bytes) -> None:
@@ -181,6 +195,8 @@ class DockerSandbox(DockerFiles):
                 await self.egress.aclose()
             await self._way.aclose()
             self._forget(self.id)
+            for name in self.volumes:
+                await remove_volume(self._engine, name)
 
 
 async def remove(engine: DockerEngine, found: str) -> bool:
@@ -192,3 +208,12 @@ async def remove(engine: DockerEngine, found: str) -> bool:
             return False
         raise
     return True
+
+
+async def remove_volume(engine: DockerEngine, name: str) -> None:
+    """One that a container still shows stays, for a reaper."""
+    try:
+        await engine.call("DELETE", f"volumes/{name}", timeout=_KILL_S)
+    except EngineRefused as refused:
+        if refused.status not in (404, 409):
+            raise

@@ -17,7 +17,7 @@ import msgspec
 
 from rollyard.core.egress import parse_rule
 from rollyard.core.errors import ConfigError, IsolationTooWeak, PathError, Unsupported
-from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
+from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, Volume, at_least
 from rollyard.sandbox.docker import keeper
 
 MARK = "rollyard.sandbox"
@@ -52,6 +52,8 @@ class ContainerDefaults(msgspec.Struct, frozen=True, kw_only=True):
     env: Mapping[str, str]
     workdir: str
     user: str
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,9 +127,11 @@ def _mount(source: str, target: str, allowed: tuple[Path, ...]) -> None:
         raise ConfigError(f"a mount needs an absolute place inside, got {target!r}")
 
 
-def request(spec: SandboxSpec, who: Identity, binds: list[dict[str, Any]], runtime: str | None) -> dict[str, Any]:
+def request(
+    spec: SandboxSpec, who: Identity, binds: list[dict[str, Any]], runtime: str | None, *, beside: str | None = None
+) -> dict[str, Any]:
     """The body of the engine's create call. The spec's environment is not in it: it goes with each program, so that
-    neither `inspect` nor a snapshot shows it."""
+    neither `inspect` nor a snapshot shows it. `beside` is the container whose network this one shares, with its names."""
     owner = spec.lifetime == "owner"
     return {
         "Image": who.image,
@@ -135,7 +139,7 @@ def request(spec: SandboxSpec, who: Identity, binds: list[dict[str, Any]], runti
         "Cmd": [],
         "User": "0:0",
         "WorkingDir": "/",
-        "Hostname": "sandbox",
+        **({"Hostname": "sandbox"} if beside is None else {}),
         "Labels": labels(spec, who),
         "OpenStdin": owner,
         "StdinOnce": owner,
@@ -143,14 +147,20 @@ def request(spec: SandboxSpec, who: Identity, binds: list[dict[str, Any]], runti
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGKILL",
         "NetworkDisabled": False,
-        "HostConfig": _host(spec, binds, runtime),
+        "HostConfig": _host(spec, binds, runtime) | _network(spec, beside),
     }
+
+
+def _network(spec: SandboxSpec, beside: str | None) -> dict[str, Any]:
+    if beside is not None:
+        return {"NetworkMode": f"container:{beside}"}
+    named = {"ExtraHosts": [f"{name}:127.0.0.1" for name in spec.names]} if spec.names else {}
+    return {"NetworkMode": "host" if spec.network == "host" else "none", **named}
 
 
 def _host(spec: SandboxSpec, binds: list[dict[str, Any]], runtime: str | None) -> dict[str, Any]:
     asked, extra = spec.resources, options(spec.options)
     host: dict[str, Any] = {
-        "NetworkMode": "host" if spec.network == "host" else "none",
         "AutoRemove": True,
         "CapDrop": DROPPED,
         "SecurityOpt": ["no-new-privileges"],
@@ -177,6 +187,17 @@ def _host(spec: SandboxSpec, binds: list[dict[str, Any]], runtime: str | None) -
 
 def bind(source: str, target: str, *, writable: bool = False) -> dict[str, Any]:
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": not writable}
+
+
+def volume(given: Volume, of: str) -> dict[str, Any]:
+    """A volume of the engine's, of the sandbox `of`; the label finds it after everybody who knew it is dead."""
+    return {
+        "Type": "volume",
+        "Source": f"rollyard-{of}-{given.name}",
+        "Target": given.path,
+        "ReadOnly": not given.writable,
+        "VolumeOptions": {"NoCopy": True, "Labels": {MARK: of}},
+    }
 
 
 def labels(spec: SandboxSpec, who: Identity) -> dict[str, str]:

@@ -25,8 +25,9 @@ from rollyard.core.errors import (
 from rollyard.core.home import data_home, private_dir
 from rollyard.core.ids import new_id
 from rollyard.core.log import Log
-from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, SandboxSpec
+from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, SandboxSpec, Volume
 from rollyard.core.sequences import as_tuple
+from rollyard.images import host as host_image
 from rollyard.images import mount_table
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
@@ -37,7 +38,7 @@ from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.checks import check
 from rollyard.sandbox.local.disk import LocalDiskWatch, default_disk_mb, disk_limit
-from rollyard.sandbox.local.inner import remains
+from rollyard.sandbox.local.inner import protocol, remains
 from rollyard.sandbox.local.job import ANSWER_S
 from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal
 from rollyard.sandbox.local.launcher import Launcher
@@ -167,7 +168,7 @@ class LocalBackend:
         finally:
             os.close(lock)
         self._boxes[sandbox_id] = (box, spec.lifetime)
-        if spec.network == "allowlist":
+        if spec.network == "allowlist" and spec.beside is None:
             await self._attach_egress(box, spec)
         if spec.disk == "disk":
             self._watch.add(box, self._disk_mb(spec))
@@ -224,7 +225,7 @@ class LocalBackend:
             capabilities=self.capabilities,
             workdir=spec.workdir or workdir,
             user=spec.user or (rootfs.user if self._ids.many else None),
-            env={**env, **(egress.variables() if spec.network == "allowlist" else {}), **spec.env},
+            env={**env, **(egress.variables(own_names=spec.names) if spec.network == "allowlist" else {}), **spec.env},
             lifetime=spec.lifetime,
             owner_pid=os.getpid(),
             uppers={"/": "root/upper", **trees},
@@ -240,11 +241,20 @@ class LocalBackend:
             {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
             for m in spec.mounts
         ]
+        binds += [
+            {"target": v.path, "source": self._make_volume(home, spec, v), "over": [], "writable": v.writable}
+            for v in spec.volumes
+        ]
         if spec.network == "allowlist":
             names = home.path / "resolv.conf"
             names.write_text(egress.RESOLV_CONF)
             names.chmod(0o644)
             binds.append({"target": "/etc/resolv.conf", "source": str(names), "over": [], "writable": False})
+        if spec.names:
+            hosts = home.path / "hosts"
+            hosts.write_text(host_image.describe_hosts(spec.names))
+            hosts.chmod(0o644)
+            binds.append({"target": "/etc/hosts", "source": str(hosts), "over": [], "writable": True})
         recipe = cgroups.recipe(self._cgroups, spec.resources)
         return {
             "home": str(home.path),
@@ -253,6 +263,7 @@ class LocalBackend:
             "tcp_only": self.level == "landlock" and spec.network != "host",
             "view": None if view is None else {**view, "closed": spec.network != "host"},
             "network": spec.network,
+            "beside": _joins(spec),
             "lowers": list(rootfs.lowers),
             "trees": msgspec.to_builtins(rootfs.trees),
             "binds": binds,
@@ -271,6 +282,26 @@ class LocalBackend:
             "last_capability": self._last_capability,
         }
 
+    def _make_volume(self, home: Home, spec: SandboxSpec, volume: Volume) -> str:
+        """The volume's directory, with the files of the sandbox that others are beside of: it ends with that one, and what is in
+        it counts as written there."""
+        of = home if spec.beside is None else self._journal.home(spec.beside)
+        place = of.fs / "volumes" / volume.name
+        place.mkdir(parents=True, exist_ok=True)
+        place.chmod(0o777)  # below a directory that only this user may enter
+        return str(place)
+
+    async def _join(self, spec: SandboxSpec) -> list[int]:
+        """The namespaces of the sandbox that this one is to be beside of."""
+        if not _joins(spec):
+            return []
+        assert spec.beside is not None
+        if spec.beside not in self._boxes:
+            raise SandboxGone(
+                f"there is no sandbox {spec.beside} to be beside of", hint="open it first, by the same backend object"
+            )
+        return await self._boxes[spec.beside][0].namespaces()
+
     async def _boot(
         self, home: Home, entry: SandboxEntry, spec: SandboxSpec, rootfs: Rootfs, lock: int
     ) -> LocalSandbox:
@@ -287,9 +318,11 @@ class LocalBackend:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = Channel(ours, name=f"sandbox {entry.info.id}")
         pidfd: int | None = None
+        joined: list[int] = []
         try:
+            joined = await self._join(spec)
             with theirs, home.listener() as listener:
-                fds = [theirs.fileno(), listener.fileno(), lock]
+                fds = [theirs.fileno(), listener.fileno(), lock, *joined]
                 plan = self._plan(home, spec, rootfs, view)
                 reply, pidfd = await self._launcher.launch(plan, fds, spec.boot_s)
             await channel.greeting(max(0.1, deadline - time.monotonic()))
@@ -312,6 +345,8 @@ class LocalBackend:
                     f"the sandbox did not start: {error.name} at {error.path}", hint="see `rollyard doctor`"
                 ) from None
             raise
+        finally:
+            protocol.close_fds(joined)
 
     def _sweep(self) -> list[str]:
         gone = self._journal.sweep()
@@ -371,6 +406,11 @@ async def _connect(home: Home) -> socket.socket:
     raise SandboxInterrupted(
         f"sandbox {home.path.name} answers nobody", hint="try again; `Backend.list` shows its state"
     )
+
+
+def _joins(spec: SandboxSpec) -> bool:
+    """On the host's network two sandboxes share it already."""
+    return spec.beside is not None and spec.network != "host"
 
 
 def _discard(home: Home) -> None:

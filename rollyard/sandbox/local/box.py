@@ -186,6 +186,11 @@ class LocalSandbox(ProgramCalls, LocalFiles):
             ) from error
         return SocketStream(sock)
 
+    async def namespaces(self) -> list[int]:
+        """Descriptors of the user and network namespaces that a sandbox beside this one joins; the caller closes them."""
+        _, fds = await self._ask("namespaces")
+        return fds
+
     # -- the sandbox itself
 
     async def snapshot(self) -> str:

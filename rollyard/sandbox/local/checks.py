@@ -48,6 +48,13 @@ def check(spec: SandboxSpec, got: Capabilities, allowed_mounts: tuple[Path, ...]
         raise Unsupported(
             f"disk='tmpfs' needs namespaces, and isolation here is {got.isolation!r}", hint="use disk='disk'"
         )
+    if (spec.beside or spec.volumes or spec.names) and not got.services:
+        raise Unsupported(
+            f"sandboxes that share a network or volumes need namespaces and /proc, and isolation here is {got.isolation!r}",
+            hint="`rollyard doctor` says what is missing",
+        )
+    if spec.beside and spec.lifetime != "owner":
+        raise Unsupported("a sandbox beside another one ends with its opener", hint="say lifetime='owner'")
     for mount in spec.mounts:
         _mount(mount.remote_dir, mount.local_dir, allowed_mounts)
 

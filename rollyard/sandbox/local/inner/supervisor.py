@@ -523,6 +523,11 @@ class Supervisor:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             return {"fds": (os.dup(sock.fileno()),)}
 
+    def op_namespaces(self, _message: Message, _fds: list[int], _client: _Client) -> Message:
+        """The namespaces that a sandbox beside this one joins."""
+        names = ("user", "net")
+        return {"fds": tuple(os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names)}
+
     # -- the sandbox itself
 
     def op_ping(self, _message: Message, _fds: list[int], _client: _Client) -> Message:
