@@ -135,7 +135,14 @@ class _Builder:
         except UnknownName as error:
             raise self.plan.fail(line, f"FROM {name}: {error.message}", error.hint) from error
         env = dict(found.env) if self.place is not None else {"PATH": DEFAULT_PATH, **found.env}
-        return Built(image=name, env=env, workdir=found.workdir or "/", user=found.user)
+        return Built(
+            image=name,
+            env=env,
+            workdir=found.workdir or "/",
+            user=found.user,
+            entrypoint=found.entrypoint,
+            cmd=found.cmd,
+        )
 
     def spec(self, image: str) -> SandboxSpec:
         options = self.options

@@ -146,7 +146,15 @@ class ImageStore:
         config = record.config
         if "host" not in stack:
             lowers = tuple(str(self._stacks.path(ref)) for ref in stack)
-            return Rootfs(lowers=lowers, env=config.env, workdir=config.workdir, user=config.user, image=record.id)
+            return Rootfs(
+                lowers=lowers,
+                env=config.env,
+                workdir=config.workdir,
+                user=config.user,
+                entrypoint=config.entrypoint,
+                cmd=config.cmd,
+                image=record.id,
+            )
         base = host_rootfs(self.root)
         return Rootfs(
             lowers=(*(str(self._stacks.path(ref)) for ref in stack if ref != "host"), *base.lowers),
@@ -154,6 +162,8 @@ class ImageStore:
             env={**base.env, **config.env},
             workdir=config.workdir if config.workdir != "/" else base.workdir,
             user=config.user,
+            entrypoint=config.entrypoint,
+            cmd=config.cmd,
             image=record.id,
         )
 

@@ -30,6 +30,7 @@ from rollyard.plane.compat.fleet.errors import FleetRefusal
 from rollyard.plane.compat.fleet.verifiers import unpack_code
 from rollyard.plane.service.cursors import read_cursor, write_cursor
 from rollyard.policy.key_scrubber import KeyScrubber
+from rollyard.tasks.harbor.compose import read_services
 from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.rows import from_fleet, from_jsonl
 from rollyard.tasks.verifiers import harbor, rewards
@@ -210,12 +211,17 @@ def test_compose_files(tmp_path):
     (tmp_path / "tests" / "test.sh").write_text("true\n")
 
     def read(data: bytes) -> None:
-        (tmp_path / "environment" / "docker-compose.yaml").write_bytes(data)
+        compose = tmp_path / "environment" / "docker-compose.yaml"
+        compose.write_bytes(data)
         load_folder(tmp_path)
+        read_services(str(compose))
 
     seeds = [
         b"services:\n  main:\n    image: host\n    environment:\n      - A=b\n      - C\n    working_dir: /app\n",
         b"services:\n  main:\n    build: {context: .}\n    environment: {A: b, N: 1}\n    command: [sleep, infinity]\n",
+        b"services:\n  main:\n    depends_on: {db: {condition: service_healthy}}\n  db:\n    image: x\n    cpus: 0.5\n"
+        b"    mem_limit: 512m\n    volumes: ['d:/data:ro']\n"
+        b"    healthcheck: {test: [CMD, x], interval: 1m30s}\nvolumes: {d: {}}\n",
     ]
     fuzzed(read, seeds, Error)
 

@@ -10,10 +10,8 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import threading
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -28,33 +26,12 @@ from rollyard.train.service.api import RolloutsApi
 from rollyard.train.service.openapi import document
 from rollyard.train.service.request import RolloutJobRequest, ServiceDefaults, tasks_of
 from rollyard.train.service.serve import read_keys
+from tests.train.served import server
 
 pytestmark = pytest.mark.anyio
-HELLO = "steps:\n  - shell: echo hello > out.txt\n  - text: done\n"
 SLOW = "steps:\n  - sleep: 60\n"
 TASK = {"id": "t", "instruction": "x", "verify": ["test -f out.txt"]}
 ANN, BOB = "key-of-ann-0123456789", "key-of-bob-0123456789"
-
-
-@asynccontextmanager
-async def server(tmp_path, *words, script=HELLO, keys=None):
-    """The real command; gives its URL, and the process."""
-    if script is not None:
-        (tmp_path / "script.yaml").write_text(script)
-        words = ("--policy", f"scripted:{tmp_path}/script.yaml", *words)
-    if keys is not None:
-        (tmp_path / "keys").write_text("".join(f"{owner} {key}\n" for owner, key in keys.items()))
-        (tmp_path / "keys").chmod(0o600)
-        words = ("--keys", str(tmp_path / "keys"), *words)
-    command = [sys.executable, "-m", "rollyard", "serve", "rollouts", "--store", str(tmp_path / "r.db"), "--json"]
-    process = await anyio.open_process([*command, "--agent", "shell-agent", *words], stderr=None)
-    try:
-        line = await process.stdout.receive()
-        yield json.loads(line)["url"], process
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        await process.wait()
 
 
 async def test_a_job_runs_once_whatever_is_repeated_and_its_rows_come_in_every_format(tmp_path):

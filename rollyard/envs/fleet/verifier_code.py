@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.bad_json import BAD_JSON
-from rollyard.core.errors import EnvError, Error, PathError
+from rollyard.core.errors import EnvError, EnvUnavailable, EpisodeLost, PathError
 from rollyard.core.protocols import Backend, Job, Sandbox
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.envs.fleet.databases import Databases, program_path
@@ -108,7 +108,8 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
 async def run_check(
     backend: Backend, check: VerifierCode, databases: Databases | None = None, *, timeout_s: float = TIMEOUT_S
 ) -> Checked:
-    """Opens a sandbox for this one check. A sandbox that cannot be had is an error; everything after that is a result."""
+    """Opens a sandbox for this one check. A sandbox that cannot be had is an error, as is an instance whose databases cannot be
+    asked; everything else is a result."""
     spec = SandboxSpec(ttl_s=timeout_s + _MARGIN_S, labels={"rollyard.check": check.sha256[:16]})
     async with backend.open(spec) as sandbox:
         return await check_in(sandbox, check, databases, timeout_s=timeout_s)
@@ -178,10 +179,10 @@ async def _answer(said: _Said, databases: Databases | None) -> dict[str, Any]:
         if rows.truncated:
             return {"ok": False, "error": f"more than {len(rows.rows)} rows: narrow the query"}
         return {"ok": True, "columns": rows.columns, "rows": rows.rows}
+    except (EnvUnavailable, EpisodeLost):
+        raise  # nothing that the code makes of it is a score
     except EnvError as error:
         return {"ok": False, "error": error.message}
-    except Error as error:
-        return {"ok": False, "error": f"the instance could not be asked: {error.message}"}
 
 
 def _error(kind: str, message: str) -> _Ended:
