@@ -42,7 +42,7 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
         log = (await _file(sandbox, f"{LOGS}/test-stdout.txt", _MAX_LOG))[-_LOG_TAIL:].decode(
             "utf-8", "backslashreplace"
         )
-        checks = _ctrf(await _file(sandbox, f"{LOGS}/ctrf.json", _MAX_REWARD))
+        checks = read_ctrf(await _file(sandbox, f"{LOGS}/ctrf.json", _MAX_REWARD))
         if verdict.reward is None and done.exit_code not in (0, None):
             error = f"{verdict.error} (test.sh exited with {done.exit_code})"
             verdict = msgspec.structs.replace(verdict, error=error)
@@ -79,7 +79,7 @@ async def _file(sandbox: Sandbox, path: str, limit: int) -> bytes:
         return b""
 
 
-def _ctrf(text: bytes) -> dict[str, bool]:
+def read_ctrf(text: bytes) -> dict[str, bool]:
     """Named checks out of a CTRF report, where the tests left one. It is evidence beside the reward, never the reward."""
     try:
         report = msgspec.json.decode(text)

@@ -91,7 +91,7 @@ async def _report(sandbox: Sandbox) -> bytes | None:
 
 
 def _verdict(report: bytes | None, exit_code: int, score: str, log: str) -> Verdict:
-    checks = _checks(report) if report is not None else {}
+    checks = read_junit(report) if report is not None else {}
     if not checks and exit_code not in (0, 1):
         raise RunnerNotStarted(f"pytest exited with {exit_code} and ran no test", _no_tests(log))
     share = sum(checks.values()) / len(checks) if checks else 0.0
@@ -105,7 +105,7 @@ def _no_tests(log: str) -> Verdict:
     return Verdict(reward=0.0, parts={"reward": 0.0, "passed": 0.0}, log=log, error="no test ran")
 
 
-def _checks(report: bytes) -> dict[str, bool]:
+def read_junit(report: bytes) -> dict[str, bool]:
     """Each test of a JUnit report; skipped ones do not count. The file comes out of a sandbox: no entities are read."""
     if b"<!DOCTYPE" in report or b"<!ENTITY" in report or b"\0" in report:  # or in wider characters, where they hide
         return {}
