@@ -11,7 +11,11 @@ import aiohttp
 import pytest
 
 import rollyard as ry
+from rollyard.plane.compat.e2b import e2b_app
+from rollyard.plane.parts import ephemeral_plane
 from rollyard.sandbox.local.backend import LocalBackend
+from rollyard.testing.serve import serve_app
+from tests.plane.conftest import ADMIN
 from tests.plane.e2b_server import list_ids, serving
 from tests.plane.venvs import interpreter, told, unless_there
 
@@ -83,6 +87,17 @@ async def test_a_repeated_create_with_one_key_makes_one_sandbox(backend):
         other = await create("two")
         assert first == again != other
         assert set(await list_ids(backend)) == {first, other}
+
+
+async def test_a_rollout_leads_to_the_sandbox_that_it_asked_for_through_this_api(backend):
+    """By what it writes on every sandbox; nobody links them by hand."""
+    async with ephemeral_plane(backend) as plane, serve_app(e2b_app(plane, anonymous=True)) as url:
+        labels = {"rollyard.rollout": "ro_1", "rollyard.run": "run_1"}
+        async with aiohttp.ClientSession(url) as client:
+            async with client.post("/sandboxes", json={"templateID": "base", "metadata": labels}) as reply:
+                made = (await reply.json())["sandboxID"]
+        chain = await plane.traces.chain("ro_1", ADMIN)
+        assert (chain["instance"]["id"], chain["instance"]["run_id"], chain["rollout_id"]) == (made, "run_1", "ro_1")
 
 
 async def test_nobody_enters_without_the_key_or_the_sandboxes_token(backend):
