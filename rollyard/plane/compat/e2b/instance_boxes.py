@@ -26,7 +26,7 @@ from rollyard.core.errors import (
 )
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.core.protocols import Backend, OwnImages, Sandbox
-from rollyard.core.sandbox import Resources
+from rollyard.core.sandbox import Resources, is_path
 from rollyard.images.store import ImageStore
 from rollyard.plane.compat.e2b.boxes import (
     E2bCreate,
@@ -253,6 +253,10 @@ class InstanceBoxes:
 
 
 def _to_request(asked: E2bCreate, build: TemplateBuild | None, resources: Resources | None) -> CreateInstance:
+    if build is None and is_path(asked.template):
+        raise E2bRefusal(
+            "not_found", f"template '{asked.template}' not found: an image has a name, and no path of this server", 404
+        )
     env = asked.template if "@" in asked.template and build is None else None
     image = "host" if asked.template == BASE else build.image if build is not None else asked.template
     resources = resources or (build.resources if build is not None else None)
