@@ -19,6 +19,11 @@ Lifetime = Literal["owner", "ttl"]
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # where an image does not say
 
 
+def is_path(image: str) -> bool:
+    """Whether an image is given by a path of the host, as its own user may, and nobody else."""
+    return image.startswith(("/", "./", "../", "~"))
+
+
 def at_least(got: Isolation, wanted: Isolation) -> bool:
     return ISOLATION_ORDER.index(got) >= ISOLATION_ORDER.index(wanted)
 

@@ -20,7 +20,7 @@ import msgspec
 from rollyard.core.errors import CommandFailed, ConfigError, SandboxError, UnknownName, Unsupported
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, Sandbox
-from rollyard.core.sandbox import DEFAULT_PATH, SandboxSpec
+from rollyard.core.sandbox import DEFAULT_PATH, SandboxSpec, is_path
 from rollyard.core.scratch import scratch
 from rollyard.images import dockerfile, dockerfile_words
 from rollyard.images.build_context import Context
@@ -125,6 +125,11 @@ class _Builder:
         return await self.image(stage.base, stage.line)
 
     async def image(self, name: str, line: int) -> Built:
+        if is_path(name):
+            hint = "add it with `rollyard image add SOURCE --name NAME`, and say NAME"
+            raise self.plan.fail(line, f"FROM {name}: an image has a name; a path of this machine is none", hint)
+        if self.options.may_open is not None:
+            await self.options.may_open(name)
         try:
             found = await self.images.resolve(name)
         except UnknownName as error:

@@ -20,6 +20,7 @@ from rollyard.core.cache import hold_lock_async, replace_file
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.home import data_home, private_dir
 from rollyard.core.ids import new_id
+from rollyard.core.sandbox import is_path
 from rollyard.core.sequences import as_tuple
 from rollyard.images.catalog import ImageCatalog, ImageRecord, Kind
 from rollyard.images.host import host_rootfs
@@ -53,7 +54,7 @@ class ImageStore:
         """The record behind a name, an alias, an id, a directory or an archive; an archive met the first time is added."""
         if (record := self.catalog.look_up(image)) is not None:
             return record
-        if image.startswith(("/", "./", "../", "~")):
+        if is_path(image):
             return await self._find_path(Path(image).expanduser().absolute())
         known = ["host", *self.catalog.names()]
         raise UnknownName("image", image, known, hint=f"add it with `rollyard image add SOURCE --name {image}`")

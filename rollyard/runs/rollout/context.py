@@ -19,6 +19,7 @@ from rollyard.runs.rollout.judge import Judge
 from rollyard.runs.rollout.phases import PhaseHosts
 from rollyard.runs.rollout.plan import Hook, PausePoint, RolloutPlan, SessionOptions
 from rollyard.runs.rollout.prepare import SandboxFacts
+from rollyard.runs.rollout.programs import Process
 from rollyard.runs.rollout.provision import Provision, ProvisionedImage
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.services import RunningService
@@ -69,6 +70,7 @@ class Prepared(NamedTuple):
     prefix: str
     before: DirectoryCopy
     startup: Before | None
+    running: Mapping[Process, str] = {}  # before the task's setup, where that is asked for
 
 
 class AgentTurn(NamedTuple):
@@ -77,6 +79,7 @@ class AgentTurn(NamedTuple):
     instruction: str
     step: Step | None = None
     last: bool = True
+    again: bool = False  # what the user says next: the agent goes on from its session
 
     @property
     def own_limit_s(self) -> float | None:
