@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rollyard.agents.events import Fields, decode, plain_text
-from rollyard.core.agent import Addition, Agent, Launch, LayerSpec
+from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Resume
 from rollyard.core.events import AgentEvent
 
 MODELS = "{home}/.pi/agent/models.json"
@@ -89,24 +89,25 @@ def _message(message: Fields) -> Iterator[AgentEvent]:
         yield AgentEvent(kind="error", text=message["errorMessage"])
 
 
+_ARGV = (
+    "{prefix}/bin/pi",
+    "-p",
+    "--mode",
+    "json",
+    "--provider",
+    "rollyard",
+    "--model",
+    "{model}",
+    "{options}",
+)
+
 agent = Agent(
     name="pi",
     version="0.73.1",
     summary="pi, a minimal coding agent with four tools",
     layer=LayerSpec(npm=("@mariozechner/pi-coding-agent@0.73.1",), before="2026-11-01", node="20"),
     check=("{prefix}/bin/pi", "--version"),
-    argv=(
-        "{prefix}/bin/pi",
-        "-p",
-        "--mode",
-        "json",
-        "--provider",
-        "rollyard",
-        "--model",
-        "{model}",
-        "{options}",
-        "{instruction}",
-    ),
+    argv=(*_ARGV, "{instruction}"),
     env={"ROLLYARD_KEY": "{key}", "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
     files={
         MODELS: {
@@ -133,6 +134,7 @@ agent = Agent(
     artifacts=("{home}/.pi/agent/sessions/*",),
     needs_isolation="landlock",
     says_done=True,
+    resume=Resume(argv=(*_ARGV, "--continue", "{instruction}")),
     off=("start-up network", "telemetry"),
     command=_command,
     config=_config,

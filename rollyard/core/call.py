@@ -17,7 +17,8 @@ from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message, ToolSpec
 
 Dialect = Literal["chat", "completions", "responses", "messages", "gemini"]
-CallKind = Literal["agent", "subagent", "auxiliary", "compaction"]
+CallKind = Literal["agent", "subagent", "auxiliary", "compaction", "user"]  # `user`: of a simulated one
+USER_STOP = "###STOP###"  # what a simulated user says when it is content
 Finish = Literal["stop", "tool_calls", "length", "refusal", "budget", "error"]
 CaptureLevel = Literal["tokens", "logprobs", "text", "none"]
 Edge = Literal["root", "extends", "retry_of", "compacted_from", "spawned_by"]

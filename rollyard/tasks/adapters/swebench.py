@@ -2,8 +2,9 @@
 
 Where `repositories` names a folder of git repositories (`OWNER__NAME`, `OWNER/NAME`, with or without `.git`), the image is built:
 the declared Python, the pinned packages, and then the tree of the base commit as one new commit, so that images of one repository
-and version share their environment and no later commit is in any of them. Otherwise the instance's own image is taken. The agent
-never has the test patch, the gold patch or the list of tests.
+and version share their environment and no later commit is in any of them. Otherwise the instance's own image is taken, and its
+repository sealed before the agent starts: nothing is left of it but the image's HEAD and what that grew from. The agent never has the
+test patch, the gold patch or the list of tests.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _COMMANDS = {
     "sympy/sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
 }
 _SUBSETS = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-bench_Lite"}
+_SEAL = "seal_repository.sh"
+_ROOT = "$(git rev-list --max-parents=0 HEAD | tail -1)"  # the one commit of a tree that was built
 _TOOLS = ("pip", "setuptools", "wheel")
 
 
@@ -170,6 +173,7 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
     apply = "git apply -R" if one.reverse else "git apply"
     repositories = options.get("repositories")
     environment = _built(one, str(repositories)) if repositories else {}
+    inside = importlib.resources.files("rollyard.inside")
     if not repositories and one.reverse:
         environment = {"Dockerfile": f"FROM {one.image}\nCOPY fault.patch /tmp/\n{_faulty()}", "fault.patch": one.patch}
     table = {
@@ -179,6 +183,7 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
                 "verifier": "commands",
                 "options": {"commands": ["bash /tests/run.sh"], "score": "all", "timeout_s": 1800.0},
                 "grade": "sealed",
+                **({} if environment else {"setup": [f"sh {_SEAL} . && rm {_SEAL}"]}),
             },
         },
         "environment": {"workdir": _WORKDIR, "build_timeout_sec": 3600.0}
@@ -191,23 +196,24 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
         instruction=f"{one.problem.strip()}\n\nThe repository is in {_WORKDIR}. Change its source, not its tests.",
         table=table,
         tests={
-            "run.sh": _run_script(one, touched),
+            "run.sh": _run_script(one, touched, _ROOT if environment else one.base),
             "test.sh": "#!/bin/bash\nif bash /tests/run.sh; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
             "test.patch": one.test_patch,
             "tests.json": msgspec.json.encode(one.tests),
-            "log_check.py": importlib.resources.files("rollyard.inside").joinpath("log_check.py").read_bytes(),
+            "log_check.py": inside.joinpath("log_check.py").read_bytes(),
         },
         solution={"solve.sh": f"#!/bin/bash\ncd {_WORKDIR} && {apply} /solution/gold.patch\n", "gold.patch": one.patch},
+        files={} if environment else {_SEAL: inside.joinpath(_SEAL).read_bytes()},
         environment=environment,
     )
 
 
-def _run_script(one: SweInstance, touched: list[str]) -> str:
+def _run_script(one: SweInstance, touched: list[str], base: str) -> str:
     """Test files as they were at the base, with the test patch on them; then the tests, and what their log says."""
     safe = "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
     lines = [safe, f"cd {_WORKDIR} || exit 1"]
     if one.test_patch:
-        lines += ["base=$(git rev-list --max-parents=0 HEAD | tail -1)"]
+        lines += [f"base={base}"]
         lines += [f"git checkout -q $base -- '{path}' 2>/dev/null || rm -f '{path}'" for path in touched]
         lines += ["git apply /tests/test.patch || exit 1"]
     lines += ["{", one.command, "} > /tmp/tests.log 2>&1", "tail -c 20000 /tmp/tests.log"]
@@ -281,5 +287,5 @@ adapter = Adapter(
     read=read,
     needs=("the instances' images; or their repositories, their Python and a network for the build",),
     options=("image", "instances", "repositories", "subset"),
-    carries=("log_check.py",),
+    carries=("log_check.py", _SEAL),
 )
