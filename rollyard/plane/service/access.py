@@ -69,7 +69,14 @@ class Access:
         await self._store.revoke_key(key_id, at=self._clock())
         self._known.clear()
 
-    async def caller(self, header: str | None) -> ApiKey:
+    async def caller(self, header: str | None, *, metrics: bool = False) -> ApiKey:
+        """Whose key it is. A key for reading metrics opens nothing else: `metrics` is where the caller looks at roles."""
+        found = await self._find(header)
+        if found.role == "metrics" and not metrics:
+            raise PlaneForbidden("a key of role metrics may not do this", hint="it reads /metrics and nothing else")
+        return found
+
+    async def _find(self, header: str | None) -> ApiKey:
         digest, now = _digest(bearer(header)), time.monotonic()
         at, known = self._known.get(digest, (-KNOWN_S, None))
         if known is not None and now - at < KNOWN_S:

@@ -1,8 +1,10 @@
-"""OpenRLHF 0.11: `--train.agent_func_path .../rollyard/train/plugins/openrlhf.py` (`python -m rollyard.train.plugins.openrlhf` prints it).
+"""OpenRLHF 0.11: `--train.agent_func_path .../rollyard/train/plugins/openrlhf.py` (`python -m
+rollyard.train.plugins.openrlhf` prints it).
 
-The dataset's label (`--data.label_key`) is the task's JSON. The vLLM engine that runs the executor answers the agents' calls: the server
-has `--policy queue#renderer=MODEL`, and its URL is in ROLLYARD_ROLLOUTS_URL. One row of each rollout trains. OpenRLHF has no way to leave
-a sample out: a rollout without a verdict raises, and its batch with it, sooner than count as a zero.
+The dataset's label (`--data.label_key`) is the task's JSON. The vLLM engine that runs the executor answers the
+agents' calls: the server has `--policy queue#renderer=MODEL`, and its URL is in ROLLYARD_ROLLOUTS_URL. One row of
+each rollout trains. OpenRLHF has no way to leave a sample out: a rollout without a verdict raises, and its batch with
+it, sooner than count as a zero.
 """
 
 from __future__ import annotations

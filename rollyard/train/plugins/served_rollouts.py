@@ -1,13 +1,16 @@
-"""`ServedRollouts`: rollouts of a `rollyard serve rollouts` for a trainer's plug-in, and the trainer's own engine as their model.
+"""`ServedRollouts`: rollouts of a `rollyard serve rollouts` for a trainer's plug-in, and the trainer's own engine as
+their model.
 
     rollouts = ServedRollouts("http://runner:8800")
     group = await rollouts.group(task, attempts=8, generate=generate)
 
-`task` is a row as a JSON Lines file has it, or `{"taskset": NAME, "task": ID}` for one of the server's own; JSON text does as well,
-since a column of text survives every dataset format. With `generate` the trainer answers the agents' calls, token by token (the
-server has `--policy queue#renderer=MODEL`); without it the server asks its own model (`--base-url`).
+`task` is a row as a JSON Lines file has it, or `{"taskset": NAME, "task": ID}` for one of the server's own; JSON text
+does as well, since a column of text survives every dataset format. With `generate` the trainer answers the agents'
+calls, token by token (the server has `--policy queue#renderer=MODEL`); without it the server asks its own model
+(`--base-url`).
 
-Whoever waits for a rollout answers calls, of any rollout: a server with one queue needs no trainer that is told which are its own.
+Whoever waits for a rollout answers calls, of any rollout: a server with one queue needs no trainer that is told which
+are its own.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m rollyard.train.plugins.skyrl +the options of skyrl.train.entrypoints.main_base
 
-An environment is a column of the dataset in SkyRL, and a task here: each row has `task` beside its prompt (`env_extras`), and
-`env_class` is not asked. SkyRL's own engines answer the agents' calls (the server has `--policy queue#renderer=MODEL`). One row of each
-rollout trains, or with `generator.step_wise_trajectories` all of them.
+An environment is a column of the dataset in SkyRL, and a task here: each row has `task` beside its prompt
+(`env_extras`), and `env_class` is not asked. SkyRL's own engines answer the agents' calls (the server has `--policy
+queue#renderer=MODEL`). One row of each rollout trains, or with `generator.step_wise_trajectories` all of them.
 
 SkyRL's baseline knows no missing reward. A group with a rollout that has none is masked whole: it trains nothing.
 """

@@ -4,9 +4,9 @@
       _target_: rollyard.train.plugins.verl.AgentLoop
       url: http://runner:8800
 
-and `default_agent_loop: rollyard`. A row of the dataset has its task in the column `task`, or in `extra_info`. verl's own engine
-answers the agents' calls: the server has `--policy queue#renderer=MODEL`. With `rows: all` (and `trainer.use_v1`, which alone takes a
-list) every row of a rollout trains, else its main one.
+and `default_agent_loop: rollyard`. A row of the dataset has its task in the column `task`, or in `extra_info`. verl's
+own engine answers the agents' calls: the server has `--policy queue#renderer=MODEL`. With `rows: all` (and
+`trainer.use_v1`, which alone takes a list) every row of a rollout trains, else its main one.
 """
 
 from __future__ import annotations
