@@ -302,7 +302,7 @@ def plane(
         Path | None, typer.Option(help="file with the secret that signs URLs and tokens; the same for all replicas")
     ] = None,
     print_env: Annotated[
-        bool, typer.Option("--print-env", help="print NAME=value lines for clients before the ready line")
+        bool, typer.Option("--print-env", help="print NAME=value lines for clients, and the ready line on stderr")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
@@ -313,9 +313,9 @@ def plane(
     from rollyard.plane.server.serve import PlaneOptions, serve_plane
 
     def say(ready: ServerReady) -> None:
+        typer.echo(ready.json if json else ready.line, err=print_env)  # stdout is for a shell to read then
         if print_env:
             typer.echo(ready.env)
-        typer.echo(ready.json if json else ready.line)
 
     names = tuple(name.strip() for name in engine.split(",") if name.strip())
     serve_plane(

@@ -46,6 +46,7 @@ class Actions(Protocol):
     def command(self, form: Mapping[str, str]) -> str: ...
     async def start(self, form: Mapping[str, str]) -> str: ...
     async def cancel(self, rollout_id: str) -> bool: ...
+    async def branch(self, rollout_id: str, form: Mapping[str, str]) -> None: ...
     async def rescore(self, rollout_id: str) -> None: ...
 
 
@@ -81,6 +82,7 @@ def page_app(
         Route("/live", shown.live),
         Route("/start", shown.start, methods=["GET", "POST"]),
         Route("/rollouts/{rollout_id}/cancel", shown.cancel, methods=["POST"]),
+        Route("/rollouts/{rollout_id}/branch", shown.branch, methods=["GET", "POST"]),
         Route("/rollouts/{rollout_id}/rescore", shown.rescore, methods=["POST"]),
         Route("/rollouts/{rollout_id}/notes", shown.add_note, methods=["POST"]),
         Route("/rollouts/{rollout_id}/notes/{note_id:int}/remove", shown.remove_note, methods=["POST"]),
@@ -269,6 +271,23 @@ class _Page:
                 raise HTTPException(409, "it has ended, or was not started on this page; end its run where it runs")
 
         return await self._act(request, end)
+
+    async def branch(self, request: Request) -> Response:
+        """What if the model had said this: the answer of a call to be changed, and a run that goes on from it."""
+        actions, rollout_id = self._writable(), request.path_params["rollout_id"]
+        form = dict(request.query_params) if request.method == "GET" else await self._form(request)
+        problem: str | None = None
+        if request.method == "POST":
+            self._check_token(form)
+            try:
+                await actions.branch(rollout_id, form)
+                return self._go(request, f"/rollouts/{rollout_id}#branches")
+            except (Error, ValueError) as error:
+                problem = str(error)
+        shown = await rollouts.answer_at(self._store, rollout_id, form.get("at", ""))
+        kept = {name: value for name, value in form.items() if name != "token"}
+        fields = {**shown, "form": kept, "problem": problem}
+        return self.show(request, "branch.html", status=400 if problem else 200, **fields)
 
     async def rescore(self, request: Request) -> Response:
         return await self._act(request, self._writable().rescore)

@@ -11,9 +11,10 @@ import asyncio
 import itertools
 import queue
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollyard.core.errors import ConfigError, Error
 from rollyard.core.rollout import Rollout
@@ -25,14 +26,20 @@ STOPPING_S = 60.0
 FULL_S = 0.05  # between two looks at a full buffer
 
 
-class RolloutWorker:
+class MadeGroup(NamedTuple):
+    """Fields of the group's `RolloutSample`s, and how many of its rollouts have none for want of a reward."""
+
+    samples: Sequence[Mapping[str, Any]]
+    unscored: int
+
+
+class SampleWorker(ABC):
     """`parallel` groups are made at a time; `buffer` bounds how many samples wait for the trainer."""
 
-    def __init__(self, group: Group, *, parallel: int = 2, buffer: int = 256) -> None:
+    def __init__(self, *, parallel: int = 2, buffer: int = 256) -> None:
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(maxsize=buffer)
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
         self.model_version = 0
-        self._group = group
         self._parallel = parallel
         self._numbers = itertools.count()
         self._moved_at = time.monotonic()
@@ -61,6 +68,9 @@ class RolloutWorker:
         if idle > stale_after_s:
             raise Error(f"no rollout group ended for {idle:.0f} s")
 
+    @abstractmethod
+    async def make_group(self, number: int, version: int) -> MadeGroup: ...
+
     async def _produce(self) -> None:
         sample = _sample_type()
         async with asyncio.TaskGroup() as tasks:
@@ -70,11 +80,10 @@ class RolloutWorker:
     async def _groups(self, sample: Callable[..., Any]) -> None:
         while True:
             number, version = next(self._numbers), self.model_version
-            rollouts = await self._group(number, version)
-            made = rollout_samples(rollouts, version=version, first_group=number)
-            unscored = sum(rollout.reward is None for rollout in rollouts)
-            self.metrics_queue.put_nowait({"rollyard/rows": float(len(made)), "rollyard/unscored": float(unscored)})
-            for fields in made:
+            made = await self.make_group(number, version)
+            counts = {"rollyard/rows": float(len(made.samples)), "rollyard/unscored": float(made.unscored)}
+            self.metrics_queue.put_nowait(counts)
+            for fields in made.samples:
                 await self._push(sample(**fields))
             self._moved_at = time.monotonic()
 
@@ -86,6 +95,19 @@ class RolloutWorker:
             except queue.Full:
                 self._moved_at = time.monotonic()  # waiting for the trainer is no standstill
                 await asyncio.sleep(FULL_S)
+
+
+class RolloutWorker(SampleWorker):
+    """The groups are rollouts of this process."""
+
+    def __init__(self, group: Group, *, parallel: int = 2, buffer: int = 256) -> None:
+        super().__init__(parallel=parallel, buffer=buffer)
+        self._group = group
+
+    async def make_group(self, number: int, version: int) -> MadeGroup:
+        rollouts = await self._group(number, version)
+        made = rollout_samples(rollouts, version=version, first_group=number)
+        return MadeGroup(made, sum(rollout.reward is None for rollout in rollouts))
 
 
 def _sample_type() -> Callable[..., Any]:

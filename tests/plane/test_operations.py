@@ -33,8 +33,9 @@ async def process(folder, *options, engine="noop"):
     try:
         env = {}
         async with asyncio.timeout(60):
-            while not (line := (await server.stdout.readline()).decode()).startswith("rollyard plane ready"):
-                name, _, value = line.strip().partition("=")
+            while "ROLLYARD_KEY" not in env:  # the last one
+                name, _, value = (await server.stdout.readline()).decode().strip().partition("=")
+                assert name, (folder / "log").read_text()
                 env[name] = value
         async with aiohttp.ClientSession(
             env["ROLLYARD_URL"], headers={"Authorization": f"Bearer {env['ROLLYARD_KEY']}"}

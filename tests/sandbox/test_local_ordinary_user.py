@@ -38,6 +38,14 @@ async def main():
             got["agent"] = type(error).__name__
         listener = await box.listen()
         got["port"] = listener.port > 0
+        volume = ry.core.sandbox.Volume(name="v", path="/v")
+        async with backend.open(ry.SandboxSpec(names=("db",), volumes=(volume,))) as main:
+            async with backend.open(ry.SandboxSpec(beside=main.id, volumes=(volume,))) as service:
+                await service.exec("echo shared > /v/f", timeout=20)
+                got["volume"] = (await main.read("/v/f")).decode()
+                listener = await service.listen()
+                connect = f"import socket; socket.create_connection(('db', {listener.port}), 10)"
+                got["beside"] = (await main.exec(["python3", "-c", connect], timeout=20)).exit_code
         image = await box.snapshot()
     async with ry.sandbox.backend("local") as backend, backend.open(ry.SandboxSpec(image=image)) as box:
         got["snapshot"] = (await box.read("/workspace/f")).decode()
@@ -81,6 +89,7 @@ def test_a_user_with_one_id_gets_everything_but_other_users(home):
     assert (got["level"], got["users"], got["agent"]) == ("no_cgroups", False, "Unsupported")
     assert got["text"] == "0\nout\n" and got["bomb"] and got["port"]
     assert (got["snapshot"], got["left"]) == ("out\n", 0)
+    assert (got["volume"], got["beside"]) == ("shared\n", 0)
 
 
 @pytest.fixture
@@ -103,6 +112,7 @@ def test_a_user_with_a_range_of_ids_gets_users_too_and_leaves_nothing_under_them
     assert (got["level"], got["users"], got["agent"]) == ("no_cgroups", True, "1000\n1000\n")
     assert got["text"] == "0\nout\n" and got["bomb"]
     assert (got["snapshot"], got["left"]) == ("out\n", 0)
+    assert (got["volume"], got["beside"]) == ("shared\n", 0)
 
 
 def test_a_range_that_newuidmap_refuses_falls_back_to_one_id(home, user_with_range):

@@ -109,6 +109,10 @@ def rows(tmp_path, **row):
         {"verifier": {"kind": "diff", "options": {"folder": "OUTSIDE"}}},
         {"verifier": {"kind": "commands", "site": {"build": "OUTSIDE"}, "options": {"commands": "true"}}},
         {"steps": [{"name": "a", "instruction": "x", "workdir_files": "OUTSIDE"}]},
+        {"image": "OUTSIDE"},
+        {"image": "~root"},
+        {"verifier": {"kind": "commands", "site": {"image": "OUTSIDE"}, "options": {"commands": "true"}}},
+        {"build": "OUTSIDE/odd"},
     ],
     ids=lambda row: json.dumps(row)[:40],
 )
@@ -116,11 +120,32 @@ async def test_a_row_names_no_file_of_the_host(tmp_path, row):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "linked.txt").symlink_to(tmp_path / "secret.txt")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "memory").symlink_to("/proc/self/mem")  # whoever reads it fails: nothing outside is read
     text = json.dumps(row).replace("SECRET", str(tmp_path / "secret.txt")).replace("OUTSIDE", str(tmp_path))
     path = rows(tmp_path, **json.loads(text.replace("linked.txt", str(elsewhere / "linked.txt"))))
     with pytest.raises(ConfigError, match="is outside"):
         ry.Taskset.load(path)
     assert ry.Taskset.load(path, trust_tasks=True)[0].trusted
+
+
+async def test_a_link_out_of_a_rows_folder_is_not_read_for_its_name(tmp_path):
+    (tmp_path / "elsewhere" / "context").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "context" / "memory").symlink_to("/proc/self/mem")
+    (task,) = ry.Taskset.load(rows(tmp_path, build=str(tmp_path / "elsewhere" / "context")))
+    assert task.digest and not task.trusted
+
+
+@pytest.mark.parametrize("line", ["FROM OUTSIDE", "FROM host\nCOPY --from=OUTSIDE secret.txt /app/leak"])
+async def test_a_dockerfile_names_no_folder_of_the_host(folders, backend, tmp_path, line):
+    (tmp_path / "secret.txt").write_text("very secret")
+    toml = PLACE.format("").replace('docker_image = "host"\n', "")
+    dockerfile = f"{line}\nWORKDIR /app\n".replace("OUTSIDE", str(tmp_path))
+    (task,) = ry.Taskset.load(
+        folders.simple(tmp_path / "elsewhere", toml, **{"environment/Dockerfile": dockerfile, **SHOWS})
+    )
+    done = await ry.run_rollout(task, agent="nop", policy=scripted([]), sandbox=backend)
+    assert done.reward is None and "an image has a name" in done.failure.message
 
 
 @pytest.mark.parametrize("field", [{"trusted": True}, {"host_env": ["HOST_SECRET"]}])

@@ -1,50 +1,21 @@
-"""The trainers themselves take what the adapters make. Each package lives in an environment of its own, made once and kept in
-the cache; ours is appended to its path, so that it uses its own versions of what both need."""
+"""The trainers themselves take what the adapters make, each package in an environment of its own."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from rollyard.trajectory.samples import samples
-from tests.plane.venvs import venv_or_skip
+from tests.train.foreign_python import HERE, ROOT, foreign
 from tests.train.rollouts import branchy, linear
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-
-
-def foreign(name, *packages, alone=False):
-    """A function that runs a script of `foreign/` in an environment with these packages, and returns what it printed.
-    `alone` takes the first without what it asks for: a trainer's data types rarely need its whole stack."""
-    installs = [["--no-deps", packages[0]], [*packages[1:]]] if alone else [[*packages]]
-    python = venv_or_skip(f"trainer-{name}", *installs)
-
-    def run(script, *words):
-        ours = [path for path in sys.path if path.endswith("site-packages")]
-        start = f"import runpy, sys; sys.path += {ours!r}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
-        command = [python, "-c", start, HERE / "foreign" / script, *words]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "HF_HUB_OFFLINE": "1",
-            "LITELLM_LOCAL_MODEL_COST_MAP": "true",
-        }
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=480)
-        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-        return done.stdout.strip().splitlines()[-1]
-
-    return run
-
 
 @pytest.mark.parametrize("part", ["two_steps", "worker"])
 def test_trl_trains_on_our_rows_and_its_queue_takes_our_workers_samples(part):
-    run = foreign("trl-1.16.0", "trl==1.16.0", "torch==2.13.0", "transformers==5.17.0")
+    run = foreign("trl-1.16.0", "trl==1.16.0", "torch==2.13.0", "transformers==5.17.0", "requests")
     assert run("trl_side.py", part) == "ok"
 
 

@@ -14,12 +14,11 @@ from rollyard.core.egress import parse_rule
 from rollyard.core.errors import PlaneInvalid, UnknownName
 from rollyard.core.ids import new_id
 from rollyard.core.plane import POOL_OWNER, AdmissionTerms, EnvSpec, Instance, InstancePlan, OnTimeout
-from rollyard.core.sandbox import Mount, Network, Resources
+from rollyard.core.sandbox import Mount, Network, Resources, is_path
 from rollyard.plane.engines.choose import choose, refuse
 from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.service.request_note import say_origin
 
-_PATHS = ("/", "./", "../", "~")
 _MAX_LABELS = 64
 
 
@@ -108,7 +107,7 @@ def plan_instance(
         raise PlaneInvalid("auto_resume is for an instance with on_timeout pause", hint="set both, or neither")
     if plan.arguments and not plan.start:
         raise PlaneInvalid("arguments are for a program", hint="give start, or an environment that has one")
-    if plan.image.startswith(_PATHS) or "\0" in plan.image:
+    if is_path(plan.image) or "\0" in plan.image:
         hint = "add it on the server with `rollyard image add SOURCE --name NAME`"
         raise PlaneInvalid("an image is named, not given by a path of the server", hint=hint)
     _honours(engine, engines, plan)

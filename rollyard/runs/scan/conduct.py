@@ -20,8 +20,8 @@ _NO_NETWORK = re.compile(
     r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|No route to host|NewConnectionError|Failed to establish a new connection"
 )
 _ENVIRONMENT = re.compile(
-    r"No space left on device|I/O error|Input/output error|Cannot allocate memory|Read-only file system|Resource temporarily unavailable|Too many open files"
-    r"|Disk quota exceeded|GLIBC_\S+' not found|cannot open shared object file"
+    r"No space left on device|I/O error|Input/output error|Cannot allocate memory|Read-only file system"
+    r"|Resource temporarily unavailable|Too many open files|Disk quota exceeded|GLIBC_\S+' not found|cannot open shared object file"
 )
 _REFUSES = re.compile(
     r"\bI(?:['\u2019]m| am) (?:sorry, but I )?(?:can(?:no|['\u2019])t|unable to|not able to) "

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rollyard.core.call import REPLAYED
+from rollyard.core.call import REPLAYED, floats, ids
+from rollyard.core.experts import read_experts
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.sink import JsonLines
 from rollyard.store.values import Note
+from rollyard.trajectory.branch import Span
 from rollyard.trajectory.samples import RefusedBranch, Sample, samples
 from rollyard.trajectory.turns import turns
 
@@ -110,6 +112,8 @@ def attempt_line(rollout: Rollout) -> dict[str, Any]:
         "parent_call": rollout.parent_call,
         "replayed": rollout.replayed,
         "pinned": rollout.pinned,
+        "resumed": rollout.resumed,
+        "laid_over": rollout.laid_over,
         "labels": rollout.labels,
         "started_at": rollout.started_at,
         "wall_s": rollout.wall_s,
@@ -148,3 +152,34 @@ def sample_line(row: Sample) -> dict[str, Any]:
         "stale_call_ids": list(row.stale_call_ids),
         "routed_experts": None if row.experts is None else row.experts.to_base64(),
     }
+
+
+def read_sample(line: Mapping[str, Any]) -> Sample:
+    """The row that a line was written of; its spans know no nodes, since the graph is not here."""
+    return Sample(
+        rollout_id=line["rollout_id"],
+        run_id=line["run_id"],
+        group_id=line["group_id"],
+        task_id=line["task_id"],
+        attempt=line["attempt"],
+        index=line["sample_index"],
+        count=line["n_samples"],
+        kind=line["kind"],
+        call_ids=tuple(line["call_ids"]),
+        spans=tuple(Span(-1, s["role"], s["start"], s["end"], s["sampled"], s["call_id"]) for s in line["spans"]),
+        ids=ids(line["input_ids"]),
+        mask=bytes(line["loss_mask"]),
+        logprobs=floats(line["logprobs"]),
+        versions=ids(line["versions"]),
+        temperatures=None if line["temperatures"] is None else floats(line["temperatures"]),
+        prompt_len=line["prompt_len"],
+        truncated=line["truncated"],
+        reward=line["reward"],
+        parent=line["parent_index"],
+        shared=line["shared_tokens"],
+        experts=None if line["routed_experts"] is None else read_experts(line["routed_experts"]),
+        parent_rollout=line["parent_rollout"],
+        parent_call=line["parent_call"],
+        own_from=line["own_from"],
+        stale_call_ids=tuple(line["stale_call_ids"]),
+    )

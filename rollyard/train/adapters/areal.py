@@ -15,7 +15,7 @@ from rollyard.trajectory.samples import Sample
 
 def concat(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
     """AReaL's `concat` export: a row per branch."""
-    return [_tensors(row) for row in rows_of(rollouts)]
+    return [tensors(row) for row in rows_of(rollouts)]
 
 
 def individual(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def individual(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
     return found
 
 
-def _tensors(row: Sample) -> dict[str, Any]:
+def tensors(row: Sample) -> dict[str, Any]:
     return {
         "input_ids": [list(row.ids)],
         "loss_mask": [list(row.mask)],

@@ -14,17 +14,18 @@ from rollyard.trajectory.samples import Sample
 
 
 def execution(rollout: Rollout, *, label: Any = None) -> dict[str, Any]:
-    return _execution(rollout, main_row(scored_rows(rollout)), label)
+    return row_execution(main_row(scored_rows(rollout)), prompt=rollout.task.instruction, label=label)
 
 
 def executions(rollout: Rollout, *, label: Any = None) -> list[dict[str, Any]]:
-    return [_execution(rollout, row, label) for row in scored_rows(rollout)]
+    prompt = rollout.task.instruction
+    return [row_execution(row, prompt=prompt, label=label) for row in scored_rows(rollout)]
 
 
-def _execution(rollout: Rollout, row: Sample, label: Any) -> dict[str, Any]:
+def row_execution(row: Sample, *, prompt: str, label: Any) -> dict[str, Any]:
     trained = [span for span in row.spans if span.sampled and any(row.mask[span.start : span.end])]
     return {
-        "prompt": rollout.task.instruction,
+        "prompt": prompt,
         "label": label,
         "reward": row.reward,
         "scores": row.reward,

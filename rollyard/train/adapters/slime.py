@@ -23,18 +23,21 @@ def rollout_groups(rollouts: Iterable[Rollout]) -> list[list[dict[str, Any]]]:
     for number, rollout in enumerate(scored):
         rows = scored_rows(rollout)
         group = groups[rollout.group_id or rollout.task.id]
-        out.append([_sample(row, rollout, group, index + row.index, number) for row in rows])
+        prompt = rollout.task.instruction
+        out.append(
+            [row_sample(row, prompt=prompt, group=group, index=index + row.index, rollout=number) for row in rows]
+        )
         index += len(rows)
     return out
 
 
-def _sample(row: Sample, rollout: Rollout, group: int, index: int, rollout_number: int) -> dict[str, Any]:
+def row_sample(row: Sample, *, prompt: Any, group: int, index: int, rollout: int) -> dict[str, Any]:
     at = row.prompt_len
     return {
         "group_index": group,
         "index": index,
-        "rollout_id": rollout_number,
-        "prompt": rollout.task.instruction,
+        "rollout_id": rollout,
+        "prompt": prompt,
         "tokens": list(row.ids),
         "response_length": len(row.ids) - at,
         "reward": row.reward,

@@ -27,19 +27,24 @@ from rollyard.trajectory.samples import Sample
 
 def rollout_rows(rollouts: Sequence[Rollout], *, pad_id: int = 0) -> dict[str, list[Any]]:
     """The dict a `rollout_func` returns, for rollouts in the order of its prompts. Pass `env_reward` as a reward function."""
+    return main_rows([() if rollout.reward is None else scored_rows(rollout) for rollout in rollouts], pad_id=pad_id)
+
+
+def main_rows(rollouts: Sequence[Sequence[Sample]], *, pad_id: int = 0) -> dict[str, list[Any]]:
+    """The same of rows; a rollout without any holds its place with a masked token."""
     out: dict[str, list[Any]] = {
         key: [] for key in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "env_reward")
     }
-    for rollout in rollouts:
-        if rollout.reward is None:
+    for rows in rollouts:
+        if not rows:
             _append(out, [pad_id], [pad_id], [0.0], [0], None)
             continue
-        rows = scored_rows(rollout)
         row = main_row(rows)
         if len(rows) > 1:
             lost = sum(other.trained for other in rows) - row.trained
             warnings.warn(
-                f"rollout {rollout.id} has {len(rows)} rows and rollout_func takes one: {lost} sampled tokens do not train",
+                f"rollout {row.rollout_id} has {len(rows)} rows and rollout_func takes one: "
+                f"{lost} sampled tokens do not train",
                 stacklevel=2,
             )
         at = row.prompt_len

@@ -15,10 +15,10 @@ from rollyard.trajectory.samples import Sample
 
 
 def outputs(rollouts: Iterable[Rollout]) -> list[dict[str, Any]]:
-    return [_output(row) for row in rows_of(rollouts)]
+    return [output(row) for row in rows_of(rollouts)]
 
 
-def _output(row: Sample) -> dict[str, Any]:
+def output(row: Sample) -> dict[str, Any]:
     at, versions = row.prompt_len, versions_of(row)
     return {
         "prompt_ids": list(row.ids[:at]),
@@ -35,7 +35,7 @@ def _output(row: Sample) -> dict[str, Any]:
             "rows": row.count,
             **tree_place(row),
             "kind": row.kind,
-            "min_param_version": versions[0] if versions else None,
-            "max_param_version": versions[-1] if versions else None,
+            "min_global_steps": versions[0] if versions else None,
+            "max_global_steps": versions[-1] if versions else None,
         },
     }

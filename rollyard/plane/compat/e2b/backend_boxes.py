@@ -19,7 +19,7 @@ import msgspec
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.plane import ApiKey
 from rollyard.core.protocols import Backend, Sandbox
-from rollyard.core.sandbox import Resources, SandboxSpec
+from rollyard.core.sandbox import Resources, SandboxSpec, is_path
 from rollyard.plane.compat.e2b.boxes import E2bCreate, E2bSandbox, SandboxTokens, SandboxView, make_box, read_create
 from rollyard.plane.compat.e2b.errors import E2bRefusal
 from rollyard.plane.compat.e2b.template_builds import remove_image, start_or_kill
@@ -107,7 +107,7 @@ class BackendBoxes:
         base = self._named.get(asked.template) or (
             self._spec
             if asked.template == BASE
-            else msgspec.structs.replace(self._spec, image=built.image if built else asked.template)
+            else msgspec.structs.replace(self._spec, image=built.image if built else _image_name(asked.template))
         )
         resources = resources or (built.resources if built else Resources())
         changes: dict[str, Any] = {
@@ -197,3 +197,11 @@ class BackendBoxes:
     ) -> list[E2bSandbox | Error]:
         """What a sandbox was opened with is known to the control plane, not to a backend."""
         raise E2bRefusal("unimplemented", "a fork is not served here; take a snapshot and create from it")
+
+
+def _image_name(template: str) -> str:
+    if is_path(template):
+        raise E2bRefusal(
+            "not_found", f"template '{template}' not found: an image has a name, and no path of this server", 404
+        )
+    return template

@@ -82,7 +82,7 @@ class TemplateApi:
     async def upload_link(self, request: Request, caller: ApiKey | None) -> Response:
         template, _ = self._own(request, caller)
         digest = request.path_params["hash"]
-        present = self._templates.archive(digest).is_file()
+        present = self._templates.archive(template.owner, digest).is_file()
         until = str(int(time.time()) + _UPLOAD_S)
         place = f"{str(request.base_url).rstrip('/')}/templates/{template.id}/files/{digest}"
         url = f"{place}?until={until}&signature={self._signature(template.id, digest, until)}"
@@ -100,7 +100,10 @@ class TemplateApi:
             given = request.query_params.get("signature", "")
             if not hmac.compare_digest(given.encode(), wanted.encode()) or int(until) < time.time():
                 raise E2bRefusal("unauthenticated", "this upload URL is not signed by this server, or has expired")
-            await _take(request, self._templates.archive(digest))
+            template = self._templates.by_id(request.path_params["id"])
+            if template is None:
+                raise E2bRefusal("not_found", "the template of this upload URL is gone")
+            await _take(request, self._templates.archive(template.owner, digest))
         except ClientDisconnect:
             return Response(status_code=400)
         except E2bRefusal as error:

@@ -20,7 +20,7 @@ from rollyard.core.protocols import Backend, OwnImages
 from rollyard.core.sandbox import Resources
 from rollyard.images.store import ImageStore
 from rollyard.plane.compat.e2b.accounts import DEFAULT_USER
-from rollyard.plane.compat.e2b.boxes import Boxes, E2bSandbox
+from rollyard.plane.compat.e2b.boxes import Boxes, E2bSandbox, owner_of
 from rollyard.plane.compat.e2b.errors import E2bRefusal
 from rollyard.plane.compat.e2b.templates import BASE, BuildLine, Template, TemplateBuild, Templates
 
@@ -91,7 +91,7 @@ class TemplateBuilder:
         made = {"templateID": base, "timeout": BUILD_S, "metadata": {}}
         box = await self._boxes.create(caller, made, None, resources=build.resources)
         try:
-            run = _BuildRun(box, build, self._templates)
+            run = _BuildRun(box, build, self._templates, owner_of(caller))
             inherited = self._templates.of_image(box.image)
             if inherited is not None:
                 run.inherit(inherited[1])
@@ -109,8 +109,8 @@ class TemplateBuilder:
 class _BuildRun:
     """One build in its sandbox: who runs the next step, where, with which environment."""
 
-    def __init__(self, box: E2bSandbox, build: TemplateBuild, templates: Templates) -> None:
-        self.box, self.build, self.templates = box, build, templates
+    def __init__(self, box: E2bSandbox, build: TemplateBuild, templates: Templates, owner: str) -> None:
+        self.box, self.build, self.templates, self.owner = box, build, templates, owner
         self.user, self.workdir = DEFAULT_USER, ""
         self.env: dict[str, str] = {}
 
@@ -165,7 +165,7 @@ class _BuildRun:
 
     async def copy(self, args: list[str], digest: str) -> None:
         source, target, owner, mode = (*args, "", "")[:4]
-        archive = self.templates.archive(digest)
+        archive = self.templates.archive(self.owner, digest)
         if not archive.is_file():
             raise E2bRefusal("invalid_argument", f"the files of COPY {source} were not uploaded")
         place = f"{_STAGE}-{self.build.id[:8]}"

@@ -6,6 +6,7 @@ A template is one file of a folder beside the engine's images, so any process on
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 import uuid
@@ -26,6 +27,7 @@ DEFAULT_TAG = "default"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _HASH = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_ID = re.compile(r"(tpl|snp)_[A-Za-z0-9]+")
 BuildState = Literal["waiting", "building", "ready", "error"]
 
 
@@ -122,7 +124,7 @@ class Templates:
     def find(self, owner: str, text: str) -> tuple[Template, str] | None:
         """A template by its id or name, and the tag that was meant."""
         name, tag = _split(text, owner)
-        found = self._load(name) if name.startswith(("tpl_", "snp_")) else None
+        found = self.by_id(name)
         found = found if found is not None and found.owner == owner else self._by_name(owner, name)
         return None if found is None else (found, tag or DEFAULT_TAG)
 
@@ -146,11 +148,16 @@ class Templates:
                     return template, build
         return None
 
-    def archive(self, digest: str) -> Path:
-        """Where the files of a COPY are, or are to be put."""
+    def archive(self, owner: str, digest: str) -> Path:
+        """Where the files of a COPY are, or are to be put. Clients make the hash, and nobody can check it against the archive: so
+        what one owner sent under it is that owner's."""
         if not _HASH.fullmatch(digest):
             raise E2bRefusal("invalid_argument", "not a hash of files")
-        return self._files / digest
+        return private_dir(self._files / hashlib.sha256(owner.encode()).hexdigest()[:32]) / digest
+
+    def by_id(self, template_id: str) -> Template | None:
+        """Whoever it belongs to."""
+        return self._load(template_id) if _ID.fullmatch(template_id) else None
 
     def _by_name(self, owner: str, name: str) -> Template | None:
         return next((one for one in self._each() if one.owner == owner and one.name == name and name), None)
