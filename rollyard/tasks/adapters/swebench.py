@@ -3,8 +3,8 @@
 Where `repositories` names a folder of git repositories (`OWNER__NAME`, `OWNER/NAME`, with or without `.git`), the image is built:
 the declared Python, the pinned packages, and then the tree of the base commit as one new commit, so that images of one repository
 and version share their environment and no later commit is in any of them. Otherwise the instance's own image is taken, and its
-repository sealed before the agent starts: nothing is left of it but the image's HEAD and what that grew from. The agent never has
-the test patch, the gold patch or the list of tests.
+repository sealed before the agent starts: nothing is left of it but the image's HEAD and what that grew from. The agent never
+has the test patch, the gold patch or the list of tests.
 """
 
 from __future__ import annotations
@@ -22,19 +22,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import (
-    field,
-    first_row,
-    folder_name,
-    read_inside,
-    read_rows,
-    read_text_inside,
-    string_list,
-    write_task,
-)
+from rollyard.tasks.adapters.drafts import field, first_row, folder_name, read_rows, string_list, write_task
 
 _WORKDIR = "/testbed"
 _PINS = re.compile(r"^\s*- ([A-Za-z0-9._-]+)==([A-Za-z0-9.+!_-]+)\s*$", re.M)
@@ -54,9 +44,6 @@ _SUBSETS = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-b
 _SEAL = "seal_repository.sh"
 _ROOT = "$(git rev-list --max-parents=0 HEAD | tail -1)"  # the one commit of a tree that was built
 _TOOLS = ("pip", "setuptools", "wheel")
-_INSTALL = "python -m pip install -e ."
-_REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_COMMIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
 
 
 class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +62,7 @@ class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     pins: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
-    install: str = _INSTALL
+    install: str = "python -m pip install -e ."
     reverse: bool = False
 
 
@@ -106,24 +93,24 @@ def _write_folder(source: Path, options: Mapping[str, Any], folder: Path) -> Non
 
 def _from_folder(source: Path) -> SweInstance:
     try:
-        files = ("gold.patch", "test.patch", "eval.sh", "Dockerfile", "task.yaml", "problem_statement.md")
-        texts = {name: read_text_inside(source / name, source.parent) for name in files}
-        task = msgspec.convert(yaml.safe_load(texts["task.yaml"]), dict[str, Any])
-        tests = msgspec.json.decode(read_inside(source / "tests.json", source.parent), type=dict[str, Any])
-    except (*BAD_JSON, OSError, yaml.YAMLError) as error:
+        task: dict[str, Any] = yaml.safe_load((source / "task.yaml").read_text())
+        texts = {name: (source / name).read_text() for name in ("gold.patch", "test.patch", "eval.sh", "Dockerfile")}
+        tests = msgspec.json.decode((source / "tests.json").read_bytes(), type=dict[str, Any])
+        problem = (source / "problem_statement.md").read_text()
+    except (OSError, yaml.YAMLError, msgspec.DecodeError) as error:
         raise ConfigError(f"{source}: {error}") from error
     command, install = _MARKS.search(texts["eval.sh"]), _INSTALLS.search(texts["Dockerfile"])
     if command is None:
         raise ConfigError(f"{source / 'eval.sh'}: no command between its marks")
     file = source / "environment.yml"
-    declared = read_text_inside(file, source.parent) if file.is_file() else ""
+    declared = file.read_text() if file.is_file() else ""
     conda = {name: (version, build) for name, version, build in _CONDA.findall(declared)}
     libraries = [f"{name}=={version}" for name, (version, build) in conda.items() if re.match(r"py\d", build)]
     return SweInstance(
         id=str(task["instance_id"]),
         repo=str(task["repo"]),
         base=str(task["base_commit"]),
-        problem=texts["problem_statement.md"],
+        problem=problem,
         patch=texts["gold.patch"],
         test_patch=texts["test.patch"],
         tests={**tests, "format": _format(str(task.get("log_parser", "")))},
@@ -136,7 +123,7 @@ def _from_folder(source: Path) -> SweInstance:
             + [f"{name}=={version}" for name, version in _PINS.findall(declared) if name not in _TOOLS]
         ),
         tools=tuple(f"{name}=={conda[name][0]}" for name in _TOOLS if name in conda),
-        install=install[1].strip() if install is not None else _INSTALL,
+        install=install[1].strip() if install is not None else SweInstance.install,
     )
 
 
@@ -240,8 +227,9 @@ def _faulty() -> str:
     return f"RUN {command}\nWORKDIR {_WORKDIR}\n"
 
 
-_COMMIT = (
-    "git init -q && git add -A -f && git -c user.name=base -c user.email=base@localhost commit -q -m base && git gc -q"
+_COMMIT = (  # without git's own tidying up, which would still be under way when gc begins
+    "git init -q && git config gc.auto 0 && git add -A -f"
+    " && git -c user.name=base -c user.email=base@localhost commit -q -m base && git gc -q"
 )
 
 
@@ -275,8 +263,6 @@ def _has_pytest(one: SweInstance) -> bool:
 
 
 def _find_repository(root: Path, repo: str) -> Path:
-    if not _REPO.fullmatch(repo):
-        raise ConfigError(f"{repo!r} is no repository", hint="OWNER/NAME")
     owner, _, name = repo.partition("/")
     tried = [root / f"{owner}{mark}{name}{end}" for mark in ("__", "/", "+") for end in ("", ".git", "/repo")]
     for path in tried:
@@ -287,8 +273,6 @@ def _find_repository(root: Path, repo: str) -> Path:
 
 def _archive(repository: Path, one: SweInstance) -> bytes:
     """The tree of the base commit: files, and nothing of the history."""
-    if not _COMMIT_NAME.fullmatch(one.base):
-        raise ConfigError(f"{one.id}: {one.base!r} is no commit")
     command = ["git", "-C", str(repository), "archive", "--format=tar", one.base]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
