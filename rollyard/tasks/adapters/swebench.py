@@ -22,9 +22,19 @@ from typing import Any
 import msgspec
 import yaml
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import field, first_row, folder_name, read_rows, string_list, write_task
+from rollyard.tasks.adapters.drafts import (
+    field,
+    first_row,
+    folder_name,
+    read_inside,
+    read_rows,
+    read_text_inside,
+    string_list,
+    write_task,
+)
 
 _WORKDIR = "/testbed"
 _PINS = re.compile(r"^\s*- ([A-Za-z0-9._-]+)==([A-Za-z0-9.+!_-]+)\s*$", re.M)
@@ -44,6 +54,9 @@ _SUBSETS = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-b
 _SEAL = "seal_repository.sh"
 _ROOT = "$(git rev-list --max-parents=0 HEAD | tail -1)"  # the one commit of a tree that was built
 _TOOLS = ("pip", "setuptools", "wheel")
+_INSTALL = "python -m pip install -e ."
+_REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_COMMIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
 
 
 class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +75,7 @@ class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     pins: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
-    install: str = "python -m pip install -e ."
+    install: str = _INSTALL
     reverse: bool = False
 
 
@@ -93,24 +106,24 @@ def _write_folder(source: Path, options: Mapping[str, Any], folder: Path) -> Non
 
 def _from_folder(source: Path) -> SweInstance:
     try:
-        task: dict[str, Any] = yaml.safe_load((source / "task.yaml").read_text())
-        texts = {name: (source / name).read_text() for name in ("gold.patch", "test.patch", "eval.sh", "Dockerfile")}
-        tests = msgspec.json.decode((source / "tests.json").read_bytes(), type=dict[str, Any])
-        problem = (source / "problem_statement.md").read_text()
-    except (OSError, yaml.YAMLError, msgspec.DecodeError) as error:
+        files = ("gold.patch", "test.patch", "eval.sh", "Dockerfile", "task.yaml", "problem_statement.md")
+        texts = {name: read_text_inside(source / name, source.parent) for name in files}
+        task = msgspec.convert(yaml.safe_load(texts["task.yaml"]), dict[str, Any])
+        tests = msgspec.json.decode(read_inside(source / "tests.json", source.parent), type=dict[str, Any])
+    except (*BAD_JSON, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{source}: {error}") from error
     command, install = _MARKS.search(texts["eval.sh"]), _INSTALLS.search(texts["Dockerfile"])
     if command is None:
         raise ConfigError(f"{source / 'eval.sh'}: no command between its marks")
     file = source / "environment.yml"
-    declared = file.read_text() if file.is_file() else ""
+    declared = read_text_inside(file, source.parent) if file.is_file() else ""
     conda = {name: (version, build) for name, version, build in _CONDA.findall(declared)}
     libraries = [f"{name}=={version}" for name, (version, build) in conda.items() if re.match(r"py\d", build)]
     return SweInstance(
         id=str(task["instance_id"]),
         repo=str(task["repo"]),
         base=str(task["base_commit"]),
-        problem=problem,
+        problem=texts["problem_statement.md"],
         patch=texts["gold.patch"],
         test_patch=texts["test.patch"],
         tests={**tests, "format": _format(str(task.get("log_parser", "")))},
@@ -123,7 +136,7 @@ def _from_folder(source: Path) -> SweInstance:
             + [f"{name}=={version}" for name, version in _PINS.findall(declared) if name not in _TOOLS]
         ),
         tools=tuple(f"{name}=={conda[name][0]}" for name in _TOOLS if name in conda),
-        install=install[1].strip() if install is not None else SweInstance.install,
+        install=install[1].strip() if install is not None else _INSTALL,
     )
 
 
@@ -263,6 +276,8 @@ def _has_pytest(one: SweInstance) -> bool:
 
 
 def _find_repository(root: Path, repo: str) -> Path:
+    if not _REPO.fullmatch(repo):
+        raise ConfigError(f"{repo!r} is no repository", hint="OWNER/NAME")
     owner, _, name = repo.partition("/")
     tried = [root / f"{owner}{mark}{name}{end}" for mark in ("__", "/", "+") for end in ("", ".git", "/repo")]
     for path in tried:
@@ -273,6 +288,8 @@ def _find_repository(root: Path, repo: str) -> Path:
 
 def _archive(repository: Path, one: SweInstance) -> bytes:
     """The tree of the base commit: files, and nothing of the history."""
+    if not _COMMIT_NAME.fullmatch(one.base):
+        raise ConfigError(f"{one.id}: {one.base!r} is no commit")
     command = ["git", "-C", str(repository), "archive", "--format=tar", one.base]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
