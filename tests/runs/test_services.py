@@ -11,6 +11,7 @@ import yaml
 import rollyard as ry
 from rollyard.core.events import Event
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.sandbox.docker.engine import DockerEngine
 
 pytestmark = pytest.mark.anyio
 EXAMPLES = Path(__file__).parents[2] / "examples" / "services"
@@ -161,5 +162,6 @@ async def test_the_example_is_solved_in_containers_that_share_a_network(engine, 
         done = await ry.run_rollout(task, agent="oracle", policy=ry.policy.scripted({"steps": []}), sandbox=backend)
         assert (done.failure, done.reward) == (None, 1.0), (done.failure, done.verdict)
         assert await backend.list({"rollyard.rollout": done.id}) == []
-        volumes = await backend._engine.call("GET", "volumes")
+    async with DockerEngine(host) as asked:
+        volumes = await asked.call("GET", "volumes")
         assert not [row["Name"] for row in volumes["Volumes"] or () if row["Name"].startswith("rollyard-")]
