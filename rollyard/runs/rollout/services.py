@@ -20,7 +20,7 @@ from rollyard.core.task import Site, Task
 from rollyard.images.build_types import Built, Images
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import Stages
-from rollyard.tasks.harbor.compose import Condition, TaskService, Services, read_services
+from rollyard.tasks.harbor.compose import Condition, Services, TaskService, read_services
 from rollyard.tasks.host_variables import resolve_env
 from rollyard.tasks.trust import readable_variables
 
