@@ -229,7 +229,7 @@ def _dependencies(said: Any, where: str) -> Iterator[tuple[str, Condition]]:
         condition = (settings or {}).get("condition", "service_started")
         if condition not in _CONDITIONS:
             raise Unsupported(f"{where}.depends_on.{name}.condition: {condition!r}", hint=f"one of {_CONDITIONS}")
-        yield name, cast("Condition", condition)
+        yield name, condition
 
 
 def _check_dependencies(found: Mapping[str, TaskService], path: Path) -> None:
