@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import rollyard as ry
+from rollyard.testing.venvs import make_venv
 
 ROOT = Path(__file__).parents[1]
 USER = 65011
@@ -71,6 +75,7 @@ class Machine(NamedTuple):
     apart: tuple[str, ...] = ()
     env: dict[str, str] = {}
     home: bool = True
+    version: str | None = None  # of Python, where it is not the one that runs this
 
 
 STRONG, USERS = ("full", "no_cgroups"), ("no_cgroups",)
@@ -95,6 +100,8 @@ MACHINES = (
     Machine("LANG=C", STRONG, env={"LANG": "C", "LC_ALL": "C"}),
     Machine("proxy variables set", STRONG, env=PROXIES),
     Machine("no network", STRONG, apart=("--net",)),
+    Machine("Python 3.12", STRONG, version="3.12"),
+    Machine("Python 3.13", STRONG, version="3.13"),
 )
 
 
@@ -114,14 +121,35 @@ def ordinary_python() -> str:
     raise FileNotFoundError("no Python of this version that another user may run")
 
 
+def find_python(version: str) -> str | None:
+    """The interpreter of that version on this machine: on the search path, or below pyenv."""
+    if (found := shutil.which(f"python{version}", path="/usr/local/bin:/usr/bin")) is not None:
+        return found
+    return next(map(str, sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))), None)
+
+
+def other_python(version: str) -> str:
+    """Python of that version with what the package needs, made once and kept in the cache."""
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return make_venv(f"portability-{version}", needs, python=find_python(version) or f"python{version}")
+
+
 def attempt(machine: Machine, home: Path) -> Found:
     """One rollout there, in a process of its own. What it keeps is below `home`."""
-    packages = [str(Path(ry.__file__).parents[1]), *(path for path in sys.path if path.endswith("site-packages"))]
+    packages = [str(Path(ry.__file__).parents[1])]
+    if machine.version is None:
+        packages += [path for path in sys.path if path.endswith("site-packages")]
+    else:  # agents and verifiers are found by what was written down when the package was installed
+        packages.append(str(home / "installed"))
+        written = Path(str(metadata.distribution("rollyard").locate_file("")))
+        for folder in written.glob("rollyard-*.dist-info"):
+            shutil.copytree(folder, home / "installed" / folder.name)
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": ":".join(packages), **machine.env}
     env["ROLLYARD_HOME"] = str(home / "rollyard")
     if machine.home:
         env["HOME"] = str(home)
-    python = ordinary_python() if machine.user else sys.executable
+    own = ordinary_python() if machine.user else sys.executable
+    python = own if machine.version is None else other_python(machine.version)
     command = [python, "-c", ROLLOUT, str(ROOT / "examples/tasks/file-edit")]
     if machine.barred:
         command = [python, str(ROOT / "tests/barred.py"), *command]
@@ -129,8 +157,8 @@ def attempt(machine: Machine, home: Path) -> Found:
         os.chown(home, USER, USER)
         command = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *command]
     if machine.before or machine.apart:
-        own = f'chown {USER} "$PWD"' if machine.user else ""
-        script = f'set -e\nmount --make-rprivate /\n{machine.before}\n{own}\nexec "$@"'
+        owner = f'chown {USER} "$PWD"' if machine.user else ""
+        script = f'set -e\nmount --make-rprivate /\n{machine.before}\n{owner}\nexec "$@"'
         command = ["unshare", "--mount", *machine.apart, "sh", "-c", script, "machine", *command]
     done = subprocess.run(command, env=env, cwd=home, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
@@ -143,6 +171,9 @@ def main() -> int:
     print("| machine | level | cgroups | not to be had | reward |\n|---|---|---|---|---|")
     failed = 0
     for machine in MACHINES:
+        if machine.version is not None and find_python(machine.version) is None:
+            print(f"| {machine.name} | not on this machine | - | - | - |", flush=True)
+            continue
         with tempfile.TemporaryDirectory(prefix="ry-machine-", dir="/var/tmp") as home:
             found = attempt(machine, Path(home))
         failed += found.reward != 1.0 or found.level not in machine.levels

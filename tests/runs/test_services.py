@@ -11,6 +11,7 @@ import yaml
 import rollyard as ry
 from rollyard.core.events import Event
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.sandbox.docker.engine import DockerEngine
 
 pytestmark = pytest.mark.anyio
 EXAMPLES = Path(__file__).parents[2] / "examples" / "services"
@@ -54,7 +55,7 @@ async def attempt(task: Task, backend, *lines: str, **rest):
     return done, events
 
 
-@pytest.mark.parametrize("grade", ["sealed", "shared"])
+@pytest.mark.parametrize("grade", ["sealed", pytest.param("shared", marks=pytest.mark.slow)])
 async def test_the_agent_and_the_tests_reach_one_and_the_same_service(make, backend, grade):
     """It counts: the first answer is the agent's, the second the tests', after the agent is dead."""
     task = make({"counter": COUNTER}, 'test "$(cat out.txt)" = "hello 1"', f'test "$({ASK})" = "hello 2"', grade=grade)
@@ -115,6 +116,7 @@ async def test_what_is_not_supported_is_refused_before_anything_opens(make, back
         await attempt(make({"counter": {**COUNTER, "ports": ["80:80"]}}, "true"), backend, "true")
 
 
+@pytest.mark.slow
 async def test_services_of_two_rollouts_do_not_meet(make, backend):
     """The same port, the same names, at the same time: each counts from one."""
     task = make({"counter": COUNTER}, 'test "$(cat out.txt)" = "hello 1"')
@@ -129,7 +131,7 @@ async def test_services_of_two_rollouts_do_not_meet(make, backend):
     assert rewards == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("name", ["shop", "warehouse"])
+@pytest.mark.parametrize("name", ["shop", pytest.param("warehouse", marks=pytest.mark.slow)])
 async def test_the_example_is_solved_by_its_solution(backend, name):
     (task,) = ry.Taskset.load(EXAMPLES / name)
     done = await ry.run_rollout(task, agent="oracle", policy=ry.policy.scripted({"steps": []}), sandbox=backend)
@@ -161,5 +163,6 @@ async def test_the_example_is_solved_in_containers_that_share_a_network(engine, 
         done = await ry.run_rollout(task, agent="oracle", policy=ry.policy.scripted({"steps": []}), sandbox=backend)
         assert (done.failure, done.reward) == (None, 1.0), (done.failure, done.verdict)
         assert await backend.list({"rollyard.rollout": done.id}) == []
-        volumes = await backend._engine.call("GET", "volumes")
+    async with DockerEngine(host) as asked:
+        volumes = await asked.call("GET", "volumes")
         assert not [row["Name"] for row in volumes["Volumes"] or () if row["Name"].startswith("rollyard-")]

@@ -132,6 +132,7 @@ def test_a_task_that_asks_for_one_is_refused_only_where_there_is_none():
         refuse(task, "small", Capabilities(isolation="namespace"))
 
 
+@pytest.mark.slow
 async def test_a_rollout_has_the_gpu_its_task_asks_for(backend):
     task = Task(id="t", instruction="x", resources=ONE)
     script = ry.policy.scripted({"steps": [{"shell": "ls /dev | grep -c nvidia0 > out.txt"}, {"text": "done"}]})

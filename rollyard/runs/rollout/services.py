@@ -20,7 +20,7 @@ from rollyard.core.task import Site, Task
 from rollyard.images.build_types import Built, Images
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import Stages
-from rollyard.tasks.harbor.compose import Condition, Service, Services, read_services
+from rollyard.tasks.harbor.compose import Condition, Services, TaskService, read_services
 from rollyard.tasks.host_variables import resolve_env
 from rollyard.tasks.trust import readable_variables
 
@@ -30,7 +30,7 @@ _LOG = 4096
 
 
 class RunningService(NamedTuple):
-    service: Service
+    service: TaskService
     sandbox: Sandbox
     job: Job
 
@@ -89,7 +89,7 @@ async def start_services(
 
 
 async def _start(
-    starter: ServiceStarter, service: Service, deadline: Deadline, stack: AsyncExitStack
+    starter: ServiceStarter, service: TaskService, deadline: Deadline, stack: AsyncExitStack
 ) -> RunningService:
     task, place = starter.task, starter.place
     site = Site(
@@ -120,7 +120,7 @@ async def _start(
     return RunningService(service, sandbox, await sandbox.start(argv))
 
 
-async def _find_command(starter: ServiceStarter, service: Service, built: Built) -> tuple[str, ...]:
+async def _find_command(starter: ServiceStarter, service: TaskService, built: Built) -> tuple[str, ...]:
     """As an engine has it: the file's own words first, and with an entrypoint of its own the image's CMD does not count."""
     images = starter.backend if isinstance(starter.backend, Images) else starter.provision.images
     image = built if built.entrypoint or built.cmd or built.ran or built.cached else await images.resolve(built.image)
@@ -134,7 +134,7 @@ async def _find_command(starter: ServiceStarter, service: Service, built: Built)
     return (*entrypoint, *command)
 
 
-async def _await_all(service: Service, running: dict[str, RunningService], deadline: Deadline) -> None:
+async def _await_all(service: TaskService, running: dict[str, RunningService], deadline: Deadline) -> None:
     for name, condition in service.depends_on.items():
         await _await(running[name], condition, deadline)
 
@@ -185,7 +185,7 @@ async def stop_services(services: tuple[RunningService, ...]) -> None:
             await one.sandbox.kill()
 
 
-async def _close(stages: Stages, service: Service, sandbox: Sandbox) -> None:
+async def _close(stages: Stages, service: TaskService, sandbox: Sandbox) -> None:
     with anyio.move_on_after(_CLOSE_S, shield=True):
         try:
             await sandbox.kill()

@@ -65,7 +65,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 Condition = Literal["service_started", "service_healthy", "service_completed_successfully"]
 
 
-class Service(msgspec.Struct, frozen=True, kw_only=True):
+class TaskService(msgspec.Struct, frozen=True, kw_only=True):
     """One service of a task. `command` and `entrypoint` are None where the image's own count."""
 
     name: str
@@ -87,8 +87,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 class Services(msgspec.Struct, frozen=True, kw_only=True):
     """`main` is what the file says of the agent's place beyond the image; `others` come in the order in which they start."""
 
-    main: Service
-    others: tuple[Service, ...]
+    main: TaskService
+    others: tuple[TaskService, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ def read_services(compose: str) -> Services:
 def _read_services(path: Path, document: dict[str, Any]) -> Services:
     refuse_unknown(document, FILE_KEYS, str(path))
     known = _volume_names(document.get("volumes"), path)
-    found: dict[str, Service] = {}
+    found: dict[str, TaskService] = {}
     for name, said in cast("dict[Any, Any]", document["services"]).items():
         where = f"{path}: services.{name}"
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "localhost":
@@ -218,7 +218,7 @@ def _volume_names(said: Any, path: Path) -> set[str]:
     return set(volumes)
 
 
-def _read_service(name: str, said: dict[str, Any], where: str, path: Path, known: set[str]) -> Service:
+def _read_service(name: str, said: dict[str, Any], where: str, path: Path, known: set[str]) -> TaskService:
     refuse_unknown(said, MAIN_KEYS if name == MAIN else SERVICE_KEYS, where)
     build = _find_build(said, path)
     if "build" in said and build is None:
@@ -231,7 +231,7 @@ def _read_service(name: str, said: dict[str, Any], where: str, path: Path, known
     verify = own.get("verify", "keep")
     if verify not in ("keep", "stop"):
         raise ConfigError(f"{where}.x-rollyard.verify is 'keep' or 'stop', got {verify!r}")
-    return Service(
+    return TaskService(
         name=name,
         image=image,
         build=build,
@@ -266,7 +266,7 @@ def _dependencies(said: Any, where: str) -> Iterator[tuple[str, Condition]]:
         yield name, condition
 
 
-def _check_dependencies(found: Mapping[str, Service], path: Path) -> None:
+def _check_dependencies(found: Mapping[str, TaskService], path: Path) -> None:
     for service in found.values():
         for name, condition in service.depends_on.items():
             where = f"{path}: services.{service.name}.depends_on.{name}"
@@ -276,7 +276,7 @@ def _check_dependencies(found: Mapping[str, Service], path: Path) -> None:
                 raise ConfigError(f"{where}: service_healthy, and {name!r} has no healthcheck")
 
 
-def _in_order(found: Mapping[str, Service]) -> Iterator[Service]:
+def _in_order(found: Mapping[str, TaskService]) -> Iterator[TaskService]:
     """Each after those that it depends on."""
     waiting = dict(found)
     while waiting:
