@@ -13,7 +13,7 @@ TOOLS := $(VENV)/.tools
 TORCH := $(VENV)/.torch
 export ROLLYARD_CACHE ?= $(HOME)/.cache/rollyard
 
-.PHONY: help setup system torch demo test test-slow attack portability mutants check format drills bench docker docker-stop train vllm
+.PHONY: help setup system torch demo test test-slow attack portability mutants check docs format drills bench docker docker-stop train vllm
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -60,11 +60,14 @@ attack: setup  ## every attack that is tried, and a table of parties, attempts a
 portability: setup  ## machines made here, and what the local backend reaches and refuses on each; needs root
 	$(BIN)/python tests/portability.py
 
-check: torch  ## formatting, lint, types (torch's too), layers
+check: torch docs  ## formatting, lint, types (torch's too), layers, the documents as a site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+docs: setup  ## the documents and the reference of Python as a site in out/site; a link or a name that leads nowhere fails it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: setup  ## rewrite files the way `check` wants them
 	$(BIN)/ruff format .

@@ -1,10 +1,14 @@
 """Pages name only what is there: links, files, modules and tests exist; and they keep to the words of the glossary."""
 
+import importlib
 import pydoc
 import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+import rollyard
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("README.md")])
@@ -41,3 +45,25 @@ def test_files_of_the_glossary_exist():
 def test_a_page_uses_the_words_of_the_glossary(page):
     lines = [line for line in page.read_text().splitlines() if not re.search(r"Hugging Face|test_\w+", line)]
     assert [line for line in lines if AVOIDED.search(line)] == []
+
+
+def test_the_site_has_every_page_and_every_public_name():
+    """What `make docs` builds, without building it."""
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    listed = [
+        one if isinstance(one, str) else next(iter(one.values()))
+        for part in site["nav"]
+        for one in next(iter(part.values()))
+    ]
+    pages = {
+        str(path.relative_to(ROOT / "docs"))
+        for path in (ROOT / "docs").rglob("*.md")
+        if "conformance" not in path.parts
+    }
+    assert sorted(listed) == sorted(pages)
+    named = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
+    values = [
+        getattr(importlib.import_module(module), name) for module, _, name in (one.rpartition(".") for one in named)
+    ]
+    modules = {"agents", "envs", "plane", "policy", "sandbox", "tools", "train"}
+    assert [name for name in dir(rollyard) if name not in modules and getattr(rollyard, name) not in values] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollyard.agents.events import Fields, decode, plain_text
-from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, ToolUse
+from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, Resume, ToolUse
 from rollyard.core.events import AgentEvent
 
 _MCP = "{home}/.claude/rollyard-mcp.json"
@@ -70,24 +70,24 @@ def _part(part: Fields) -> Iterator[AgentEvent]:
             return
 
 
+_ARGV = (
+    "{prefix}/bin/claude",
+    "-p",
+    "--output-format",
+    "stream-json",
+    "--verbose",
+    "--dangerously-skip-permissions",
+    "--strict-mcp-config",
+    "{options}",
+)
+
 agent = Agent(
     name="claude-code",
     version="2.1.325",
     summary="Claude Code by Anthropic",
     layer=LayerSpec(npm=("@anthropic-ai/claude-code@2.1.325",)),
     check=("{prefix}/bin/claude", "--version"),
-    argv=(
-        "{prefix}/bin/claude",
-        "-p",
-        "--output-format",
-        "stream-json",
-        "--verbose",
-        "--dangerously-skip-permissions",
-        "--strict-mcp-config",
-        "{options}",
-        "--",
-        "{instruction}",
-    ),
+    argv=(*_ARGV, "--", "{instruction}"),
     env={
         "ANTHROPIC_BASE_URL": "{root_url}",
         "ANTHROPIC_API_KEY": "{key}",
@@ -121,6 +121,13 @@ agent = Agent(
     artifacts=("{home}/.claude/projects/*",),
     needs_isolation="landlock",
     says_done=True,
+    resume=Resume(
+        argv=(*_ARGV, "--continue", "--", "{instruction}"),
+        # without these it says in the model's name that no response was requested
+        interrupted=Addition(
+            env={"CLAUDE_CODE_RESUME_INTERRUPTED_TURN": "1", "CLAUDE_CODE_RESUME_PROMPT": "{instruction}"}
+        ),
+    ),
     subagent=ToolUse(
         tool="Agent",
         args={"description": "part", "prompt": "{instruction}", "subagent_type": "general-purpose"},

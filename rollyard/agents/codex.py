@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollyard.agents.events import Fields, decode, plain_text
-from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
+from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, Resume, ToolUse
 from rollyard.core.events import AgentEvent
 
 CONFIG = "{home}/.codex/config.toml"
@@ -52,23 +52,23 @@ _TOOLS: dict[str, tuple[str, ...]] = {
 }
 
 
+_ARGV = (
+    "{prefix}/bin/codex",
+    "exec",
+    "--json",
+    "--skip-git-repo-check",
+    "--dangerously-bypass-approvals-and-sandbox",
+    "--disable",
+    "plugins",
+)
+
 agent = Agent(
     name="codex",
     version="0.166.0",
     summary="Codex CLI by OpenAI",
     layer=LayerSpec(npm=("@openai/codex@0.166.0",), node="20"),
     check=("{prefix}/bin/codex", "--version"),
-    argv=(
-        "{prefix}/bin/codex",
-        "exec",
-        "--json",
-        "--skip-git-repo-check",
-        "--dangerously-bypass-approvals-and-sandbox",
-        "--disable",
-        "plugins",
-        "--",
-        "{instruction}",
-    ),
+    argv=(*_ARGV, "--", "{instruction}"),
     env={"ROLLYARD_KEY": "{key}"},
     files={
         CONFIG: {
@@ -100,6 +100,7 @@ agent = Agent(
     artifacts=("{home}/.codex/sessions/*",),
     needs_isolation="landlock",
     says_done=True,
+    resume=Resume(argv=(*_ARGV, "resume", "--last", "--", "{instruction}")),
     subagent=ToolUse(tool="spawn_agent", args={"message": "{instruction}"}),
     off=("plugins", "analytics", "update check", "web search"),
     events=_events,

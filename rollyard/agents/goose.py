@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rollyard.agents.events import Fields, decode, plain_text
-from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp
+from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, Resume
 from rollyard.core.events import AgentEvent
 
 CONFIG = "{home}/.config/goose/config.yaml"
@@ -67,21 +67,22 @@ def _part(part: Fields, *, own_words: bool) -> Iterator[AgentEvent]:
 _FAILED = "Ran into this error:"
 
 
+_ARGV = (
+    "{prefix}/bin/goose-binary-linux-x64",
+    "run",
+    "--name=task",
+    "--output-format",
+    "stream-json",
+    "{options}",
+)
+
 agent = Agent(
     name="goose",
     version="1.52.0",
     summary="goose by the Agentic AI Foundation",
     layer=LayerSpec(npm=("@aaif/goose-binary-linux-x64@1.52.0",)),
     check=("{prefix}/bin/goose-binary-linux-x64", "--version"),
-    argv=(
-        "{prefix}/bin/goose-binary-linux-x64",
-        "run",
-        "--no-session",
-        "--output-format",
-        "stream-json",
-        "{options}",
-        "--text={instruction}",
-    ),
+    argv=(*_ARGV, "--text={instruction}"),
     env={
         "ROLLYARD_KEY": "{key}",
         "GOOSE_PROVIDER": "rollyard",
@@ -118,6 +119,7 @@ agent = Agent(
     artifacts=("{home}/.local/share/goose/sessions/*", "{home}/.local/state/goose/logs/*"),
     needs_isolation="landlock",
     says_done=True,
+    resume=Resume(argv=(*_ARGV, "--resume", "--text={instruction}")),
     off=("session naming call", "telemetry", "keyring"),
     config=_config,
     events=_events,

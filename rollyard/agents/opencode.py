@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rollyard.agents.events import Fields, decode, plain_text
-from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, ToolUse
+from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, Resume, ToolUse
 from rollyard.core.events import AgentEvent
 
 _DIR = "{home}/.config/opencode"
@@ -67,13 +67,15 @@ def _events(line: str, before: str) -> Iterator[AgentEvent]:
             return
 
 
+_ARGV = ("{prefix}/bin/opencode", "run", "--format", "json", "--auto")
+
 agent = Agent(
     name="opencode",
     version="1.18.33",
     summary="opencode, a terminal agent by Anomaly",
     layer=LayerSpec(npm=("opencode-ai@1.18.33",)),
     check=("{prefix}/bin/opencode", "--version"),
-    argv=("{prefix}/bin/opencode", "run", "--format", "json", "--auto", "--title", "task"),
+    argv=(*_ARGV, "--title", "task"),
     stdin="{instruction}",  # an argument with spaces would be quoted again, and its quotes escaped
     env={
         "ROLLYARD_KEY": "{key}",
@@ -125,6 +127,7 @@ agent = Agent(
     artifacts=("{home}/.local/share/opencode/opencode.db*", "{home}/.local/share/opencode/log/*"),
     needs_isolation="landlock",
     says_done=True,
+    resume=Resume(argv=(*_ARGV, "--continue")),
     subagent=ToolUse(
         tool="task",
         args={"description": "part", "prompt": "{instruction}", "subagent_type": "general"},

@@ -59,7 +59,7 @@ def render(agent: Agent, launch: Launch) -> Rendered:
     if agent.mcp is not None and launch.mcp:
         servers = mcp.entries(agent.mcp, launch.mcp, key=launch.key)
         _merge_files(filled, {_text(agent.mcp.file, values): {agent.mcp.key: servers}})
-    argv = _arguments(agent.argv, more, values)
+    argv = _arguments(_template(agent, launch), more, values)
     if agent.command is not None:
         argv = agent.command(launch, argv)
     if agent.stdin is not None:
@@ -72,6 +72,14 @@ def render(agent: Agent, launch: Launch) -> Rendered:
     )
     _check_sizes(agent, launch, rendered)
     return rendered
+
+
+def _template(agent: Agent, launch: Launch) -> tuple[str, ...]:
+    if launch.resumes is None:
+        return agent.argv
+    if agent.resume is None:
+        raise Unsupported(f"agent {agent.name!r} cannot go on from a session of its own")
+    return agent.resume.argv
 
 
 def refuse(agent: Agent, options: Mapping[str, Any]) -> None:
@@ -161,6 +169,9 @@ def _additions(agent: Agent, launch: Launch) -> list[Addition]:
     found.extend(extra for name, extra in agent.options.items() if asked[name])
     if agent.mcp is not None and launch.mcp:
         found.append(agent.mcp.adds)
+    if agent.resume is not None and launch.resumes is not None:
+        found.append(Addition(env=agent.resume.env))
+        found.extend((agent.resume.interrupted,) if launch.resumes == "call" else ())
     return found
 
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from rollyard.agents.events import decode
-from rollyard.core.agent import Addition, Agent, Launch
+from rollyard.core.agent import Addition, Agent, Launch, Resume
 from rollyard.core.events import AgentEvent
 
 _PROGRAM = "{home}/.shell-agent/agent_loop.py"
@@ -38,12 +38,14 @@ def _events(line: str, before: str) -> Iterator[AgentEvent]:
         yield AgentEvent(kind="done", ok=event["ok"], text=event["text"])
 
 
+_ARGV = ("python3", "-I", _PROGRAM, PROMPT, _TASK)
+
 agent = Agent(
     name="shell-agent",
     version="1",
     summary="our own: one loop, one shell tool, small prompts",
     check=("python3", "--version"),
-    argv=("python3", "-I", _PROGRAM, PROMPT, _TASK),
+    argv=_ARGV,
     env={"ROLLYARD_KEY": "{key}", "AGENT_LOOP_URL": "{base_url}", "AGENT_LOOP_MODEL": "{model}"},
     files={PROMPT: "Use the shell tool. Say done when done.", _TASK: "{instruction}"},
     wires={"chat": Addition()},
@@ -53,6 +55,7 @@ agent = Agent(
     },
     needs_isolation="landlock",
     says_done=True,
+    resume=Resume(argv=_ARGV, env={"AGENT_LOOP_RESUME": "1"}),
     config=_config,
     events=_events,
 )

@@ -16,5 +16,6 @@ agent = replace(
     summary="our own: the same loop over the tools of MCP servers alone",
     argv=(*shell_agent.argv, _SERVERS),
     files={**shell_agent.files, PROMPT: "Do the task with the tools. Say done when done."},
+    resume=None,  # what its servers remember is not in its session
     mcp=Mcp(style="claude", file=_SERVERS, secret="${ROLLYARD_KEY}", transports=("http",)),  # noqa: S106 - a reference
 )

@@ -10,6 +10,7 @@ import typer
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
 from rollyard.cli.options import with_rollout_options
 from rollyard.cli.store_option import StoreOption
+from rollyard.core.branch_point import How
 from rollyard.core.home import STORE
 from rollyard.runs.rollout.options import RolloutFields
 
@@ -39,6 +40,13 @@ def branch(
         typer.Option(help="the call to answer anew: its id, the start of it, or its number in `rollyard show`"),
     ],
     n: Annotated[int, typer.Option("--n", help="how many times")] = 1,
+    how: Annotated[
+        How,
+        typer.Option(
+            help="resume: from the agent's own session, in a snapshot of that call (--snapshot-every); replay: by running its "
+            "commands again; auto: resume where that can be"
+        ),
+    ] = "auto",
     answer: Annotated[
         str | None,
         typer.Option(
@@ -64,7 +72,7 @@ def branch(
     from rollyard.runs.branch import BranchRequest
 
     request = BranchRequest(
-        rollout=rollout, at=at, n=n, answer=answer, policy=policy, options=options, parallel=parallel, sandbox=sandbox,
+        rollout=rollout, at=at, n=n, how=how, answer=answer, policy=policy, options=options, parallel=parallel, sandbox=sandbox,
         store=store, name=name, as_json=as_json,
     )  # fmt: skip
     run_branch(request, display)

@@ -7,6 +7,9 @@ from typing import Annotated
 import anyio
 import typer
 
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
@@ -24,16 +27,26 @@ def clean(
     baked: Annotated[
         bool, typer.Option("--baked", help="delete the images that were built and baked at the backend's provider")
     ] = False,
+    snapshots: Annotated[
+        str | None,
+        typer.Option("--snapshots", help="remove the snapshots that this run or rollout kept (--snapshot-every)"),
+    ] = None,
+    store: StoreOption = STORE,
     json: Annotated[bool, typer.Option("--json", help="print the removed ids as JSON")] = False,
 ) -> None:
     """Remove what dead sandboxes left: processes, cgroups, directories. Live sandboxes are ended only if an option names them."""
     from rollyard.cli.printing import print_json
     from rollyard.core.errors import ConfigError
     from rollyard.core.protocols import BakesLayers
+    from rollyard.runs.snapshots import clean_snapshots
     from rollyard.sandbox import backend as make
 
     if baked and (label or run or older_than is not None or every):
         raise ConfigError("--baked is about images, and the other options are about sandboxes", hint="give one of them")
+    if snapshots is not None and (baked or label or run or older_than is not None or every):
+        raise ConfigError(
+            "--snapshots is about what rollouts kept, and the other options are not", hint="give it alone"
+        )
     pairs = [part.partition("=") for part in label or []]
     if any(not sign for _, sign, _ in pairs):
         raise ConfigError("a label is NAME=VALUE", hint="for example --label run=run_01k9")
@@ -43,6 +56,8 @@ def clean(
 
     async def reap() -> list[str]:
         async with make(backend) as opened:
+            if snapshots is not None:
+                return await clean_snapshots(store, snapshots, opened)
             if not baked:
                 return await opened.reap(labels, older_than)
             if not isinstance(opened, BakesLayers):

@@ -29,12 +29,17 @@ def evaluate(
     resume: Annotated[str | None, typer.Option(help="id of a run to finish; only missing attempts are run")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for report.json, report.html and plots")] = None,
     display: Annotated[str, typer.Option(help="auto, rich, plain, json or none")] = "auto",
+    log_to: Annotated[
+        list[str] | None,
+        typer.Option(help="log rewards and tokens as they come: wandb, mlflow, tensorboard; KIND:WHERE"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
     """Evaluate agents and models on tasks, several attempts each, and report with confidence intervals.
 
     Options given here stand over those of the file.
     """
+    from rollyard.runs.display.loggers import with_loggers
     from rollyard.runs.display.progress import display as make_display
     from rollyard.runs.report.report import Report
     from rollyard.runs.run import evaluate as evaluation
@@ -44,7 +49,7 @@ def evaluate(
     from rollyard.runs.run.policies import check_policies
     from rollyard.store import Store
 
-    shown = make_display("none" if as_json and display == "auto" else display)
+    shown = with_loggers(make_display("none" if as_json and display == "auto" else display), log_to or ())
 
     async def work() -> Report:
         async with Store.open(store, create=resume is None) as kept:

@@ -43,7 +43,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "grep": "search transcripts, tool calls, logs and verdicts for a text",
         "scan": "look for rewards that cannot be trusted: tests touched, answers read, loops, refusals",
         "compare": "compare two runs on the same tasks",
-        "export": "write a run as JSON Lines, training rows, Parquet, ATIF or HTML",
+        "export": "write a run as JSON Lines, training rows, Parquet, ATIF, an Inspect log or HTML",
+        "import": "bring in an Inspect log, an ATIF document or a job folder of Harbor as a run",
     },
     "Keep": {
         "check": "check an agent, a dataset, a run, a sandbox backend or tasks",
@@ -55,7 +56,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Serve": {
         "serve": "run a server: gate, environment, browsers, model or control plane",
         "push": "send a task folder or an aenv project to a control plane",
-        "plane": "replace the secret that a control plane signs URLs and tokens with",
+        "plane": "keep a control plane's keys, owners, quotas, instances and secrets",
     },
 }
 VERBS: dict[str, str] = {verb: line for group in GROUPS.values() for verb, line in group.items()}

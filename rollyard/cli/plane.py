@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote, urlencode
 
 import anyio
 import typer
 
-app = typer.Typer(help="keep a control plane's keys, owners and secrets", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="keep a control plane's keys, owners, quotas, instances and secrets",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 Url = Annotated[str, typer.Option(envvar="ROLLYARD_URL", help="URL of the control plane")]
 Key = Annotated[
     str,
@@ -22,7 +27,7 @@ _HERE = "http://127.0.0.1:8600"
 
 @app.callback()
 def plane() -> None:
-    """Keep a control plane's keys, owners and secrets."""
+    """Keep a control plane's keys, owners, quotas, instances and secrets."""
 
 
 @app.command("rotate-secret")
@@ -57,7 +62,7 @@ def keys(url: Url = _HERE, key: Key = "", as_json: Json = False) -> None:
 
 @app.command("new-key")
 def new_key(
-    role: Annotated[str, typer.Argument(help="admin, owner, trainer or agent")],
+    role: Annotated[str, typer.Argument(help="admin, owner, trainer, agent or metrics")],
     owner: Annotated[str, typer.Argument(help="whose it is")],
     url: Url = _HERE,
     key: Key = "",
@@ -85,18 +90,67 @@ def revoke_key(
 
 @app.command()
 def owner(
+    name: Annotated[str, typer.Argument(help="the owner")], url: Url = _HERE, key: Key = "", as_json: Json = False
+) -> None:
+    """Show an owner's use, quota and rate."""
+    _show_owner(_ask(url, key, "GET", f"/v1/usage?owner={quote(name)}"), as_json)
+
+
+@app.command()
+def quota(
     name: Annotated[str, typer.Argument(help="the owner")],
-    quota: Annotated[int | None, typer.Option(help="most instances at once")] = None,
+    instances: Annotated[int | None, typer.Argument(help="most instances at once")] = None,
     rate: Annotated[float | None, typer.Option(help="most creations a second; 0: no limit")] = None,
     url: Url = _HERE,
     key: Key = "",
     as_json: Json = False,
 ) -> None:
-    """Show an owner's use, quota and rate, or change the quota and the rate."""
-    terms = {word: value for word, value in (("quota", quota), ("rate", rate)) if value is not None}
-    if terms:
-        _ask(url, key, "PUT", f"/v1/owners/{name}", terms)
-    used = _ask(url, key, "GET", f"/v1/usage?owner={name}")
+    """Change how many instances an owner may have, and how many it may make in a second."""
+    terms = {word: value for word, value in (("quota", instances), ("rate", rate)) if value is not None}
+    _ask(url, key, "PUT", f"/v1/owners/{quote(name)}", terms)
+    _show_owner(_ask(url, key, "GET", f"/v1/usage?owner={quote(name)}"), as_json)
+
+
+@app.command()
+def instances(
+    owner: Annotated[str | None, typer.Option(help="of this owner alone")] = None,
+    ended: Annotated[bool, typer.Option("--ended", help="those that have ended, instead of those that live")] = False,
+    limit: Annotated[int, typer.Option(help="at most this many", min=1, max=500)] = 50,
+    url: Url = _HERE,
+    key: Key = "",
+    as_json: Json = False,
+) -> None:
+    """List instances, the newest first."""
+    from rollyard.cli.printing import print_table
+
+    asked = {"limit": limit, "live": "false" if ended else "true", **({"owner": owner} if owner else {})}
+    found = _ask(url, key, "GET", f"/v1/instances?{urlencode(asked)}")["items"]
+    if as_json:
+        _print(found)
+        return
+    rows = [[one["id"], one["state"], one["owner"], one["engine"], one["env"] or one["image"] or ""] for one in found]
+    print_table(("instance", "state", "owner", "engine", "environment"), rows)
+
+
+@app.command()
+def events(
+    instance: Annotated[str, typer.Argument(help="id of the instance, also of one that has ended")],
+    url: Url = _HERE,
+    key: Key = "",
+    as_json: Json = False,
+) -> None:
+    """Show what became of an instance: its states, when, and why."""
+    from rollyard.cli.printing import print_table
+
+    found = _ask(url, key, "GET", f"/v1/instances/{quote(instance)}/history")
+    if as_json:
+        _print(found)
+        return
+    rows = [[line["at"], line["state"], line.get("reason") or ""] for line in found["history"]]
+    print_table(("at", "state", "reason"), rows)
+
+
+def _show_owner(used: dict[str, Any], as_json: bool) -> None:
     if as_json:
         _print(used)
     else:

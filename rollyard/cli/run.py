@@ -74,16 +74,23 @@ def run(
     ray_address: Annotated[str | None, typer.Option(help="with --executor ray: auto, HOST:PORT or local")] = None,
     per_node: Annotated[int | None, typer.Option(help="with --executor ray: workers on each node")] = None,
     display: Annotated[str, typer.Option(help="auto, rich, plain, json or none")] = "auto",
+    log_to: Annotated[
+        list[str] | None,
+        typer.Option(help="log rewards and tokens as they come: wandb, mlflow, tensorboard; KIND:WHERE"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Run agents on tasks and keep every call, event and verdict.
 
     rollyard run examples/tasks --agent pi --policy scripted:FILE --attempts 4 --store runs.db
     """
+    from rollyard.runs.display.loggers import with_loggers
     from rollyard.runs.display.progress import display as make_display
     from rollyard.runs.run.command import RunRequest, execute, resume_command
     from rollyard.runs.run.interrupt import run_interruptibly
 
+    if log_to and instruction is not None:
+        raise typer.BadParameter("it logs runs of tasks; one instruction is one rollout", param_hint="--log-to")
     if agent_s is not None:
         options["limits"] = replace(options.get("limits") or Limits(), agent=agent_s)
     request = RunRequest(
@@ -112,7 +119,7 @@ def run(
         tree=tree,
         as_json=as_json,
     )
-    shown = make_display("none" if as_json and display == "auto" else display)
+    shown = with_loggers(make_display("none" if as_json and display == "auto" else display), log_to or ())
     work = partial(execute, request, shown)
     outcome = run_interruptibly(work, display=shown, store=store, resume=resume_command(request))
     typer.echo(outcome.text, nl=False)

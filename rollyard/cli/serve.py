@@ -276,6 +276,13 @@ def plane(
         float | None, typer.Option(help="most creations per second and owner, unless the owner has a rate of its own")
     ] = None,
     burst: Annotated[int, typer.Option(help="most creations at once under a rate", min=1)] = 20,
+    call_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="most requests per second and owner that use instances (programs, files, ports), on this server"
+        ),
+    ] = None,
+    call_burst: Annotated[int, typer.Option(help="most such requests at once under a call rate", min=1)] = 50,
     boot_s: Annotated[
         float, typer.Option(help="time limit of an engine to create or delete an instance, in seconds")
     ] = 300.0,
@@ -302,7 +309,7 @@ def plane(
         Path | None, typer.Option(help="file with the secret that signs URLs and tokens; the same for all replicas")
     ] = None,
     print_env: Annotated[
-        bool, typer.Option("--print-env", help="print NAME=value lines for clients before the ready line")
+        bool, typer.Option("--print-env", help="print NAME=value lines for clients, and the ready line on stderr")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
@@ -313,9 +320,9 @@ def plane(
     from rollyard.plane.server.serve import PlaneOptions, serve_plane
 
     def say(ready: ServerReady) -> None:
+        typer.echo(ready.json if json else ready.line, err=print_env)  # stdout is for a shell to read then
         if print_env:
             typer.echo(ready.env)
-        typer.echo(ready.json if json else ready.line)
 
     names = tuple(name.strip() for name in engine.split(",") if name.strip())
     serve_plane(
@@ -327,6 +334,8 @@ def plane(
             quota=quota,
             rate=rate,
             burst=burst,
+            call_rate=call_rate,
+            call_burst=call_burst,
             boot_s=boot_s,
             sweep_s=sweep_s,
             public_url=public_url,

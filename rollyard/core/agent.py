@@ -75,6 +75,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Dialect | None = None
     solution: str | None = None  # the path in the sandbox of the task's solution script, for the oracle
     allow_unsafe: bool = False
+    resumes: Literal["turn", "call"] | None = (
+        None  # goes on from its session: with the next turn, or at a call it was cut at
+    )
 
     def __post_init__(self) -> None:
         check_sequences(self)
@@ -101,6 +104,18 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
     tool: str
     args: Mapping[str, Any] = {}
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How an agent goes on from its own session, where its files are as it left them. `argv` takes the place of the agent's own;
+    `{instruction}` in it is what is said to it next. `interrupted` is added where it was cut off in the middle of a turn."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = {}
+    interrupted: Addition = Addition()
+
+    def __post_init__(self) -> None:
+        check_sequences(self)
 
 
 class Mcp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -158,6 +173,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     root: Literal["ok", "refuses", "needs"] = "ok"
     needs_isolation: Isolation | None = None  # nobody is asked before its commands run: this isolation or stronger
     subagent: ToolUse | None = None  # how its model starts a sub-agent
+    resume: Resume | None = None  # how it goes on from its own session; None: it cannot
     lingers: bool = False  # its process outlives its last event
     says_done: bool = False  # its output says how it ended; an exit without that event is a failure
     acts_by: Literal["tools", "keystrokes", "edits"] = "tools"  # the last two are read out of the model's text

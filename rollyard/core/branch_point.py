@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import msgspec
 
 from rollyard.core.errors import ConfigError
 
+# What an agent is told where it only has to go on: its resume flag wants words. The policy never sees a part that holds them.
+RESUME_MARK = "[[rollyard resume]]"
 END = "end"  # the place after the last answer that was recorded
+
+
+How = Literal["auto", "resume", "replay"]  # by the agent's own session, or by its commands run again; auto: as can be
+HOWS: tuple[How, ...] = get_args(How)
 
 
 class BranchPoint(msgspec.Struct, frozen=True):

@@ -17,7 +17,8 @@ from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message, ToolSpec
 
 Dialect = Literal["chat", "completions", "responses", "messages", "gemini"]
-CallKind = Literal["agent", "subagent", "auxiliary", "compaction"]
+CallKind = Literal["agent", "subagent", "auxiliary", "compaction", "user"]  # `user`: of a simulated one
+USER_STOP = "###STOP###"  # what a simulated user says when it is content
 Finish = Literal["stop", "tool_calls", "length", "refusal", "budget", "error"]
 CaptureLevel = Literal["tokens", "logprobs", "text", "none"]
 Edge = Literal["root", "extends", "retry_of", "compacted_from", "spawned_by"]
@@ -39,7 +40,7 @@ def floats(values: Any = ()) -> array[float]:
     return array("d", values)
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Sampling parameters; `None` is unset. `extra` holds what a provider has and others do not."""
 
     temperature: float | None = None
@@ -60,14 +61,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     extra: Mapping[str, Any] = {}
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
 
 
-class Continuation(msgspec.Struct, frozen=True, kw_only=True):
+class Continuation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answered call that a request goes on from, as the trajectory found it. `new` are the request's messages after
     that answer. `deltas` are the ids of its prompt and answer, piece by piece, shared with the trajectory: read them
     through `ids`. None where some of them are unknown. `edited` says that the agent sent some answer back in other words,
@@ -85,7 +86,7 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
         return array("i", b"".join(self.deltas or ()))
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One decoded request. `raw` is the body as received; `headers` holds only the allow-listed ones, lower case."""
 
     id: str
@@ -129,7 +130,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.sampling, **changes) if changes else self.sampling
 
 
-class VersionSpan(msgspec.Struct, frozen=True):
+class VersionSpan(msgspec.Struct, frozen=True, gc=False):
     """Tokens `start:end` of a completion were sampled by policy `version`."""
 
     version: int
@@ -137,7 +138,7 @@ class VersionSpan(msgspec.Struct, frozen=True):
     end: int
 
 
-class TokenText(msgspec.Struct, frozen=True, omit_defaults=True):
+class TokenText(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One sampled token as text, with the alternatives the engine named."""
 
     text: str
@@ -145,7 +146,7 @@ class TokenText(msgspec.Struct, frozen=True, omit_defaults=True):
     top: tuple[tuple[str, float], ...] = ()
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+class Reply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A complete answer. `raw` is the upstream's own body when there was one, `raw_dialect` its format."""
 
     message: Message
@@ -176,7 +177,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float | None = None
 
 
-class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A call as the store keeps it: placed in the trajectory, history by reference. `new_nodes` are ids of the nodes this
     call added; `leaf` is the node of its answer (None when it failed)."""
 

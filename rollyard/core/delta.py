@@ -15,7 +15,7 @@ LEAST_COPY = 32  # a shorter copy costs more to describe than to repeat
 LEAST_CUT = 4096  # a shorter middle is kept as it is
 
 
-class Delta(msgspec.Struct, frozen=True):
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """`pieces` in order: bytes as they are, or a half-open range of the base body, which is kept under the digest `base`."""
 
     base: bytes

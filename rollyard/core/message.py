@@ -16,17 +16,17 @@ import msgspec
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-class Text(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
+class Text(msgspec.Struct, frozen=True, tag="text", omit_defaults=True, gc=False):
     text: str
 
 
-class Thinking(msgspec.Struct, frozen=True, tag="thinking", omit_defaults=True):
+class Thinking(msgspec.Struct, frozen=True, tag="thinking", omit_defaults=True, gc=False):
     text: str
     signature: str | None = None
     redacted: bool = False  # `signature` then holds the provider's sealed data
 
 
-class Image(msgspec.Struct, frozen=True, tag="image", omit_defaults=True):
+class Image(msgspec.Struct, frozen=True, tag="image", omit_defaults=True, gc=False):
     """Either `data` (base64) with its media type, or `url`."""
 
     media_type: str | None = None
@@ -34,7 +34,7 @@ class Image(msgspec.Struct, frozen=True, tag="image", omit_defaults=True):
     url: str | None = None
 
 
-class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", omit_defaults=True):
+class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", omit_defaults=True, gc=False):
     """`arguments` is the exact JSON text the model produced; it is never re-serialised here."""
 
     id: str
@@ -44,14 +44,14 @@ class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", omit_defaults=True)
     signature: str | None = None
 
 
-class ToolResult(msgspec.Struct, frozen=True, tag="tool_result", omit_defaults=True):
+class ToolResult(msgspec.Struct, frozen=True, tag="tool_result", omit_defaults=True, gc=False):
     call_id: str
     parts: tuple[Text | Image | Opaque, ...] = ()
     is_error: bool = False
     name: str | None = None
 
 
-class Opaque(msgspec.Struct, frozen=True, tag="opaque", omit_defaults=True):
+class Opaque(msgspec.Struct, frozen=True, tag="opaque", omit_defaults=True, gc=False):
     """A block of some provider that is carried, not understood."""
 
     kind: str
@@ -89,7 +89,7 @@ def _normalise(role: str, parts: tuple[Part, ...]) -> list[Any]:
     return words
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     role: Role
     parts: tuple[Part, ...] = ()
     name: str | None = None
@@ -117,7 +117,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         return tuple(p for p in self.parts if isinstance(p, ToolResult))
 
 
-class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A tool offered to the model. `schema` is the JSON Schema of its arguments as JSON text; `kind` other than
     `function` names a provider's own tool, carried in `raw`."""
 

@@ -29,7 +29,7 @@ BreakReason = Literal[
 ]
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`ids` is the delta after the parent's end: prompt tokens of a context node, sampled tokens of a sampled one; None
     where the policy gave none. A prompt's whole delta lies on its last context node, since an engine does not say where a
     message begins; the ones before it then hold none. `logprobs` has one entry per sampled token. `inserted` are ranges of
@@ -53,7 +53,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     same_as: int | None = None
 
 
-class Added(msgspec.Struct, frozen=True, kw_only=True):
+class Added(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one call added: its record, the nodes that are new (or, for a sampled node whose parent came late, placed
     anew under the same id), and bodies to keep once under their digest."""
 

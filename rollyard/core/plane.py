@@ -14,8 +14,8 @@ import msgspec
 
 from rollyard.core.sandbox import Mount, Network, Resources
 
-Role = Literal["admin", "owner", "trainer", "agent"]
-ROLES: tuple[Role, ...] = ("admin", "owner", "trainer", "agent")
+Role = Literal["admin", "owner", "trainer", "agent", "metrics"]
+ROLES: tuple[Role, ...] = ("admin", "owner", "trainer", "agent", "metrics")
 DATA_PORT = 8081
 EnvStatus = Literal["draft", "released"]
 OwnedKind = Literal["bundle", "snapshot"]
@@ -28,6 +28,10 @@ RecordKind = Literal[
     "fleet_transcript",
     "rock_shell",
     "e2b_program",
+    "e2b_template",
+    "e2b_build",
+    "e2b_image",
+    "e2b_archive",
     "project",
     "build",
 ]

@@ -200,6 +200,10 @@ class Prefix(Protocol):
     diverged: Error | None
     pinned: int
 
+    def history(self, rollout_id: str) -> Sequence[tuple[Call, Reply]]:
+        """What the rollout's own trajectory begins with, where its agent does not ask for it again."""
+        ...
+
     def take(self, call: Call) -> tuple[Call, Reply | None]: ...
     def unreached(self) -> Error:
         """What to say of a rollout that ended before its branch point."""

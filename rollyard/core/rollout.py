@@ -110,6 +110,17 @@ class MergeCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tree_tokens: int = 0
 
 
+class CallSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The files of a rollout's sandbox as they were while a call of its agent was held. `image` opens like any image of
+    `backend`. `background` names the programs that ran beside the agent, which no file brings back."""
+
+    image: str
+    backend: str
+    port: int = 0  # where the agent found the gate
+    background: tuple[str, ...] = ()
+    took_s: float = 0.0
+
+
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     task: Task
@@ -146,6 +157,9 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parent_call: str | None = None
     replayed: int = 0  # calls that were answered as the parent's were; `calls` and `usage` are without them
     pinned: int = 0  # of those and the branch point, how many differed from the parent's in clock and ids alone
+    resumed: bool = False  # its agent went on from the parent's session, and ran no command of the parent's again
+    laid_over: int | None = None  # paths of the working directory that were made the parent's at the branch point
+    snapshots: Mapping[str, CallSnapshot] = {}  # by call; `rollyard clean --snapshots` removes them
     calls: int = 0
     usage: Mapping[str, int] = {}
     merged: MergeCounts | None = None  # None where no tokens were captured

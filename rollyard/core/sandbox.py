@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -16,6 +17,11 @@ ISOLATION_ORDER: tuple[Isolation, ...] = ("none", "landlock", "namespace", "cont
 Network = Literal["none", "allowlist", "host"]
 Lifetime = Literal["owner", "ttl"]
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # where an image does not say
+
+
+def is_path(image: str) -> bool:
+    """Whether an image is given by a path of the host, as its own user may, and nobody else."""
+    return image.startswith(("/", "./", "../", "~"))
 
 
 def at_least(got: Isolation, wanted: Isolation) -> bool:
@@ -57,13 +63,32 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     writable: bool = False
 
 
+class Volume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A directory that a sandbox and those beside it have in common: empty at first, every user's to write to, and gone with
+    the sandbox that the others are beside of."""
+
+    name: str
+    path: str  # inside the sandbox
+    writable: bool = True
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", self.name):
+            raise ConfigError(f"{self.name!r} is no name of a volume", hint="letters, digits, '_', '.' and '-'")
+        if not self.path.startswith("/") or not self.path.strip("/") or ".." in self.path.split("/"):
+            raise ConfigError(f"volume {self.name!r} needs an absolute place inside, got {self.path!r}")
+
+
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`image` is `host`, a known image or alias, a snapshot id, a directory, a tar or an OCI archive. `layers` are ids of
-    read-only additions on top of it, lowest first. `disk="tmpfs"` bounds the writable part hard and in memory."""
+    read-only additions on top of it, lowest first. `disk="tmpfs"` bounds the writable part hard and in memory. `beside` is the id
+    of a live sandbox whose network this one shares, the allow-list included, and whose `volumes` it may show."""
 
     image: str = "host"
     layers: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    beside: str | None = None
+    names: tuple[str, ...] = ()  # what its own loopback is called inside, beside localhost
     env: Mapping[str, str] = {}
     labels: Mapping[str, str] = {}
     workdir: str | None = None
@@ -108,6 +133,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     dial: bool = False
     network_none: bool = False
     network_allowlist: bool = False
+    services: bool = False  # sandboxes beside another one, and volumes
     attach: bool = False
     list: bool = False
     ttl: bool = False
@@ -120,6 +146,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     pids_limit: bool = False
     cpu_limit: bool = False
     disk_limit: bool = False
+    gpus: bool = False
     pool: bool = False
     max_ttl_s: float | None = None
     max_concurrent: int | None = None

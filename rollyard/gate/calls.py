@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from rollyard.gate.limits import GateLimits
 from rollyard.gate.metrics import GateCounters
 from rollyard.gate.pending import GateRefusal, PendingReader, PendingTurn
 from rollyard.gate.refusals import refusal_of, stop_reason
-from rollyard.gate.restore import restore
+from rollyard.gate.restore import note_shape, restore
 from rollyard.gate.session import GAVE_UP, PATIENCE_S, RefusedCall
 from rollyard.net.http_server import Exchange
 from rollyard.wire import CODECS, Route
@@ -184,6 +185,8 @@ class Calls:
         body = b""
         try:
             asked = msgspec.structs.replace(call, raw=b"") if turn.pinned else call
+            if session.before_answer is not None and call.kind == "agent":
+                await session.before_answer(call, turn.recorded is not None)
             reply = turn.recorded or self._stop(session, call) or await self._ask(session, asked)
             body = first.encode(reply)
             await self._commit(session, turn, call, reply)
@@ -305,6 +308,27 @@ class Calls:
                 refusal_of(error, call.dialect, rollout_id=session.rollout_id, call_id=call.id)
         turn.refuse(refusal)
         session.last_activity = time.monotonic()
+
+    async def preload(self, session: Session, history: Sequence[tuple[Call, Reply]]) -> None:
+        """What a rollout begins with that its agent does not ask for: recorded as if it had."""
+        for call, reply in history:
+            async with asyncio.timeout(self._limits.commit_s):
+                await self._commit(session, None, call, reply)
+            session.note_recorded(reply)
+        if history:
+            note_shape(session, session.trajectory)
+
+    async def ask_aside(self, session: Session, policy: Policy, call: Call) -> Reply:
+        """A call that no agent made, of somebody else in the same rollout, answered by a policy of its own and recorded."""
+        match = session.trajectory.match(call)
+        call = msgspec.structs.replace(
+            call, continues=match.continues, fork_reason=match.reason, received_at=time.time()
+        )
+        async with asyncio.timeout(self._limits.call_s):
+            reply = await policy(call)
+        async with asyncio.timeout(self._limits.commit_s):
+            await self._commit(session, None, call, reply)
+        return reply
 
     # -- calls that no policy turn answers
 

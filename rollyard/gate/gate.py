@@ -246,6 +246,8 @@ class Gate:
             if self._log is not None:
                 async with asyncio.timeout(self.limits.commit_s):
                     await self._log.save_session(session.record())
+            if prefix is not None:
+                await self.calls.preload(session, prefix.history(rollout_id))
         except BaseException:  # cancelled too: a session nobody was given is none
             del self.sessions[rollout_id]
             raise

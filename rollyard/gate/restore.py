@@ -32,7 +32,7 @@ async def restore(session: Session, log: CallLog, limit_s: float) -> None:
             turn.reply = reply
             turn.delivered = record.id in continued
             session.turns.restore(turn)
-    _shape(session, trajectory)
+    note_shape(session, trajectory)
     session.restored = False
 
 
@@ -63,7 +63,7 @@ def _reply(trajectory: Trajectory, record: CallRecord) -> Reply | None:
     )
 
 
-def _shape(session: Session, trajectory: Trajectory) -> None:
+def note_shape(session: Session, trajectory: Trajectory) -> None:
     first = next((r for r in trajectory.records if r.kind == "agent" and r.leaf is not None), None)
     if first is not None:
         session.shape.tools = first.tools_digest

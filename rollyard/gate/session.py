@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from rollyard.core.call import REPLAYED, Dialect, Reply, Usage
+from rollyard.core.call import REPLAYED, Call, Dialect, Reply, Usage
 from rollyard.core.lease import Lease
 from rollyard.core.protocols import Passthrough, Policy, Prefix, SessionRecord
 from rollyard.gate.classify import Shape
@@ -80,6 +80,8 @@ class Session:
         self.policy, self.budget, self.settings, self.metadata, self.tools, self.held, self.lease = plan[:7]
         self.server_tools = plan.server_tools  # whether a provider may search, fetch and run things for it
         self.prefix = plan.prefix  # the parent's calls that it begins with, where it branches off another rollout
+        # awaited while a call of the agent's is held; told whether a recorded answer waits for it
+        self.before_answer: Callable[[Call, bool], Awaitable[None]] | None = None
         self.replayed = 0  # calls that were answered out of it
         self.refused_tools: dict[str, int] = {}  # what it asked of that and did not get, and how often
         self.through: Passthrough | None = plan.policy if isinstance(plan.policy, Passthrough) else None

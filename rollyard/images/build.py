@@ -20,7 +20,7 @@ import msgspec
 from rollyard.core.errors import CommandFailed, ConfigError, SandboxError, UnknownName, Unsupported
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, Sandbox
-from rollyard.core.sandbox import DEFAULT_PATH, SandboxSpec
+from rollyard.core.sandbox import DEFAULT_PATH, SandboxSpec, is_path
 from rollyard.core.scratch import scratch
 from rollyard.images import dockerfile, dockerfile_words
 from rollyard.images.build_context import Context
@@ -125,12 +125,24 @@ class _Builder:
         return await self.image(stage.base, stage.line)
 
     async def image(self, name: str, line: int) -> Built:
+        if is_path(name):
+            hint = "add it with `rollyard image add SOURCE --name NAME`, and say NAME"
+            raise self.plan.fail(line, f"FROM {name}: an image has a name; a path of this machine is none", hint)
+        if self.options.may_open is not None:
+            await self.options.may_open(name)
         try:
             found = await self.images.resolve(name)
         except UnknownName as error:
             raise self.plan.fail(line, f"FROM {name}: {error.message}", error.hint) from error
         env = dict(found.env) if self.place is not None else {"PATH": DEFAULT_PATH, **found.env}
-        return Built(image=name, env=env, workdir=found.workdir or "/", user=found.user)
+        return Built(
+            image=name,
+            env=env,
+            workdir=found.workdir or "/",
+            user=found.user,
+            entrypoint=found.entrypoint,
+            cmd=found.cmd,
+        )
 
     def spec(self, image: str) -> SandboxSpec:
         options = self.options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -23,6 +23,10 @@ class ImageDefaults(Protocol):
     def workdir(self) -> str: ...
     @property
     def user(self) -> str | None: ...
+    @property
+    def entrypoint(self) -> tuple[str, ...]: ...
+    @property
+    def cmd(self) -> tuple[str, ...]: ...
 
 
 @runtime_checkable
@@ -93,7 +97,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`network` is what RUN commands may reach; `env` is for them alone, and is in no image and no key; `timeout_s` covers the
-    whole build."""
+    whole build. `may_open` raises for an image that whoever wrote the Dockerfile may not open."""
 
     dockerfile: str = "Dockerfile"
     args: Mapping[str, str] = {}
@@ -105,3 +109,4 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     resources: Resources = Resources()
     min_isolation: Isolation = "landlock"
     allow_unsafe: bool = False
+    may_open: Callable[[str], Awaitable[None]] | None = None

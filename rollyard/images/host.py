@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rollyard.core.cache import make_once
@@ -45,6 +45,14 @@ ETC_TREES = (
     "python3", "python3.11", "python3.12", "python3.13", "R", "ruby", "skel", "ssl/certs", "terminfo", "vim",
 )  # fmt: skip
 ETC_SSL_FILES = ("ssl/openssl.cnf",)
+
+
+def describe_hosts(names: Sequence[str] = ()) -> str:
+    """`/etc/hosts` of a sandbox whose loopback has these names too."""
+    own = " ".join(("localhost", "sandbox", *names))
+    return f"127.0.0.1\t{own}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+
+
 WRITTEN = {
     "passwd": (
         "root:x:0:0:root:/root:/bin/sh\n"
@@ -61,7 +69,7 @@ WRITTEN = {
         "root:x:0:\ndaemon:x:1:\nbin:x:2:\nsys:x:3:\nadm:x:4:\ntty:x:5:\ndisk:x:6:\nmail:x:8:\nshadow:x:42:\nwww-data:x:33:\n"
         "utmp:x:43:\nstaff:x:50:\nusers:x:100:\nagent:x:1000:\nnogroup:x:65534:\n"
     ),
-    "hosts": "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+    "hosts": describe_hosts(),
     "hostname": "sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nprotocols: files\nservices: files\n",
     "resolv.conf": "",

@@ -19,11 +19,14 @@ class HostTree(msgspec.Struct, frozen=True, kw_only=True):
 
 class Rootfs(msgspec.Struct, frozen=True, kw_only=True):
     """`lowers` are host directories for `/`, topmost first, never written to. `trees` come on top of them, in order; the
-    lowers hold an empty directory at each target. `env`, `workdir` and `user` are the image's own defaults."""
+    lowers hold an empty directory at each target. `env`, `workdir`, `user`, `entrypoint` and `cmd` are the image's
+    own defaults."""
 
     lowers: tuple[str, ...]
     trees: tuple[HostTree, ...] = ()
     env: Mapping[str, str] = {}
     workdir: str = "/"
     user: str | None = None
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
     image: str = ""

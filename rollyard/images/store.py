@@ -20,6 +20,7 @@ from rollyard.core.cache import hold_lock_async, replace_file
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.home import data_home, private_dir
 from rollyard.core.ids import new_id
+from rollyard.core.sandbox import is_path
 from rollyard.core.sequences import as_tuple
 from rollyard.images.catalog import ImageCatalog, ImageRecord, Kind
 from rollyard.images.host import host_rootfs
@@ -53,7 +54,7 @@ class ImageStore:
         """The record behind a name, an alias, an id, a directory or an archive; an archive met the first time is added."""
         if (record := self.catalog.look_up(image)) is not None:
             return record
-        if image.startswith(("/", "./", "../", "~")):
+        if is_path(image):
             return await self._find_path(Path(image).expanduser().absolute())
         known = ["host", *self.catalog.names()]
         raise UnknownName("image", image, known, hint=f"add it with `rollyard image add SOURCE --name {image}`")
@@ -145,7 +146,15 @@ class ImageStore:
         config = record.config
         if "host" not in stack:
             lowers = tuple(str(self._stacks.path(ref)) for ref in stack)
-            return Rootfs(lowers=lowers, env=config.env, workdir=config.workdir, user=config.user, image=record.id)
+            return Rootfs(
+                lowers=lowers,
+                env=config.env,
+                workdir=config.workdir,
+                user=config.user,
+                entrypoint=config.entrypoint,
+                cmd=config.cmd,
+                image=record.id,
+            )
         base = host_rootfs(self.root)
         return Rootfs(
             lowers=(*(str(self._stacks.path(ref)) for ref in stack if ref != "host"), *base.lowers),
@@ -153,6 +162,8 @@ class ImageStore:
             env={**base.env, **config.env},
             workdir=config.workdir if config.workdir != "/" else base.workdir,
             user=config.user,
+            entrypoint=config.entrypoint,
+            cmd=config.cmd,
             image=record.id,
         )
 

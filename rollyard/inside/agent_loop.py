@@ -25,6 +25,7 @@ URL = os.environ["AGENT_LOOP_URL"] + "/chat/completions"
 KEY = os.environ.pop("ROLLYARD_KEY")  # the commands it runs do not inherit it
 MODEL = os.environ["AGENT_LOOP_MODEL"]
 MAX_TOKENS = os.environ.get("AGENT_LOOP_MAX_TOKENS")
+SESSION = Path(__file__).with_name("session.json")
 OUTPUT, TURNS, TRIES = 4000, 200, 6
 COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 COMPUTER = "computer"
@@ -145,14 +146,23 @@ def first_message(instruction: str, tools: list[Any], call_tool: Call) -> Any:
     return [{"type": "text", "text": instruction}, *images]
 
 
-def work(prompt: str, instruction: str, tools: list[Any], call_tool: Call) -> tuple[bool, str]:
+def begin(prompt: str, instruction: str, tools: list[Any], call_tool: Call) -> list[Any]:
+    """The messages to go on from: those of its session, or the first ones."""
+    if os.environ.get("AGENT_LOOP_RESUME"):
+        return [*json.loads(SESSION.read_text("utf-8")), {"role": "user", "content": instruction}]
     first = first_message(instruction, tools, call_tool)
-    messages: list[Any] = [{"role": "system", "content": prompt}, {"role": "user", "content": first}]
+    return [{"role": "system", "content": prompt}, {"role": "user", "content": first}]
+
+
+def work(prompt: str, instruction: str, tools: list[Any], call_tool: Call) -> tuple[bool, str]:
+    messages = begin(prompt, instruction, tools, call_tool)
     for _ in range(TURNS):
+        SESSION.write_text(json.dumps(messages), "utf-8")
         message = ask(messages, tools)
         say("message", message=message)
         messages.append({name: value for name, value in message.items() if value is not None})
         if not message.get("tool_calls"):
+            SESSION.write_text(json.dumps(messages), "utf-8")
             return True, message.get("content") or ""
         seen: list[Any] = []
         for call in message["tool_calls"]:

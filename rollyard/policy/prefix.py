@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.branch_point import END, BranchPoint
+from rollyard.core.bad_json import BAD_JSON
+from rollyard.core.branch_point import END, RESUME_MARK, BranchPoint
 from rollyard.core.call import SAID, Call, CallRecord, Finish, Reply
 from rollyard.core.errors import BranchDiverged, ConfigError, Error
 from rollyard.core.ids import new_id
@@ -34,11 +35,13 @@ _VOLATILE = re.compile(
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
-    """A call of the parent's: what the policy saw, and what it said (None at the branch point)."""
+    """A call of the parent's: what the policy saw, and what it said (None at the branch point). `body` is the request as the
+    agent sent it, where it is still there."""
 
     record: CallRecord
     messages: tuple[Message, ...]
     reply: Reply | None
+    body: bytes = b""
 
     @property
     def chain(self) -> bytes:
@@ -77,6 +80,8 @@ def find_at(recorded: Recorded, text: str) -> CallRecord:
 def calls_before(recorded: Recorded, call: str) -> list[CallRecord]:
     """The calls whose answers a branch at `call` is given again, as the parent's agent got them. A side call that was under way
     at the branch point was asked before it."""
+    if (turn := next((record for record in recorded.records if record.kind == "user"), None)) is not None:
+        raise ConfigError(f"rollout {turn.rollout_id} has turns of a user, and cannot be branched", hint="run it anew")
     answered = [record for record in recorded.records if record.leaf is not None and record.finish != "budget"]
     if call == END:
         return answered
@@ -110,7 +115,7 @@ def read_answer(text: str) -> SaidAnswer:
     else:
         try:
             said = msgspec.json.decode(text, type=SaidAnswer)
-        except msgspec.DecodeError as error:
+        except BAD_JSON as error:
             shape = '{"text": "...", "tool_calls": [{"name": "...", "arguments": {...}}]}'
             raise ConfigError(f"the answer is not one: {error}", hint=f"plain text, or {shape}") from error
     if not said.text and not said.tool_calls:
@@ -126,10 +131,16 @@ def _said_reply(said: SaidAnswer) -> Reply:
 
 
 def open_prefix(
-    recorded: Recorded, point: BranchPoint, bodies: Mapping[str, bytes], said: SaidAnswer | None = None
-) -> RecordedPrefix:
+    recorded: Recorded,
+    point: BranchPoint,
+    bodies: Mapping[str, bytes],
+    said: SaidAnswer | None = None,
+    *,
+    resumed: bool = False,
+) -> RecordedPrefix | ResumedPrefix:
     """`bodies` are the requests as the agent sent them, by call; without its body a call is what the trajectory has of it.
-    `said` is the answer at the branch point, in place of the policy's."""
+    `said` is the answer at the branch point, in place of the policy's. `resumed` is for an agent that goes on from its own
+    session."""
     wanted = calls_before(recorded, point.call)
     at = None if point.call == END else find_at(recorded, point.call)
     if not wanted and at is None:
@@ -138,15 +149,17 @@ def open_prefix(
     for record in (*wanted, *((at,) if at is not None else ())):
         node = recorded.answer(record.id)
         answer = None if record is at or node is None else reply_from(record, node, recorded.prompt_ids(record.id))
-        calls.append(RecordedCall(record, _messages(recorded, record, bodies.get(record.id)), answer))
-    return RecordedPrefix(point, calls, None if said is None else _said_reply(said))
+        body = bodies.get(record.id, b"")
+        messages = decode(record, body).messages if body else recorded.messages(record.id)
+        calls.append(RecordedCall(record, messages, answer, body))
+    answer = None if said is None else _said_reply(said)
+    return ResumedPrefix(point, calls, answer) if resumed else RecordedPrefix(point, calls, answer)
 
 
-def _messages(recorded: Recorded, record: CallRecord, body: bytes | None) -> tuple[Message, ...]:
-    if not body:
-        return recorded.messages(record.id)
+def decode(record: CallRecord, body: bytes) -> Call:
+    """The parent's call out of its body, as its policy saw it."""
     request = WireRequest(call_id=record.id, rollout_id=record.rollout_id, body=body, headers={}, model="policy")
-    return CODECS[record.dialect].decode(request).messages
+    return scrub(CODECS[record.dialect].decode(request))
 
 
 class RecordedPrefix:
@@ -165,6 +178,9 @@ class RecordedPrefix:
     @property
     def reached(self) -> bool:
         return self._beyond
+
+    def history(self, rollout_id: str) -> Sequence[tuple[Call, Reply]]:
+        return ()  # the agent asks for all of it
 
     def take(self, call: Call) -> tuple[Call, Reply | None]:
         found = self._find_equal(call)
@@ -220,25 +236,112 @@ class RecordedPrefix:
     def _pin(self, call: Call) -> Call:
         """Past the branch point: the history that the parent's words stood for once is in the parent's words again."""
         last = self._at or next((known for known in reversed(self._calls) if known.record.kind == "agent"), None)
-        if not self.pinned or last is None or len(call.messages) < len(last.messages):
-            return call
-        own = call.messages[: len(last.messages)]
-        if not are_alike(last.messages, own) or all(
-            a.digest == b.digest for a, b in zip(last.messages, own, strict=True)
-        ):
-            return call
-        return msgspec.structs.replace(call, messages=(*last.messages, *call.messages[len(own) :]))
+        return call if not self.pinned or last is None else pin(call, last.messages)
 
     def _refuse(self, call: Call) -> Error:
         left = self._left()
         near = next((known for known in left if len(known.messages) == len(call.messages)), None)
         near = near or (left[0] if left else self._calls[-1])
-        diff = difference(near.messages, call.messages) or "the messages are the same; the tools offered differ"
-        diff = diff if len(diff) <= LONGEST_DIFF else f"{diff[:LONGEST_DIFF]} ..."
-        return BranchDiverged(
-            f"the call differs from the parent's call {near.record.id} (branch point {self.point}):\n{diff}",
-            hint="what the agent's commands print must repeat; run the task anew where it cannot",
+        return _divergence(
+            self.point, near, call, "what the agent's commands print must repeat; run the task anew where it cannot"
         )
+
+
+class ResumedPrefix:
+    """A `Prefix` of an agent that goes on from its own session: all before the branch point is `history`, and the first call that
+    it makes must be the parent's there. Parts that hold `RESUME_MARK` are taken out of every call."""
+
+    def __init__(self, point: BranchPoint, calls: Sequence[RecordedCall], said: Reply | None = None) -> None:
+        if calls[-1].reply is not None:
+            raise ConfigError("an agent's own session cannot be gone on from behind its end", hint="how='replay'")
+        self.point = point
+        self.diverged: Error | None = None
+        self.pinned = 0
+        self.reached = False
+        self._before, self._at, self._said = calls[:-1], calls[-1], said
+
+    def history(self, rollout_id: str) -> Sequence[tuple[Call, Reply]]:
+        return [_as_history(known, rollout_id, known.reply) for known in self._before if known.reply is not None]
+
+    def take(self, call: Call) -> tuple[Call, Reply | None]:
+        call = scrub(call)
+        if self.reached:
+            return pin(call, self._at.messages) if self.pinned else call, None
+        if call.kind != "agent":
+            return call, None
+        tools = call.tools_digest or tools_digest(call.tools)
+        if tools != self._at.record.tools_digest or not are_alike(self._at.messages, call.messages):
+            self.diverged = self.diverged or _divergence(
+                self.point, self._at, call, "the agent's session does not bring it back; --how replay runs it again"
+            )
+            raise self.diverged
+        self.reached = True
+        pinned = pin(call, self._at.messages)
+        self.pinned = int(pinned is not call)
+        return pinned, self._said
+
+    def unreached(self) -> Error:
+        return BranchDiverged(
+            f"the agent ended before the branch point {self.point}: it did not go on from its session",
+            hint="its log tells why (`rollyard show ROLLOUT --log`); --how replay runs it again",
+        )
+
+
+def _as_history(known: RecordedCall, rollout_id: str, reply: Reply) -> tuple[Call, Reply]:
+    """A call of the parent's as one of the child's."""
+    record, now = known.record, time.time()
+    call = (
+        decode(record, known.body)
+        if known.body
+        else Call(
+            id=record.id,
+            rollout_id=rollout_id,
+            dialect=record.dialect,
+            model=record.model_requested,
+            messages=known.messages,
+            tools_digest=record.tools_digest,
+        )
+    )
+    call = msgspec.structs.replace(
+        call,
+        id=new_id("call"),
+        rollout_id=rollout_id,
+        kind=record.kind,
+        thread=record.thread,
+        parent_thread=record.parent_thread,
+        received_at=now,
+    )
+    return call, msgspec.structs.replace(reply, started_at=now, finished_at=now)
+
+
+def scrub(call: Call) -> Call:
+    """The call without the parts that hold `RESUME_MARK`, in whatever role."""
+    if RESUME_MARK.encode() not in call.raw:
+        return call
+    kept: list[Message] = []
+    for message in call.messages:
+        parts = tuple(part for part in message.parts if not (isinstance(part, Text) and RESUME_MARK in part.text))
+        if len(parts) == len(message.parts):
+            kept.append(message)
+        elif parts:
+            kept.append(Message(message.role, parts, message.name))
+    return msgspec.structs.replace(call, messages=tuple(kept))
+
+
+def pin(call: Call, parent: Sequence[Message]) -> Call:
+    """The call with the parent's words at its beginning, where they differ in clock and ids alone."""
+    own = call.messages[: len(parent)]
+    if not are_alike(parent, own) or all(a.digest == b.digest for a, b in zip(parent, own, strict=True)):
+        return call
+    return msgspec.structs.replace(call, messages=(*parent, *call.messages[len(own) :]))
+
+
+def _divergence(point: BranchPoint, near: RecordedCall, call: Call, hint: str) -> Error:
+    diff = difference(near.messages, call.messages) or "the messages are the same; the tools offered differ"
+    diff = diff if len(diff) <= LONGEST_DIFF else f"{diff[:LONGEST_DIFF]} ..."
+    return BranchDiverged(
+        f"the call differs from the parent's call {near.record.id} (branch point {point}):\n{diff}", hint=hint
+    )
 
 
 def are_alike(parent: Sequence[Message], own: Sequence[Message]) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollyard.core.call import Call, Reply, Usage, floats
+from rollyard.core.call import USER_STOP, Call, Reply, Usage, floats
 from rollyard.core.errors import PolicyError, Unsupported, UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
 from rollyard.policy.evidence import examine
@@ -160,7 +160,9 @@ def turn_for(script: Script, call: Call) -> ScriptTurn:
     if call.kind == "compaction":
         return ScriptTurn(text=f"Summary of the work so far. [script turn {place}]")
     turns = script.subagent if call.kind == "subagent" else script.turns_for(first_user_text(call))
-    return turns[place] if place < len(turns) else DONE
+    if place < len(turns):
+        return turns[place]
+    return ScriptTurn(text=USER_STOP) if call.kind == "user" else DONE
 
 
 def first_user_text(call: Call) -> str:

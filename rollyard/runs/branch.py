@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.branch_point import END, BranchPoint
+from rollyard.core.branch_point import END, BranchPoint, How
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.home import default_store
 from rollyard.core.protocols import Backend, Policy
@@ -38,6 +38,7 @@ async def branch(
     *,
     at: str | int,
     n: int = 1,
+    how: How = "auto",
     answer: str | Mapping[str, Any] | None = None,
     policy: str | Policy | None = None,
     store: str | Path | Store | None = None,
@@ -54,6 +55,9 @@ async def branch(
     a child that asks something else fails with the difference. Options are those of the parent's run, with `fields` (of
     `RunConfig`) over them; without `policy` or `base_url` the run's own policy answers.
 
+    `how` is by the agent's own session (`resume`), in a snapshot of the parent's sandbox (`snapshot_every`); or by running its
+    commands again (`replay`); `auto` resumes where it can.
+
     `answer` is what the model is to have said at that call: text, or a mapping with `text` and `tool_calls` (each with `name` and
     `arguments`). The policy answers from the next call on."""
     if answer is not None:
@@ -66,7 +70,8 @@ async def branch(
         if isinstance(policy, str):
             fields["policies"] = {POLICY: anchor(policy, Path.cwd())}
         target = rollout if isinstance(rollout, str) else rollout.id
-        config = await branch_config(kept, target, str(at), {**fields, "attempts": n}, answered=named is not None)
+        fields |= {"attempts": n, "branch_how": how}
+        config = await branch_config(kept, target, str(at), fields, answered=named is not None)
         done = await carry_out(config, store=kept, answering=named, sandbox=sandbox, verifier=verifier)
         return [await kept.get_rollout(child.id) async for child in kept.rollouts(done.run_id)]
 
@@ -77,6 +82,7 @@ class BranchRequest(msgspec.Struct, frozen=True, kw_only=True):
     rollout: str
     at: str
     n: int = 1
+    how: How = "auto"
     answer: str | None = None
     policy: str | None = None
     options: RolloutFields = {}
@@ -88,7 +94,7 @@ class BranchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def execute(request: BranchRequest, shown: Display) -> CommandOutcome:
-    fields: dict[str, Any] = {**request.options, "attempts": request.n, "name": request.name}
+    fields: dict[str, Any] = {**request.options, "attempts": request.n, "branch_how": request.how, "name": request.name}
     fields |= {} if request.answer is None else {"branch_answer": read_text(request.answer, "the answer")}
     fields |= {} if request.policy is None else {"policies": policies_by_name((request.policy,))}
     fields |= {} if request.parallel is None else {"parallel": request.parallel}
@@ -112,7 +118,7 @@ async def branch_config(
         read_answer(fields["branch_answer"])
     parent = await _find_parent(store, target)
     call = END if at == END else find_at(parent.captured, at).id
-    if call == END and not calls_before(parent.captured, END):
+    if not calls_before(parent.captured, call) and call == END:
         raise ConfigError(f"rollout {parent.id} has no recorded answer to go on from", hint="run its task anew")
     base = convert(await config_of(store, parent), f"run {parent.run_id}")
     given = {name: getattr(base, name) for name in OPTIONS if name not in _ANSWERS}

@@ -80,6 +80,8 @@ async def _one(
         return row(after=kept.reward, error="its working directory was not kept")
     if kept.task.steps:
         return row(after=kept.reward, error="a multi-step task is judged step by step and not again")
+    if kept.task.compose is not None:
+        return row(after=kept.reward, error="its services are gone, and it is judged with them")
     judge = Judge(backend, provision, verifier, policy)
     spec = judge.spec(kept.task, None)
     if spec is None:

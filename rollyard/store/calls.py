@@ -44,17 +44,51 @@ class NodeRest(msgspec.Struct, frozen=True, array_like=True):
 
 _PLAIN = NodeRest()
 _rest = msgspec.msgpack.Decoder(NodeRest)
-_closed = select(sessions.c.closed_at)
+_CLOSED = (
+    "SELECT rollout_id FROM sessions WHERE closed_at IS NOT NULL AND rollout_id IN (SELECT value FROM json_each(?))"
+)
+_closed_at = select(sessions.c.rollout_id, sessions.c.closed_at)
 
 
-def commit(connection: Connection, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
+class CommitCall:
     """Keep one call with the nodes and bodies it added. Raises `SessionClosed` once its session is closed; a session whose
     claim was taken over is closed."""
-    if _read_closed_at(connection, record.rollout_id) is not None:
-        raise SessionClosed(f"rollout {record.rollout_id} is closed", rollout_id=record.rollout_id)
-    put_blobs(connection, blobs)
-    _put_nodes.rows(connection, [_node_row(record.rollout_id, node) for node in nodes])
-    _put_calls.rows(connection, [_call_row(record)])
+
+    __slots__ = ("blobs", "nodes", "record")
+
+    def __init__(self, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
+        self.record, self.nodes, self.blobs = record, nodes, blobs
+
+    def __call__(self, connection: Connection) -> None:
+        (refusal,) = self.together(connection, [self])
+        if refusal is not None:
+            raise refusal
+
+    @staticmethod
+    def together(connection: Connection, works: Sequence[CommitCall]) -> list[SessionClosed | None]:
+        """Several, with one statement for each table: a statement costs more than the row it writes. The calls of closed
+        sessions are refused, each with its own error."""
+        closed = _find_closed(connection, {work.record.rollout_id for work in works})
+        bodies: dict[bytes, Blob] = {}
+        node_rows: list[tuple[Any, ...]] = []
+        call_rows: list[tuple[Any, ...]] = []
+        for work in works:
+            rollout_id = work.record.rollout_id
+            if rollout_id not in closed:
+                bodies = {
+                    **work.blobs,
+                    **bodies,
+                }  # the first counts: a later one may be a difference from what builds on it
+                node_rows += [_node_row(rollout_id, node) for node in work.nodes]
+                call_rows.append(_call_row(work.record))
+        put_blobs(connection, bodies)
+        _put_nodes.rows(connection, node_rows)
+        _put_calls.rows(connection, call_rows)
+        return [_refusal(work.record.rollout_id) if work.record.rollout_id in closed else None for work in works]
+
+
+def _refusal(rollout_id: str) -> SessionClosed:
+    return SessionClosed(f"rollout {rollout_id} is closed", rollout_id=rollout_id)
 
 
 def load(connection: Connection, rollout_id: str) -> tuple[list[CallRecord], list[Node]]:
@@ -103,13 +137,13 @@ def _session(row: Any) -> SessionRecord:
     )
 
 
-def _read_closed_at(connection: Connection, rollout_id: str) -> float | None:
+def _find_closed(connection: Connection, rollout_ids: set[str]) -> set[str]:
+    """Those of the sessions that are closed."""
     if connection.dialect.name == "sqlite":  # straight to the driver: this runs for every call
         driver: Any = connection.connection.driver_connection
-        row = driver.execute("SELECT closed_at FROM sessions WHERE rollout_id = ?", (rollout_id,)).fetchone()
-        return None if row is None else row[0]
-    query = _closed.where(sessions.c.rollout_id == rollout_id)
-    return connection.execute(query.with_for_update(read=True)).scalar()  # it stays open until this call is kept
+        return {row[0] for row in driver.execute(_CLOSED, (msgspec.json.encode(list(rollout_ids)).decode(),))}
+    found = connection.execute(_closed_at.where(sessions.c.rollout_id.in_(rollout_ids)).with_for_update(read=True))
+    return {row.rollout_id for row in found if row.closed_at is not None}  # the others stay open until these are kept
 
 
 def _call_row(record: CallRecord) -> tuple[Any, ...]:

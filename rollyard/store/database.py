@@ -2,7 +2,9 @@
 
 Every operation of the store is a plain function `f(connection, ...)`, written once in SQLAlchemy Core. `SQLite` runs the
 writing ones on its own thread, many to a transaction; `Postgres` gives each a transaction of its own. A function may run
-again when its transaction had to be repeated, so it does nothing but talk to the connection.
+again when its transaction had to be repeated, so it does nothing but talk to the connection. One that has an attribute
+`together` may be run as `together(connection, works)` with others of its kind; that gives a result for each, and one that is
+an exception is raised for its caller.
 """
 
 from __future__ import annotations

@@ -165,9 +165,13 @@ class ShownRollout:
         ]
         if r.parent_rollout is not None:
             pinned = f", {r.pinned} of them and the branch point in the parent's words (pinned)" if r.pinned else ""
+            how = ", resumed in its files" if r.resumed else ""
+            how += f", {r.laid_over} paths made the parent's" if r.laid_over else ""
             lines.append(
-                f"branches off {r.parent_rollout} at {r.parent_call}: {r.replayed} calls answered as its were{pinned}"
+                f"branches off {r.parent_rollout} at {r.parent_call}: {r.replayed} calls answered as its were{pinned}{how}"
             )
+        if r.snapshots:
+            lines.append(f"snapshots at {len(r.snapshots)} calls: {', '.join(r.snapshots)}")
         lines += [f"branched by run {run}" for run in self._branches.runs]
         lines += [f"branched by rollout {child}" for child in self._branches.children]
         if r.failure is not None:

@@ -18,6 +18,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -216,7 +217,7 @@ def _transaction(connection: Connection, works: list[Work[Any]]) -> list[Any]:
     driver: Any = connection.connection.driver_connection
     driver.execute("BEGIN IMMEDIATE")
     try:
-        results = [work(connection) for work in works]
+        results = _run_works(connection, works)
     except BaseException:  # whatever it was, nothing of the batch is kept
         connection.rollback()
         if driver.in_transaction:
@@ -225,6 +226,15 @@ def _transaction(connection: Connection, works: list[Work[Any]]) -> list[Any]:
     connection.commit()
     if driver.in_transaction:
         driver.execute("COMMIT")
+    return results
+
+
+def _run_works(connection: Connection, works: list[Work[Any]]) -> list[Any]:
+    """In order; neighbours that know how are done `together`."""
+    results: list[Any] = []
+    for together, group in groupby(works, key=lambda work: getattr(work, "together", None)):
+        alike = list(group)
+        results += [work(connection) for work in alike] if together is None else together(connection, alike)
     return results
 
 

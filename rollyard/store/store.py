@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from rollyard.core.call import CallRecord
+from rollyard.core.delta import Blob
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import POLICY_STOPPED, Event
 from rollyard.core.lease import Attempt, Lease
+from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
 from rollyard.store import blobs as _blobs
@@ -82,7 +85,9 @@ class Store(Records):
 
     # calls: what the gate needs
 
-    commit = writes(_calls.commit)
+    async def commit(self, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
+        await self.database.write(_calls.CommitCall(record, nodes, blobs))
+
     save_session = writes(_calls.save_session)
     close_session = writes(_calls.close_session)
     session = reads(_calls.session)

@@ -154,7 +154,7 @@ def _opening(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, .
 
 def describe_fresh(case: Judging) -> SandboxSpec:
     """A sandbox that the agent has never seen, from the pristine image or the verifier's own."""
-    place = case.site or case.place
+    place = msgspec.structs.replace(case.site or case.place, volumes=())  # what is in them is the agent's doing too
     return _opening(case, place, place.image, place.layers)
 
 

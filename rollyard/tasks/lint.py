@@ -14,6 +14,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Policy, Verifier
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.tasks.agent_imports import find_agent_imports
+from rollyard.tasks.harbor.compose import read_services
 from rollyard.tasks.host_variables import references
 from rollyard.tasks.layers import layer_spec
 from rollyard.tasks.verifiers import verifier_for
@@ -124,7 +125,11 @@ def _place(task: Task) -> Iterator[TaskFinding]:
     if task.os == "windows":
         yield _error("task.toml", "asks for Windows, which no backend has")
     if task.compose is not None:
-        yield _warn("environment", "is a compose file; backends without compose refuse the task")
+        try:
+            read_services(task.compose)
+        except ConfigError as error:
+            yield _error("environment", str(error))
+        yield _warn("environment", "has several services; backends that have none refuse the task")
     if task.resources.accelerated:
         yield _warn("task.toml", "asks for accelerators; backends without them refuse the task")
     if task.network == "host":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rollyard.core.errors import Unsupported
 from rollyard.core.sandbox import Capabilities
 from rollyard.core.task import Site, Task, VerifierSpec
+from rollyard.tasks.harbor.compose import read_services
 
 
 def refuse(task: Task, backend: str, can: Capabilities) -> None:
@@ -31,14 +32,37 @@ def refuse(task: Task, backend: str, can: Capabilities) -> None:
             raise Unsupported(
                 f"step {step.name!r} of task {task.id!r} has a network of its own; all steps share one sandbox"
             )
+    if task.compose is not None:
+        _refuse_services(task, specs)
     services = {hook.service for spec in specs for hook in spec.collect}
     services |= {
         artifact.service or "main" for artifact in (*task.artifacts, *(a for s in task.steps for a in s.artifacts))
     }
     if others := sorted(services - {"main"}):
         raise Unsupported(
-            f"task {task.id!r} collects from the service {others[0]!r}; there is only the agent's sandbox"
+            f"task {task.id!r} collects from the service {others[0]!r}; files are taken from the agent's sandbox alone",
+            hint="let the service write them to a volume that main shows too",
         )
+
+
+def _refuse_services(task: Task, specs: list[VerifierSpec]) -> None:
+    """What services that share the agent's network cannot have; and what of their file is not supported."""
+    found = read_services(task.compose or "")
+    stopped = [one.name for one in found.others if one.verify == "stop"]
+    if stopped and task.steps:
+        raise Unsupported(
+            f"task {task.id!r} has steps, and its service {stopped[0]!r} would be gone after the first one's tests",
+            hint="say x-rollyard.verify: keep",
+        )
+    own = (task.network or "none", task.allowed_hosts)
+    for spec in specs:
+        networks = [(spec.network, spec.allowed_hosts)]
+        networks += [(spec.site.network, spec.site.allowed_hosts)] if spec.site is not None else []
+        if found.kept and any(network is not None and (network, hosts) != own for network, hosts in networks):
+            raise Unsupported(
+                f"the verifier of task {task.id!r} has a network of its own; services share the agent's",
+                hint="or end them before the tests: x-rollyard.verify: stop",
+            )
 
 
 def _verifiers(task: Task) -> list[VerifierSpec]:
@@ -49,9 +73,9 @@ def _verifiers(task: Task) -> list[VerifierSpec]:
 def _site(site: Site, can: Capabilities) -> Iterator[str]:
     if site.os == "windows":
         yield "asks for Windows"
-    if site.compose is not None:
+    if site.compose is not None and not (can.services and isinstance(site, Task)):
         yield f"needs several services ({site.compose})"
-    if site.resources.accelerated:
+    if site.resources.accelerated and not (can.gpus and site.resources.tpu is None):
         yield "asks for accelerators"
     if (site.build is not None or site.image != "host") and not can.images:
         yield f"needs the image {site.image if site.build is None else site.build!r}"

@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from rollyard.core import registry
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, Error
 from rollyard.core.python_files import import_file
 from rollyard.core.remote_task import TaskConfig
@@ -24,27 +25,31 @@ from rollyard.tasks.harbor.taskfile import field_error
 from rollyard.tasks.verifiers import remote
 from rollyard.tasks.verifiers.python import spec_of
 
+Mark = Callable[[Task], Task]  # what is done with a task before any file is read that it names
 
-def as_task(value: Any, *, where: str = "task") -> Task:
+
+def as_task(value: Any, *, where: str = "task", mark: Mark | None = None) -> Task:
     """A `Task` out of a task, an instruction, a remote task's config or a mapping. `where` names the row in errors."""
     if isinstance(value, TaskConfig):
-        return finish(Task(id=value.task_key, instruction=value.prompt, remote=value))
+        return finish(Task(id=value.task_key, instruction=value.prompt, remote=value), mark)
     if isinstance(value, Task):
-        return finish(value)
+        return finish(value, mark)
     if isinstance(value, str):
-        return finish(Task(id="", instruction=value))
+        return finish(Task(id="", instruction=value), mark)
     if isinstance(value, Mapping):
-        return finish(_from_mapping(cast("Mapping[str, Any]", value), where))
+        return finish(_from_mapping(cast("Mapping[str, Any]", value), where), mark)
     raise ConfigError(f"{where}: a task is a Task, a string, a mapping or a TaskConfig, not {type(value).__name__}")
 
 
-def finish(task: Task) -> Task:
+def finish(task: Task, mark: Mark | None = None) -> Task:
     """Fill in the digest, and a name made of it where there is none. A verifier may be a function, or the name of a kind; a
     remote task brings its own."""
     if task.remote is not None and task.remote.verifier_code and task.verifier is None:
         task = msgspec.structs.replace(task, verifier=remote.SPEC)
     if task.verifier is not None and not isinstance(task.verifier, VerifierSpec):
         task = msgspec.structs.replace(task, verifier=_verifier(task.verifier))
+    if mark is not None:
+        task = mark(task)
     if not task.digest:
         task = msgspec.structs.replace(task, digest=task_digest(task))
     if not task.id:
@@ -100,7 +105,7 @@ def _file(path: str, content: Any) -> Any:
     return {"path": path, **content} if isinstance(content, Mapping) else content
 
 
-def from_jsonl(path: Path) -> Iterator[Task]:
+def from_jsonl(path: Path, mark: Mark | None = None) -> Iterator[Task]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -108,15 +113,15 @@ def from_jsonl(path: Path) -> Iterator[Task]:
             where = f"{path}:{number}"
             try:
                 row = msgspec.json.decode(line)
-            except msgspec.DecodeError as error:
+            except BAD_JSON as error:
                 raise ConfigError(f"{where}: not JSON: {error}") from error
-            yield as_task(row, where=where)
+            yield as_task(row, where=where, mark=mark)
 
 
-def from_fleet(path: Path) -> Iterator[Task]:
+def from_fleet(path: Path, mark: Mark | None = None) -> Iterator[Task]:
     """Every task of a file as Fleet's tools write it: one task, a list of them, or `{"tasks": [...]}`."""
     for number, config in enumerate(TaskConfig.all_from_json_file(path)):
-        yield as_task(config, where=f"{path}[{number}]")
+        yield as_task(config, where=f"{path}[{number}]", mark=mark)
 
 
 def from_python(reference: str) -> Iterator[Task]:

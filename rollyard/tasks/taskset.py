@@ -18,6 +18,7 @@ import fnmatch
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -157,8 +158,8 @@ def _open(text: str, *, cache: Path | None, trust: bool, skipped: list[SkippedTa
             return _judge_folders(iter([load_folder(path.parent)]), trust)
         if path.suffix == ".jsonl" or fragment == FLEET:
             own = is_trusted(path, trust_tasks=trust)
-            rows = from_fleet(path) if fragment == FLEET else from_jsonl(path)
-            return (task if own else mark_untrusted(task, path.parent) for task in rows)
+            mark = None if own else partial(mark_untrusted, root=path.parent)
+            return from_fleet(path, mark) if fragment == FLEET else from_jsonl(path, mark)
         if path.suffix == ".json":
             found = from_registry(path, fragment or None, cache=cache)
             return _judge_folders(found, trust)

@@ -16,6 +16,7 @@ import msgspec
 
 from rollyard.core import folders, registry
 from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.core.sandbox import is_path
 from rollyard.core.task import Site, Task, VerifierSpec
 from rollyard.tasks.verifiers.sandboxed_python import read_file_reference
 from rollyard.tasks.verifiers.weighted import parts_of
@@ -76,10 +77,13 @@ def _remember(digest: str, place: Path) -> None:
         lines.write(f"{digest} {str(place)!a}\n")
 
 
-def mark_untrusted(task: Task, root: Path) -> Task:
-    """The task as one whose author is not trusted; a path of the host that leaves `root` is refused."""
-    inside = root.resolve()
+def mark_untrusted(task: Task, root: Path | None) -> Task:
+    """The task as one whose author is not trusted; a path of the host that leaves `root` is refused, and any where the author
+    has no folder here."""
+    inside = None if root is None else root.resolve()
     for path in _host_paths(task):
+        if inside is None:
+            raise ConfigError(f"task {task.id!r}: {path} is a path of this machine", hint="send the contents of files")
         if not Path(path).resolve().is_relative_to(inside):
             raise ConfigError(f"task {task.id!r}: {path} is outside {inside}, where this task comes from", hint=HINT)
     return msgspec.structs.replace(task, trusted=False)
@@ -91,6 +95,7 @@ def _host_paths(task: Task) -> Iterator[str]:
     sites: list[Site] = [task, *(spec.site for spec in specs if spec.site is not None)]
     found: list[str | None] = [task.solution, task.source, *(file.source for file in task.files)]
     found += [path for site in sites for path in (site.build, site.compose)]
+    found += [str(Path(site.image).expanduser()) for site in sites if is_path(site.image)]
     found += [path for step in steps for path in (step.workdir_files, step.solution)]
     found += [path for spec in specs for path in spec.tests]
     judges = [part for spec in specs for part in _with_parts(spec)]

@@ -27,6 +27,7 @@ from rollyard.tasks.datasets import task_folders
 from rollyard.tasks.harbor.load import is_task
 from rollyard.tasks.lint import TaskFinding, lint, size_of
 from rollyard.tasks.taskset import Taskset
+from rollyard.testing.leaks import find_leaks
 from rollyard.testing.trivial_answers import trivial_answers
 
 _LOG_TAIL = 1500
@@ -130,6 +131,9 @@ async def check_task(task: Task, backend: Backend, options: CheckOptions, provis
         if task.solution is not None or (task.steps and all(step.solution for step in task.steps)):
             proofs.append(await _prove("oracle", task, backend, options, provision))
         findings += _judge(proofs)
+        findings += await find_leaks(
+            task, backend, provision, network=options.network, allow_unsafe=options.allow_unsafe
+        )
         if options.trivial:
             findings += await _try_trivial(task, backend, options, provision)
     return TaskCheck(

@@ -16,13 +16,13 @@ SMALLEST = 8192  # bodies below this are not worth a difference
 LONGEST_CHAIN = 24  # differences of differences; bounds what reading one body costs
 
 
-class CachedBody(msgspec.Struct, frozen=True):
+class CachedBody(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
     raw: bytes
     chain: int = 0  # how many differences lead to a whole body
 
 
-class Tip(msgspec.Struct, frozen=True):
+class Tip(msgspec.Struct, frozen=True, gc=False):
     """The bodies of one call."""
 
     request: CachedBody | None = None

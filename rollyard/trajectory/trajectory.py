@@ -14,6 +14,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -124,14 +125,15 @@ class Trajectory:
             self._tools.add(call.tools_digest)
             blobs[call.tools_digest] = msgspec.msgpack.encode(call.tools)
         nodes: list[Node] = []
+        flaws: tuple[str, ...] = ()
         if reply is not None:
-            nodes = self._new_nodes(call, reply, prompt, found)
+            flaws = flaws_of(reply)
+            nodes = self._new_nodes(call, reply, prompt, found, trainable=reply.trainable and not flaws)
             replaced = found.answer.id if found.answer is not None else None
             tips.put(nodes[-1].id, Tip(request, response or tip.response), instead_of=replaced)
         bodies = digest, response.digest if response is not None else b""
-        record = _record(call, reply, error, found, nodes, bodies, len(self._ledger.records))
-        if status is not None:
-            record = replace(record, status=status)
+        outcome = _outcome(call, reply, flaws, error, status)
+        record = _record(call, found, nodes, bodies, len(self._ledger.records), outcome)
         self._ledger.note(record, reply.message if reply is not None else None, found.orphan)
         moved = self._adopt(record, nodes[-1]) if nodes else []
         if moved:
@@ -139,7 +141,9 @@ class Trajectory:
             record = self._ledger.records[call.id] = replace(record, new_nodes=tuple(node.id for node in nodes))
         return Added(record=record, nodes=tuple(nodes), blobs=blobs)
 
-    def _new_nodes(self, call: Call, reply: Reply, prompt: array[int] | None, found: AttachPoint) -> list[Node]:
+    def _new_nodes(
+        self, call: Call, reply: Reply, prompt: array[int] | None, found: AttachPoint, *, trainable: bool
+    ) -> list[Node]:
         delta = None if prompt is None else prompt[found.end :]
         messages = found.new_messages(call)
         if not messages and delta:
@@ -159,8 +163,8 @@ class Trajectory:
             ids=reply.completion_ids,
             logprobs=reply.logprobs,
             spans=spans,
-            texts=tuple(token.text for token in reply.tokens),
-            trainable=reply.trainable and not flaws_of(reply),
+            texts=tuple([token.text for token in reply.tokens]),
+            trainable=trainable,
             experts=within,
         )
         return [*nodes, self._graph.add(answer, call.tools_digest)]
@@ -293,16 +297,43 @@ def flaws_of(reply: Reply) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _outcome(
+    call: Call, reply: Reply | None, flaws: tuple[str, ...], error: str | None, status: int | None
+) -> dict[str, Any]:
+    """What a record says of the answer, or of there being none."""
+    if reply is None:
+        return {"capture": "none", "trainable": False, "error": error, "status": status}
+    return {
+        "model_served": reply.model,
+        "capture": reply.capture,
+        "finish": reply.finish,
+        "stop_reason": reply.stop_reason,
+        "version_start": reply.version_start,
+        "version_end": reply.version_end,
+        "spans": reply.spans,
+        "effective": reply.sampling,
+        "logprobs_mode": reply.logprobs_mode,
+        "engine": reply.engine,
+        "usage": reply.usage,
+        "trainable": reply.trainable and not flaws,
+        "flaws": flaws,
+        "error": error,
+        "status": status,
+        "started_at": reply.started_at,
+        "finished_at": reply.finished_at,
+        "prompt_source": reply.prompt_source or call.prompt_source,
+    }
+
+
 def _record(
     call: Call,
-    reply: Reply | None,
-    error: str | None,
     found: AttachPoint,
     nodes: Sequence[Node],
     bodies: tuple[bytes, bytes],
     seq: int,
+    outcome: dict[str, Any],
 ) -> CallRecord:
-    record = CallRecord(
+    return CallRecord(
         id=call.id,
         rollout_id=call.rollout_id,
         seq=seq,
@@ -315,34 +346,13 @@ def _record(
         thread=call.thread,
         parent_thread=call.parent_thread,
         model_requested=call.model,
+        leaf=nodes[-1].id if nodes else None,
         prompt_leaf=nodes[-1].parent if nodes else found.below,
+        new_nodes=tuple([node.id for node in nodes]),
         tools_digest=call.tools_digest,
         requested=call.sampling,
-        error=error,
         raw_request=bodies[0],
         raw_response=bodies[1],
         received_at=call.received_at,
-    )
-    if reply is None:
-        return replace(record, capture="none", trainable=False)
-    return replace(
-        record,
-        leaf=nodes[-1].id,
-        new_nodes=tuple(node.id for node in nodes),
-        model_served=reply.model,
-        capture=reply.capture,
-        prompt_source=reply.prompt_source or call.prompt_source,
-        finish=reply.finish,
-        stop_reason=reply.stop_reason,
-        version_start=reply.version_start,
-        version_end=reply.version_end,
-        spans=reply.spans,
-        effective=reply.sampling,
-        logprobs_mode=reply.logprobs_mode,
-        engine=reply.engine,
-        usage=reply.usage,
-        trainable=reply.trainable and not flaws_of(reply),
-        flaws=flaws_of(reply),
-        started_at=reply.started_at,
-        finished_at=reply.finished_at,
+        **outcome,
     )

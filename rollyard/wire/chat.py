@@ -18,6 +18,7 @@ from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import chat_upstream, openai_shapes
 from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, recall
 from rollyard.wire.codec import Memo, WireRequest
+from rollyard.wire.history import History, read_history
 from rollyard.wire.members import BodyReader, refuse_stored
 from rollyard.wire.options import choice_of, reasoning_of
 from rollyard.wire.parts import image_from_url, opaque, pieces
@@ -27,12 +28,12 @@ from rollyard.wire.toolnames import custom_arguments, custom_input, custom_tools
 _NONE = msgspec.Raw()
 
 
-class _StreamOptions(msgspec.Struct):
+class _StreamOptions(msgspec.Struct, gc=False):
     include_usage: bool | None = None
 
 
-class _Body(msgspec.Struct):
-    messages: list[msgspec.Raw]
+class _Body(msgspec.Struct, gc=False):
+    messages: msgspec.Raw
     model: str = ""
     tools: msgspec.Raw = _NONE
     functions: msgspec.Raw = _NONE
@@ -57,23 +58,23 @@ class _Body(msgspec.Struct):
     response_format: msgspec.Raw = _NONE
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str
     arguments: str = "{}"
 
 
-class _Custom(msgspec.Struct):
+class _Custom(msgspec.Struct, gc=False):
     name: str
     input: str = ""
 
 
-class _ToolCall(msgspec.Struct):
+class _ToolCall(msgspec.Struct, gc=False):
     id: str = ""
     function: _Function | None = None
     custom: _Custom | None = None
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
@@ -173,6 +174,13 @@ def _history_item(raw: msgspec.Raw) -> Message:
     return Message("assistant", tuple(whole), item.name)
 
 
+def _recall_item(memo: Memo, raw: msgspec.Raw) -> Message:
+    return recall(memo, b"chat messages", raw, _history_item)
+
+
+_history = History(b"chat history", "messages", _recall_item)
+
+
 def _spec(function: _FunctionSpec, kind: str = "function", raw: str | None = None) -> ToolSpec:
     schema = raw_text(function.parameters, "tools") if is_given(function.parameters) else "{}"
     return ToolSpec(function.name, function.description or "", schema, kind=kind, raw=raw)
@@ -219,10 +227,10 @@ def _sampling(body: _Body) -> Sampling:
 
 @from_agent
 def decode(request: WireRequest, memo: Memo | None = None) -> Call:
-    body = _body.read(request.body)
+    memo = {} if memo is None else memo
+    body, messages = read_history(_body, request.body, memo, _history)
     if body.n is not None and body.n != 1:
         raise BadRequest("n: one choice per call is answered")
-    memo = {} if memo is None else memo
     tools: tuple[ToolSpec, ...] = ()
     tools_digest = b""
     if is_given(body.tools):
@@ -234,7 +242,7 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
         rollout_id=request.rollout_id,
         dialect="chat",
         model=body.model,
-        messages=tuple([recall(memo, b"chat messages", raw, _history_item) for raw in body.messages]),
+        messages=messages,
         tools=tools,
         tools_digest=tools_digest,
         sampling=_sampling(body),

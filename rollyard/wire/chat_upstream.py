@@ -161,23 +161,23 @@ def _tool(tool: ToolSpec) -> Any:
     return {"type": "function", "function": function}
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class _Custom(msgspec.Struct):
+class _Custom(msgspec.Struct, gc=False):
     name: str = ""
     input: str = ""
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct, gc=False):
     id: str | None = None
     function: _Function | None = None
     custom: _Custom | None = None
 
 
-class _Said(msgspec.Struct):
+class _Said(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -185,11 +185,11 @@ class _Said(msgspec.Struct):
     tool_calls: list[_Call] | None = None
 
 
-class _Logprobs(msgspec.Struct):
+class _Logprobs(msgspec.Struct, gc=False):
     content: list[TokenLogprob] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     message: _Said | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
@@ -199,7 +199,7 @@ class _Choice(msgspec.Struct):
     routed_experts: str | None = None
 
 
-class _Completion(msgspec.Struct):
+class _Completion(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     model: str | None = None
     usage: UsageBody | None = None

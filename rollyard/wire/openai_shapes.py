@@ -42,15 +42,15 @@ def models(names: list[str]) -> bytes:
     return dump({"object": "list", "data": [_model(name) for name in names]})
 
 
-class _PromptDetails(msgspec.Struct):
+class _PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class _CompletionDetails(msgspec.Struct):
+class _CompletionDetails(msgspec.Struct, gc=False):
     reasoning_tokens: int | None = None
 
 
-class UsageBody(msgspec.Struct):
+class UsageBody(msgspec.Struct, gc=False):
     """Chat and Responses name the same numbers differently; a body has one set of them."""
 
     prompt_tokens: int | None = None

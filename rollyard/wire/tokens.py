@@ -25,19 +25,19 @@ _SENTINEL = -9999.0
 _ROUNDING = 1e-4  # engines that compute in half precision may end a hair above zero
 
 
-class TopLogprob(msgspec.Struct):
+class TopLogprob(msgspec.Struct, gc=False):
     token: str = ""
     logprob: float | None = None
 
 
-class TokenLogprob(msgspec.Struct):
+class TokenLogprob(msgspec.Struct, gc=False):
     token: str = ""
     logprob: float | None = None
     id: int | None = None
     top_logprobs: list[TopLogprob] | None = None
 
 
-class ReportedTokens(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The token side of a reply, after the checks."""
 
     prompt_ids: array[int] | None = None
@@ -71,7 +71,7 @@ def as_ids(values: Sequence[int] | None) -> array[int] | None:
         return None
 
 
-class _Prompt(msgspec.Struct, frozen=True):
+class _Prompt(msgspec.Struct, frozen=True, gc=False):
     text: bytes  # the JSON of `ids` without its closing bracket
     ids: array[int]
 
@@ -104,8 +104,11 @@ def read_tokens(
     usage: Usage,
 ) -> ReportedTokens:
     completion_ids = as_ids(completion)
-    tokens = tuple([_token(e) if e.top_logprobs else TokenText(e.token, e.logprob) for e in entries or ()])
     values = [entry.logprob for entry in entries] if entries is not None else None
+    if any([entry.top_logprobs for entry in entries or ()]):
+        tokens = tuple([_token(entry) for entry in entries or ()])
+    else:
+        tokens = tuple(map(TokenText, [entry.token for entry in entries or ()], values or ()))
     flaws: list[str] = []
     if completion is not None and completion_ids is None:
         flaws.append("ids_out_of_range")
@@ -136,15 +139,18 @@ def _check_logprobs(
     if completion_ids is not None and len(values) != len(completion_ids):
         flaws.append(f"length_mismatch: {len(completion_ids)} ids, {len(values)} logprobs")
         return None
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if len(known) != len(values):
+    try:
+        found = floats(values)
+    except TypeError:  # some are not known
+        found = floats([math.nan])
+    if not math.isfinite(sum(found)):
         flaws.append("non_finite_logprob")
         return None
-    if known and max(known) > _ROUNDING:
+    if found and max(found) > _ROUNDING:
         flaws.append("positive_logprob")
-    if known and min(known) <= _SENTINEL:
+    if found and min(found) <= _SENTINEL:
         flaws.append("sentinel_logprob")
-    return floats(known)
+    return found
 
 
 def _token(entry: TokenLogprob) -> TokenText:

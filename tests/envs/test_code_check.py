@@ -316,3 +316,53 @@ async def test_questions_are_answered_one_at_a_time_by_one_program_that_may_be_l
     await asyncio.sleep(0)
     asking.cancel()
     assert (await shop.query("current", "SELECT 3")).rows == [[3]], "an answer nobody waited for is nobody else's"
+
+
+FORGED = (
+    b"[]",
+    b"3",
+    b'{"database": 1}',
+    b'{"database": "current", "query": "x", "args": 7}',
+    b'{"ended": []}',
+    b'{"ended": {"score": "much"}}',
+    b'{"ended": {"error": {"line": []}, "functions": [1]}}',
+    b'{"ended": {"score": 1e999, "stdout": "", "error": null, "functions": [], "result": null}}',
+)
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize(
+    "said", [FORGED[0], FORGED[5], *(pytest.param(one, marks=pytest.mark.slow) for one in (*FORGED[1:5], *FORGED[6:]))]
+)
+async def test_code_that_lies_to_the_runner_has_no_score(backend, said):
+    """The code finds the pipe that its program speaks to the host by."""
+    code = f"""
+import os
+def check(env):
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            os.write(fd, {said + bytes([10])!r})
+        except OSError:
+            pass
+    os._exit(0)
+"""
+    done = await scored(backend, code)
+    assert done.score is None and done.error, done
+
+
+@pytest.mark.adversarial
+async def test_a_program_that_lies_about_databases_is_an_error_with_a_name(backend):
+    """The instance's image brings the Python that is asked, and its author may have written it."""
+    from rollyard.core.errors import EnvError
+    from rollyard.core.sandbox import SandboxSpec
+
+    async with backend.open(SandboxSpec(env={"PATH": "/opt/lies:/usr/bin:/bin"})) as sandbox:
+        for said in ("[]", "{}", "nothing", '{"ok": 1}', '{"ok": true, "rows": 3}', '{"ok": true}'):
+            lie = f"#!/bin/sh\nwhile read -r _; do printf '%s\\n' '{said}'; done\n"
+            await sandbox.write("/opt/lies/python3", lie.encode(), mode=0o755)
+            databases = SandboxDatabases(sandbox, {"current": "/srv/current.db"})
+            with pytest.raises(EnvError):
+                await databases.describe("current")
+            if said != '{"ok": true}':
+                with pytest.raises(EnvError):
+                    await databases.query("current", "SELECT 1")

@@ -85,6 +85,7 @@ MEANT = {  # source: (what the SDK makes of it as a score, ours, why)
     "list": ("def f(env): return [1]", 0.0, None, "a list is no score"),
     "dict without a score": ("def f(env): return {'reward': 1}", 0.0, None, "it has no score"),
 }
+COMPARED = "def f(env): return float(env.db('current').table('users').count() == 3)"
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +189,11 @@ def test_what_is_no_score_is_none_here_and_some_number_there(name, files):
 def test_what_the_local_runner_there_cannot_run_runs_here(name, files):
     own, done = run_ours(MORE[name], files), run_theirs(MORE[name], files)
     assert (own.score, done["success"]) == (0.5, False)
+
+
+def test_a_count_is_a_number_here_and_an_object_that_equals_none_there(files):
+    own, done = run_ours(COMPARED, files), run_theirs(COMPARED, files)
+    assert (own.score, sdk_score(done)) == (1.0, 0.0)
 
 
 def test_there_are_thirty_sources_and_more():

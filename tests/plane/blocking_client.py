@@ -18,8 +18,9 @@ server = subprocess.Popen(
 )
 try:
     env = {}
-    while not (line := server.stdout.readline()).startswith("rollyard plane ready"):
-        name, _, value = line.strip().partition("=")
+    while "ROLLYARD_KEY" not in env:  # the last one
+        name, _, value = server.stdout.readline().strip().partition("=")
+        assert name, "the server ended"
         env[name] = value
     with sync.wrap(ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"])) as plane:
         print(plane.envs.create("e", "1", image="host")["id"])

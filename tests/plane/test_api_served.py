@@ -24,7 +24,8 @@ pytestmark = pytest.mark.anyio
 async def serving(folder):
     """The client of the server's admin, and where the server is."""
     async with served.serving(folder, "--quota", "3") as env:
-        assert env["ROLLYARD_KEY"] not in env["ready"]
+        said = (folder / "stderr").read_text()
+        assert "rollyard plane ready at http://127.0.0.1:" in said and env["ROLLYARD_KEY"] not in said
         async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
             yield plane, env["ROLLYARD_URL"]
 

@@ -96,12 +96,11 @@ async def test_a_snapshot_has_a_name_a_list_and_an_end(url):
 @pytest.mark.parametrize(
     "asked",
     [
-        {"lifecycle": {"on_timeout": "pause"}},
         {"network": {"deny_out": ["10.0.0.1"]}},
         {"network": {"allow_public_traffic": False}},
         {"network": {"mask_request_host": "localhost"}},
     ],
-    ids=["pause", "deny", "private", "mask"],
+    ids=["deny", "private", "mask"],
 )
 async def test_what_is_not_done_is_refused_by_name_and_nothing_is_opened(backend, url, asked):
     with pytest.raises(e2b.SandboxException, match="is not served here"):
@@ -188,3 +187,39 @@ async def test_a_directory_is_watched_as_a_stream(url):
     await watch.stop()
     with pytest.raises(e2b.FileNotFoundException):
         await box.files.watch_dir("nowhere", on_event=events.put_nowait)
+
+
+@pytest.mark.adversarial
+async def test_files_that_another_owner_sent_under_a_hash_are_in_no_build_of_yours(tmp_path):
+    """A client names its files by a hash of its own making, which nobody can check against the archive."""
+    digest = "a" * 64
+    async with serving_plane(tmp_path, engine="noop") as env:
+        url, admin = env["E2B_API_URL"], {"Authorization": f"Bearer {env['ROLLYARD_KEY']}"}
+        async with aiohttp.ClientSession() as client:
+
+            async def link(owner):
+                asked = {"role": "owner", "owner": owner}
+                async with client.post(f"{env['ROLLYARD_URL']}/v1/keys", json=asked, headers=admin) as answer:
+                    own = {"X-API-KEY": (await answer.json())["key"]}
+                async with client.post(f"{url}/v3/templates", json={"name": "mine"}, headers=own) as answer:
+                    template = (await answer.json())["templateID"]
+                where = f"{url}/templates/{template}/files/{digest}"
+                async with client.get(where, headers=own) as answer:
+                    assert answer.status == 201
+                    found = await answer.json()
+                return found, where, own
+
+            bobs, where, own = await link("bob")
+            async with client.put(bobs["url"], data=b"evil") as answer:
+                assert answer.status == 200
+            async with client.get(where, headers=own) as answer:
+                assert (await answer.json())["present"]
+            anns, _, _ = await link("ann")
+            assert not anns["present"]
+
+
+@pytest.mark.adversarial
+async def test_a_folder_of_the_server_is_no_template(url, tmp_path):
+    for name in (str(tmp_path), "~", "./x", "../x"):
+        with pytest.raises(e2b.SandboxException, match="an image has a name"):
+            await opened(url, name)

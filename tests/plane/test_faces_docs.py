@@ -56,7 +56,7 @@ async def test_the_page_does_what_it_says(tmp_path, page):
     e2b = await asyncio.to_thread(interpreter, "e2b", E2B)
     aenv = await asyncio.to_thread(interpreter, "aenvironment", AENV)
     async with serving(tmp_path, *more, engine=given["--engine"]) as env:
-        del env["ready"], env["process"]
+        del env["process"]
         assert list(env) == [*NAMES, "ROLLYARD_URL", "ROLLYARD_KEY"]
         (tmp_path / "project.py").write_text(BLOCKS["project"])
         assert (await said(e2b, ["-c", BLOCKS["e2b"]], env, tmp_path)).split() == ["kept", "kept"]

@@ -236,3 +236,34 @@ async def test_files_without_a_dockerfile_are_laid_over_an_image_and_a_build_tha
         await bob.envs.create("stolen", "1", build={"bundle": sha256})
         with pytest.raises(PlaneNotFound, match="has not pushed"):
             await bob.instances.create(env="stolen@1", ttl_s=120)
+
+
+@pytest.mark.adversarial
+async def test_a_build_reads_neither_the_servers_files_nor_another_owners_snapshot(building, tmp_path):
+    """What a Dockerfile may name is what its owner may open: images by their names, and snapshots of their own."""
+    plane, client = building
+    (tmp_path / "secret").write_text("the server's")
+    anns = await client.instances.create(image="host", ttl_s=120)
+    await client.instances.write(anns["id"], "/opt/secret", b"of ann")
+    taken = await client.instances.snapshot(anns["id"])
+    _, other = await plane.access.issue(NewKey(role="owner", owner="bob"))
+    async with ry.plane.connect(client.url, other) as bob:
+        for number, (lines, words) in enumerate(
+            (
+                (f"FROM {tmp_path}", "an image has a name"),
+                (f"FROM host\nCOPY --from={tmp_path} secret /opt/secret", "an image has a name"),
+                (f"ARG A={tmp_path}\nFROM ${{A}}", "an image has a name"),
+                (f"FROM {taken}", "no image"),
+                (f"FROM host\nCOPY --from={taken} /opt/secret /opt/secret", "no image"),
+            )
+        ):
+            (tmp_path / "files").mkdir(exist_ok=True)
+            (tmp_path / "files" / "Dockerfile").write_text(f"{lines}\n")
+            sha256 = await bob.envs.upload(pack(tmp_path / "files"))
+            await bob.envs.create(f"stolen{number}", "1", build={"bundle": sha256, "dockerfile": "Dockerfile"})
+            with pytest.raises(PlaneInvalid, match=words):
+                made = await bob.instances.create(env=f"stolen{number}@1", ttl_s=120)
+                print(await bob.instances.read(made["id"], "/opt/secret"))
+    await client.envs.create("mine", "1", build={"bundle": await client.envs.upload(pack(TASK)), "base": taken})
+    mine = await client.instances.create(env="mine@1", ttl_s=120)
+    assert await client.instances.read(mine["id"], "/opt/secret") == b"of ann"

@@ -105,22 +105,31 @@ async def test_a_verifier_that_does_not_run_gives_no_reward(server, code, words)
 
 
 @pytest.mark.slow
-async def test_an_agent_that_is_cut_off_is_judged_and_an_instance_that_is_lost_is_no_score(server):
-    """What the trainer abandons is judged when it closes; what broke is nobody's zero."""
+async def test_an_agent_that_is_cut_off_is_judged(server):
     config = TaskConfig(env_key="tickets", prompt="Do it.", verifier_code="def f(env): return 0.25")
     cut = await work(server, config, [CLOSE[0]] * 4, max_calls=2)
     assert cut.status == "budget" and cut.reward == 0.25
 
+
+@pytest.mark.parametrize("when", ["while the agent works", "after its last call"])
+async def test_an_instance_that_is_lost_is_a_failure_of_the_environment_and_nobodys_zero(server, when):
+    """Whether the agent saw it or the verifier did, and whatever the verifier would have made of it."""
     model = Model(CLOSE)
+    at = {"while the agent works": 0, "after its last call": 2}[when]
+    task = tasks()["close-printer"]
+    if at == 0:
+        task = TaskConfig(env_key="tickets", prompt="Do it.", verifier_code="def f(env): return 0.0")
 
     async def losing(call):
-        if not model.calls:
+        if len(model.calls) == at:
             (row,) = [row async for row in server.plane.instances.all(live=True)]
             await server.places.close(await server.places.find(row.id), "a test")
         return model(call)
 
-    lost = await work(server, tasks()["close-printer"], losing)
-    assert lost.reward is None and lost.verdict.status == "failed"
+    lost = await work(server, task, losing)
+    assert lost.reward is None and lost.failure is not None, lost.verdict
+    cause = ("EpisodeLost", "EnvUnavailable")[at > 0]
+    assert (lost.status, lost.failure.boundary, lost.failure.cause) == ("infra_error", "env", cause), lost.error
 
 
 async def test_what_cannot_work_is_refused_before_anything_is_made(server, monkeypatch):

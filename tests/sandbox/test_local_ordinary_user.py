@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import rollyard as ry
+from tests.sandbox.test_level_attacks import SCRIPT as ATTACKS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; these run as one already")
 SINGLE = 65011
@@ -38,6 +39,14 @@ async def main():
             got["agent"] = type(error).__name__
         listener = await box.listen()
         got["port"] = listener.port > 0
+        volume = ry.core.sandbox.Volume(name="v", path="/v")
+        async with backend.open(ry.SandboxSpec(names=("db",), volumes=(volume,))) as main:
+            async with backend.open(ry.SandboxSpec(beside=main.id, volumes=(volume,))) as service:
+                await service.exec("echo shared > /v/f", timeout=20)
+                got["volume"] = (await main.read("/v/f")).decode()
+                listener = await service.listen()
+                connect = f"import socket; socket.create_connection(('db', {listener.port}), 10)"
+                got["beside"] = (await main.exec(["python3", "-c", connect], timeout=20)).exit_code
         image = await box.snapshot()
     async with ry.sandbox.backend("local") as backend, backend.open(ry.SandboxSpec(image=image)) as box:
         got["snapshot"] = (await box.read("/workspace/f")).decode()
@@ -66,11 +75,11 @@ def home() -> Iterator[Path]:
         yield Path(path)
 
 
-def run_as(uid: int, home: Path, gid: int | None = None) -> dict:
+def run_as(uid: int, home: Path, gid: int | None = None, script: str = SCRIPT) -> dict:
     os.chown(home, uid, gid or uid)
     packages = [str(Path(ry.__file__).parents[1]), *(path for path in sys.path if path.endswith("site-packages"))]
     env = {"HOME": str(home), "PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": ":".join(packages)}
-    command = ["setpriv", f"--reuid={uid}", f"--regid={gid or uid}", "--clear-groups", interpreter(), "-c", SCRIPT]
+    command = ["setpriv", f"--reuid={uid}", f"--regid={gid or uid}", "--clear-groups", interpreter(), "-c", script]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd="/", check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
@@ -81,6 +90,44 @@ def test_a_user_with_one_id_gets_everything_but_other_users(home):
     assert (got["level"], got["users"], got["agent"]) == ("no_cgroups", False, "Unsupported")
     assert got["text"] == "0\nout\n" and got["bomb"] and got["port"]
     assert (got["snapshot"], got["left"]) == ("out\n", 0)
+    assert (got["volume"], got["beside"]) == ("shared\n", 0)
+
+
+ATTACK = f"""
+import asyncio, json, os, socket, subprocess
+import rollyard as ry
+home = os.environ["HOME"]
+async def main():
+    open(home + "/secret", "w").write("of the user")
+    victim = subprocess.Popen(["sleep", "300"])
+    server, named = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.bind(("127.0.0.1", 0))
+    datagrams.setblocking(False)
+    named.bind(home + "/socket")
+    named.listen()
+    try:
+        async with ry.sandbox.backend("local") as backend, backend.open(ry.SandboxSpec()) as box:
+            ports = [str(one.getsockname()[1]) for one in (server, datagrams)]
+            words = [home, str(victim.pid), ports[0], home + "/socket", ports[1]]
+            done = await box.exec(["python3", "-c", {ATTACKS!r}, *words], timeout=60)
+    finally:
+        victim.kill()
+    found = json.loads(done.stdout)
+    try:
+        found["send a datagram"] = "open" if datagrams.recv(8) else "held"
+    except BlockingIOError:
+        found["send a datagram"] = "held"
+    print(json.dumps(found))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.adversarial
+def test_an_agent_of_an_ordinary_user_reaches_nothing_of_that_user(home):
+    """Files, processes and sockets of the very user whose id the agent's programs have."""
+    found = run_as(SINGLE, home, script=ATTACK)
+    assert len(found) == 10 and set(found.values()) == {"held"}, found
 
 
 @pytest.fixture
@@ -103,6 +150,7 @@ def test_a_user_with_a_range_of_ids_gets_users_too_and_leaves_nothing_under_them
     assert (got["level"], got["users"], got["agent"]) == ("no_cgroups", True, "1000\n1000\n")
     assert got["text"] == "0\nout\n" and got["bomb"]
     assert (got["snapshot"], got["left"]) == ("out\n", 0)
+    assert (got["volume"], got["beside"]) == ("shared\n", 0)
 
 
 def test_a_range_that_newuidmap_refuses_falls_back_to_one_id(home, user_with_range):

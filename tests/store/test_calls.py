@@ -1,12 +1,18 @@
 """The store as a call log: the shipped suite on both databases, and what only this one promises."""
 
+import asyncio
+import hashlib
+
 import msgspec
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import text
 
 from rollyard.core.call import Reply, ids
-from rollyard.core.errors import ConfigError
+from rollyard.core.delta import Delta
+from rollyard.core.errors import ConfigError, SessionClosed
 from rollyard.core.message import Message, Text
+from rollyard.core.protocols import SessionRecord
 from rollyard.store import Store
 from rollyard.testing.call_log import cases, commit_all, conversation
 from rollyard.testing.pytest_adapter import conformance, hold
@@ -32,6 +38,29 @@ async def test_a_message_that_comes_again_in_another_sequence_is_kept_once(store
     rows, messages = await store.database.read(lambda connection: connection.execute(query).one())
     assert (rows, messages) == (9 + 9, 9 + 1)
     assert (await store.trajectory("r1")).nodes == t.nodes
+
+
+async def test_calls_that_are_kept_together_are_refused_one_by_one(store):
+    told = {name: conversation(name, 1)[1][0][0] for name in ("open", "closed", "other")}
+    for name in told:
+        await store.save_session(SessionRecord(rollout_id=name, key_hash=name.encode(), created_at=1.0))
+    await store.close_session("closed", 2.0)
+    works = [store.commit(added.record, added.nodes, added.blobs) for added in told.values()]
+    outcomes = await asyncio.gather(*works, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), SessionClosed, type(None)]
+    assert "rollout closed is closed" in str(outcomes[1])
+    assert [len((await store.load_calls(name))[0]) for name in told] == [1, 0, 1]
+
+
+async def test_a_body_that_two_calls_of_one_group_bring_is_kept_as_the_first_brought_it(tmp_path):
+    """The second may be a difference from what builds on the first: kept instead, neither could be read."""
+    a, b = (hashlib.sha256(body).digest() for body in (b"a" * 100, b"b" * 100))
+    records = [replace(conversation(f"r{n}", 1)[1][0][0].record, id=f"call{n}") for n in range(3)]
+    brought = [{a: b"a" * 100}, {b: Delta(a, (b"b" * 100,))}, {a: Delta(b, (b"a" * 100,))}]
+    async with Store.open(tmp_path / "runs.db") as store:
+        await asyncio.gather(*(store.commit(record, (), blobs) for record, blobs in zip(records, brought, strict=True)))
+        async with asyncio.timeout(30):
+            assert [await store.load_blob(digest) for digest in (a, b)] == [b"a" * 100, b"b" * 100]
 
 
 async def test_places_that_cannot_hold_a_store_are_refused(tmp_path):

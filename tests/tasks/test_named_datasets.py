@@ -315,6 +315,10 @@ def test_without_repositories_an_instance_runs_in_its_own_image(instance):
     add("swe", instance[0])
     (task,) = ry.Taskset.load("swe")
     assert task.build is None and task.image == "acme/i:1" and task.workdir == "/testbed"
+    (seal,) = task.files
+    assert task.setup == ("sh seal_repository.sh . && rm seal_repository.sh",) and seal.path == "seal_repository.sh"
+    base = (instance[0] / "acme__widget-1" / "task.yaml").read_text().split()[-1]
+    assert f"base={base}\n" in (Path(task.source) / "tests" / "run.sh").read_text()
     add("lost", instance[0], options={"repositories": str(instance[0])})
     with pytest.raises(ConfigError, match="no repository of acme/widget in it"):
         ry.Taskset.load("lost")

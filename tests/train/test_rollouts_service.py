@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from rollyard.train.formats import FORMATS
 from rollyard.train.rollouts_client import RolloutsClient, RolloutsRefused
 from rollyard.train.service.api import RolloutsApi
 from rollyard.train.service.openapi import document
-from rollyard.train.service.request import RolloutJobRequest
+from rollyard.train.service.request import RolloutJobRequest, ServiceDefaults, tasks_of
 from rollyard.train.service.serve import read_keys
 from tests.train.served import server
 
@@ -128,6 +129,7 @@ async def test_a_cancelled_job_ends_its_rollouts_and_stays_cancelled(tmp_path, b
         assert (await rollouts.job(job["id"]))["state"] == "cancelled"
 
 
+@pytest.mark.adversarial
 async def test_owners_do_not_see_each_other_and_have_a_quota(tmp_path):
     words = ("--quota", "1", "--policy", "queue#renderer=bytes")
     async with server(tmp_path, *words, script=None, keys={"ann": ANN, "bob": BOB}) as (url, _):
@@ -150,11 +152,13 @@ async def test_owners_do_not_see_each_other_and_have_a_quota(tmp_path):
             assert refused.value.status == 401
 
 
+@pytest.mark.adversarial
 async def test_what_a_client_may_not_choose_and_what_makes_no_sense_is_refused_by_name(tmp_path):
     (tmp_path / "sets").mkdir()
     (tmp_path / "sets" / "one.jsonl").write_text(json.dumps(TASK) + "\n")
     (tmp_path / "secret.jsonl").write_text(json.dumps(TASK) + "\n")
-    async with server(tmp_path, "--tasks", str(tmp_path / "sets")) as (url, _), RolloutsClient(url) as rollouts:
+    words = ("--tasks", str(tmp_path / "sets"), "--callback-host", "127.0.0.1")
+    async with server(tmp_path, *words) as (url, _), RolloutsClient(url) as rollouts:
         for request, reason in (
             ({"tasks": [TASK], "options": {"mounts": []}}, "mounts: this server decides"),
             ({"tasks": [TASK], "options": {"base_url": "http://x/v1"}}, "base_url: this server decides"),
@@ -168,6 +172,14 @@ async def test_what_a_client_may_not_choose_and_what_makes_no_sense_is_refused_b
             ({}, "tasks or the name of a taskset"),
             ({"taskset": "../secret.jsonl"}, "there is no taskset"),
             ({"tasks": [{**TASK, "files": [{"path": "/x", "source": "/etc/passwd"}]}]}, "passwd"),
+            ({"tasks": [{**TASK, "image": "/etc"}]}, "/etc is a path"),
+            ({"tasks": [{**TASK, "trusted": True}]}, "unknown field 'trusted'"),
+            ({"taskset": "one.jsonl\0"}, "there is no taskset"),
+            ({"tasks": [TASK], "agents": [str(tmp_path / "agent.toml")]}, "no agent named"),
+            ({"tasks": [TASK], "agents": ["rollyard.train.tiny:nothing"]}, "no agent named"),
+            ({"tasks": [TASK], "attempts": 10**9}, "more than 100,000"),
+            ({"tasks": [TASK], "retries": 10**9}, "retries"),
+            ({"tasks": [TASK], "callback": "http://127.0.0.1:99999/"}, "no callback goes to"),
         ):
             with pytest.raises(RolloutsRefused, match=reason) as refused:
                 await rollouts.submit(**request)
@@ -175,6 +187,34 @@ async def test_what_a_client_may_not_choose_and_what_makes_no_sense_is_refused_b
         assert (await rollouts.wait((await rollouts.submit(taskset="one.jsonl"))["id"]))["state"] == "done"
         done = await anyio.run_process(["curl", "-s", f"{url}/v1/calls?wait=abc"])
         assert json.loads(done.stdout)["error"]["message"] == "wait=abc is no number"
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize("place", ["here", "where files of the moment are"])
+def test_rows_of_a_client_are_never_the_users_own(tmp_path, monkeypatch, place):
+    """Wherever the server was started, also where its own temporary files are."""
+    monkeypatch.chdir(tmp_path if place == "here" else tempfile.gettempdir())
+    code = {"kind": "python", "options": {"ref": f"{tmp_path}/evil.py:check"}}
+    (task,) = tasks_of(RolloutJobRequest(tasks=[TASK]), ServiceDefaults(agent="nop", sandbox="local"))
+    assert not task.trusted
+    for row in ({"verifier": code}, {"build": "."}, {"image": "./x"}, {"source": "."}):
+        with pytest.raises(ConfigError, match="is a path of this machine"):
+            tasks_of(
+                RolloutJobRequest(tasks=[{"instruction": "x", **row}]), ServiceDefaults(agent="nop", sandbox="local")
+            )
+
+
+@pytest.mark.adversarial
+async def test_bytes_that_are_no_request_are_refused_and_the_server_goes_on(tmp_path):
+    async with server(tmp_path) as (url, _), RolloutsClient(url) as rollouts:
+        (tmp_path / "deep").write_bytes(b'{"tasks": ' + b"[" * 100_000)
+        (tmp_path / "large").write_bytes(b" " * (33 << 20))
+        (tmp_path / "text").write_bytes(b"\xff\0")
+        for name in ("deep", "large", "text"):
+            command = ["curl", "-s", f"{url}/v1/jobs", "--data-binary", f"@{tmp_path / name}"]
+            done = await anyio.run_process([*command, "-H", "content-type: application/json"])
+            assert json.loads(done.stdout)["error"]["code"] == "invalid", name
+        assert (await rollouts.wait((await rollouts.submit(tasks=[TASK]))["id"]))["state"] == "done"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rollyard.core.errors import GateError
 from rollyard.core.message import Message, Text
 from rollyard.wire import CODECS
 from rollyard.wire.codec import WireRequest
@@ -93,7 +94,79 @@ def test_dialects_that_share_a_memo_do_not_read_each_others_items():
     same = {"role": "user", "content": [{"type": "text", "text": "x", "thinking": "y"}]}
     data = json.dumps({"messages": [same], "tools": []}).encode()
     assert decode("chat", data, memo).messages == decode("messages", data, memo).messages
-    assert len(memo) == 4
+    assert len(memo) == 4 + 1  # and what a chat's next request may begin with
+
+
+def test_only_what_follows_the_request_before_is_parsed():
+    memo = {}
+    decode("chat", body("chat", 5), memo)
+    known = memo[b"chat history"]
+    memo.clear()
+    memo[b"chat history"] = known
+    after = decode("chat", body("chat", 6), memo)
+    assert after.messages == decode("chat", body("chat", 6)).messages
+    parsed = [value for value in memo.values() if isinstance(value, Message)]
+    assert parsed == list(after.messages[-2:])
+
+
+def _spaced(turns):
+    return json.dumps(json.loads(body("chat", turns)), indent=2).encode()
+
+
+def _with(more, turns=2):
+    """A request with more members at its end."""
+    return body("chat", turns)[:-1] + b", " + more + b"}"
+
+
+NEXT = {
+    "the same again": body("chat", 2),
+    "one turn more": body("chat", 3),
+    "one turn less": body("chat", 1),
+    "indented": _spaced(3),
+    "a member behind it": _with(b'"temperature": 0.5', 3),
+    "the history twice, the second counts": _with(b'"messages": [{"role": "user", "content": "other"}]'),
+    "twice, in other letters": _with(b'"mess\\u0061ges": [{"role": "user", "content": "other"}]'),
+    "twice, the second is longer": _with(
+        b'"messages": ' + json.dumps(json.loads(body("chat", 4))["messages"]).encode()
+    ),
+    "twice, the second is no history": _with(b'"messages": "all of it"'),
+    "an item that is none": body("chat", 2).replace(b'"r"}]', b'"r"}, 7]'),
+    "cut off": body("chat", 3)[:-9],
+    "no comma": body("chat", 2).replace(b'"r"}]', b'"r"} {"role": "user", "content": "x"}]'),
+    "an unknown member": _with(b'"no_such_member": 1', 3),
+    "more than one choice": _with(b'"n": 2', 3),
+}
+BEFORE = {
+    "plain": body("chat", 2),
+    "indented": _spaced(2),
+    "the same list elsewhere first": b'{"metadata": {"messages": %b}, %b'
+    % (json.dumps(json.loads(body("chat", 2))["messages"]).encode(), body("chat", 2)[1:]),
+}
+
+
+def outcome(data, memo=None):
+    try:
+        call = decode("chat", data, memo)
+    except GateError as error:
+        return type(error), str(error)
+    return call.messages, call.tools, call.sampling
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("following", NEXT)
+def test_a_request_means_the_same_after_any_other(before, following):
+    memo = {}
+    outcome(BEFORE[before], memo)
+    for data in (NEXT[following], BEFORE[before] + b" ", NEXT[following], body("chat", 4)):
+        assert outcome(data, memo) == outcome(data)
+
+
+def test_the_same_list_in_another_member_is_not_the_history():
+    listed = json.dumps(json.loads(body("chat", 2))["messages"]).encode()
+    head = b'{"model": "m", "metadata": {"messages": ' + listed
+    memo = {}
+    for tail in (b'}, "messages": ' + listed + b"}", b'}, "messages": [{"role": "user", "content": "only"}]}'):
+        assert outcome(head + tail, memo) == outcome(head + tail)
 
 
 def test_a_cache_mark_that_moves_does_not_change_a_digest():

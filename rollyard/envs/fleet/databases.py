@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import EnvError, Error
 from rollyard.core.protocols import Job, Sandbox
 from rollyard.inside.verifier import archive
@@ -21,6 +22,8 @@ MAX_ROWS = 10_000
 SECONDS = 10.0
 _MARGIN_S = 20.0
 _SAID_BYTES = 64 * 2**20
+_MAX_LINE = 256 * 2**20
+_T = TypeVar("_T")
 
 
 class QueryRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,13 +64,13 @@ class SandboxDatabases:
         return tuple(self.paths)
 
     async def describe(self, name: str) -> list[Table]:
-        return msgspec.convert((await self._ask("describe", name))["tables"], list[Table])
+        return _read(name, (await self._ask("describe", name)).get("tables"), list[Table])
 
     async def query(
         self, name: str, sql: str, args: Sequence[Any] = (), *, read_only: bool = True, max_rows: int = MAX_ROWS
     ) -> QueryRows:
         answer = await self._ask("query", name, sql=sql, args=list(args), read_only=read_only, max_rows=max_rows)
-        return msgspec.convert({key: value for key, value in answer.items() if key != "ok"}, QueryRows)
+        return _read(name, {key: value for key, value in answer.items() if key != "ok"}, QueryRows)
 
     async def snapshot(self, name: str, path: str) -> None:
         """A consistent copy of one at `path`, which is replaced."""
@@ -79,7 +82,7 @@ class SandboxDatabases:
 
     async def diff(self, before: str, after: str) -> dict[str, Any]:
         """{table: {primary_key, added_rows, removed_rows, modified_rows, unchanged_count, total_changes}}"""
-        return (await self._ask("diff", before, other=self._path(after)))["diff"]
+        return _read(before, (await self._ask("diff", before, other=self._path(after))).get("diff"), dict[str, Any])
 
     def _path(self, name: str) -> str:
         if name not in self.paths:
@@ -89,11 +92,11 @@ class SandboxDatabases:
     async def _ask(self, op: str, name: str, **more: Any) -> dict[str, Any]:
         request = {"op": op, "path": self._path(name), "seconds": self._seconds, **more}
         try:
-            answer: dict[str, Any] = msgspec.json.decode(await self._program.ask(msgspec.json.encode(request)))
-        except msgspec.DecodeError as error:
+            answer = msgspec.json.decode(await self._program.ask(msgspec.json.encode(request)), type=dict[str, Any])
+        except BAD_JSON as error:
             raise EnvError(f"database {name} could not be asked: its answer is not whole") from error
-        if not answer["ok"]:
-            raise EnvError(answer["error"])
+        if answer.get("ok") is not True:
+            raise EnvError(str(answer.get("error")))
         return answer
 
 
@@ -150,6 +153,8 @@ async def _lines(job: Job) -> AsyncIterator[bytes]:
     held = b""
     async for _, chunk in job.stream():
         held += chunk
+        if len(held) > _MAX_LINE:
+            raise EnvError(f"the database's program wrote more than {_MAX_LINE >> 20} MB without an end")
         *whole, held = held.split(b"\n")
         for line in whole:
             yield line
@@ -157,3 +162,11 @@ async def _lines(job: Job) -> AsyncIterator[bytes]:
 
 def program_path() -> str:
     return f"/tmp/rollyard-inside-{hashlib.sha256(archive()).hexdigest()[:12]}.zip"
+
+
+def _read(name: str, answer: Any, kind: type[_T]) -> _T:
+    """What the program in the sandbox says, which is not ours alone."""
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:
+        raise EnvError(f"database {name} could not be asked: its answer is no {kind}: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.errors import EnvError, Error
+from rollyard.core.errors import EnvError, EnvUnavailable, EpisodeLost, Error
 from rollyard.core.message import ToolSpec
 from rollyard.core.remote_task import SUBMIT, TaskConfig
 from rollyard.envs.fleet.databases import Databases
@@ -47,6 +47,7 @@ class RemoteEpisode:
         self.judged: Checked | None = None
         self.unjudged: str | None = None
         self.reward: float | None = None
+        self._unreached: EnvError | None = None  # why the instance did not answer the last call
         self._telemetry, self._partial = telemetry, partial_reward
 
     @property
@@ -84,7 +85,9 @@ class RemoteEpisode:
             with self._telemetry.span("env.call", tool=name):
                 answer = await self.ground.tools.ask(name, params)
         except EnvError as error:
+            self._unreached = error if isinstance(error, EnvUnavailable | EpisodeLost) else None
             return self._fail(error.message)
+        self._unreached = None
         if answer.is_error:
             self.tool_errors.append(answer.text)
         return answer
@@ -104,11 +107,15 @@ class RemoteEpisode:
         )
 
     async def verify(self, judge: Judge, conversation: list[Any] | None = None) -> None:
-        """Sets the reward, or why there is none. A sandbox or an instance that fails raises: that is nobody's score."""
+        """Sets the reward, or why there is none. A sandbox or an instance that fails raises: that is nobody's score. So does an
+        instance that the agent could not reach any more when it called last, whatever the verifier would make of that."""
         code, name = self.config.verifier_code, self.config.task_key or "(unnamed)"
         if not code:
             self.unjudged = f"task {name} has no verifier"
             return
+        if (lost := self._unreached) is not None:
+            self.unjudged = f"instance {self.ground.instance.id} of task {name} was lost: {lost.message}"
+            raise EpisodeLost(self.unjudged) from lost
         check = self.check(code, conversation)
         with self._telemetry.span("env.verify", sha256=check.sha256) as span:
             try:

@@ -171,12 +171,15 @@ async def _ask(asking: Awaitable[T], what: str, *, timeout_s: float = _CALL_S) -
 
 
 def _ours(error: Exception, what: str) -> EnvError:
-    """The SDK's errors carry a status; one of theirs without it is a network that failed, or a timeout."""
+    """The SDK's errors carry a status; one of theirs without it is a network that failed, or a timeout. An instance's own calls
+    look at no status: an answer that is none of the instance's does not fit its type."""
     status = getattr(error, "status_code", None)
     words = f"{what}: {type(error).__name__}: {error}"
     kind = type(error).__name__
     if status is None:
-        transient = kind in ("FleetAPIError", "FleetTimeoutError") or type(error).__module__.startswith("httpx")
+        transient = kind in ("FleetAPIError", "FleetTimeoutError", "ValidationError") or type(
+            error
+        ).__module__.startswith("httpx")
         return EnvUnavailable(words) if transient else EnvError(words)
     if status in _GONE:
         return EpisodeLost(words)

@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.errors import EnvError, Error
+from rollyard.core.bad_json import BAD_JSON
+from rollyard.core.errors import EnvError, EnvUnavailable, EpisodeLost, PathError
 from rollyard.core.protocols import Backend, Job, Sandbox
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.envs.fleet.databases import Databases, program_path
@@ -77,10 +78,38 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
         return DetailedCheck(success=success, result=self.result, score=self.score, error=error, stdout=self.stdout)
 
 
+class _Cause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: str = "Error"
+    message: str = ""
+    line: int | None = None
+    text: str | None = None
+    traceback: str = ""
+
+
+class _Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How the program in the sandbox says that the code ended. The code may have said it in its place."""
+
+    score: float | None = None
+    result: Any = None
+    error: _Cause | None = None
+    stdout: str = ""
+    functions: tuple[str, ...] = ()
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    """The end, or a question about a database."""
+
+    ended: _Ended | None = None
+    database: str = ""
+    query: str = ""
+    args: list[Any] = []
+
+
 async def run_check(
     backend: Backend, check: VerifierCode, databases: Databases | None = None, *, timeout_s: float = TIMEOUT_S
 ) -> Checked:
-    """Opens a sandbox for this one check. A sandbox that cannot be had is an error; everything after that is a result."""
+    """Opens a sandbox for this one check. A sandbox that cannot be had is an error, as is an instance whose databases cannot be
+    asked; everything else is a result."""
     spec = SandboxSpec(ttl_s=timeout_s + _MARGIN_S, labels={"rollyard.check": check.sha256[:16]})
     async with backend.open(spec) as sandbox:
         return await check_in(sandbox, check, databases, timeout_s=timeout_s)
@@ -119,7 +148,7 @@ async def _start(sandbox: Sandbox, check: VerifierCode, names: Any) -> Job:
     return job
 
 
-async def _converse(job: Job, databases: Databases | None) -> dict[str, Any]:
+async def _converse(job: Job, databases: Databases | None) -> _Ended:
     """Answer its questions until it says how it ended."""
     held = b""
     async for _, chunk in job.stream():
@@ -129,48 +158,51 @@ async def _converse(job: Job, databases: Databases | None) -> dict[str, Any]:
         *lines, held = held.split(b"\n")
         for line in lines:
             try:
-                said: dict[str, Any] = msgspec.json.decode(line)
-            except msgspec.DecodeError:
+                said = msgspec.json.decode(line, type=_Said)
+            except BAD_JSON:
                 return _error("Garbled", "the verifier's program wrote something that is not its own")
-            if "ended" in said:
-                return said["ended"]
-            await job.write(msgspec.json.encode(await _answer(said, databases)) + b"\n")
+            if said.ended is not None:
+                return said.ended
+            try:
+                await job.write(msgspec.json.encode(await _answer(said, databases)) + b"\n")
+            except PathError:
+                return _error("Died", "the verifier's program ended without a result, while it asked")
     errors = (await job.tail(stderr=True)).decode("utf-8", "backslashreplace")
     return _error("Died", f"the verifier's program ended without a result: {errors.strip()[-500:] or 'no output'}")
 
 
-async def _answer(said: Mapping[str, Any], databases: Databases | None) -> dict[str, Any]:
+async def _answer(said: _Said, databases: Databases | None) -> dict[str, Any]:
     if databases is None:
         return {"ok": False, "error": "there is no instance whose databases could be read"}
     try:
-        rows = await databases.query(said["database"], said["query"], said["args"])
+        rows = await databases.query(said.database, said.query, said.args)
         if rows.truncated:
             return {"ok": False, "error": f"more than {len(rows.rows)} rows: narrow the query"}
         return {"ok": True, "columns": rows.columns, "rows": rows.rows}
+    except (EnvUnavailable, EpisodeLost):
+        raise  # nothing that the code makes of it is a score
     except EnvError as error:
         return {"ok": False, "error": error.message}
-    except Error as error:
-        return {"ok": False, "error": f"the instance could not be asked: {error.message}"}
 
 
-def _error(kind: str, message: str) -> dict[str, Any]:
-    return {"score": None, "error": {"type": kind, "message": message}, "functions": [], "stdout": "", "result": None}
+def _error(kind: str, message: str) -> _Ended:
+    return _Ended(error=_Cause(type=kind, message=message))
 
 
-def _conclude(check: VerifierCode, ended: Mapping[str, Any], seconds: float) -> Checked:
-    score, cause, stdout = ended["score"], ended["error"], ended["stdout"]
-    if score is not None and JUDGE_ERROR in stdout:
-        score, cause = None, {"type": "JudgeError", "message": "a model judge failed while the verifier ran"}
-    functions = tuple(ended["functions"])
+def _conclude(check: VerifierCode, ended: _Ended, seconds: float) -> Checked:
+    score, said = ended.score, ended.error
+    if score is not None and JUDGE_ERROR in ended.stdout:
+        score, said = None, _Cause(type="JudgeError", message="a model judge failed while the verifier ran")
+    cause = {} if said is None else {"type": said.type, "message": said.message, **msgspec.to_builtins(said)}
     return Checked(
         score=score,
         sha256=check.sha256,
         seconds=seconds,
-        result=ended["result"],
-        stdout=stdout,
-        error=None if score is not None else explain(check, cause or {}, functions),
-        cause=cause or {},
-        functions=functions,
+        result=ended.result,
+        stdout=ended.stdout,
+        error=None if score is not None else explain(check, cause, ended.functions),
+        cause=cause,
+        functions=ended.functions,
     )
 
 

@@ -55,7 +55,7 @@ def plane_app(
 def _guard(parts: PlaneParts, entry: ApiRoute, public_url: str | None) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
-            caller = await parts.access.caller(request.headers.get("authorization"))
+            caller = await parts.access.caller(request.headers.get("authorization"), metrics=True)
             if caller.role not in entry.roles:
                 raise PlaneForbidden(
                     f"a key of role {caller.role} may not do this", hint=f"needs {', '.join(entry.roles)}"

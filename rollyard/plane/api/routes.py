@@ -117,5 +117,5 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "/v1/keys", _A, owners.list_keys, "keys, without themselves"),
     ApiRoute("DELETE", "/v1/keys/{id}", _A, owners.revoke_key, "end a key"),
     ApiRoute("POST", "/v1/sweep", _A, owners.sweep_now, "sweep now"),
-    ApiRoute("GET", "/metrics", _A, owners.get_metrics, "Prometheus text"),
+    ApiRoute("GET", "/metrics", ("admin", "metrics"), owners.get_metrics, "Prometheus text"),
 )

@@ -15,7 +15,7 @@ import msgspec
 
 from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneNotFound, PlaneUnauthorized
 from rollyard.core.ids import new_id, secret
-from rollyard.core.plane import KEYLESS_OWNER, ROLES, ApiKey, EnvRecord, Instance, Role
+from rollyard.core.plane import KEYLESS_OWNER, POOL_OWNER, ROLES, ApiKey, EnvRecord, Instance, Role
 from rollyard.plane.service.request_note import note_caller
 from rollyard.plane.storage.protocol import PlaneStore
 
@@ -69,7 +69,14 @@ class Access:
         await self._store.revoke_key(key_id, at=self._clock())
         self._known.clear()
 
-    async def caller(self, header: str | None) -> ApiKey:
+    async def caller(self, header: str | None, *, metrics: bool = False) -> ApiKey:
+        """Whose key it is. A key for reading metrics opens nothing else: `metrics` is where the caller looks at roles."""
+        found = await self._find(header)
+        if found.role == "metrics" and not metrics:
+            raise PlaneForbidden("a key of role metrics may not do this", hint="it reads /metrics and nothing else")
+        return found
+
+    async def _find(self, header: str | None) -> ApiKey:
         digest, now = _digest(bearer(header)), time.monotonic()
         at, known = self._known.get(digest, (-KNOWN_S, None))
         if known is not None and now - at < KNOWN_S:
@@ -133,6 +140,16 @@ def snapshot_id(image: str) -> str:
     """One name for a snapshot, however its engine lets an image be named (with a registry or without, by tag or alone)."""
     found = _SNAPSHOT.search(image)
     return found[0] if found else image
+
+
+async def check_image(store: PlaneStore, image: str, owner: str) -> None:
+    """A snapshot of an instance opens for its owner, whatever it is called by. One that nobody owns, made before there were
+    owners or beside this plane, opens for nobody until an admin gives it away in an environment."""
+    if image == "host":
+        return
+    owners = await store.owners_of("snapshot", snapshot_id(image))
+    if (owners or is_snapshot(image)) and owner not in owners and not owner.startswith(POOL_OWNER):
+        raise PlaneNotFound(f"there is no image {image}")
 
 
 def _digest(text: str) -> bytes:

@@ -1,7 +1,8 @@
 """From pushed files to an image: what an environment's `build` says, carried out once on each engine and found ever after.
 
 A Dockerfile is carried out by our own builder, in sandboxes of the engine without a network, so that its author reaches nothing
-but what is in its base. What came of a build, with what it said, is in the plane's storage; the same files are built once.
+but what is in its base, and names no image that its owner may not open. What came of a build, with what it said, is in the
+plane's storage; the same files of one owner are built once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,7 +27,7 @@ from rollyard.images.store import ImageStore
 from rollyard.plane.client.push import unpack
 from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.engines.protocol import Engine
-from rollyard.plane.service.access import snapshot_id
+from rollyard.plane.service.access import check_image, snapshot_id
 from rollyard.plane.service.shelf import Shelf
 from rollyard.plane.storage.protocol import PlaneStore
 
@@ -62,22 +64,22 @@ class Builds:
                 f"engine {engine.name} builds no images, and {record.id} is built from pushed files",
                 hint="name an engine that runs sandboxes, or an image that this one knows",
             )
-        digest = hashlib.sha256(msgspec.json.encode(asked)).hexdigest()
+        digest = _key(record.owner, asked)
         async with self._locks.setdefault((engine.name, digest), asyncio.Lock()):
-            done = await self.find(engine.name, asked)
+            done = await self.find(engine.name, record.owner, asked)
             if done is None or done.image is None or not await _is_there(engine, done.image):
-                done = await self._build(asked, spec.resources, engine)
+                done = await self._build(record.owner, asked, spec.resources, engine)
                 await self._shelf.update(engine.name, digest, lambda _: done)
         if done.image is None:
             raise PlaneInvalid(f"{record.id} could not be built: {done.log}", hint="change its files and push again")
         await self._store.own("snapshot", snapshot_id(done.image), record.owner, at=self._clock())
         return replace(spec, image=done.image, env={**done.env, **spec.env}, start=spec.start or done.start)
 
-    async def find(self, engine: str, asked: EnvBuild) -> BuildRecord | None:
-        kept = await self._shelf.get(engine, hashlib.sha256(msgspec.json.encode(asked)).hexdigest())
+    async def find(self, engine: str, owner: str, asked: EnvBuild) -> BuildRecord | None:
+        kept = await self._shelf.get(engine, _key(owner, asked))
         return None if kept is None else kept.value
 
-    async def _build(self, asked: EnvBuild, resources: Resources, engine: BackendEngine) -> BuildRecord:
+    async def _build(self, owner: str, asked: EnvBuild, resources: Resources, engine: BackendEngine) -> BuildRecord:
         began, images = self._clock(), _images(engine)
         files = await self._store.get_blob(asked.bundle)
         with tempfile.TemporaryDirectory(prefix="rollyard-build-") as scratch:
@@ -85,7 +87,12 @@ class Builds:
             try:
                 await asyncio.to_thread(unpack, files, folder)
                 context, dockerfile = _lay_out(folder, asked)
-                options = BuildOptions(dockerfile=dockerfile, timeout_s=self._limit_s, resources=resources)
+                options = BuildOptions(
+                    dockerfile=dockerfile,
+                    timeout_s=self._limit_s,
+                    resources=resources,
+                    may_open=partial(check_image, self._store, owner=owner),
+                )
                 cache = FileCache(images.root / "builds")
                 built = await build(context, engine.backend, images, cache, options)
             except Error as error:  # of its files, or of what they need
@@ -100,6 +107,10 @@ class Builds:
             log=said,
             seconds=self._clock() - began,
         )
+
+
+def _key(owner: str, asked: EnvBuild) -> str:
+    return hashlib.sha256(msgspec.json.encode((owner, asked))).hexdigest()
 
 
 def _images(engine: BackendEngine) -> ImageStore:

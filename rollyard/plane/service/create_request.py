@@ -14,13 +14,16 @@ from rollyard.core.egress import parse_rule
 from rollyard.core.errors import PlaneInvalid, UnknownName
 from rollyard.core.ids import new_id
 from rollyard.core.plane import POOL_OWNER, AdmissionTerms, EnvSpec, Instance, InstancePlan, OnTimeout
-from rollyard.core.sandbox import Mount, Network, Resources
+from rollyard.core.sandbox import Mount, Network, Resources, is_path
 from rollyard.plane.engines.choose import choose, refuse
 from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.service.request_note import say_origin
 
-_PATHS = ("/", "./", "../", "~")
 _MAX_LABELS = 64
+_RUN, _ROLLOUT = (
+    "rollyard.run",
+    "rollyard.rollout",
+)  # what a rollout writes on its sandbox, through whichever API it asks
 
 
 class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,7 +111,7 @@ def plan_instance(
         raise PlaneInvalid("auto_resume is for an instance with on_timeout pause", hint="set both, or neither")
     if plan.arguments and not plan.start:
         raise PlaneInvalid("arguments are for a program", hint="give start, or an environment that has one")
-    if plan.image.startswith(_PATHS) or "\0" in plan.image:
+    if is_path(plan.image) or "\0" in plan.image:
         hint = "add it on the server with `rollyard image add SOURCE --name NAME`"
         raise PlaneInvalid("an image is named, not given by a path of the server", hint=hint)
     _honours(engine, engines, plan)
@@ -130,8 +133,8 @@ def journal_instance(
         live=True,
         plan=plan,
         env=asked.env,
-        run_id=asked.run_id,
-        rollout_id=asked.rollout_id,
+        run_id=run_of(asked),
+        rollout_id=rollout_of(asked),
         labels=asked.labels,
         created_at=now,
         updated_at=now,
@@ -141,6 +144,15 @@ def journal_instance(
         settle_by=now + 2 * settings.boot_s,
         reason=f"asked for {origin}" if (origin := say_origin()) else None,
     )
+
+
+def run_of(asked: CreateInstance) -> str | None:
+    """The run that it is for: as it was said, or as a rollout says it on its sandbox, through whichever API it asks."""
+    return asked.run_id or asked.labels.get("rollyard.run")
+
+
+def rollout_of(asked: CreateInstance) -> str | None:
+    return asked.rollout_id or asked.labels.get("rollyard.rollout")
 
 
 def _honours(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) -> None:

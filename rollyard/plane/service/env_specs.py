@@ -10,7 +10,7 @@ from rollyard.core.errors import PlaneInvalid, PlaneNotFound, UnknownName
 from rollyard.core.plane import KEYLESS_OWNER, POOL_OWNER, EnvSpec
 from rollyard.plane.engines.choose import choose
 from rollyard.plane.engines.protocol import Engine
-from rollyard.plane.service.access import is_snapshot, snapshot_id
+from rollyard.plane.service.access import check_image
 from rollyard.plane.service.builds import Builds
 from rollyard.plane.service.create_request import CreateInstance
 from rollyard.plane.service.hub import Hub
@@ -45,13 +45,7 @@ class EnvSpecs:
         return replace(spec, env={name: value for name, value in spec.env.items() if name not in record.spec.env})
 
     async def check_image(self, image: str, owner: str) -> None:
-        """A snapshot of an instance opens for its owner, whatever it is called by. One that nobody owns, made before there were
-        owners or beside this plane, opens for nobody until an admin gives it away in an environment."""
-        if image == "host":
-            return
-        owners = await self._store.owners_of("snapshot", snapshot_id(image))
-        if (owners or is_snapshot(image)) and owner not in owners and not owner.startswith(POOL_OWNER):
-            raise PlaneNotFound(f"there is no image {image}")
+        await check_image(self._store, image, owner)
 
     def _engine(self, name: str | None) -> Engine:
         try:

@@ -23,7 +23,7 @@ from rollyard.plane.service.create_request import CreateInstance
 from rollyard.plane.service.instances import Instances
 from rollyard.sandbox.pending import PendingSandbox
 
-_PLAIN = ("layers", "workdir", "user", "options")
+_PLAIN = ("layers", "workdir", "user", "options", "volumes", "beside", "names")
 
 
 class InstanceBackend:
@@ -38,7 +38,9 @@ class InstanceBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return msgspec.structs.replace(self._engine.backend.capabilities, layers=False, users=False, pool=False)
+        return msgspec.structs.replace(
+            self._engine.backend.capabilities, layers=False, users=False, services=False, pool=False
+        )
 
     def open(self, spec: SandboxSpec) -> PendingSandbox[Sandbox]:
         plain = SandboxSpec()

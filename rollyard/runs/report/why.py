@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rollyard.core.errors import Boundary
+from rollyard.core.remedies import remedy_of
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, Verdict
 from rollyard.store import Store
 from rollyard.store.listing import printable
@@ -39,17 +40,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return printable("\n".join([*lines, f"remedy  {self.remedy}"]))
 
 
-_REMEDIES: dict[Boundary, str] = {
-    "sandbox": "`rollyard doctor --sandbox {sandbox}` tries the backend; `rollyard run --resume {run}` runs the attempt again",
-    "gate": "see the gate's log below the rollout (`rollyard show {id} --part events`); the attempt may be run again",
-    "policy": "`rollyard doctor --base-url URL` asks the model server; `rollyard run --resume {run}` runs the attempt again",
-    "env": "the tool server or environment did not answer; see its events with `rollyard show {id} --part events`",
-    "store": "`rollyard check run {run}` looks at what was kept; the attempt may be run again",
-    "verifier": "`rollyard check tasks FOLDER` tries the verifier on the solution; `rollyard rescore {id}` judges again",
-    "agent": "read what it printed with `rollyard show {id} --log`",
-}
-
-
 def explain(rollout: Rollout) -> Explanation:
     cause, remedy = _cause(rollout)
     return Explanation(
@@ -68,21 +58,24 @@ def explain(rollout: Rollout) -> Explanation:
 def _cause(rollout: Rollout) -> tuple[str, str]:
     failure, verdict = rollout.failure, rollout.verdict
     if failure is not None:
-        return _failed(failure), failure.hint or _remedy(rollout, failure.boundary)
+        return _failed(failure), failure.hint or _remedy(rollout, failure.cause, failure.boundary)
     if rollout.status == "budget":
         more = f"`rollyard continue {rollout.id}` goes on from there; a new run is given more with --max-calls"
         return f"it ran out of its budget: {rollout.stop_reason}", more
     if verdict is None:
         return "it was never judged: the task has no verifier", "docs/verifiers.md says how to give it one"
     if verdict.reward is None:
-        return f"the verifier gave no reward: {verdict.error or verdict.status}", _remedy(rollout, "verifier")
+        return f"the verifier gave no reward: {verdict.error or verdict.status}", _remedy(
+            rollout, "VerifierError", "verifier"
+        )
     if verdict.reward >= 1:
         return "the verifier was content" + _because(rollout), "nothing to do"
     return _judged(rollout, verdict), _advice(rollout)
 
 
-def _remedy(rollout: Rollout, boundary: Boundary) -> str:
-    return _REMEDIES[boundary].format(id=rollout.id, run=rollout.run_id or "RUN", sandbox=rollout.sandbox)
+def _remedy(rollout: Rollout, cause: str, boundary: Boundary) -> str:
+    said = remedy_of(cause, boundary)
+    return said.format(id=rollout.id, run=rollout.run_id or "RUN", sandbox=rollout.sandbox)
 
 
 def _failed(failure: Failure) -> str:
@@ -115,7 +108,7 @@ def _because(rollout: Rollout) -> str:
 
 def _advice(rollout: Rollout) -> str:
     if not rollout.calls and rollout.agent not in ("oracle", "nop"):
-        return "the agent never asked the model: " + _remedy(rollout, "agent")
+        return "the agent never asked the model: " + _remedy(rollout, "AgentError", "agent")
     if rollout.stop_reason:
         return "it was cut off: more room (--max-calls, --max-tokens, --agent-s), or a model with a longer context"
     return (

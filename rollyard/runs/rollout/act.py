@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rollyard import agents
 from rollyard.core.agent import Launch
+from rollyard.core.branch_point import RESUME_MARK
 from rollyard.core.errors import AgentTimeout, Error, RolloutStale
 from rollyard.core.protocols import Job
 from rollyard.core.task import McpServer
@@ -41,7 +42,8 @@ async def _describe_launch(context: RolloutContext, prepared: Prepared, turn: Ag
     plan, opened, facts = context.plan, prepared.opened, prepared.facts
     options = plan.options
     return Launch(
-        instruction=turn.instruction,
+        instruction=RESUME_MARK if plan.resumed else turn.instruction,
+        resumes="call" if plan.resumed else "turn" if turn.again else None,
         model=plan.model,
         root_url=opened.root_url,
         key=opened.key,

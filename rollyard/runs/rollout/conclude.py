@@ -6,11 +6,13 @@ import msgspec
 
 from rollyard import agents
 from rollyard.core.rollout import CommandRecord, Verdict
+from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import VerifierSpec
 from rollyard.runs.rollout import collect
-from rollyard.runs.rollout.context import Acted, RolloutContext, hold, run_hooks
+from rollyard.runs.rollout.context import Acted, OpenedSandbox, RolloutContext, hold, run_hooks
 from rollyard.runs.rollout.judge import Evidence
 from rollyard.runs.rollout.phases import enter_phase
+from rollyard.runs.rollout.services import stop_services
 from rollyard.runs.rollout.stages import StageFailed
 from rollyard.trajectory.samples import merge_counts
 
@@ -41,6 +43,7 @@ async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, .
         collected = await context.judge.collect(spec, opened.sandbox, workdir) if spec else ()
         if spec is None or spec.grade != "live":
             await opened.sandbox.kill_processes()
+        await stop_services(opened.services)
         enter_phase(opened.sandbox, opened.hosts, "verify")
     return collected
 
@@ -86,7 +89,7 @@ async def _judge(
         evidence = Evidence(
             rollout=context.record.rollout,
             sandbox=opened.sandbox,
-            place=msgspec.structs.replace(opened.spec, mounts=()),  # what is shown to the agent is no evidence
+            place=_describe_place(opened),
             workdir=prepared.facts.workdir,
             collected=collected,
             step=acted.turn.step,
@@ -97,3 +100,9 @@ async def _judge(
         context.record.note(verdict=verdict)
         await context.stages.tell("verdict", reward=verdict.reward, status=verdict.status, grade=verdict.grade)
     return verdict
+
+
+def _describe_place(opened: OpenedSandbox) -> SandboxSpec:
+    """What judging opens sandboxes from: what is shown to the agent is no evidence, and services that live on are in reach."""
+    kept = any(one.service.verify == "keep" for one in opened.services)
+    return msgspec.structs.replace(opened.spec, mounts=(), beside=opened.sandbox.id if kept else None)

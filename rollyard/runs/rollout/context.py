@@ -19,8 +19,10 @@ from rollyard.runs.rollout.judge import Judge
 from rollyard.runs.rollout.phases import PhaseHosts
 from rollyard.runs.rollout.plan import Hook, PausePoint, RolloutPlan, SessionOptions
 from rollyard.runs.rollout.prepare import SandboxFacts
+from rollyard.runs.rollout.programs import Process
 from rollyard.runs.rollout.provision import Provision, ProvisionedImage
 from rollyard.runs.rollout.record import Record
+from rollyard.runs.rollout.services import RunningService
 from rollyard.runs.rollout.stages import StageFailed, Stages
 from rollyard.tasks.planted import Before
 
@@ -52,6 +54,7 @@ class OpenedSandbox(NamedTuple):
     variables: Mapping[str, str]  # of the caller's hooks
     hosts: PhaseHosts
     own_key: str = ""  # of an agent that is given the model's own address
+    services: tuple[RunningService, ...] = ()
 
     @property
     def key(self) -> str:
@@ -67,6 +70,7 @@ class Prepared(NamedTuple):
     prefix: str
     before: DirectoryCopy
     startup: Before | None
+    running: Mapping[Process, str] = {}  # before the task's setup, where that is asked for
 
 
 class AgentTurn(NamedTuple):
@@ -75,6 +79,7 @@ class AgentTurn(NamedTuple):
     instruction: str
     step: Step | None = None
     last: bool = True
+    again: bool = False  # what the user says next: the agent goes on from its session
 
     @property
     def own_limit_s(self) -> float | None:

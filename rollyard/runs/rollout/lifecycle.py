@@ -10,15 +10,16 @@ failure is a value on the `Rollout`, charged to the boundary it crossed, and onl
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 import anyio
 import msgspec
 
 from rollyard.core.agent import LayerSpec
-from rollyard.core.errors import AgentInstallFailed, Error, SandboxUnavailable
+from rollyard.core.errors import AgentInstallFailed, Error
+from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, BakesLayers, EventSink, Sandbox
 from rollyard.core.rollout import CommandRecord, Rollout, Verdict
-from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Step, Task
 from rollyard.gate import Gate, Session
 from rollyard.net.egress.proxy import WATCHER
@@ -36,17 +37,31 @@ from rollyard.runs.rollout.context import (
     run_hooks,
 )
 from rollyard.runs.rollout.judge import Judge
+from rollyard.runs.rollout.kept_snapshots import remove_snapshots
+from rollyard.runs.rollout.open_sandbox import open_sandbox, prove_route
 from rollyard.runs.rollout.phases import enter_phase, list_hosts, open_for, refusals_to
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, with_options
+from rollyard.runs.rollout.programs import list_programs
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.remote import open_remote
 from rollyard.runs.rollout.sandbox_spec import rollout_spec
+from rollyard.runs.rollout.services import (
+    RunningService,
+    ServiceStarter,
+    count_limit,
+    find_services,
+    start_services,
+    with_services,
+)
+from rollyard.runs.rollout.snapshots import watch_calls
 from rollyard.runs.rollout.spans import trace_rollout
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
+from rollyard.runs.rollout.user_turns import converse, open_user
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
 from rollyard.tasks.network import asks_public, is_public
+from rollyard.tasks.planted import Before
 
 CLEANUP_S = 30.0
 
@@ -69,8 +84,9 @@ async def rollout(
     stages = Stages(plan.rollout_id, limits, sink, plan.run_id)
     record = Record(task, plan, backend.name, stages)
     judge = Judge(backend, provision, plan.verifier, gate.policy)
-    context = RolloutContext(task, plan, session, backend, gate, provision, judge, limits, stages, record)
     async with AsyncExitStack() as stack:
+        session = await open_user(session, plan.options, stack)
+        context = RolloutContext(task, plan, session, backend, gate, provision, judge, limits, stages, record)
         opened: OpenedSandbox | None = None
         stack.callback(WATCHER.reset, WATCHER.set(refusals_to(stages)))
         if closed:
@@ -79,11 +95,16 @@ async def rollout(
             context = await open_remote(context, stack)
             opened = await _provision(context, await _install(context), stack)
             prepared = await _prepare(context, opened, await _install_inside(context, opened))
+            await watch_calls(context, prepared)
             await hold(context, "prepared", opened.sandbox)
             await _attempt(context, prepared)
         except StageFailed as failed:
             record.fail(failed)
             await _judge_what_is_left(context, failed)
+        except BaseException:  # cancelled: nobody is given the rollout, and what it kept goes with it
+            with anyio.move_on_after(CLEANUP_S, shield=True):
+                await remove_snapshots((record.rollout,), backend)
+            raise
         if opened is not None and plan.pace is not None:
             await _hold_open(context, opened)
     trace_rollout(record.rollout)
@@ -140,7 +161,7 @@ async def _install_inside(context: RolloutContext, opened: OpenedSandbox) -> str
     agent, sandbox, prefix = context.plan.agent, opened.sandbox, opened.image.prefix
     commands = context.plan.options.agent_setup
     uploads = opened.image.agent_layer is not None and opened.image.baked is None and not sandbox.capabilities.layers
-    if not uploads and not commands:
+    if (not uploads and not commands) or context.plan.resumed:
         return prefix
     async with context.stages.stage("install") as deadline:
         if uploads:
@@ -192,18 +213,22 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
     baking = limits.install if layer is not None and isinstance(backend, BakesLayers) else 0.0
     bound = "limits.boot" + (" + limits.install" if baking else "")
     bound += " + environment.build_timeout_sec" if building else ""
-    limit_s = limits.boot + baking + building
+    found = find_services(task)
+    bound += " and limits.boot for each service" if found is not None else ""
+    limit_s = limits.boot + baking + building + count_limit(task, found, limits.boot)
     async with context.stages.stage("provision", limit_s=limit_s, limit_name=bound) as deadline:
         image = await context.provision.ground(await _choose_image(context), plan.agent, layer, backend, deadline)
         variables = await _find_variables(context)
         await context.provision.verifier_images(specs, backend, deadline)
         spec = rollout_spec(plan, task, image.built, image.layers)
-        spec = msgspec.structs.replace(spec, env={**spec.env, **variables})
+        spec = with_services(msgspec.structs.replace(spec, env={**spec.env, **variables}), found)
         hosts = list_hosts(plan, task, spec)
         opening = open_for(spec, hosts, plan, backend)
         if image.baked is not None:
             opening = msgspec.structs.replace(opening, image=image.baked)
-        sandbox = await _open_sandbox(context, opening, min(deadline.left, limits.boot))
+        if plan.resumed and plan.start is not None:
+            opening = msgspec.structs.replace(opening, image=plan.start.image)
+        sandbox = await open_sandbox(context, opening, min(deadline.left, limits.boot))
         enter_phase(sandbox, hosts, "setup")
         context.record.note_sandbox(sandbox)
         stack.push_async_callback(_close_sandbox, context, sandbox)
@@ -216,15 +241,18 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
             isolation=sandbox.info.isolation,
             image=spec.image,
         )
+        services: tuple[RunningService, ...] = ()
+        if found is not None:
+            starter = ServiceStarter(task, opening, sandbox, backend, context.provision, context.stages)
+            services = await start_services(starter, found, deadline, stack)
+        opened = partial(OpenedSandbox, sandbox, spec, image, variables=variables, hosts=hosts, services=services)
         if plan.direct is not None:
             url, key = plan.direct
-            root_url = url.removesuffix("/").removesuffix("/v1")
-            return OpenedSandbox(sandbox, spec, image, None, root_url, variables, hosts, key)
+            return opened(None, url.removesuffix("/").removesuffix("/v1"), own_key=key)
         if plan.agent.dialect is None:
-            return OpenedSandbox(sandbox, spec, image, None, "", variables, hosts)
+            return opened(None, "")
         session = await _open_session(context, sessions)
-        url = await _prove_route(context, sandbox, session)
-        return OpenedSandbox(sandbox, spec, image, session, url, variables, hosts)
+        return opened(session, await prove_route(context, sandbox, session))
 
 
 async def _choose_image(context: RolloutContext) -> Task:
@@ -242,16 +270,6 @@ async def _find_variables(context: RolloutContext) -> dict[str, str]:
     return found
 
 
-async def _open_sandbox(context: RolloutContext, spec: SandboxSpec, limit_s: float) -> Sandbox:
-    try:
-        with anyio.fail_after(limit_s):
-            return await context.backend.open(spec)
-    except TimeoutError as error:
-        raise SandboxUnavailable(
-            f"the sandbox did not open within limits.boot ({context.limits.boot:g} s)", hint="raise limits.boot"
-        ) from error
-
-
 async def _open_session(context: RolloutContext, sessions: AsyncExitStack) -> Session:
     asked = context.session
     session = await context.gate.open_session(
@@ -267,17 +285,6 @@ async def _open_session(context: RolloutContext, sessions: AsyncExitStack) -> Se
     sessions.push_async_callback(_close_session, context, session)
     context.record.note_session(session)
     return session
-
-
-async def _prove_route(context: RolloutContext, sandbox: Sandbox, session: Session) -> str:
-    """The gate's address as the agent sees it, proved to answer before the agent starts."""
-    if context.plan.options.gate_url is not None:
-        return context.plan.options.gate_url.rstrip("/")
-    listener = await sandbox.listen(0)
-    await context.gate.serve(listener, session)
-    context.gate.check(session)
-    await context.provision.prove_route(sandbox, listener.port)
-    return f"http://127.0.0.1:{listener.port}"
 
 
 async def _run_teardown(context: RolloutContext, sandbox: Sandbox) -> None:
@@ -320,20 +327,33 @@ async def _close_sandbox(context: RolloutContext, sandbox: Sandbox) -> None:
 
 
 async def _prepare(context: RolloutContext, opened: OpenedSandbox, prefix: str) -> Prepared:
-    task, sandbox = context.task, opened.sandbox
+    """Where an agent goes on from a session, what it began with is made again beside it, to be compared with its end."""
     async with context.stages.stage("prepare") as deadline:
-        facts = await prepare.look_around(sandbox, opened.spec, deadline)
-        await sandbox.mkdir(prepare.HOME, user=task.user)
-        await prepare.put_files(sandbox, task.files, facts.workdir, task.user)
-        if task.skills is not None:
-            await prepare.put_skills(sandbox, task.skills, task.user, deadline)
-        await prepare.run_setup(sandbox, task.setup, facts.workdir, context.record, context.stages, deadline)
-        if task.healthcheck is not None:
-            await prepare.wait_healthy(sandbox, task.healthcheck, cwd=facts.workdir, deadline=deadline)
-        await run_hooks(context, "after_setup", sandbox)
-        before = await collect.copy_out(sandbox, facts.workdir)
-        startup = await context.judge.look(task, sandbox, facts.workdir)
-    return Prepared(opened, facts, prefix, before, startup)
+        facts = await prepare.look_around(opened.sandbox, opened.spec, deadline)
+        running = await list_programs(opened.sandbox) if context.plan.options.snapshot_every is not None else {}
+        async with AsyncExitStack() as stack:
+            sandbox = opened.sandbox
+            if context.plan.resumed:
+                sandbox = await stack.enter_async_context(context.backend.open(opened.spec))
+                await prepare.look_around(sandbox, opened.spec, deadline)
+            before, startup = await _begin_task(context, sandbox, facts, deadline)
+    return Prepared(opened, facts, prefix, before, startup, running)
+
+
+async def _begin_task(
+    context: RolloutContext, sandbox: Sandbox, facts: prepare.SandboxFacts, deadline: Deadline
+) -> tuple[collect.DirectoryCopy, Before | None]:
+    task = context.task
+    await sandbox.mkdir(prepare.HOME, user=task.user)
+    await prepare.put_files(sandbox, task.files, facts.workdir, task.user)
+    if task.skills is not None:
+        await prepare.put_skills(sandbox, task.skills, task.user, deadline)
+    await prepare.run_setup(sandbox, task.setup, facts.workdir, context.record, context.stages, deadline)
+    if task.healthcheck is not None:
+        await prepare.wait_healthy(sandbox, task.healthcheck, cwd=facts.workdir, deadline=deadline)
+    await run_hooks(context, "after_setup", sandbox)
+    before = await collect.copy_out(sandbox, facts.workdir)
+    return before, await context.judge.look(task, sandbox, facts.workdir)
 
 
 # the attempt: once, or once per step
@@ -342,7 +362,7 @@ async def _prepare(context: RolloutContext, opened: OpenedSandbox, prefix: str) 
 async def _attempt(context: RolloutContext, prepared: Prepared) -> None:
     task, record = context.task, context.record
     if not task.steps:
-        await conclude(context, await act(context, prepared, AgentTurn(task.instruction)))
+        await conclude(context, await converse(context, await act(context, prepared, AgentTurn(task.instruction))))
         return
     verdicts: list[Verdict] = []
     for number, step in enumerate(task.steps):

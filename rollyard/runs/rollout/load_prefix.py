@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from rollyard.core.branch_point import END, BranchPoint
 from rollyard.core.errors import StoreError
-from rollyard.policy.prefix import RecordedPrefix, calls_before, find_at, open_prefix, read_answer
+from rollyard.core.rollout import Rollout
+from rollyard.policy.prefix import RecordedPrefix, ResumedPrefix, calls_before, find_at, open_prefix, read_answer
 from rollyard.store import Store
 
 
-async def load_prefix(store: Store, point: BranchPoint | None, said: str | None = None) -> RecordedPrefix | None:
-    """A fresh one for each rollout: it counts what it has given. None where nothing is branched. `said` is the answer at the
-    branch point, where the caller wrote one."""
-    if point is None:
-        return None
-    parent = await store.get_rollout(point.rollout)
+async def load_prefix(
+    store: Store, parent: Rollout, point: BranchPoint, said: str | None = None, *, resumed: bool = False
+) -> RecordedPrefix | ResumedPrefix:
+    """A fresh one for each rollout: it counts what it has given. `said` is the answer at the branch point, where the caller
+    wrote one; `resumed` says that the agent goes on from its own session."""
     recorded, bodies = parent.captured, dict[str, bytes]()
     if not parent.pinned:  # what a pinned rollout's agent sent is not what its policy saw
         wanted = calls_before(recorded, point.call)
@@ -21,7 +21,7 @@ async def load_prefix(store: Store, point: BranchPoint | None, said: str | None 
             wanted.append(find_at(recorded, point.call))
         for record in wanted:
             bodies[record.id] = await _load_body(store, record.raw_request)
-    return open_prefix(recorded, point, bodies, None if said is None else read_answer(said))
+    return open_prefix(recorded, point, bodies, None if said is None else read_answer(said), resumed=resumed)
 
 
 async def _load_body(store: Store, digest: bytes) -> bytes:

@@ -49,12 +49,28 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_tokens_cap: Annotated[int | None, _help("completion tokens that one call may ask for")] = None
     top_logprobs: Annotated[int | None, _help("alternatives recorded beside each sampled token")] = None
     max_calls: Annotated[int | None, _help("most model calls of one rollout")] = None
+    user: Annotated[
+        str | None,
+        _help(
+            "a policy in the user's place (scripted:FILE, upstream:URL ...): it answers the agent's last message until it is "
+            "content",
+            "operator",
+        ),
+    ] = None
+    user_turns: Annotated[int | None, _help("most times that the user answers; 10 where nobody says")] = None
     max_staleness: Annotated[
         int | None, _help("most policy versions that an answer may be behind the newest one before its rollout ends")
     ] = None
     when_stale: Annotated[
         WhenStale, _help("where answers are too old (max_staleness): cancel the rollout, or mask them in training rows")
     ] = "cancel"
+    snapshot_every: Annotated[
+        int | None,
+        _help(
+            "keep the sandbox's files at every n-th call of the agent, so that a branch there goes on from them",
+            "server",
+        ),
+    ] = None
     limits: Annotated[Limits | None, _help("seconds a stage may take, as STAGE=SECONDS")] = None
     seed: Annotated[int | None, _help("seed of the first attempt; the next one has the next number")] = None
     labels: Annotated[Mapping[str, str], _help("a label of the rollout, as NAME=VALUE")] = {}
@@ -103,7 +119,10 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.image == "":
             raise ConfigError("image names nothing", hint="leave it out for the task's own, or say host")
         parse_wish(self.network)
-        check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls)
+        check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls, snapshot_every=self.snapshot_every)
+        check_least(1, user_turns=self.user_turns)
+        if self.user_turns is not None and self.user is None:
+            raise ConfigError("user_turns without a user", hint="give user too")
         check_least(0, top_logprobs=self.top_logprobs, seed=self.seed, max_staleness=self.max_staleness)
         if self.max_staleness is None and self.when_stale != "cancel":
             raise ConfigError(f"when_stale={self.when_stale!r} without max_staleness", hint="give max_staleness too")
@@ -125,8 +144,11 @@ class RolloutFields(TypedDict, total=False):
     max_tokens_cap: int | None
     top_logprobs: int | None
     max_calls: int | None
+    user: str | None
+    user_turns: int | None
     max_staleness: int | None
     when_stale: WhenStale
+    snapshot_every: int | None
     limits: Limits | None
     seed: int | None
     labels: Mapping[str, str] | None

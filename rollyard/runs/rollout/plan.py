@@ -19,7 +19,7 @@ from rollyard.core.errors import ConfigError, Error, Unsupported
 from rollyard.core.lease import Lease
 from rollyard.core.limits import Limits
 from rollyard.core.protocols import Backend, Policy, Prefix, Sandbox, Verifier
-from rollyard.core.rollout import MODES, Mode, Rollout
+from rollyard.core.rollout import MODES, CallSnapshot, Mode, Rollout
 from rollyard.core.sandbox import Capabilities
 from rollyard.core.sequences import check_sequences
 from rollyard.core.task import McpServer, Task
@@ -95,6 +95,7 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, Any] = {}  # reach the policy as `Call.options`
     tools: Toolset | None = None
     lease: Lease | None = None
+    user: Policy | None = None  # answers the agent's last message, in the user's place
     prefix: Prefix | None = None  # what a rollout that branches off another one begins with
 
 
@@ -117,6 +118,8 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     provider: EnvProvider | None = None  # of remote environments, in place of the one that variables name
     leases: Leases | None = None  # who lends browsers, likewise
     branch: BranchPoint | None = None  # where it branches off another rollout
+    resumed: bool = False  # the agent goes on from the parent's session, in the files of `start`
+    start: CallSnapshot | None = None  # the parent's files at the branch point
     direct: tuple[str, str] | None = None  # base url and key the agent is given itself (`black_box` only)
 
     @property
@@ -180,6 +183,10 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
         raise Unsupported(f"{why}: it cannot branch at one", hint="choose another mode or rollout")
     if plan.branch is not None and task.steps:
         raise Unsupported(f"task {task.id!r} has steps, and a task with steps cannot be branched", hint="run it anew")
+    if options.user is not None:
+        _check_user(plan, task)
+    if options.snapshot_every is not None:
+        _check_snapshots(plan, task, backend)
     if options.mounts and not can.mounts:
         raise Unsupported(f"backend {backend.name!r} shows no directories of this machine", hint="drop mounts")
     offered = options.mcp
@@ -198,6 +205,30 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
             "dialect": options.dialect,
         },
     )
+
+
+def _check_user(plan: RolloutPlan, task: Task) -> None:
+    if plan.agent.resume is None:
+        raise Unsupported(
+            f"agent {plan.agent.name!r} cannot go on from a session of its own, so no user can answer it",
+            hint="drop user, or choose another agent",
+        )
+    if plan.mode == "black_box":
+        raise Unsupported("mode 'black_box' reads no answers, so no user can reply to them", hint="drop user")
+    if task.steps or plan.branch is not None:
+        what = f"task {task.id!r} has steps" if task.steps else "a rollout that branches goes on without its user"
+        raise Unsupported(what, hint="drop user")
+
+
+def _check_snapshots(plan: RolloutPlan, task: Task, backend: Backend) -> None:
+    what = "snapshot_every keeps the files of a sandbox"
+    if not backend.capabilities.snapshot:
+        raise Unsupported(f"{what}, and backend {backend.name!r} takes no snapshots", hint="drop snapshot_every")
+    if plan.mode == "black_box" or not plan.agent.calls_model:
+        raise Unsupported(f"{what} at model calls, and none is read here", hint="drop snapshot_every")
+    if task.steps or task.remote is not None:
+        kind = "steps" if task.steps else "a remote environment"
+        raise Unsupported(f"{what}, and task {task.id!r} has {kind}: it cannot be branched", hint="drop snapshot_every")
 
 
 def _check_remote(plan: RolloutPlan, task: Task) -> None:

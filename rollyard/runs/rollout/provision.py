@@ -192,8 +192,15 @@ class Provision:
             return False
         return True
 
+    async def has(self, image: str) -> bool:
+        """Whether a snapshot is still there. A backend with images of its own is asked by opening from it."""
+        try:
+            return self._own is not None or bool(await self.images.find(image))
+        except UnknownName:
+            return False
+
     async def forget(self, image: str) -> None:
-        """Remove a snapshot that judging made."""
+        """Remove a snapshot."""
         await (self._own.remove_image(image) if self._own is not None else self.images.remove(image))
 
     async def upload_agent(self, sandbox: Sandbox, agent: Agent, ground: ProvisionedImage, deadline: Deadline) -> str:

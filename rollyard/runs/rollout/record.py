@@ -45,6 +45,7 @@ class Record:
             labels=plan.options.labels,
             parent_rollout=plan.parent_rollout,
             parent_call=plan.parent_call,
+            resumed=plan.resumed,
             started_at=time.time(),
         )
 

@@ -21,7 +21,7 @@ from rollyard.runs.rollout.modes import choose
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.rollout.options import RolloutFields, merge_options
 from rollyard.runs.rollout.run_rollout import run_rollout
-from rollyard.runs.run.config import POLICY, RunConfig, anchor, load
+from rollyard.runs.run.config import POLICY, RunConfig, anchor, anchor_user, load
 from rollyard.runs.run.drive import drive
 from rollyard.runs.run.executor import Executor, executor
 from rollyard.runs.run.policy_health import check_servers
@@ -178,7 +178,7 @@ def terminal_width() -> int:
 
 
 def _config(request: RunRequest, tasks: str) -> RunConfig:
-    options = merge_options(request.options)
+    options = merge_options(anchor_user(request.options))
     if request.policies and options.base_url is not None:
         raise ConfigError("--policy and --base-url both say who answers", hint="give one of them")
     return RunConfig(

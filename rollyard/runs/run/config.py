@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.agent import DEFAULT_AGENT
-from rollyard.core.branch_point import END, BranchPoint
+from rollyard.core.branch_point import END, HOWS, BranchPoint, How
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import LAST
 from rollyard.core.numbers import check_least
@@ -28,6 +28,7 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
     `replay:ID`. `concurrency` bounds the rollouts in flight per policy name, `prices` say what its tokens cost."""
 
     branch: str | None = None  # go on from this call of a kept rollout: ROLLOUT@CALL, or ROLLOUT@end
+    branch_how: How = "auto"  # by the agent's own session (resume), by its commands run again (replay), or as can be
     branch_answer: str | None = None  # what is answered there in place of the policy: text, or JSON with tool_calls
     tree: Tree | None = None  # each rollout has children that go on from one of its calls
     name: str = ""  # by which people find it again; need not be unique
@@ -70,6 +71,10 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
             )
         if self.branch is not None:
             BranchPoint.parse(self.branch)
+        if self.branch_how not in HOWS:
+            raise ConfigError(f"branch_how={self.branch_how!r} is no way to branch", hint=f"one of {', '.join(HOWS)}")
+        if self.branch_how != "auto" and self.branch is None and self.tree is None:
+            raise ConfigError(f"branch_how={self.branch_how!r}, and nothing branches", hint="give branch or tree too")
         if self.branch_answer is not None and (self.branch_point is None or self.branch_point.call == END):
             raise ConfigError("branch_answer needs a call that it answers", hint="give branch = ROLLOUT@CALL")
         check_least(1, attempts=self.attempts, parallel=self.parallel, limit=self.limit, max_tokens=self.max_tokens)
@@ -90,7 +95,13 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
 def load(path: str | Path, options: RolloutFields | None = None) -> RunConfig:
     """A TOML file with `RunConfig`'s fields, and `options` over them; relative task paths are relative to the file."""
     config = convert(read_toml(path), str(path))
-    return msgspec.structs.replace(config, **(options or {}))
+    return msgspec.structs.replace(config, **anchor_user(options or {}))
+
+
+def anchor_user(options: RolloutFields) -> RolloutFields:
+    """Options of a command line: the script of a user is found from the folder that it was named in."""
+    user = options.get("user")
+    return options if user is None else {**options, "user": anchor(user, Path.cwd())}
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -105,6 +116,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         values["tasks"] = str((file.parent / values["tasks"]).resolve())
     for name, text in values.get("policies", {}).items():
         values["policies"][name] = anchor(str(text), file.parent)
+    if "user" in values:
+        values["user"] = anchor(str(values["user"]), file.parent)
     return values
 
 

@@ -18,6 +18,7 @@ from rollyard.core.protocols import Backend, Policy
 from rollyard.core.task import Task
 from rollyard.gate import Gate
 from rollyard.policy import PolicyText
+from rollyard.runs.display.loggers import with_loggers
 from rollyard.runs.display.progress import Display, display
 from rollyard.runs.rollout.open_policy import open_policy, refuse_queue, silent_policy
 from rollyard.runs.run.config import POLICY, RunConfig, anchor
@@ -42,6 +43,7 @@ async def run(
     sandbox: str | Backend = "local",
     verifier: Checks | None = None,
     progress: str | Display = "none",
+    log_to: str | Sequence[str] = (),
     **fields: Any,
 ) -> RolloutList:
     """Run agents on tasks and give the rollouts, in the order they ended.
@@ -50,11 +52,13 @@ async def run(
 
     `tasks` is a path that `Taskset.load` takes, a task, or several. Who answers: `policy` (an object, `"scripted:FILE"`, or
     several by name), or `base_url` with `model`. Everything is kept in `store`: a path, an address, one that is open, or
-    `runs.db` (`ROLLYARD_STORE`). `progress` is `rich`, `plain` or `auto` to be told while it goes on. All other fields are
+    `runs.db` (`ROLLYARD_STORE`). `progress` is `rich`, `plain` or `auto` to be told while it goes on, `log_to` `wandb`,
+    `mlflow` or `tensorboard` (`KIND:WHERE`) for a dashboard. All other fields are
     `RunConfig`'s: attempts, parallel, name, limit, max_calls, ..."""
     named, agents = _by_name(policy), agents_of([agent] if isinstance(agent, str | Agent) else agent)
     config = _config(fields, tasks, agents, named)
     shown = display(progress) if isinstance(progress, str) else progress
+    shown = with_loggers(shown, [log_to] if isinstance(log_to, str) else log_to)
     async with AsyncExitStack() as stack:
         kept = store if isinstance(store, Store) else None
         if kept is None:

@@ -105,7 +105,8 @@ def _roots(work: Assignment) -> list[str]:
     """Host paths that tasks and scripts lie under; none lies under another."""
     found = {path for task in work.tasks.values() for path in _paths_in(task)}
     found |= {work.config.image} if work.config.image is not None else set()
-    found |= {text.removeprefix(_SCRIPT) for text in work.config.policies.values() if text.startswith(_SCRIPT)}
+    scripts = (*work.config.policies.values(), work.config.user or "")
+    found |= {text.removeprefix(_SCRIPT) for text in scripts if text.startswith(_SCRIPT)}
     if Path(work.config.tasks).is_absolute() and Path(work.config.tasks).is_dir():
         found.add(work.config.tasks)
     real = sorted(path for path in found if Path(path).is_absolute() and Path(path).exists())
@@ -205,15 +206,17 @@ async def _unpack(parcel: Parcel, target: Path, store: Store, root: Path) -> Non
 
 
 def _move_work(work: Assignment, places: Mapping[str, str]) -> Assignment:
-    policies = {
-        name: _SCRIPT + _move_path(text.removeprefix(_SCRIPT), places) if text.startswith(_SCRIPT) else text
-        for name, text in work.config.policies.items()
-    }
+    policies = {name: _move_script(text, places) for name, text in work.config.policies.items()}
+    user = None if work.config.user is None else _move_script(work.config.user, places)
     image = None if work.config.image is None else _move_path(work.config.image, places)
     moved = _move_path(work.config.tasks, places)
-    config = msgspec.structs.replace(work.config, policies=policies, tasks=moved, image=image)
+    config = msgspec.structs.replace(work.config, policies=policies, user=user, tasks=moved, image=image)
     tasks = {task_id: _move_value(task, places) for task_id, task in work.tasks.items()}
     return msgspec.structs.replace(work, config=config, tasks=tasks)
+
+
+def _move_script(text: str, places: Mapping[str, str]) -> str:
+    return _SCRIPT + _move_path(text.removeprefix(_SCRIPT), places) if text.startswith(_SCRIPT) else text
 
 
 def _move_value(value: Any, places: Mapping[str, str]) -> Any:

@@ -22,11 +22,13 @@ from rollyard.core.events import COMMITTED, POLICY_STOPPED, STARTED, Event
 from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt, Lease
 from rollyard.core.log import Log
-from rollyard.core.protocols import Backend, EventSink, Policy
+from rollyard.core.protocols import Backend, EventSink, Policy, Prefix
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.core.task import Task
 from rollyard.gate import Budget, Gate
 from rollyard.runs.report.spending import Spending
+from rollyard.runs.rollout.branch_way import choose_way
+from rollyard.runs.rollout.kept_snapshots import remove_snapshots
 from rollyard.runs.rollout.lifecycle import rollout
 from rollyard.runs.rollout.load_prefix import load_prefix
 from rollyard.runs.rollout.modes import Answering, choose, find_direct
@@ -156,6 +158,8 @@ class Worker:
                 done = await self._commit(lease, rollout_ended)
                 if done is not None:
                     await finished(done)
+                else:  # nobody will know of it: what it kept goes with it
+                    await remove_snapshots((rollout_ended,), self._means.backend)
         except BaseException:  # cancelled too: a lease without a worker goes back at once
             with anyio.move_on_after(_RELEASE_S, shield=True):
                 await self._store.release(lease)
@@ -180,7 +184,9 @@ class Worker:
         try:
             answering = self._answering(attempt)
             point = await insist(lambda: find_point(self._store, config, attempt))
-            plan = self._plan(attempt, answering, point)
+            plan, prefix = self._plan(attempt, answering, point), None
+            if point is not None:
+                plan, prefix = await self._branch(plan, point)
             await tell(self._begin_event(attempt, plan.rollout_id))
             return await rollout(
                 task,
@@ -192,15 +198,20 @@ class Worker:
                     budget=Budget(calls=config.max_calls),
                     settings=answering.settings,
                     lease=lease,
-                    prefix=await load_prefix(
-                        self._store, point, config.branch_answer if point == config.branch_point else None
-                    ),
+                    prefix=prefix,
                 ),
                 provision=means.provision,
                 sink=tell,
             )
         except ConfigError as error:  # this agent and this task do not fit: one cell of the matrix, not the end of it
             return refusal(task, plan, means.backend.name, error)
+
+    async def _branch(self, plan: RolloutPlan, point: BranchPoint) -> tuple[RolloutPlan, Prefix]:
+        """How it begins: what its agent starts from, and what it is answered until it is where its parent was."""
+        config, parent = self._config, await insist(lambda: self._store.get_rollout(point.rollout))
+        plan = await choose_way(plan, parent, config.branch_how, self._means.backend, self._means.provision)
+        said = config.branch_answer if point == config.branch_point else None
+        return plan, await load_prefix(self._store, parent, point, said, resumed=plan.resumed)
 
     async def _clear(self, attempt: Attempt) -> None:
         """Remove what whoever had the attempt before may have left here."""

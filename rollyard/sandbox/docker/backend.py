@@ -22,13 +22,14 @@ from rollyard.core.sequences import as_tuple
 from rollyard.images.layers import layer_prefix
 from rollyard.images.store import ImageStore
 from rollyard.sandbox.docker import container, images, netns, routes, sweep
-from rollyard.sandbox.docker.box import DockerSandbox, remove
+from rollyard.sandbox.docker.box import DockerSandbox, remove, remove_volume
 from rollyard.sandbox.docker.container import Identity
 from rollyard.sandbox.docker.disk import ContainerDiskWatch
 from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream, find_host
 from rollyard.sandbox.docker.faults import is_gone
 from rollyard.sandbox.docker.images import BuildRequest
 from rollyard.sandbox.docker.routes import NetnsWay, Route, Way
+from rollyard.sandbox.gpus import SHARE, GpuPool
 from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.relay import RelayWay
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
@@ -58,6 +59,7 @@ class DockerBackend:
         same_host: bool | None = None,
         limits: OpenLimits | None = None,
         store: str | Path | None = None,
+        devices: str | Path = "/dev",
     ) -> None:
         if route is not None and route not in routes.ROUTES:
             raise ConfigError(f"there is no route {route!r}", hint=f"it is one of {', '.join(routes.ROUTES)}")
@@ -65,6 +67,7 @@ class DockerBackend:
             raise ConfigError(f"pull is 'never' or 'missing', got {pull!r}")
         self.images = ImageStore(Path(store) if store else None)
         self._engine = DockerEngine(find_host(self.name, host))
+        self._gpus = GpuPool(devices)
         self._image, self._pull, self._runtime = image, pull, runtime
         self._mounts = tuple(Path(path).resolve() for path in as_tuple(mounts, "mounts"))
         self._asked_route, self._same_host = route, same_host
@@ -118,6 +121,8 @@ class DockerBackend:
             dial=True,
             network_none=True,
             network_allowlist=True,
+            services=True,
+            gpus=bool(self._same_host) and bool(self._gpus.list()),
             attach=True,
             list=True,
             ttl=True,
@@ -142,6 +147,7 @@ class DockerBackend:
 
     def open(self, spec: SandboxSpec) -> PendingSandbox[DockerSandbox]:
         container.check(spec, self.capabilities, self._mounts)
+        self._gpus.check(spec.resources, lifetime=spec.lifetime)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
         return PendingSandbox(lambda: self._patiently(spec))
@@ -162,6 +168,16 @@ class DockerBackend:
             return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s, idempotent=True)
 
     async def _open(self, spec: SandboxSpec) -> DockerSandbox:
+        reserved = self._gpus.reserve(spec.resources, share=bool(spec.options.get(SHARE)))
+        try:
+            box = await self._open_with(spec, container.show_gpus(reserved, self._engine.info.get("Runtimes") or {}))
+        except BaseException:  # cancelled too: nobody would release them
+            reserved.release()
+            raise
+        box.reserved = reserved
+        return box
+
+    async def _open_with(self, spec: SandboxSpec, gpus: Mapping[str, Any]) -> DockerSandbox:
         image = self._image if spec.image == "host" else spec.image
         defaults = await self._resolve(image)
         now = time.time()
@@ -176,8 +192,13 @@ class DockerBackend:
             user=spec.user or defaults.user or "0:0",
             workdir=spec.workdir or defaults.workdir or "/",
         )
+        main = self._find_beside(spec)
         place = self._dirs.make(who.id) if self.route == "socket" else None
-        body = container.request(self._bound(spec), who, self._binds(spec, place), self._runtime)
+        volumes = [container.volume(one, main.id if main is not None else who.id) for one in spec.volumes]
+        binds = [*self._binds(spec, place), *volumes]
+        beside = main.container if main is not None and spec.network != "host" else None
+        body = container.request(self._bound(spec), who, binds, self._runtime, beside=beside)
+        body["HostConfig"] |= gpus
         making = asyncio.ensure_future(self._make(who, body, attach=spec.lifetime == "owner"))
         try:
             async with asyncio.timeout(spec.boot_s):
@@ -195,13 +216,28 @@ class DockerBackend:
             self._owned.add(who.id)
         if spec.resources.disk_mb is not None:
             self._watch.add(box, spec.resources.disk_mb)
-        if spec.network == "allowlist":
-            try:
-                await box.attach_egress(spec.allowed_hosts)
-            except BaseException:  # cancelled too: nobody would close it
-                await box.kill()
-                raise
+        (main or box).volumes.update(one["Source"] for one in volumes)
+        try:
+            await box.open_volumes([one.path for one in spec.volumes if one.writable])
+            await box.add_names(spec.names if main is not None else ())
+            if spec.network == "allowlist" and main is not None:
+                box.use_egress_of(main, spec.names)
+            elif spec.network == "allowlist":
+                await box.attach_egress(spec.allowed_hosts, spec.names)
+        except BaseException:  # cancelled too: nobody would close it
+            await box.kill()
+            raise
         return box
+
+    def _find_beside(self, spec: SandboxSpec) -> DockerSandbox | None:
+        """The sandbox that this one is to be beside of."""
+        if spec.beside is None:
+            return None
+        if spec.beside not in self._boxes:
+            raise SandboxGone(
+                f"there is no sandbox {spec.beside} to be beside of", hint="open it first, by the same backend object"
+            )
+        return self._boxes[spec.beside]
 
     async def _make(
         self, who: Identity, body: dict[str, Any], *, attach: bool
@@ -327,8 +363,17 @@ class DockerBackend:
         ]
         if left := await delete_all([made for _, made in old], partial(remove, self._engine)):
             raise not_deleted({info.id: left[made] for info, made in old if made in left})
-        self._dirs.sweep({info.id for info in await self.list()})
+        live = {info.id for info in await self.list()}
+        self._dirs.sweep(live)
+        await self._sweep_volumes(live)
         return [info.id for info, _ in old]
+
+    async def _sweep_volumes(self, live: set[str]) -> None:
+        """Volumes of sandboxes that are gone."""
+        found = await self._engine.call("GET", "volumes", params={"filters": {"label": [container.MARK]}})
+        for row in found.get("Volumes") or ():
+            if row["Labels"][container.MARK] not in live:
+                await remove_volume(self._engine, row["Name"])
 
     def close_now(self) -> list[str]:
         """Delete the sandboxes of this object without an event loop; returns the ids of those that may still be there. It

@@ -25,10 +25,14 @@ from rollyard.sandbox.docker.files import DockerFiles
 from rollyard.sandbox.docker.images import SNAPSHOTS
 from rollyard.sandbox.docker.job import DockerJob
 from rollyard.sandbox.docker.routes import NetnsWay, Way
+from rollyard.sandbox.gpus import GpuReservation
 
 _COMMIT_S = 600.0
 _KILL_S = 60.0
 _KILL_TRIES = 10
+_ADD_NAMES = """for name; do
+case "$(cat /etc/hosts)" in *"127.0.0.1	$name"*) ;; *) printf '127.0.0.1\\t%s\\n' "$name" >> /etc/hosts ;; esac
+done"""
 
 
 class DockerSandbox(DockerFiles):
@@ -53,6 +57,8 @@ class DockerSandbox(DockerFiles):
         self.container = found
         self._way, self._lifeline, self._forget = way(self), lifeline, forget
         self._jobs: list[DockerJob] = []
+        self.volumes: set[str] = set()  # of the engine's, that end with this sandbox
+        self.reserved: GpuReservation | None = None
         self._killed = False
         self._names: bytes | None = None  # `resolv.conf` as the image has it, where the proxy's is in its place
         self._log = Log("rollyard.sandbox.docker")
@@ -111,13 +117,32 @@ class DockerSandbox(DockerFiles):
     async def listen(self, port: int = 0) -> Listener:
         return await self._way.listen(port)
 
-    async def attach_egress(self, hosts: Sequence[str]) -> None:
+    async def open_volumes(self, paths: Sequence[str]) -> None:
+        """Volumes are every user's to write to; an engine makes them root's."""
+        if paths:
+            await self.plain(["/bin/sh", "-c", 'chmod 777 "$@"', "rollyard", *paths], timeout=_KILL_S)
+
+    async def add_names(self, names: Sequence[str]) -> None:
+        """Call its loopback by these too. A container on another one's network shares that one's names with Docker, not with
+        Podman."""
+        if names:
+            await self.plain(["/bin/sh", "-c", _ADD_NAMES, "rollyard", *names], timeout=_KILL_S)
+
+    def use_egress_of(self, other: DockerSandbox, names: Sequence[str]) -> None:
+        """Programs here are told of the proxy of a sandbox whose network they share."""
+        self._env = {**other.describe_proxy(names), **self._env}
+
+    def describe_proxy(self, names: Sequence[str]) -> dict[str, str]:
+        served = isinstance(self._way, NetnsWay)
+        return egress.variables(egress.ADDRESS if served else egress.RELAYED, names)
+
+    async def attach_egress(self, hosts: Sequence[str], names: Sequence[str] = ()) -> None:
         """Put the proxy of its allow-list to work. With a socket in its namespace names are served too."""
         ports = self._way if isinstance(self._way, NetnsWay) else None
         if ports is not None:
             self._names = (await self.plain(["/bin/sh", "-c", "cat /etc/resolv.conf"], timeout=_KILL_S)).stdout
             await self._write_names(egress.RESOLV_CONF.encode())
-        self._env = {**egress.variables(egress.ADDRESS if ports is not None else egress.RELAYED), **self._env}
+        self._env = {**self.describe_proxy(names), **self._env}
         self.egress = await egress.attach(self, hosts, ports)
 
     async def _write_names(self, content: bytes) -> None:
@@ -180,7 +205,11 @@ class DockerSandbox(DockerFiles):
             if self.egress is not None:
                 await self.egress.aclose()
             await self._way.aclose()
+            if self.reserved is not None:
+                self.reserved.release()
             self._forget(self.id)
+            for name in self.volumes:
+                await remove_volume(self._engine, name)
 
 
 async def remove(engine: DockerEngine, found: str) -> bool:
@@ -192,3 +221,12 @@ async def remove(engine: DockerEngine, found: str) -> bool:
             return False
         raise
     return True
+
+
+async def remove_volume(engine: DockerEngine, name: str) -> None:
+    """One that a container still shows stays, for a reaper."""
+    try:
+        await engine.call("DELETE", f"volumes/{name}", timeout=_KILL_S)
+    except EngineRefused as refused:
+        if refused.status not in (404, 409):
+            raise

@@ -15,10 +15,12 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.egress import parse_rule
 from rollyard.core.errors import ConfigError, IsolationTooWeak, PathError, Unsupported
-from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, at_least
+from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, Volume, at_least
 from rollyard.sandbox.docker import keeper
+from rollyard.sandbox.gpus import SHARE, GpuReservation
 
 MARK = "rollyard.sandbox"
 _OWN = "rollyard.label."
@@ -42,7 +44,7 @@ def _cpus(text: str) -> str:
     return text
 
 
-OPTIONS: Mapping[str, Callable[[str], Any]] = {"shm_mb": _whole, "cpuset": _cpus, "nofile": _whole}
+OPTIONS: Mapping[str, Callable[[str], Any]] = {"shm_mb": _whole, "cpuset": _cpus, "nofile": _whole, SHARE: str}
 
 
 class ContainerDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +54,8 @@ class ContainerDefaults(msgspec.Struct, frozen=True, kw_only=True):
     env: Mapping[str, str]
     workdir: str
     user: str
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,8 +94,11 @@ def check(spec: SandboxSpec, got: Capabilities, allowed: tuple[Path, ...]) -> No
         raise Unsupported("the docker backend has no idle_ttl_s", hint="use ttl_s and extend it")
     if spec.disk == "tmpfs":
         raise Unsupported("the docker backend has no disk='tmpfs'", hint="use the local backend, or disk='disk'")
-    if spec.resources.accelerated:
-        raise Unsupported("the docker backend hands out no accelerators", hint="resources.gpus and tpu must be unset")
+    if spec.resources.gpus and not got.gpus:
+        raise Unsupported(
+            f"resources.gpus={spec.resources.gpus}: there is no GPU for containers here",
+            hint="it needs an engine on this machine, and device nodes such as /dev/nvidia0",
+        )
     if spec.layers and not got.layers:
         raise Unsupported("layers need an engine on this machine", hint="bake them into the image")
     if spec.mounts and not got.mounts:
@@ -125,9 +132,11 @@ def _mount(source: str, target: str, allowed: tuple[Path, ...]) -> None:
         raise ConfigError(f"a mount needs an absolute place inside, got {target!r}")
 
 
-def request(spec: SandboxSpec, who: Identity, binds: list[dict[str, Any]], runtime: str | None) -> dict[str, Any]:
+def request(
+    spec: SandboxSpec, who: Identity, binds: list[dict[str, Any]], runtime: str | None, *, beside: str | None = None
+) -> dict[str, Any]:
     """The body of the engine's create call. The spec's environment is not in it: it goes with each program, so that
-    neither `inspect` nor a snapshot shows it."""
+    neither `inspect` nor a snapshot shows it. `beside` is the container whose network this one shares, with its names."""
     owner = spec.lifetime == "owner"
     return {
         "Image": who.image,
@@ -135,7 +144,7 @@ def request(spec: SandboxSpec, who: Identity, binds: list[dict[str, Any]], runti
         "Cmd": [],
         "User": "0:0",
         "WorkingDir": "/",
-        "Hostname": "sandbox",
+        **({"Hostname": "sandbox"} if beside is None else {}),
         "Labels": labels(spec, who),
         "OpenStdin": owner,
         "StdinOnce": owner,
@@ -143,14 +152,20 @@ def request(spec: SandboxSpec, who: Identity, binds: list[dict[str, Any]], runti
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGKILL",
         "NetworkDisabled": False,
-        "HostConfig": _host(spec, binds, runtime),
+        "HostConfig": _host(spec, binds, runtime) | _network(spec, beside),
     }
+
+
+def _network(spec: SandboxSpec, beside: str | None) -> dict[str, Any]:
+    if beside is not None:
+        return {"NetworkMode": f"container:{beside}"}
+    named = {"ExtraHosts": [f"{name}:127.0.0.1" for name in spec.names]} if spec.names else {}
+    return {"NetworkMode": "host" if spec.network == "host" else "none", **named}
 
 
 def _host(spec: SandboxSpec, binds: list[dict[str, Any]], runtime: str | None) -> dict[str, Any]:
     asked, extra = spec.resources, options(spec.options)
     host: dict[str, Any] = {
-        "NetworkMode": "host" if spec.network == "host" else "none",
         "AutoRemove": True,
         "CapDrop": DROPPED,
         "SecurityOpt": ["no-new-privileges"],
@@ -179,6 +194,30 @@ def bind(source: str, target: str, *, writable: bool = False) -> dict[str, Any]:
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": not writable}
 
 
+def show_gpus(reserved: GpuReservation, runtimes: Mapping[str, Any]) -> dict[str, Any]:
+    """By NVIDIA's runtime, which brings the driver's libraries, where the engine has it; else the device nodes alone."""
+    if not reserved.gpus:
+        return {}
+    if "nvidia" in runtimes:
+        numbers = [str(gpu.number) for gpu in reserved.gpus]
+        return {"DeviceRequests": [{"Driver": "nvidia", "DeviceIDs": numbers, "Capabilities": [["gpu"]]}]}
+    nodes = [(path, f"/dev/{Path(path).name}") for path in reserved.devices]
+    return {
+        "Devices": [{"PathOnHost": at, "PathInContainer": to, "CgroupPermissions": "rw"} for at, to in nodes],
+    }
+
+
+def volume(given: Volume, of: str) -> dict[str, Any]:
+    """A volume of the engine's, of the sandbox `of`; the label finds it after everybody who knew it is dead."""
+    return {
+        "Type": "volume",
+        "Source": f"rollyard-{of}-{given.name}",
+        "Target": given.path,
+        "ReadOnly": not given.writable,
+        "VolumeOptions": {"NoCopy": True, "Labels": {MARK: of}},
+    }
+
+
 def labels(spec: SandboxSpec, who: Identity) -> dict[str, str]:
     own = {f"{_OWN}{name}": value for name, value in spec.labels.items()}
     return {MARK: who.id, "rollyard.identity": msgspec.json.encode(who).decode(), **own}
@@ -192,7 +231,7 @@ def label_filter(given: Mapping[str, str] | None) -> dict[str, list[str]]:
 def identity(found: Mapping[str, str]) -> Identity | None:
     try:
         return msgspec.json.decode(found["rollyard.identity"], type=Identity)
-    except (KeyError, msgspec.MsgspecError):
+    except (*BAD_JSON, KeyError):
         return None
 
 

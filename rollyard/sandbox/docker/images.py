@@ -62,7 +62,12 @@ async def resolve(engine: DockerEngine, image: str, *, pull: bool) -> ContainerD
     config = found.get("Config") or {}
     env = dict(line.partition("=")[::2] for line in config.get("Env") or ())
     return ContainerDefaults(
-        id=found["Id"], env=env, workdir=config.get("WorkingDir") or "", user=config.get("User") or ""
+        id=found["Id"],
+        env=env,
+        workdir=config.get("WorkingDir") or "",
+        user=config.get("User") or "",
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        cmd=tuple(config.get("Cmd") or ()),
     )
 
 

@@ -30,6 +30,7 @@ def capabilities(level: Level, trial: Trial, ids: IdMap, cgroups: Cgroups, limit
         dial=own,
         network_none=own or closes_network(level, trial),
         network_allowlist=own,
+        services=own and level != "no_proc",  # a sandbox finds its own namespaces there
         attach=True,
         list=True,
         ttl=True,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -25,19 +25,22 @@ from rollyard.core.errors import (
 from rollyard.core.home import data_home, private_dir
 from rollyard.core.ids import new_id
 from rollyard.core.log import Log
-from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, SandboxSpec
+from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, SandboxSpec, Volume
 from rollyard.core.sequences import as_tuple
+from rollyard.images import host as host_image
 from rollyard.images import mount_table
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
 from rollyard.sandbox import egress
+from rollyard.sandbox.gpus import SHARE, GpuPool
 from rollyard.sandbox.local import cgroups, host_rules, ids, probe, view_root
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.checks import check
 from rollyard.sandbox.local.disk import LocalDiskWatch, default_disk_mb, disk_limit
-from rollyard.sandbox.local.inner import remains
+from rollyard.sandbox.local.gvisor import GvisorUse, with_gvisor
+from rollyard.sandbox.local.inner import gvisor, protocol, remains
 from rollyard.sandbox.local.job import ANSWER_S
 from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal
 from rollyard.sandbox.local.launcher import Launcher
@@ -65,6 +68,8 @@ class LocalBackend:
         mounts: Sequence[str | Path] = (),
         limits: OpenLimits | None = None,
         level: Level | None = None,
+        isolation: Literal["gvisor"] | None = None,
+        devices: str | Path = "/dev",
     ) -> None:
         self.root = private_dir(Path(root) if root else data_home())
         self.images = ImageStore(self.root)
@@ -86,6 +91,8 @@ class LocalBackend:
         self.level: Level = level or reached
         if self.level in ("no_cgroups", "no_proc"):
             self._cgroups = cgroups.Cgroups()
+        self._gpus = GpuPool(devices)
+        self._gvisor = GvisorUse(always=isolation == "gvisor", level=self.level)
         self._last_capability = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
         self._limits = limits or OpenLimits()
         self._throttle = Throttle(self._limits)
@@ -97,7 +104,13 @@ class LocalBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return capabilities(self.level, self.trial, self._ids, self._cgroups, self._limits)
+        found = capabilities(self.level, self.trial, self._ids, self._cgroups, self._limits)
+        found = msgspec.structs.replace(found, gpus=self._namespaced and bool(self._gpus.list()))
+        return with_gvisor(found) if self._gvisor.always else found
+
+    def _give(self, spec: SandboxSpec) -> Capabilities:
+        """What a sandbox of this spec can do; refused where it asks for gVisor and there is none."""
+        return with_gvisor(self.capabilities) if self._gvisor.takes(spec) else self.capabilities
 
     async def __aenter__(self) -> Self:
         sweeping = asyncio.ensure_future(asyncio.to_thread(self._sweep))
@@ -121,7 +134,8 @@ class LocalBackend:
         await asyncio.to_thread(cgroups.sweep, self._cgroups)
 
     def open(self, spec: SandboxSpec) -> PendingSandbox[LocalSandbox]:
-        check(spec, self.capabilities, self._mounts)
+        check(spec, self._give(spec), self._mounts)
+        self._gpus.check(spec.resources, lifetime=spec.lifetime)
         spec = self._place(spec)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
@@ -131,7 +145,8 @@ class LocalBackend:
         """`async with backend.pool(spec, 8) as pool: box = await pool.take()`."""
         if size < 1:
             raise ConfigError(f"a pool needs a size of at least 1, got {size}")
-        check(spec, self.capabilities, self._mounts)
+        check(spec, self._give(spec), self._mounts)
+        self._gpus.check(spec.resources, lifetime=spec.lifetime)
         spec = self._place(spec)
         return SandboxPool(lambda: self._patiently(spec), size)
 
@@ -149,6 +164,16 @@ class LocalBackend:
             return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
 
     async def _open(self, spec: SandboxSpec) -> LocalSandbox:
+        reserved = self._gpus.reserve(spec.resources, share=bool(spec.options.get(SHARE)))
+        try:
+            box = await self._open_with(spec, reserved.devices)
+        except BaseException:  # cancelled too: nobody would release them
+            reserved.release()
+            raise
+        box.reserved = reserved
+        return box
+
+    async def _open_with(self, spec: SandboxSpec, devices: Sequence[str]) -> LocalSandbox:
         rootfs = await self._resolve(spec) if self._rooted else Rootfs(lowers=())
         if not self._namespaced and self._rooted:
             view_root.refuse(spec.image, rootfs)
@@ -160,14 +185,16 @@ class LocalBackend:
         try:
             entry = self._entry(home, spec, rootfs)
             home.write(entry)
-            box = await self._boot(home, entry, spec, rootfs, lock)
+            box = await self._boot(home, entry, spec, rootfs, lock, devices)
         except OSError as error:
             _discard(home)
             raise SandboxUnavailable(f"cannot make a sandbox: {error}", hint="see `rollyard doctor`") from error
         finally:
             os.close(lock)
         self._boxes[sandbox_id] = (box, spec.lifetime)
-        if spec.network == "allowlist":
+        if self._gvisor.takes(spec):
+            await self._gvisor.prove(box)
+        if spec.network == "allowlist" and spec.beside is None:
             await self._attach_egress(box, spec)
         if spec.disk == "disk":
             self._watch.add(box, self._disk_mb(spec))
@@ -215,16 +242,16 @@ class LocalBackend:
                 id=home.path.name,
                 backend=self.name,
                 image=spec.image,
-                isolation=self.capabilities.isolation,
+                isolation=self._give(spec).isolation,
                 level=self.level,
                 labels=spec.labels,
                 created_at=now,
                 expires_at=now + spec.ttl_s,
             ),
-            capabilities=self.capabilities,
+            capabilities=self._give(spec),
             workdir=spec.workdir or workdir,
             user=spec.user or (rootfs.user if self._ids.many else None),
-            env={**env, **(egress.variables() if spec.network == "allowlist" else {}), **spec.env},
+            env={**env, **(egress.variables(own_names=spec.names) if spec.network == "allowlist" else {}), **spec.env},
             lifetime=spec.lifetime,
             owner_pid=os.getpid(),
             uppers={"/": "root/upper", **trees},
@@ -240,11 +267,22 @@ class LocalBackend:
             {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
             for m in spec.mounts
         ]
+        binds += [
+            {"target": v.path, "source": self._make_volume(home, spec, v), "over": [], "writable": v.writable}
+            for v in spec.volumes
+        ]
+        if program := self._gvisor.takes(spec):
+            binds.append({"target": gvisor.RUNSC, "source": program, "over": [], "writable": False})
         if spec.network == "allowlist":
             names = home.path / "resolv.conf"
             names.write_text(egress.RESOLV_CONF)
             names.chmod(0o644)
             binds.append({"target": "/etc/resolv.conf", "source": str(names), "over": [], "writable": False})
+        if spec.names:
+            hosts = home.path / "hosts"
+            hosts.write_text(host_image.describe_hosts(spec.names))
+            hosts.chmod(0o644)
+            binds.append({"target": "/etc/hosts", "source": str(hosts), "over": [], "writable": True})
         recipe = cgroups.recipe(self._cgroups, spec.resources)
         return {
             "home": str(home.path),
@@ -253,6 +291,7 @@ class LocalBackend:
             "tcp_only": self.level == "landlock" and spec.network != "host",
             "view": None if view is None else {**view, "closed": spec.network != "host"},
             "network": spec.network,
+            "beside": _joins(spec),
             "lowers": list(rootfs.lowers),
             "trees": msgspec.to_builtins(rootfs.trees),
             "binds": binds,
@@ -267,12 +306,39 @@ class LocalBackend:
             "owner": spec.lifetime == "owner",
             "ttl_s": spec.ttl_s,
             "idle_ttl_s": spec.idle_ttl_s,
-            "nesting": bool(spec.options.get("nesting")),
+            "nesting": bool(spec.options.get("nesting")) or self._gvisor.takes(spec) is not None,
+            "gvisor": self._gvisor.takes(spec) is not None,
             "last_capability": self._last_capability,
         }
 
+    def _make_volume(self, home: Home, spec: SandboxSpec, volume: Volume) -> str:
+        """The volume's directory, with the files of the sandbox that others are beside of: it ends with that one, and what is in
+        it counts as written there."""
+        of = home if spec.beside is None else self._journal.home(spec.beside)
+        place = of.fs / "volumes" / volume.name
+        place.mkdir(parents=True, exist_ok=True)
+        place.chmod(0o777)  # below a directory that only this user may enter
+        return str(place)
+
+    async def _join(self, spec: SandboxSpec) -> list[int]:
+        """The namespaces of the sandbox that this one is to be beside of."""
+        if not _joins(spec):
+            return []
+        assert spec.beside is not None
+        if spec.beside not in self._boxes:
+            raise SandboxGone(
+                f"there is no sandbox {spec.beside} to be beside of", hint="open it first, by the same backend object"
+            )
+        return await self._boxes[spec.beside][0].namespaces()
+
     async def _boot(
-        self, home: Home, entry: SandboxEntry, spec: SandboxSpec, rootfs: Rootfs, lock: int
+        self,
+        home: Home,
+        entry: SandboxEntry,
+        spec: SandboxSpec,
+        rootfs: Rootfs,
+        lock: int,
+        devices: Sequence[str],
     ) -> LocalSandbox:
         """Ask the zygote, then wait for the first process to say that it is ready. Whatever breaks this off (an error, a
         cancellation) closes the control socket, and the process on its other end exits."""
@@ -287,10 +353,12 @@ class LocalBackend:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = Channel(ours, name=f"sandbox {entry.info.id}")
         pidfd: int | None = None
+        joined: list[int] = []
         try:
+            joined = await self._join(spec)
             with theirs, home.listener() as listener:
-                fds = [theirs.fileno(), listener.fileno(), lock]
-                plan = self._plan(home, spec, rootfs, view)
+                fds = [theirs.fileno(), listener.fileno(), lock, *joined]
+                plan = self._plan(home, spec, rootfs, view) | {"devices": list(devices)}
                 reply, pidfd = await self._launcher.launch(plan, fds, spec.boot_s)
             await channel.greeting(max(0.1, deadline - time.monotonic()))
             entry = msgspec.structs.replace(
@@ -312,6 +380,8 @@ class LocalBackend:
                     f"the sandbox did not start: {error.name} at {error.path}", hint="see `rollyard doctor`"
                 ) from None
             raise
+        finally:
+            protocol.close_fds(joined)
 
     def _sweep(self) -> list[str]:
         gone = self._journal.sweep()
@@ -371,6 +441,11 @@ async def _connect(home: Home) -> socket.socket:
     raise SandboxInterrupted(
         f"sandbox {home.path.name} answers nobody", hint="try again; `Backend.list` shows its state"
     )
+
+
+def _joins(spec: SandboxSpec) -> bool:
+    """On the host's network two sandboxes share it already."""
+    return spec.beside is not None and spec.network != "host"
 
 
 def _discard(home: Home) -> None:

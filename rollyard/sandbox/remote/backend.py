@@ -169,6 +169,9 @@ class RemoteBackend:
         return {
             "layers": spec.layers,
             "mounts": spec.mounts,
+            "volumes": spec.volumes,
+            "beside": spec.beside,
+            "names": spec.names,
             "user": spec.user and not self.runs_as_users,
             "idle_ttl_s": spec.idle_ttl_s,
             "resources.gpus or tpu": spec.resources.accelerated,

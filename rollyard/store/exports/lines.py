@@ -112,6 +112,8 @@ def attempt_line(rollout: Rollout) -> dict[str, Any]:
         "parent_call": rollout.parent_call,
         "replayed": rollout.replayed,
         "pinned": rollout.pinned,
+        "resumed": rollout.resumed,
+        "laid_over": rollout.laid_over,
         "labels": rollout.labels,
         "started_at": rollout.started_at,
         "wall_s": rollout.wall_s,

@@ -2,8 +2,9 @@
 
 Where `repositories` names a folder of git repositories (`OWNER__NAME`, `OWNER/NAME`, with or without `.git`), the image is built:
 the declared Python, the pinned packages, and then the tree of the base commit as one new commit, so that images of one repository
-and version share their environment and no later commit is in any of them. Otherwise the instance's own image is taken. The agent
-never has the test patch, the gold patch or the list of tests.
+and version share their environment and no later commit is in any of them. Otherwise the instance's own image is taken, and its
+repository sealed before the agent starts: nothing is left of it but the image's HEAD and what that grew from. The agent never has
+the test patch, the gold patch or the list of tests.
 """
 
 from __future__ import annotations
@@ -21,9 +22,19 @@ from typing import Any
 import msgspec
 import yaml
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import field, first_row, folder_name, read_rows, string_list, write_task
+from rollyard.tasks.adapters.drafts import (
+    field,
+    first_row,
+    folder_name,
+    read_inside,
+    read_rows,
+    read_text_inside,
+    string_list,
+    write_task,
+)
 
 _WORKDIR = "/testbed"
 _PINS = re.compile(r"^\s*- ([A-Za-z0-9._-]+)==([A-Za-z0-9.+!_-]+)\s*$", re.M)
@@ -40,7 +51,12 @@ _COMMANDS = {
     "sympy/sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
 }
 _SUBSETS = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-bench_Lite"}
+_SEAL = "seal_repository.sh"
+_ROOT = "$(git rev-list --max-parents=0 HEAD | tail -1)"  # the one commit of a tree that was built
 _TOOLS = ("pip", "setuptools", "wheel")
+_INSTALL = "python -m pip install -e ."
+_REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_COMMIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
 
 
 class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +75,7 @@ class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     pins: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
-    install: str = "python -m pip install -e ."
+    install: str = _INSTALL
     reverse: bool = False
 
 
@@ -90,24 +106,24 @@ def _write_folder(source: Path, options: Mapping[str, Any], folder: Path) -> Non
 
 def _from_folder(source: Path) -> SweInstance:
     try:
-        task: dict[str, Any] = yaml.safe_load((source / "task.yaml").read_text())
-        texts = {name: (source / name).read_text() for name in ("gold.patch", "test.patch", "eval.sh", "Dockerfile")}
-        tests = msgspec.json.decode((source / "tests.json").read_bytes(), type=dict[str, Any])
-        problem = (source / "problem_statement.md").read_text()
-    except (OSError, yaml.YAMLError, msgspec.DecodeError) as error:
+        files = ("gold.patch", "test.patch", "eval.sh", "Dockerfile", "task.yaml", "problem_statement.md")
+        texts = {name: read_text_inside(source / name, source.parent) for name in files}
+        task = msgspec.convert(yaml.safe_load(texts["task.yaml"]), dict[str, Any])
+        tests = msgspec.json.decode(read_inside(source / "tests.json", source.parent), type=dict[str, Any])
+    except (*BAD_JSON, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{source}: {error}") from error
     command, install = _MARKS.search(texts["eval.sh"]), _INSTALLS.search(texts["Dockerfile"])
     if command is None:
         raise ConfigError(f"{source / 'eval.sh'}: no command between its marks")
     file = source / "environment.yml"
-    declared = file.read_text() if file.is_file() else ""
+    declared = read_text_inside(file, source.parent) if file.is_file() else ""
     conda = {name: (version, build) for name, version, build in _CONDA.findall(declared)}
     libraries = [f"{name}=={version}" for name, (version, build) in conda.items() if re.match(r"py\d", build)]
     return SweInstance(
         id=str(task["instance_id"]),
         repo=str(task["repo"]),
         base=str(task["base_commit"]),
-        problem=problem,
+        problem=texts["problem_statement.md"],
         patch=texts["gold.patch"],
         test_patch=texts["test.patch"],
         tests={**tests, "format": _format(str(task.get("log_parser", "")))},
@@ -120,7 +136,7 @@ def _from_folder(source: Path) -> SweInstance:
             + [f"{name}=={version}" for name, version in _PINS.findall(declared) if name not in _TOOLS]
         ),
         tools=tuple(f"{name}=={conda[name][0]}" for name in _TOOLS if name in conda),
-        install=install[1].strip() if install is not None else SweInstance.install,
+        install=install[1].strip() if install is not None else _INSTALL,
     )
 
 
@@ -170,6 +186,7 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
     apply = "git apply -R" if one.reverse else "git apply"
     repositories = options.get("repositories")
     environment = _built(one, str(repositories)) if repositories else {}
+    inside = importlib.resources.files("rollyard.inside")
     if not repositories and one.reverse:
         environment = {"Dockerfile": f"FROM {one.image}\nCOPY fault.patch /tmp/\n{_faulty()}", "fault.patch": one.patch}
     table = {
@@ -179,6 +196,7 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
                 "verifier": "commands",
                 "options": {"commands": ["bash /tests/run.sh"], "score": "all", "timeout_s": 1800.0},
                 "grade": "sealed",
+                **({} if environment else {"setup": [f"sh {_SEAL} . && rm {_SEAL}"]}),
             },
         },
         "environment": {"workdir": _WORKDIR, "build_timeout_sec": 3600.0}
@@ -191,23 +209,24 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
         instruction=f"{one.problem.strip()}\n\nThe repository is in {_WORKDIR}. Change its source, not its tests.",
         table=table,
         tests={
-            "run.sh": _run_script(one, touched),
+            "run.sh": _run_script(one, touched, _ROOT if environment else one.base),
             "test.sh": "#!/bin/bash\nif bash /tests/run.sh; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
             "test.patch": one.test_patch,
             "tests.json": msgspec.json.encode(one.tests),
-            "log_check.py": importlib.resources.files("rollyard.inside").joinpath("log_check.py").read_bytes(),
+            "log_check.py": inside.joinpath("log_check.py").read_bytes(),
         },
         solution={"solve.sh": f"#!/bin/bash\ncd {_WORKDIR} && {apply} /solution/gold.patch\n", "gold.patch": one.patch},
+        files={} if environment else {_SEAL: inside.joinpath(_SEAL).read_bytes()},
         environment=environment,
     )
 
 
-def _run_script(one: SweInstance, touched: list[str]) -> str:
+def _run_script(one: SweInstance, touched: list[str], base: str) -> str:
     """Test files as they were at the base, with the test patch on them; then the tests, and what their log says."""
     safe = "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
     lines = [safe, f"cd {_WORKDIR} || exit 1"]
     if one.test_patch:
-        lines += ["base=$(git rev-list --max-parents=0 HEAD | tail -1)"]
+        lines += [f"base={base}"]
         lines += [f"git checkout -q $base -- '{path}' 2>/dev/null || rm -f '{path}'" for path in touched]
         lines += ["git apply /tests/test.patch || exit 1"]
     lines += ["{", one.command, "} > /tmp/tests.log 2>&1", "tail -c 20000 /tmp/tests.log"]
@@ -256,6 +275,8 @@ def _has_pytest(one: SweInstance) -> bool:
 
 
 def _find_repository(root: Path, repo: str) -> Path:
+    if not _REPO.fullmatch(repo):
+        raise ConfigError(f"{repo!r} is no repository", hint="OWNER/NAME")
     owner, _, name = repo.partition("/")
     tried = [root / f"{owner}{mark}{name}{end}" for mark in ("__", "/", "+") for end in ("", ".git", "/repo")]
     for path in tried:
@@ -266,6 +287,8 @@ def _find_repository(root: Path, repo: str) -> Path:
 
 def _archive(repository: Path, one: SweInstance) -> bytes:
     """The tree of the base commit: files, and nothing of the history."""
+    if not _COMMIT_NAME.fullmatch(one.base):
+        raise ConfigError(f"{one.id}: {one.base!r} is no commit")
     command = ["git", "-C", str(repository), "archive", "--format=tar", one.base]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
@@ -281,5 +304,5 @@ adapter = Adapter(
     read=read,
     needs=("the instances' images; or their repositories, their Python and a network for the build",),
     options=("image", "instances", "repositories", "subset"),
-    carries=("log_check.py",),
+    carries=("log_check.py", _SEAL),
 )

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from pathspec import GitIgnoreSpec
 
+from rollyard.core import folders
 from rollyard.core.task import Task
 from rollyard.tasks.harbor.files import TaskFiles
 
@@ -56,8 +57,16 @@ def folder_digest(folder: Path) -> str:
 def _tree_digest(path: Path) -> str:
     if path.is_file():
         return file_digest(path)
-    files = sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
-    return hashlib.sha256("".join(f"{_rel(p, path)}\0{file_digest(p)}\n" for p in files).encode()).hexdigest()
+    root = path.resolve()
+    found = (path / name for name in folders.entries(path))
+    files = sorted(p for p in found if (p.is_file() or _leaves(p, root)) and "__pycache__" not in p.parts)
+    lines = (f"{_rel(p, path)}\0{str(p.readlink()) if _leaves(p, root) else file_digest(p)}\n" for p in files)
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _leaves(path: Path, root: Path) -> bool:
+    """A link out of the tree is what it says, and not the file of this machine that it leads to."""
+    return path.is_symlink() and not path.resolve().is_relative_to(root)
 
 
 def task_digest(task: Task) -> str:

@@ -32,7 +32,8 @@ def to_folder(task: Task, folder: str | Path) -> Path:
         raise ConfigError(f"{root} is not empty", hint="name a new folder")
     root.mkdir(parents=True, exist_ok=True)
     if task.compose is not None or task.build is not None:
-        _copy_tree(task.build or str(Path(task.compose or "").parent), root / "environment")
+        source = task.build if task.compose is None else str(Path(task.compose).parent)
+        _copy_tree(source, root / "environment")
     _copy_tree(task.solution, root / "solution")
     for name in _KEPT:
         if task.source is not None and (Path(task.source) / name).is_file():

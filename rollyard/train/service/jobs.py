@@ -123,6 +123,9 @@ class RolloutJobs:
                 except Error as error:
                     self._log.warning("job.failed", job=job.id, error=str(error))
                     await self._store.move_job(job.id, "failed", error=str(error))
+                except Exception as error:  # noqa: BLE001 - one job does not end the others; the cause is the operator's
+                    self._log.exception("job.failed", job=job.id)
+                    await self._store.move_job(job.id, "failed", error=f"the server failed: {type(error).__name__}")
         self._scopes.pop(job.id, None)
         await self._tell(job)
 
@@ -146,8 +149,7 @@ class RolloutJobs:
     # whoever asked to be told
 
     def _check_callback(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or parts.hostname not in self._server.callback_hosts:
+        if not _leads_to(url, self._server.callback_hosts):
             allowed = ", ".join(self._server.callback_hosts) or "none"
             raise ConfigError(f"no callback goes to {url}", hint=f"hosts that this server calls: {allowed}")
 
@@ -175,6 +177,14 @@ class RolloutJobs:
                 self._log.warning("job.not_told", job=job.id, url=url, status=answer.status)
         finally:
             await pool.aclose()
+
+
+def _leads_to(url: str, hosts: tuple[str, ...]) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and parts.hostname in hosts and parts.port != 0
+    except ValueError:
+        return False
 
 
 def request_of(job: RolloutJob) -> RolloutJobRequest:

@@ -3,19 +3,25 @@ server's: nothing here names one."""
 
 from __future__ import annotations
 
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rollyard.core.errors import ConfigError
+from rollyard import agents
+from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.limits import Limits
 from rollyard.core.task import Task
 from rollyard.runs.rollout.options import OPTIONS
 from rollyard.runs.run.assignment import select_tasks
 from rollyard.runs.run.config import RunConfig
+from rollyard.tasks.rows import as_task
 from rollyard.tasks.taskset import Taskset
+from rollyard.tasks.trust import mark_untrusted
+
+MAX_ROLLOUTS = 100_000  # of one job
+MAX_RETRIES = 10
 
 
 class RolloutJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -62,6 +68,13 @@ def config_of(request: RolloutJobRequest, server: ServiceDefaults) -> RunConfig:
             raise ConfigError(f"{name}: this server decides that", hint=f"clients may set {', '.join(_clients())}")
     if request.parallel is not None and request.parallel > server.parallel:
         raise ConfigError(f"parallel {request.parallel} is more than this server's {server.parallel}")
+    if request.retries > MAX_RETRIES:
+        raise ConfigError(f"retries {request.retries} is more than {MAX_RETRIES}")
+    for name in request.agents:
+        if name != server.agent and name not in (
+            known := agents.names()
+        ):  # a path or a module is the operator's to name
+            raise UnknownName("agent", name, known)
     if "limits" in options:
         options["limits"] = msgspec.convert(options["limits"], Limits)
     fields = {
@@ -87,23 +100,25 @@ def tasks_of(request: RolloutJobRequest, server: ServiceDefaults) -> list[Task]:
     found = select_tasks(_load(request, server), config_of(request, server))
     if not found:
         raise ConfigError("no task matches", hint="see filter and limit, and what the taskset holds")
+    if (count := len(found) * len(request.agents or (server.agent,)) * request.attempts) > MAX_ROLLOUTS:
+        raise ConfigError(f"{count:,} rollouts are more than {MAX_ROLLOUTS:,}", hint="ask for them in several jobs")
     return found
 
 
 def _load(request: RolloutJobRequest, server: ServiceDefaults) -> list[Task]:
-    """Rows of a client are read as a file of an unknown author's: their files come with their contents."""
+    """Rows of a client are an unknown author's, wherever this server was started: their files come with their contents."""
     if request.taskset is not None:
         return list(Taskset.load(_below(server.tasks, request.taskset)))
-    with tempfile.TemporaryDirectory(prefix="rollyard-job-") as folder:
-        path = Path(folder) / "tasks.jsonl"
-        path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in request.tasks or ()))
-        return list(Taskset.load(path, strict=True))
+    rows = enumerate(request.tasks or ())
+    mark = partial(mark_untrusted, root=None)
+    return list(Taskset(as_task(row, where=f"tasks[{number}]", mark=mark) for number, row in rows))
 
 
 def _below(root: Path | None, name: str) -> str:
     if root is None:
         raise ConfigError("this server has no tasksets", hint="send tasks, or serve with --tasks FOLDER")
-    path, fragment = (root / name.partition("#")[0]).resolve(), name.partition("#")[2]
+    name, _, fragment = name.replace("\0", "?").partition("#")
+    path = (root / name).resolve()
     if not path.is_relative_to(root.resolve()) or not path.exists():
         found = ", ".join(sorted(child.name for child in root.iterdir())[:20])
         raise ConfigError(f"there is no taskset {name!r}", hint=f"there are {found}")

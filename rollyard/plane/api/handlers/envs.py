@@ -74,7 +74,7 @@ async def list_builds(call: ApiCall) -> Response:
     may_change(call.caller, record)
     found, build = dict[str, Any](), record.spec.build
     for engine in call.parts.instances.engines:
-        done = await call.parts.builds.find(engine, build) if build is not None else None
+        done = await call.parts.builds.find(engine, record.owner, build) if build is not None else None
         if done is not None:
             found[engine] = {"image": done.image, "start": done.start, "log": done.log, "seconds": done.seconds}
     return answer(found)

@@ -37,10 +37,13 @@ class Kind:
         self.network: bool = plan["network"] == "host"
         self.id_map: dict[str, Any] = plan["map"]
         self.cgroups: list[str] = plan["cgroup_roots"]
+        self.beside: str | None = (
+            plan["home"] if plan["beside"] else None
+        )  # it joins namespaces that no other blank does
 
     @property
     def key(self) -> str:
-        return repr((self.namespace, self.proc, self.network, self.id_map, self.cgroups))
+        return repr((self.namespace, self.proc, self.network, self.id_map, self.cgroups, self.beside))
 
 
 def become(kind: Kind, channel: socket.socket, joins: list[int]) -> NoReturn:
@@ -89,7 +92,7 @@ def _blank(kind: Kind, channel: socket.socket, joins: list[int]) -> mounts.Stagi
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    if not kind.network:
+    if not kind.network and kind.beside is None:
         _loopback_up()
     stage = mounts.StagingArea(proc=kind.proc)
     syscalls.sethostname("sandbox")

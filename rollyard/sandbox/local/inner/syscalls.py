@@ -20,6 +20,7 @@ NUMBERS: dict[str, dict[str, int]] = {
 OPEN_TREE, MOVE_MOUNT, OPENAT2, MOUNT_SETATTR, CLOSE_RANGE = 428, 429, 437, 442, 436
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+CLONE_PARENT = 0x00008000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWTIME = 0x10000000, 0x20000000, 0x40000000, 0x00000080
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
@@ -79,6 +80,10 @@ def clone(flags: int) -> int:
 
 def unshare(flags: int) -> None:
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def setns(fd: int) -> None:
+    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(0)), "setns")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:

@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rollyard.images import mount_table
@@ -38,8 +39,14 @@ class _Blank:
 
 
 class _Request:
+    """`joins` are the user and network namespaces of the sandbox that this one is to be beside of."""
+
     def __init__(self, plan: Plan, fds: list[int]) -> None:
-        self.plan, self.fds, self.kind = plan, fds, bootstrap.Kind(plan)
+        self.plan, self.kind = plan, bootstrap.Kind(plan)
+        self.fds, self.joins = (fds[:-2], fds[-2:]) if self.kind.beside is not None else (fds, [])
+
+    def close(self) -> None:
+        protocol.close_fds([*self.fds, *self.joins])
 
 
 class Zygote:
@@ -81,7 +88,7 @@ class Zygote:
         self._control = None
         self._settling.clear()
         for request in self._waiting:
-            protocol.close_fds(request.fds)
+            request.close()
         self._waiting.clear()
         self._dismiss()
 
@@ -120,6 +127,9 @@ class Zygote:
             return True
         request = _Request(message, fds)
         self._waiting.append(request)
+        if request.kind.beside is not None:
+            self._try_blank(request.kind, request.joins)
+            return True
         self._serve_waiting()
         self._stock(request.kind)
         return True
@@ -137,20 +147,25 @@ class Zygote:
         fit = sum(1 for blank in self._blanks.values() if blank.kind.key == kind.key and blank.channel.fileno() >= 0)
         same = sum(1 for request in self._waiting if request.kind.key == kind.key)
         for _ in range(same + (_SPARE if kind.namespace else 0) - fit):
-            try:
-                self._make_blank(kind)
-            except OSError as error:
-                self._refuse(kind, error)
+            if not self._try_blank(kind, []):
                 return
+
+    def _try_blank(self, kind: bootstrap.Kind, joined: list[int]) -> bool:
+        try:
+            self._make_blank(kind, joined)
+        except OSError as error:
+            self._refuse(kind, error)
+            return False
+        return True
 
     def _refuse(self, kind: bootstrap.Kind, error: OSError) -> None:
         name = errno.errorcode.get(error.errno or 0, "EIO")
         for request in [r for r in self._waiting if r.kind.key == kind.key]:
             self._answer(request.plan["n"], {"error": name, "step": str(error.filename)})
-            protocol.close_fds(request.fds)
+            request.close()
             self._waiting.remove(request)
 
-    def _make_blank(self, kind: bootstrap.Kind) -> None:
+    def _make_blank(self, kind: bootstrap.Kind, joined: list[int]) -> None:
         self._made += 1
         groups = [f"{root}/{os.getpid()}-{self._made}" for root in kind.cgroups]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -159,14 +174,18 @@ class Zygote:
             for group in groups:
                 os.mkdir(group)
                 joins.append(os.open(f"{group}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
-            flags = NAMESPACES | (0 if kind.network else syscalls.CLONE_NEWNET)
-            pid = syscalls.clone(flags if kind.namespace else 0)
-            if pid == 0:
-                bootstrap.become(kind, theirs, joins)
+            if joined:
+                pid = _clone_beside(joined, lambda: bootstrap.become(kind, theirs, joins))
+            else:
+                flags = NAMESPACES | (0 if kind.network else syscalls.CLONE_NEWNET)
+                pid = syscalls.clone(flags if kind.namespace else 0)
+                if pid == 0:
+                    bootstrap.become(kind, theirs, joins)
             self._blanks[pid] = _Blank(pid, kind, ours, groups)
             self._poller.register(ours.fileno(), select.POLLIN)
             if kind.namespace:
-                idmap.write(pid, kind.id_map)
+                if not joined:
+                    idmap.write(pid, kind.id_map)
                 protocol.send(ours, {"mapped": True})
         except OSError:
             remains.remove_groups(groups)
@@ -219,7 +238,8 @@ class Zygote:
             self._answer(number, {"error": errno.errorcode.get(error.errno or 0, "EIO"), "step": str(error.filename)})
         finally:
             blank.channel.close()
-            protocol.close_fds([*held.fds, *request.fds])
+            protocol.close_fds(held.fds)
+            request.close()
 
     def _hold(self, plan: Plan, held: sources.HeldMount) -> dict[str, Any] | None:
         """Real root holds the sources here, id-mapped where their filesystem can; a writable part that cannot keeps shifted
@@ -259,6 +279,33 @@ class Zygote:
             if ended is not None:
                 plan, groups = ended
                 self._janitors.add(remains.start_removal(plan["home"], groups, plan["map"]))
+
+
+def _clone_beside(joined: list[int], become: Callable[[], NoReturn]) -> int:
+    """A clone in the user and network namespaces of another sandbox, with all others of its own. Only a process that has entered
+    the user namespace may make it, and nothing leads back out of one, so a fork does both; the clone is this process's child."""
+    heard, told = os.pipe2(os.O_CLOEXEC)
+    helper = os.fork()
+    if helper == 0:
+        try:
+            for fd in joined:
+                syscalls.setns(fd)
+            pid = syscalls.clone(NAMESPACES & ~syscalls.CLONE_NEWUSER | syscalls.CLONE_PARENT)
+            if pid == 0:
+                become()
+            os.write(told, str(pid).encode())
+        except OSError as error:
+            os.write(told, f"-{error.errno} {error.filename}".encode())
+        finally:
+            os._exit(0)
+    os.close(told)
+    with os.fdopen(heard, "rb") as answer:
+        number, _, step = answer.read().decode().partition(" ")
+    os.waitpid(helper, 0)
+    pid = int(number or -errno.EIO)
+    if pid < 0:
+        raise OSError(-pid, os.strerror(-pid), step or "a sandbox beside another one")
+    return pid
 
 
 def _write(path: str, value: str) -> None:

@@ -1,0 +1,1 @@
+"""What other systems recorded, brought into a store: Inspect logs, Harbor jobs, ATIF documents."""

@@ -1,0 +1,121 @@
+"""What of a task's answer its agent could read: solutions, tests, later commits and the judge's paths, looked for in the
+agent's own sandbox before it starts (`inside/leak_probe.py`)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import msgspec
+
+from rollyard.core.protocols import Backend
+from rollyard.core.scratch import scratch
+from rollyard.core.task import Task
+from rollyard.policy.scripted_policy import scripted
+from rollyard.runs.rollout.provision import Provision
+from rollyard.runs.rollout.run_rollout import run_rollout
+from rollyard.tasks.lint import TaskFinding
+
+_SCRIPT = """#!/bin/bash
+here=$(dirname "$0")
+exec "$(command -v python3 || command -v python)" "$here/probe.py" "$here/needles.json"
+"""
+_SHORTEST_LINE = 24
+_SMALLEST_FILE = 32
+_MOST_TOLD = 20
+_MEANING: dict[str, tuple[Literal["error", "warning"], str]] = {
+    "solution": ("error", "the agent can read its answer"),
+    "tests": ("warning", "the agent can read a test that it is judged by"),
+    "history": ("warning", "the agent can read later commits"),
+    "judge": ("warning", "the agent can read where it is judged"),
+}
+
+
+async def find_leaks(
+    task: Task, backend: Backend, provision: Provision, *, network: str, allow_unsafe: bool
+) -> list[TaskFinding]:
+    """One rollout of a probe in the agent's place, without a verdict."""
+    needles = await anyio.to_thread.run_sync(make_needles, task)
+    with scratch("probe") as folder:
+        await anyio.to_thread.run_sync(_write_probe, folder, needles)
+        steps = tuple(msgspec.structs.replace(step, solution=str(folder), verifier=None) for step in task.steps[:1])
+        probe = msgspec.structs.replace(task, solution=str(folder), solution_env={}, verifier=None, steps=steps)
+        done = await run_rollout(
+            probe,
+            agent="oracle",
+            policy=scripted([]),
+            sandbox=backend,
+            provision=provision,
+            network=network,
+            allow_unsafe=allow_unsafe,
+        )
+    if done.failure is not None and done.failure.stage in ("provision", "install", "prepare"):
+        return []  # the proofs say so
+    return list(read_findings(done.log.decode("utf-8", "replace")))
+
+
+def make_needles(task: Task) -> dict[str, Any]:
+    """What to look for, by content: files of the tests and the solution, and the lines that a solution's patch adds."""
+    files: dict[str, str] = {}
+    sizes: set[int] = set()
+    lines: list[str] = []
+    for kind, folder in _folders(task):
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            data = path.read_bytes()
+            if len(data) >= _SMALLEST_FILE:
+                files[hashlib.sha256(data).hexdigest()] = f"{kind}/{path.relative_to(folder)}"
+                sizes.add(len(data))
+            if kind == "solution" and path.suffix in (".patch", ".diff"):
+                lines += _added(data.decode("utf-8", "replace"))
+    given = {value for value in task.solution_env.values() if value not in task.env.values()}
+    return {"files": files, "sizes": sorted(sizes), "lines": sorted(set(lines)), "values": sorted(given)}
+
+
+def _folders(task: Task) -> Iterator[tuple[str, Path]]:
+    specs = [task.verifier, *(step.verifier for step in task.steps)]
+    for folder in {folder for spec in specs if spec is not None for folder in spec.tests}:
+        yield "tests", Path(folder)
+    for folder in {task.solution, *(step.solution for step in task.steps)} - {None}:
+        yield "solution", Path(str(folder))
+
+
+def _added(patch: str) -> list[str]:
+    added = [line[1:].strip() for line in patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    taken = {line[1:].strip() for line in patch.splitlines() if line.startswith(("-", " "))}
+    return [line for line in added if len(line) >= _SHORTEST_LINE and line not in taken]
+
+
+def _write_probe(folder: Path, needles: dict[str, Any]) -> None:
+    (folder / "solve.sh").write_text(_SCRIPT)
+    (folder / "probe.py").write_bytes(
+        importlib.resources.files("rollyard.inside").joinpath("leak_probe.py").read_bytes()
+    )
+    (folder / "needles.json").write_text(json.dumps(needles))
+
+
+def read_findings(log: str) -> Iterator[TaskFinding]:
+    """The probe's own lines; a sandbox where it could not look is told."""
+    rows = [row for line in log.splitlines() if line.startswith("{") and isinstance(row := _decode(line), dict)]
+    leaks = [row for row in rows if row.get("leak") in _MEANING]
+    for row in leaks[:_MOST_TOLD]:
+        level, meaning = _MEANING[row["leak"]]
+        yield TaskFinding(level=level, where="leak", message=f"{meaning}: {row['where']} {row['message']}")
+    if len(leaks) > _MOST_TOLD:
+        yield TaskFinding(level="warning", where="leak", message=f"and {len(leaks) - _MOST_TOLD} more")
+    if not any("looked" in row for row in rows):
+        last = log.strip()[-200:]
+        yield TaskFinding(level="warning", where="leak", message=f"not looked for: the probe did not end: {last}")
+    elif any("cut" in row for row in rows):
+        yield TaskFinding(level="warning", where="leak", message="not all of the sandbox was looked at: too many files")
+
+
+def _decode(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
