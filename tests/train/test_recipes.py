@@ -17,14 +17,8 @@ OURS = [path for path in sys.path if path.endswith("site-packages")]
 
 
 def start(python, command, **variables):
-    """A recipe's command with the trainer's Python, ours appended to its path."""
-    path = os.pathsep.join([str(ROOT), *OURS])
-    environment = {
-        **os.environ,
-        "PATH": f"{os.path.dirname(python)}:{os.environ['PATH']}",
-        "PYTHONPATH": path,
-        **variables,
-    }
+    """A recipe's command, with the trainer's Python before all others."""
+    environment = {**os.environ, "PATH": f"{os.path.dirname(python)}:{os.environ['PATH']}", **variables}
     done = subprocess.run(command, cwd=RECIPES, env=environment, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout
@@ -57,7 +51,9 @@ def test_trls_parser_reads_its_recipe():
         "--bf16",
         "false",
     ]
-    said = start(python, [python, "trl/train.py", *words], ROLLYARD_ROLLOUTS_URL="http://127.0.0.1:1")
+    ours = f"import runpy, sys; sys.path += {OURS!r}; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+    command = [python, "-c", ours, "trl/train.py", *words]
+    said = start(python, command, PYTHONPATH=str(ROOT), ROLLYARD_ROLLOUTS_URL="http://127.0.0.1:1")
     assert said.splitlines()[-1] == "4 tasks, groups of 8, 200 steps"
 
 
@@ -71,8 +67,7 @@ def test_verls_configuration_takes_its_recipe():
 @pytest.mark.slow
 def test_skyrls_checks_take_its_recipe():
     python = venv_or_skip("trainer-skyrl-0.3.0", SKYRL)
-    path = os.pathsep.join([str(HERE / "foreign"), str(ROOT), *OURS])
-    said = start(python, ["skyrl/run.sh"], ENTRYPOINT="recipe_skyrl", PYTHONPATH=path)
+    said = start(python, ["skyrl/run.sh"], ENTRYPOINT="recipe_skyrl", PYTHONPATH=str(HERE / "foreign"))
     assert said.splitlines()[-1] == "ok"
 
 

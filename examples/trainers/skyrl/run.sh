@@ -3,8 +3,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 gpus=${GPUS:-8}
-python3 -m "${ENTRYPOINT:-skyrl.train.entrypoints.main_base}" \
-    trainer.override_entrypoint=rollyard.train.plugins.skyrl \
+python3 -m "${ENTRYPOINT:-rollyard.train.plugins.skyrl}" \
     "data.train_data=['${DATA:-$here/train.parquet}']" \
     "data.val_data=['${DATA:-$here/train.parquet}']" \
     trainer.eval_interval=-1 \

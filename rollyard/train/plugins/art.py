@@ -15,6 +15,7 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.train.adapters.art import trajectories
+from rollyard.train.plugins.behind_gateway import NO_KEY
 from rollyard.train.plugins.import_trainer import import_trainer
 from rollyard.train.plugins.served_rollouts import RolloutsFailed, ServedRollouts, TaskRow
 
@@ -27,8 +28,13 @@ async def rollout(model: Any, task: TaskRow, *, agent: str, options: Mapping[str
     row: dict[str, Any] = msgspec.json.decode(task) if isinstance(task, str) else dict(task)
     if not model.inference_base_url:
         raise ConfigError("the model has no inference server yet", hint="await model.register(backend) first")
-    given: dict[str, Any] = {"base_url": model.inference_base_url, "key": model.inference_api_key or "none"}
-    done = await run_rollout(row, agent=agent, model=model.get_inference_name(), **given, **(options or {}))
+    given: dict[str, Any] = {
+        **(options or {}),
+        "base_url": model.inference_base_url,
+        "key": model.inference_api_key or NO_KEY,
+        "model": model.get_inference_name(),
+    }
+    done = await run_rollout(row, agent=agent, **given)
     if done.reward is None:
         raise RolloutsFailed(f"rollout {done.id} has no verdict: {done.error or 'the task has no verifier'}")
     (fields,) = trajectories([done], choice=_choice.model_validate)

@@ -115,6 +115,7 @@ async def _wait(client: RolloutsClient, job_id: str, generate: Generate | None) 
     if generate is None:
         return await client.wait(job_id)
     over = anyio.Event()
+    ended: dict[str, Any] = {}
     try:
         async with anyio.create_task_group() as work:
             work.start_soon(_answer_calls, client, generate, over)

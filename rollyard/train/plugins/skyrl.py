@@ -1,6 +1,6 @@
 """SkyRL 0.3: `RolloutGenerator`, and `RolloutExperiment` whose `get_generator` gives it.
 
-    python -m rollyard.train.plugins.skyrl +the options of skyrl.train.entrypoints.main_base
+    python -m rollyard.train.plugins.skyrl OPTIONS    # those of skyrl.train.entrypoints.main_base
 
 An environment is a column of the dataset in SkyRL, and a task here: each row has `task` beside its prompt
 (`env_extras`), and `env_class` is not asked. SkyRL's own engines answer the agents' calls (the server has `--policy
@@ -12,6 +12,7 @@ SkyRL's baseline knows no missing reward. A group with a rollout that has none i
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,7 +113,7 @@ def main() -> None:
     def train(cfg: Any) -> None:
         RolloutExperiment(cfg).run()
 
-    cfg = start.SkyRLTrainConfig.from_cli_overrides(start.sys.argv[1:])
+    cfg = start.SkyRLTrainConfig.from_cli_overrides(sys.argv[1:])
     start.validate_cfg(cfg)
     start.initialize_ray(cfg)
     ray.get(ray.remote(num_cpus=1)(train).remote(cfg))

@@ -1,4 +1,4 @@
-"""Runs beside a checkout of slime (or of OpenClaw-RL's): its own caller of rollout functions runs ours, with an engine behind HTTP."""
+"""Runs beside a checkout of slime, or of OpenClaw-RL: its own caller of rollout functions runs ours, with an engine over HTTP."""
 
 import json
 import os

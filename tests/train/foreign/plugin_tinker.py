@@ -1,4 +1,4 @@
-"""Runs in an environment with Tinker: a sampling client of its types answers the agents' calls, and its `Datum` takes the rows."""
+"""Runs in an environment with Tinker: a sampling client of its types answers calls, and its `Datum` takes the rows."""
 
 import asyncio
 import json

@@ -59,7 +59,13 @@ def worker():
     made.update_model_version(5)
     made.start()
     reader = RolloutQueueDataset(
-        made.rollout_buffer, lambda: 5, made.check_health, 60.0, defaultdict(list), max_staleness=4, poll_interval_s=0.2
+        made.rollout_buffer,
+        lambda: 5,
+        made.check_health,
+        400.0,
+        defaultdict(list),
+        max_staleness=4,
+        poll_interval_s=0.2,
     )
     taken = list(islice(iter(reader), 4))
     made.stop()

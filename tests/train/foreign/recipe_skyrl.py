@@ -12,6 +12,5 @@ from skyrl.train.utils import validate_cfg
 
 cfg = SkyRLTrainConfig.from_cli_overrides(sys.argv[1:])
 validate_cfg(cfg)
-assert cfg.trainer.override_entrypoint == "rollyard.train.plugins.skyrl"
 assert (cfg.generator.n_samples_per_prompt, cfg.trainer.algorithm.advantage_estimator) == (8, "grpo")
 print("ok")
