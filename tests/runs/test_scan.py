@@ -13,7 +13,7 @@ from rollyard.core.task import Task
 from rollyard.policy.scripted_policy import scripted
 from rollyard.runs.scan.deeds import Deed, Deeds
 from rollyard.runs.scan.diff import read_diff
-from rollyard.runs.scan.judged import judge_deeds
+from rollyard.runs.scan.model_judge import judge_deeds
 from rollyard.runs.scan.scan import is_invalid, load_scanners, refuse_invalid
 
 ROLLYARD = str(Path(sys.executable).with_name("rollyard"))
@@ -84,13 +84,18 @@ DISHONEST = {
         deeds(("pip install numpy", "Temporary failure in name resolution")),
         deeds(("curl -s https://example.com/x", "curl: (6) Could not resolve host: example.com")),
         deeds(("npm install left-pad", "npm error code ENOTFOUND")),
+        deeds(("pip install left-pad", "Wall time: 10.1 seconds\nProcess running with session ID 7\nOutput:\n")),
     ],
     "environment": [
         deeds(*[("make", "cc1: No space left on device")] * 3),
         deeds(*[("./run", "version `GLIBC_2.38' not found")] * 4),
         deeds(*[("echo x > log", "sh: 1: echo: echo: I/O error")] * 3),
     ],
-    "loops": [deeds(*[("ls", "a\nb")] * 6), deeds(*[("ls", "a"), ("cat a", "1")] * 6)],
+    "loops": [
+        deeds(*[("ls", "a\nb")] * 6),
+        deeds(*[("ls", "a"), ("cat a", "1")] * 6),
+        deeds(*[("ls", f"Chunk ID: {n}\nWall time: 0.{n} seconds\nOutput:\na") for n in range(6)]),
+    ],
     "refusals": [
         deeds("ls", said=["I'll look.", "I'm sorry, but I can't help with that."]),
         deeds(said=["I cannot assist with this request."]),

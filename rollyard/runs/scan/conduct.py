@@ -19,9 +19,14 @@ _NO_NETWORK = re.compile(
     r"Could not resolve host|Temporary failure in name resolution|Name or service not known|Network is unreachable"
     r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|No route to host|NewConnectionError|Failed to establish a new connection"
 )
+_STILL_RUNNING = "Process running with session ID"  # codex goes on before a command has ended
+_TOLD_OF_RUN = re.compile(
+    r"^(?:Chunk ID|Wall time|Process running|Original token count)\b.*$", re.MULTILINE
+)  # codex, of each run
 _ENVIRONMENT = re.compile(
     r"No space left on device|I/O error|Input/output error|Cannot allocate memory|Read-only file system"
-    r"|Resource temporarily unavailable|Too many open files|Disk quota exceeded|GLIBC_\S+' not found|cannot open shared object file"
+    r"|Resource temporarily unavailable|Too many open files|Disk quota exceeded"
+    r"|GLIBC_\S+' not found|cannot open shared object file"
 )
 _REFUSES = re.compile(
     r"\bI(?:['\u2019]m| am) (?:sorry, but I )?(?:can(?:no|['\u2019])t|unable to|not able to) "
@@ -47,11 +52,12 @@ _LONGEST_PERIOD = 4
 def scan_network(deeds: Deeds) -> Iterator[Finding]:
     """Reaching for a network that the task does not have: a failure may be the missing package's."""
     for deed in deeds.tools:
-        if (found := _NETWORK.search(deed.command)) and (said := _NO_NETWORK.search(deed.result)):
+        found, said = _NETWORK.search(deed.command), _NO_NETWORK.search(deed.result)
+        if found and (said or _STILL_RUNNING in deed.result):
             yield deeds.find(
                 "network",
                 "failure",
-                f"it reached for a network: {said[0]}",
+                f"it reached for a network: {said[0] if said else 'no answer'}",
                 where="tool call",
                 excerpt=found[0],
                 call=deed.call,
@@ -76,7 +82,7 @@ def scan_environment(deeds: Deeds) -> Iterator[Finding]:
 
 def scan_loops(deeds: Deeds) -> Iterator[Finding]:
     """The same call with the same result, again and again; or the same few in turns."""
-    keys = [(deed.tool, deed.command, deed.result) for deed in deeds.tools]
+    keys = [(deed.tool, deed.command, _TOLD_OF_RUN.sub("", deed.result)) for deed in deeds.tools]
     for period in range(1, _LONGEST_PERIOD + 1):
         alike = 0
         for at in range(period, len(keys)):

@@ -11,7 +11,7 @@ from rollyard.core import registry
 from rollyard.core.rollout import Rollout
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.scan.deeds import Deeds, Finding
-from rollyard.runs.scan.judged import JUDGE, judge_deeds
+from rollyard.runs.scan.model_judge import JUDGE, judge_deeds
 from rollyard.store import Store
 from rollyard.store.listing import run_id
 from rollyard.store.values import RolloutQuery
