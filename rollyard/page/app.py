@@ -62,7 +62,7 @@ def page_app(
     instances and names of owners is shown to those who give that key, as the password of their browser's own form."""
     if (actions is None) != (token is None):
         raise ConfigError("actions need a token, and a token is for actions")
-    shown = _Page(store, plane, actions, token)
+    shown = _Page(store, actions, token, planed=plane is not None)
     routes: list[BaseRoute] = [
         Route("/", shown.runs),
         Route("/runs/{run_id}", shown.run),
@@ -89,25 +89,41 @@ def page_app(
         Mount("/static", StaticFiles(directory=_STATIC)),
     ]
     if plane is not None:
-        routes += _plane_routes(shown, plane, plane_key)
+        routes += _plane_routes(shown.show, plane, plane_key)
     return Starlette(routes=routes, exception_handlers={Error: refuse, HTTPException: http_error})
 
 
-def _plane_routes(shown: _Page, plane: PlaneTables, key: KeyCheck | None) -> list[BaseRoute]:
+def plane_page_app(plane: PlaneTables, plane_key: KeyCheck | None = None) -> Starlette:
+    """The control plane's tables alone, where there is no store of runs."""
+
+    def show(request: Request, name: str, **fields: Any) -> HTMLResponse:
+        return page(request, name, writable=False, planed=True, runs_kept=False, **fields)
+
+    async def begin(request: Request) -> Response:
+        return RedirectResponse(request.scope.get("root_path", "").rstrip("/") + "/plane", 303, headers=HEADERS)
+
+    routes = [Route("/", begin), Mount("/static", StaticFiles(directory=_STATIC))]
+    return Starlette(
+        routes=[*routes, *_plane_routes(show, plane, plane_key)],
+        exception_handlers={Error: refuse, HTTPException: http_error},
+    )
+
+
+def _plane_routes(show: Callable[..., Response], plane: PlaneTables, key: KeyCheck | None) -> list[BaseRoute]:
     async def overview(request: Request) -> Response:
-        return shown.show(request, "plane.html", **await plane.overview())
+        return show(request, "plane.html", **await plane.overview())
 
     async def instances(request: Request) -> Response:
-        return shown.show(request, "instances.html", **await plane.instances(_read_query(request)))
+        return show(request, "instances.html", **await plane.instances(_read_query(request)))
 
     async def instance(request: Request) -> Response:
-        return shown.show(request, "instance.html", **await plane.instance(request.path_params["id"]))
+        return show(request, "instance.html", **await plane.instance(request.path_params["id"]))
 
     async def hub(request: Request) -> Response:
-        return shown.show(request, "hub.html", **await plane.hub(_read_query(request)))
+        return show(request, "hub.html", **await plane.hub(_read_query(request)))
 
     async def quotas(request: Request) -> Response:
-        return shown.show(request, "quotas.html", **await plane.quotas(_read_query(request)))
+        return show(request, "quotas.html", **await plane.quotas(_read_query(request)))
 
     return [
         Route("/plane", overview),
@@ -152,8 +168,8 @@ def _read_query(request: Request) -> PageQuery:
 
 
 class _Page:
-    def __init__(self, store: Store, plane: PlaneTables | None, actions: Actions | None, token: str | None) -> None:
-        self._store, self._planed, self._actions, self._token = store, plane is not None, actions, token
+    def __init__(self, store: Store, actions: Actions | None, token: str | None, *, planed: bool) -> None:
+        self._store, self._planed, self._actions, self._token = store, planed, actions, token
         self._summaries = tables.Summaries(store)
 
     def show(self, request: Request, name: str, *, status: int = 200, **fields: Any) -> HTMLResponse:

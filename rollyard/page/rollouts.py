@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.call import CallRecord
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import STARTED, Event
@@ -182,7 +183,7 @@ async def raw(store: Store, rollout_id: str, call_id: str) -> bytes:
             body = await store.load_blob(digest)
             try:
                 body = msgspec.json.format(body, indent=2)
-            except msgspec.DecodeError:
+            except BAD_JSON:
                 pass
             parts += [f"\n\n{name}\n".encode(), body]
     return b"".join(parts)

@@ -97,6 +97,8 @@ def test_another_process_has_its_own_and_its_reservation_ends_with_it(devices):
     )
     try:
         assert child.stdout is not None and child.stdout.readline() == "0\n"
+        with pytest.raises(SandboxUnavailable, match="2 GPUs were asked for and 1 are free"):
+            pool.reserve(TWO, share=False)
         held = pool.reserve(ONE, share=False)
         assert [gpu.number for gpu in held.gpus] == [1]
         with pytest.raises(SandboxUnavailable):

@@ -16,7 +16,7 @@ GVISOR = ry.SandboxSpec(min_isolation="gvisor")
 needs_runsc = pytest.mark.skipif(
     shutil.which("runsc") is None, reason="runsc is not installed (Debian: apt-get install runsc)"
 )
-SLOW = Limits(boot=120.0, agent=300.0, verify=120.0)
+SLOW = Limits(boot=120.0, setup=300.0, agent=300.0, verify=600.0)
 KERNEL = "read -r _ _ version _ < /proc/version; echo $version"
 
 
@@ -34,7 +34,7 @@ async def test_programs_have_another_kernel_and_the_sandboxs_files_users_and_exi
         "gvisor",
         "namespace",
     )
-    await gvisor.write("/tmp/in", "given\n")
+    await gvisor.exec("echo given > /tmp/in", timeout=120)
     done = await gvisor.exec(f"{KERNEL}; cat in; id -u; echo made > out; exit 3", cwd="/tmp", user="agent", timeout=120)
     version, given, uid = done.stdout.decode().splitlines()
     assert version == "4.4.0" != (await box.exec(KERNEL, timeout=20)).stdout.decode().strip()

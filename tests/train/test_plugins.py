@@ -12,13 +12,8 @@ from tests.train.served import HELLO, server
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TORCH = ("torch==2.13.0", "transformers==5.17.0")
-VERL = (
-    "verl==0.9.1 torch==2.13.0 tensordict==0.15.3 hydra-core==1.3.8 ray==2.60.0 pillow==13.0.0 transformers==5.22.2 datasets==5.2.0 "
-    "codetiming==1.4.0 peft==0.21.2 orjson==3.13.0 uvicorn==0.54.0 fastapi==0.162.4 cachetools==8.0.0 torchdata==0.11.0"
-).split()
-SKYRL = (
-    "skyrl==0.3.0 torch==2.13.0 ray==2.56.0 hydra-core loguru jaxtyping tensordict aiohttp skyrl-gym==0.4.0 torchdata==0.11.0"
-).split()
+VERL = ["verl==0.9.1", "torch==2.13.0", "tensordict==0.15.3", "hydra-core==1.3.8", "ray==2.60.0", "pillow==13.0.0", "transformers==5.22.2", "datasets==5.2.0", "codetiming==1.4.0", "peft==0.21.2", "orjson==3.13.0", "uvicorn==0.54.0", "fastapi==0.162.4", "cachetools==8.0.0", "torchdata==0.11.0"]
+SKYRL = ["skyrl==0.3.0", "torch==2.13.0", "ray==2.56.0", "hydra-core", "loguru", "jaxtyping", "tensordict", "aiohttp", "skyrl-gym==0.4.0", "torchdata==0.11.0"]
 ATROPOS = ("atroposlib==0.4.0", "fastapi==0.162.4", "httpx==0.28.1", "numpy==2.4.6", "zstandard==0.25.0")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.egress import parse_rule
 from rollyard.core.errors import ConfigError, IsolationTooWeak, PathError, Unsupported
 from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, Volume, at_least
@@ -230,7 +231,7 @@ def label_filter(given: Mapping[str, str] | None) -> dict[str, list[str]]:
 def identity(found: Mapping[str, str]) -> Identity | None:
     try:
         return msgspec.json.decode(found["rollyard.identity"], type=Identity)
-    except (KeyError, msgspec.MsgspecError):
+    except (*BAD_JSON, KeyError):
         return None
 
 

@@ -6,13 +6,13 @@ The trainer's `LLM` resource (its `LLMProxy` records each call) is where the age
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from rollyard.core.errors import ConfigError
 from rollyard.train.plugins.behind_gateway import run_behind
+from rollyard.train.plugins.import_trainer import import_trainer
 
-_lightning: Any = import_module("agentlightning")
+_lightning: Any = import_trainer("agentlightning")
 
 
 class CliLitAgent(_lightning.LitAgent):  # pyright: ignore[reportUntypedBaseClass]

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 from rollyard.core.errors import ConfigError
 from rollyard.train.adapters.areal import tensors
+from rollyard.train.plugins.import_trainer import import_trainer
 from rollyard.train.plugins.served_rollouts import Generation, HeldCall, ServedRollouts
 
-_workflow: Any = import_module("areal.api.workflow_api")
-_io: Any = import_module("areal.api.io_struct")
-_data: Any = import_module("areal.utils.data")
+_workflow: Any = import_trainer("areal.api.workflow_api")
+_io: Any = import_trainer("areal.api.io_struct")
+_data: Any = import_trainer("areal.utils.data")
 
 
 class AgentWorkflow(_workflow.RolloutWorkflow):  # pyright: ignore[reportUntypedBaseClass]
@@ -48,7 +48,7 @@ class AgentWorkflow(_workflow.RolloutWorkflow):  # pyright: ignore[reportUntyped
         rows = (await self._rollouts.group(data["task"], generate=generate)).rollouts[0]
         if not rows:
             return None
-        torch: Any = import_module("torch")
+        torch: Any = import_trainer("torch")
         return _data.concat_padded_tensors(
             [{name: torch.tensor(value) for name, value in tensors(row).items()} for row in rows]
         )

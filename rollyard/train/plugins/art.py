@@ -8,7 +8,6 @@ ART's inference server answers through our gate, which keeps the ids of each tok
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -16,10 +15,11 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.train.adapters.art import trajectories
+from rollyard.train.plugins.import_trainer import import_trainer
 from rollyard.train.plugins.served_rollouts import RolloutsFailed, ServedRollouts, TaskRow
 
-_art: Any = import_module("art")
-_choice: Any = import_module("openai.types.chat.chat_completion").Choice
+_art: Any = import_trainer("art")
+_choice: Any = import_trainer("openai.types.chat.chat_completion").Choice
 
 
 async def rollout(model: Any, task: TaskRow, *, agent: str, options: Mapping[str, Any] | None = None) -> Any:

@@ -15,16 +15,16 @@ The model server records the tokens of what the agent asks (`token_id_capture`).
 from __future__ import annotations
 
 import time
-from importlib import import_module
 from typing import Any
 
 from rollyard.core.errors import Unsupported
 from rollyard.train.plugins.behind_gateway import run_behind
+from rollyard.train.plugins.import_trainer import import_trainer
 
-_agent: Any = import_module("nemo_gym.base_responses_api_agent")
-_resources: Any = import_module("nemo_gym.base_resources_server")
-_config: Any = import_module("nemo_gym.config_types")
-_openai: Any = import_module("nemo_gym.openai_utils")
+_agent: Any = import_trainer("nemo_gym.base_responses_api_agent")
+_resources: Any = import_trainer("nemo_gym.base_resources_server")
+_config: Any = import_trainer("nemo_gym.config_types")
+_openai: Any = import_trainer("nemo_gym.openai_utils")
 
 
 class CliAgentConfig(_agent.BaseResponsesAPIAgentConfig):  # pyright: ignore[reportUntypedBaseClass]

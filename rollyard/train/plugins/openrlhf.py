@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from copy import deepcopy
-from importlib import import_module
 from typing import Any
 
 from rollyard.core.errors import PolicyError
 from rollyard.train.adapters.openrlhf import row_execution
 from rollyard.train.adapters.rows import main_row
+from rollyard.train.plugins.import_trainer import import_trainer
 from rollyard.train.plugins.served_rollouts import Generation, HeldCall, ServedRollouts
 
-_agent: Any = import_module("openrlhf.utils.agent")
+_agent: Any = import_trainer("openrlhf.utils.agent")
 
 
 class AgentExecutor(_agent.AgentExecutorBase):  # pyright: ignore[reportUntypedBaseClass]

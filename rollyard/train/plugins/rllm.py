@@ -9,12 +9,12 @@ has `task`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from rollyard.train.plugins.behind_gateway import run_behind
+from rollyard.train.plugins.import_trainer import import_trainer
 
-_types: Any = import_module("rllm.types")
+_types: Any = import_trainer("rllm.types")
 
 
 class CliAgentFlow:
@@ -33,12 +33,12 @@ class CliAgentFlow:
         )
 
 
-class Verdict:
+class VerdictEvaluator:
     """The verifier has spoken already: what it said is the reward."""
 
     def evaluate(self, task: Any, episode: Any) -> Any:
         reward = float(episode.trajectories[0].reward)
-        return import_module("rllm.eval.types").EvalOutput(reward=reward, is_correct=reward > 0)
+        return import_trainer("rllm.eval.types").EvalOutput(reward=reward, is_correct=reward > 0)
 
 
-verdict = Verdict()
+verdict = VerdictEvaluator()

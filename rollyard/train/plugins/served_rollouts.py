@@ -50,7 +50,7 @@ class RolloutsFailed(Error):
     """A group of which nothing, or not all that its trainer needs, can be trained on."""
 
 
-class Group(NamedTuple):
+class ServedGroup(NamedTuple):
     """The rows of each attempt, () where there are none, and then `left_out` says why: `attempt`, `reasons`."""
 
     rollouts: tuple[tuple[Sample, ...], ...]
@@ -74,13 +74,13 @@ class ServedRollouts:
         self._url, self._key = found, key or os.environ.get(KEY_VARIABLE)
         self._job = dict(job or {})
 
-    async def group(self, task: TaskRow, *, attempts: int = 1, generate: Generate | None = None) -> Group:
+    async def group(self, task: TaskRow, *, attempts: int = 1, generate: Generate | None = None) -> ServedGroup:
         """`attempts` rollouts of one task."""
         answer = await self._rows(task, "samples", attempts, generate)
         found: list[list[Sample]] = [[] for _ in range(attempts)]
         for line in answer["rows"]:
             found[line["attempt"]].append(read_sample(line))
-        return Group(tuple(tuple(rows) for rows in found), answer["left_out"])
+        return ServedGroup(tuple(tuple(rows) for rows in found), answer["left_out"])
 
     async def rows(
         self, task: TaskRow, format: str, *, attempts: int = 1, generate: Generate | None = None

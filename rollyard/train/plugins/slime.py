@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -18,10 +17,11 @@ import msgspec
 from rollyard.core.errors import ConfigError, PolicyError
 from rollyard.net.http_client import HttpPool
 from rollyard.train.adapters.slime import row_sample
-from rollyard.train.plugins.served_rollouts import Generate, Generation, Group, HeldCall, ServedRollouts
+from rollyard.train.plugins.import_trainer import import_trainer
+from rollyard.train.plugins.served_rollouts import Generate, Generation, HeldCall, ServedGroup, ServedRollouts
 
-_Sample: Any = import_module("slime.utils.types").Sample
-_base: Any = import_module("slime.rollout.base_types")
+_Sample: Any = import_trainer("slime.utils.types").Sample
+_base: Any = import_trainer("slime.rollout.base_types")
 _ANSWER_S = 3600.0
 _LONGEST = 2**28
 
@@ -48,7 +48,7 @@ async def _run(args: Any, groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return [_group(given, found) for given, found in zip(groups, made, strict=True)]
 
 
-def _group(given: Sequence[Any], found: Group) -> list[Any]:
+def _group(given: Sequence[Any], found: ServedGroup) -> list[Any]:
     """slime's samples of one prompt, each with the rows of its attempt."""
     out: list[Any] = []
     for sample, rows in zip(given, found.rollouts, strict=True):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 from rollyard.train.adapters.tinker import rows_data
+from rollyard.train.plugins.import_trainer import import_trainer
 from rollyard.train.plugins.served_rollouts import Generate, Generation, HeldCall, ServedRollouts, TaskRow
 
-_types: Any = import_module("tinker.types")
+_types: Any = import_trainer("tinker.types")
 
 
 async def group_data(

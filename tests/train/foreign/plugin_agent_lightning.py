@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import agentlightning as agl
 from gateway import TASK, UNJUDGED, Gateway, gateway
 
+from rollyard.core.errors import Error
 from rollyard.train.plugins.agent_lightning import CliLitAgent
 
 
@@ -19,14 +20,17 @@ async def main(url):
     resources = {"main_llm": agl.LLM(endpoint=f"{url}/v1", model="m", api_key="secret")}
     with runner.run_context(agent=agent, store=store):
         good = await runner.step({"task": TASK}, resources=resources)
-        bad = await runner.step({"task": UNJUDGED}, resources=resources)
-    spans = await store.query_spans(good.rollout_id)
-    return good, bad, agl.find_final_reward(spans)
+        try:
+            await runner.step({"task": UNJUDGED}, resources=resources)
+        except Error as error:
+            assert "no verdict" in str(error)
+        else:
+            raise AssertionError("a rollout without a verdict had a reward")
+    return good, agl.find_final_reward(await store.query_spans(good.rollout_id))
 
 
 with gateway() as url:
-    good, bad, reward = asyncio.run(main(url))
+    good, reward = asyncio.run(main(url))
 assert (good.status, reward) == ("succeeded", 1.0), (good, reward)
-assert bad.status == "failed", bad
 assert {(key, model) for _, key, model in Gateway.asked} == {("Bearer secret", "m")}
 print("ok")

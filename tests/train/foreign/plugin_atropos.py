@@ -1,4 +1,4 @@
-"""Runs in an environment with atroposlib: its own API server, as a process listens, hands the groups of our environment to a trainer."""
+"""Runs in an environment with atroposlib: its own API server hands the groups of our environment to a trainer."""
 
 import asyncio
 import json

@@ -7,13 +7,12 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), sys.argv[1]]
 
 from gateway import TASK, UNJUDGED, Gateway, gateway
-from rllm.types import AgentConfig, AgentFlow, Episode, run_agent_flow
+from rllm.types import AgentConfig, Episode, run_agent_flow
 
 from rollyard.core.errors import Error
 from rollyard.train.plugins.rllm import CliAgentFlow, verdict
 
 flow = CliAgentFlow("shell-agent")
-assert not isinstance(flow, type) and hasattr(flow, "arun")
 with gateway() as url:
     config = AgentConfig(base_url=f"{url}/sessions/s1/v1", model="m", session_uid="s1")
     episode = asyncio.run(run_agent_flow(flow, {"task": TASK}, config))

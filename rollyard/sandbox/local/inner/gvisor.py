@@ -20,6 +20,8 @@ _CAPABILITIES = (
     "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_NET_BIND_SERVICE",
     "CAP_SYS_CHROOT", "CAP_SETFCAP",
 )  # fmt: skip
+# runsc would put a directory in memory over one that is empty, which the next program does not have
+_TMP = {"destination": "/tmp", "type": "bind", "source": "/tmp", "options": ["rw"]}
 Launch = dict[str, Any]
 
 
@@ -62,6 +64,7 @@ def _describe(launch: Launch, argv: list[str]) -> dict[str, Any]:
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+            *([_TMP] if os.path.isdir("/tmp") else []),
         ],
         "linux": {},
     }
