@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,15 +155,20 @@ def begin(prompt: str, instruction: str, tools: list[Any], call_tool: Call) -> l
     return [{"role": "system", "content": prompt}, {"role": "user", "content": first}]
 
 
+def keep_session(messages: list[Any]) -> None:
+    with suppress(OSError):  # a disk that is full is no reason to end
+        SESSION.write_text(json.dumps(messages), "utf-8")
+
+
 def work(prompt: str, instruction: str, tools: list[Any], call_tool: Call) -> tuple[bool, str]:
     messages = begin(prompt, instruction, tools, call_tool)
     for _ in range(TURNS):
-        SESSION.write_text(json.dumps(messages), "utf-8")
+        keep_session(messages)
         message = ask(messages, tools)
         say("message", message=message)
         messages.append({name: value for name, value in message.items() if value is not None})
         if not message.get("tool_calls"):
-            SESSION.write_text(json.dumps(messages), "utf-8")
+            keep_session(messages)
             return True, message.get("content") or ""
         seen: list[Any] = []
         for call in message["tool_calls"]:

@@ -12,6 +12,7 @@ from rollyard.core.protocols import Sandbox
 Process = tuple[int, str]  # its number, and when it was started
 _LIST = 'for p in /proc/[0-9]*; do read -r line 2>/dev/null < "$p/stat" && echo "$line"; done; echo "$$"'
 _LIST_S = 30.0
+_OWN = "rollyard"  # what the local sandbox's init is called, and each fork of it that is no program yet, or no longer
 _PAUSES_S = (0.0, 0.02, 0.1, 0.5)
 
 
@@ -42,4 +43,8 @@ async def list_programs(sandbox: Sandbox) -> dict[Process, str]:
     looking = int(own)
     while looking > 1 and looking in found:
         looking = found.pop(looking)[0]
-    return {(number, begun): name for number, (_, name, state, begun) in found.items() if state != "Z" and number > 1}
+    return {
+        (number, begun): name
+        for number, (_, name, state, begun) in found.items()
+        if state != "Z" and number > 1 and name != _OWN
+    }
