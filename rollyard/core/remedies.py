@@ -239,7 +239,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "Use a policy that gives ids and logprobs (`tokens:URL` or a queue); docs/tokens.md says which do.",
     ),
     "RolloutsFailed": Remedy(
-        "A trainer's plug-in asked for a group of rollouts, and nothing of it, or not all that the trainer needs, can be trained on.",
+        "A trainer asked for a group of rollouts of which nothing, or not all that it needs, can be trained on.",
         "The message has the reasons of each attempt; `rollyard why last` has the evidence.",
     ),
     "RolloutsRefused": Remedy(

@@ -78,7 +78,7 @@ def test_one_that_is_not_known_or_cannot_be_opened_ends_the_command(monkeypatch)
 
 
 REAL = """
-import glob, json, sys
+import json, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from tests.runs.test_loggers import run
@@ -97,9 +97,7 @@ elif kind == "mlflow":
     assert one.info.status == "FINISHED" and one.info.run_name == "run_1"
     found = [[m.step, m.value] for m in client.get_metric_history(one.info.run_id, "run/mean_reward")]
 else:
-    (file,) = glob.glob("wandb/offline-run-*/*.wandb")
-    raw, found = open(file, "rb").read(), None
-    assert raw.count(b"run/mean_reward") > raw.count(b"rollout/reward") > 1  # three steps, two of them with a reward
+    found = None  # its file is whole when the program has ended
 print(json.dumps(found))
 """
 PACKAGES = {"wandb": "wandb==0.31.0", "mlflow": "mlflow==3.17.2", "tensorboard": "tensorboard==2.21.0"}
@@ -116,4 +114,9 @@ async def test_the_real_packages_take_it_offline(kind, tmp_path, monkeypatch):
     program.write_text(REAL)
     env = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)}
     found = await told(python, program, kind, str(ROOT), env=env, timeout=300)
-    assert found == (None if kind == "wandb" else [[1, 1.0], [2, 1.0], [3, 0.5]])
+    if kind == "wandb":
+        (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+        raw = file.read_bytes()  # three steps, two of them with a reward
+        assert raw.count(b"run/mean_reward") > raw.count(b"rollout/reward") >= 2
+    else:
+        assert found == [[1, 1.0], [2, 1.0], [3, 0.5]]
