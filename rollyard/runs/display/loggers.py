@@ -37,7 +37,7 @@ class _Wandb:
         self._run.log(numbers, step=step)
 
     def close(self) -> None:
-        self._run.finish(quiet=True)
+        self._run.finish()
 
 
 class _Mlflow:
