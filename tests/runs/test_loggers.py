@@ -78,12 +78,15 @@ def test_one_that_is_not_known_or_cannot_be_opened_ends_the_command(monkeypatch)
 
 
 REAL = """
-import json, sys
+import contextlib, io, json, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from tests.runs.test_loggers import run
 kind, folder = sys.argv[1], Path.cwd()
-run({"wandb": "wandb:proj", "mlflow": f"mlflow:sqlite:///{folder}/ml.db", "tensorboard": f"tensorboard:{folder}/tb"}[kind])
+said = io.StringIO()
+with contextlib.redirect_stderr(said):
+    run({"wandb": "wandb:proj", "mlflow": f"mlflow:sqlite:///{folder}/ml.db", "tensorboard": f"tensorboard:{folder}/tb"}[kind])
+assert "stopped" not in said.getvalue(), said.getvalue()
 if kind == "tensorboard":
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
