@@ -40,12 +40,14 @@ CASES = {
     "B": ("chat stream", "/v1/chat/completions", 64),
     "D": ("Messages stream", "/v1/messages", 64),
     "E": ("Responses stream", "/v1/responses", 64),
+    "T": ("chat, the server thinks", "/v1/chat/completions", 64),
 }
 BUDGETS = (
     ("short chat CPU / raw proxy", 2.0),
     ("chat stream CPU / raw proxy", 2.0),
     ("Messages stream CPU / raw proxy", 2.0),
     ("Responses stream CPU / raw proxy", 2.0),
+    ("chat with a thinking server CPU / raw proxy", 2.0),
     ("agent turn CPU / raw proxy", 2.5),
     ("turn 16-20 / turn 1-5 CPU", 1.3),
     ("kB per recorded agent turn", 60.0),
@@ -131,8 +133,8 @@ def free_port() -> int:
 
 
 def body_of(case: str, nonce: int) -> bytes:
-    text = f"{'LONG ' if case in 'BDE' else ''}say NONCE{nonce:06d} please"
-    if case in "SA":
+    text = f"{'LONG ' if case in 'BDE' else 'DELAY ' if case == 'T' else ''}say NONCE{nonce:06d} please"
+    if case in "SAT":
         return json.dumps({"model": "bench", "messages": [{"role": "user", "content": text}]}).encode()
     if case == "B":
         return json.dumps({"model": "bench", "stream": True, "messages": [{"role": "user", "content": text}]}).encode()
@@ -331,6 +333,7 @@ def report(targets: list[Target], count: int) -> list[tuple[str, float, float]]:
         "chat stream CPU / raw proxy": median(ours, "B", "cpu") / median(raw, "B", "cpu"),
         "Messages stream CPU / raw proxy": median(ours, "D", "cpu") / median(raw, "D", "cpu"),
         "Responses stream CPU / raw proxy": median(ours, "E", "cpu") / median(raw, "E", "cpu"),
+        "chat with a thinking server CPU / raw proxy": median(ours, "T", "cpu") / median(raw, "T", "cpu"),
         "agent turn CPU / raw proxy": ours.agent["mean"] / raw.agent["mean"],
         "turn 16-20 / turn 1-5 CPU": ours.agent["last"] / ours.agent["first"],
         "kB per recorded agent turn": ours.agent["kb"],

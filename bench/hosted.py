@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import rollyard as ry
 from rollyard.plane.compat.e2b import e2b_app
+from rollyard.plane.parts import ephemeral_plane
 from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.sandbox.providers.e2b import E2BProvider
@@ -42,8 +43,8 @@ class CountedApp:
 async def measure(agent: str, keep: bool) -> list[str]:
     rows: list[str] = []
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as home:
-        async with LocalBackend(root=Path(home)) as local:
-            counted = CountedApp(e2b_app(local))
+        async with LocalBackend(root=Path(home)) as local, ephemeral_plane(local) as plane:
+            counted = CountedApp(e2b_app(plane, anonymous=True))
             async with serve_app(counted) as url:
                 E2BProvider.keeps_images = keep
                 async with backend("e2b", key=KEY, url=url, isolation="namespace") as remote:
@@ -60,7 +61,6 @@ async def measure(agent: str, keep: bool) -> list[str]:
                         sent = (counted.bytes - before) / 2**20
                         took_s = f"{took['provision']:.2f} | {took['prepare']:.2f}"
                         rows.append(f"| {agent} | {number} | {took_s} | {sent:.2f} | {done.reward} |")
-            await local.reap(labels={}, older_than=0.0)
     return rows
 
 

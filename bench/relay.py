@@ -41,6 +41,7 @@ import rollyard.inside as package
 from bench.figures import note
 from rollyard.core.sandbox import Exit
 from rollyard.plane.compat.e2b import e2b_app
+from rollyard.plane.parts import ephemeral_plane
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.sandbox.relay import HostRelay
 from rollyard.sandbox.relay.filepair import HostFilePair
@@ -135,8 +136,9 @@ async def over_e2b(root: Path) -> AsyncGenerator[Place]:
     sock = socket.socket(proto=socket.IPPROTO_TCP)  # named, since asyncio turns Nagle's delays off only where it is
     sock.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    async with LocalBackend(root=root) as local:
-        server = uvicorn.Server(uvicorn.Config(e2b_app(local), log_level="error", lifespan="off"))
+    async with LocalBackend(root=root) as local, ephemeral_plane(local) as plane:
+        app = e2b_app(plane, anonymous=True)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
         running = asyncio.create_task(server.serve(sockets=[sock]))
         try:
             async with in_sandbox(ry.sandbox.backend("e2b", key="bench", url=url, isolation="namespace")) as place:

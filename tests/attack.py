@@ -30,6 +30,7 @@ FILES = {
     "tests/plane": "Other owner",
     "tests/net": "Web page in the operator's browser",
     "tests/store": "User of the host",
+    "tests/train": "Other owner",
 }
 
 

@@ -25,12 +25,18 @@ def export(
     unscored: Annotated[
         bool, typer.Option("--unscored", help="include training rows of rollouts without a reward")
     ] = False,
+    valid_only: Annotated[
+        bool, typer.Option("--valid-only", help="leave out rollouts whose reward `rollyard scan` finds invalid")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="print a summary as JSON")] = False,
 ) -> None:
     """Write all rollouts of a run to a file. Branches that cannot be proved are left out and listed in OUT.refused.jsonl."""
     from rollyard.cli.printing import print_json
 
-    if format == "html" or (format is None and out.endswith(".html")):
+    page = format == "html" or (format is None and out.endswith(".html"))
+    if page and valid_only:
+        raise typer.BadParameter("a page shows every rollout", param_hint="--valid-only")
+    if page:
         from rollyard.page.export import export_page
 
         run_id, size = anyio.run(export_page, store, run, out)
@@ -39,12 +45,18 @@ def export(
         else:
             typer.echo(f"run {run_id} as one page in {out}")
         return
+    from rollyard.runs.scan.scan import load_scanners, refuse_invalid
     from rollyard.store.exports.export import export_run
 
-    done = anyio.run(export_run, store, run, out, format, unscored)
+    refuse = refuse_invalid(load_scanners()) if valid_only else None
+    done = anyio.run(export_run, store, run, out, format, unscored, refuse)
     if json:
         print_json(done)
         return
     typer.echo(f"{done.rows} rows of {done.rollouts} rollouts in {done.path}")
-    if done.refused_at is not None:
+    if done.dropped:
+        typer.echo(
+            f"{done.dropped} rollouts were left out, whose reward is invalid; the reasons are in {done.refused_at}"
+        )
+    if done.refused:
         typer.echo(f"{done.refused} branches were left out; the reasons are in {done.refused_at}")

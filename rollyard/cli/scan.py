@@ -19,6 +19,10 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def scan(
     run: Annotated[str, typer.Argument(help="run: id, start of it, name or `last`")] = LAST,
     scanner: Annotated[list[str] | None, typer.Option(help="only this scanner; may be repeated")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="also ask a model, through this policy, e.g. upstream:http://localhost:8000/v1")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="model id to ask the judge's server for")] = None,
     store: StoreOption = STORE,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -31,7 +35,7 @@ def scan(
     from rollyard.runs.scan.scan import scan_run
     from rollyard.store.listing import printable
 
-    report = anyio.run(scan_run, store, run, tuple(scanner or ()))
+    report = anyio.run(scan_run, store, run, tuple(scanner or ()), judge, model)
     if json:
         print_json(report)
     else:

@@ -276,6 +276,13 @@ def plane(
         float | None, typer.Option(help="most creations per second and owner, unless the owner has a rate of its own")
     ] = None,
     burst: Annotated[int, typer.Option(help="most creations at once under a rate", min=1)] = 20,
+    call_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="most requests per second and owner that use instances (programs, files, ports), on this server"
+        ),
+    ] = None,
+    call_burst: Annotated[int, typer.Option(help="most such requests at once under a call rate", min=1)] = 50,
     boot_s: Annotated[
         float, typer.Option(help="time limit of an engine to create or delete an instance, in seconds")
     ] = 300.0,
@@ -327,6 +334,8 @@ def plane(
             quota=quota,
             rate=rate,
             burst=burst,
+            call_rate=call_rate,
+            call_burst=call_burst,
             boot_s=boot_s,
             sweep_s=sweep_s,
             public_url=public_url,

@@ -1,4 +1,4 @@
-"""`rollyard store backup|restore`: a copy of a SQLite store while it is in use, and back."""
+"""`rollyard store backup|restore|copy|prune`: a copy of a SQLite store while it is in use, and back; and what is too old goes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Annotated
 
 import anyio
+import msgspec
 import typer
 
 from rollyard.cli.printing import print_json
+from rollyard.cli.store_option import StoreOption
+from rollyard.core.home import STORE
 
-app = typer.Typer(help="back up and restore a store", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="back up, restore, copy and prune a store", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def store() -> None:
-    """Back up and restore a store."""
+    """Back up, restore, copy and prune a store."""
 
 
 @app.command()
@@ -63,3 +66,39 @@ def restore(
 
     anyio.run(Store.restore, source, target)
     print_json({"store": str(target)}) if as_json else typer.echo(f"restored to {target}")
+
+
+@app.command()
+def prune(
+    older_than: Annotated[float, typer.Option("--older-than", help="age in DAYS from which a run goes", min=0)],
+    store: StoreOption = STORE,
+    keep: Annotated[int, typer.Option("--keep", help="newest runs that stay whatever their age", min=0)] = 0,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="runs that still owe attempts go too")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would go, and remove nothing")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Remove old runs with their rollouts, calls, events and files. Finished ones only, unless told otherwise."""
+    import time
+
+    from rollyard.store import Store
+    from rollyard.store.prune import Pruned, prune
+
+    async def work() -> Pruned:
+        async with Store.open(store, create=False) as kept:
+            before = time.time() - older_than * 86400
+            return await prune(kept, before=before, keep=keep, unfinished=unfinished, dry_run=dry_run)
+
+    done = anyio.run(work)
+    if as_json:
+        print_json(msgspec.to_builtins(done))
+        return
+    verb = "would go" if dry_run else "removed"
+    typer.echo(
+        f"{verb}: {len(done.runs)} runs" + ("" if dry_run else f", {done.rollouts} rollouts, {done.bodies or 0} bodies")
+    )
+    for run in done.runs if dry_run else ():
+        typer.echo(f"  {run}")
+    if done.unfinished:
+        typer.echo(f"kept, since they owe attempts: {', '.join(done.unfinished)} (--unfinished removes them)")
+    if done.left:
+        typer.echo(f"bodies stay for now: {done.left}")

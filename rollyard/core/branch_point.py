@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ END = "end"  # the place after the last answer that was recorded
 
 
 How = Literal["auto", "resume", "replay"]  # by the agent's own session, or by its commands run again; auto: as can be
+HOWS: tuple[How, ...] = get_args(How)
 
 
 class BranchPoint(msgspec.Struct, frozen=True):

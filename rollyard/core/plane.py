@@ -28,6 +28,10 @@ RecordKind = Literal[
     "fleet_transcript",
     "rock_shell",
     "e2b_program",
+    "e2b_template",
+    "e2b_build",
+    "e2b_image",
+    "e2b_archive",
     "project",
     "build",
 ]

@@ -146,6 +146,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     pids_limit: bool = False
     cpu_limit: bool = False
     disk_limit: bool = False
+    gpus: bool = False
     pool: bool = False
     max_ttl_s: float | None = None
     max_concurrent: int | None = None

@@ -10,6 +10,7 @@ import re
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import UpstreamError
 from rollyard.core.protocols import RawResponse
 from rollyard.gate.refusals import stop_reason
@@ -58,7 +59,7 @@ class AnswerCheck:
         if self._json and len(self._seen) <= MOST_JSON:
             try:
                 msgspec.json.decode(self._seen, type=msgspec.Raw)
-            except msgspec.DecodeError:
+            except BAD_JSON:
                 return RefusedCall(cause="the model server's answer is not JSON", status=502)
         return None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import GateError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Passthrough, RawRequest, RawResponse
@@ -176,7 +177,7 @@ class Relay:
             return self._route.model
         try:
             return msgspec.json.decode(self._exchange.body, type=_Named).model
-        except msgspec.MsgspecError:
+        except BAD_JSON:
             return ""
 
 

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, Error, GateError, PolicyError, ReplyRefused
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -52,5 +53,5 @@ async def answer(endpoint: Endpoint, request: Request) -> Response:
         return as_json({"error": str(error)}, error.status)
     except ReplyRefused as error:
         return as_json({"error": error.message}, 409)
-    except (ConfigError, PolicyError, msgspec.MsgspecError) as error:
+    except (*BAD_JSON, ConfigError, PolicyError) as error:
         return as_json({"error": error.message if isinstance(error, Error) else str(error)}, 400)

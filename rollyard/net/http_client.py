@@ -11,6 +11,7 @@ import asyncio
 import ssl
 import zlib
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -259,11 +260,16 @@ class HttpClientConnection(asyncio.Protocol):
 
 
 def _request(method: str, place: HttpOrigin, body: bytes, headers: Mapping[str, str]) -> bytes:
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    return b"%b%d\r\n\r\n%b" % (_head(method, place.head, tuple(headers.items())), len(body), body)
+
+
+@lru_cache(maxsize=4096)
+def _head(method: str, target: str, headers: tuple[tuple[str, str], ...]) -> bytes:
+    """A request up to its length: the same for every call of a rollout."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise BadAnswer("a header holds a line break")
-    head = f"{method} {place.head}{lines}accept-encoding: identity\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode("latin-1") + body
+    return f"{method} {target}{lines}accept-encoding: identity\r\ncontent-length: ".encode("latin-1")
 
 
 def _plain(answer: HttpResponse, max_body: int) -> HttpResponse:

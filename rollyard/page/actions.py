@@ -18,17 +18,21 @@ from anyio.abc import TaskGroup
 
 from rollyard import agents
 from rollyard.core import registry
-from rollyard.core.errors import ConfigError
+from rollyard.core.errors import ConfigError, Error
 from rollyard.core.events import Event
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Policy
 from rollyard.core.rollout import MODES, Rollout
 from rollyard.core.task import Task
+from rollyard.runs.branch import branch_config
 from rollyard.runs.rescore import rescore
 from rollyard.runs.rollout.modes import choose
 from rollyard.runs.rollout.open_policy import learn_model, open_policy
 from rollyard.runs.rollout.options import OPTIONS, Option, RolloutFields, merge_options, read_options, write_options
 from rollyard.runs.rollout.run_rollout import run_rollout
+from rollyard.runs.run.config import POLICY, RunConfig
+from rollyard.runs.run.drive import carry_out
+from rollyard.runs.run.policies import check_policies
 from rollyard.store import Store
 from rollyard.tasks.taskset import Taskset
 
@@ -156,6 +160,25 @@ class LocalActions:
             return False
         scope.cancel()
         return True
+
+    async def branch(self, rollout_id: str, form: Mapping[str, str]) -> None:
+        """Go on from a call of a kept rollout, with an answer that somebody wrote where one is given. It is a run of its own."""
+        assert self._group is not None, "enter the actions first"
+        fields: dict[str, Any] = {"branch_how": form.get("how") or "auto", "attempts": int(form.get("n") or 1)}
+        if form.get("answer", "").strip():
+            fields["branch_answer"] = form["answer"].strip()
+        if form.get("policy"):
+            fields["policies"] = {POLICY: form["policy"]}
+        config = await branch_config(self._store, rollout_id, form.get("at", ""), fields)
+        check_policies(config)
+        self._group.start_soon(self._carry_out, rollout_id, config)
+
+    async def _carry_out(self, rollout_id: str, config: RunConfig) -> None:
+        try:
+            await carry_out(config, store=self._store)
+        except Error as error:
+            why = Event(at=time.time(), name="branch.refused", rollout_id=rollout_id, fields={"error": str(error)})
+            await self._store.event(why)
 
     async def rescore(self, rollout_id: str) -> None:
         async for _ in rescore(self._store, rollout_id):

@@ -46,6 +46,7 @@ class Actions(Protocol):
     def command(self, form: Mapping[str, str]) -> str: ...
     async def start(self, form: Mapping[str, str]) -> str: ...
     async def cancel(self, rollout_id: str) -> bool: ...
+    async def branch(self, rollout_id: str, form: Mapping[str, str]) -> None: ...
     async def rescore(self, rollout_id: str) -> None: ...
 
 
@@ -61,7 +62,7 @@ def page_app(
     instances and names of owners is shown to those who give that key, as the password of their browser's own form."""
     if (actions is None) != (token is None):
         raise ConfigError("actions need a token, and a token is for actions")
-    shown = _Page(store, plane, actions, token)
+    shown = _Page(store, actions, token, planed=plane is not None)
     routes: list[BaseRoute] = [
         Route("/", shown.runs),
         Route("/runs/{run_id}", shown.run),
@@ -81,31 +82,48 @@ def page_app(
         Route("/live", shown.live),
         Route("/start", shown.start, methods=["GET", "POST"]),
         Route("/rollouts/{rollout_id}/cancel", shown.cancel, methods=["POST"]),
+        Route("/rollouts/{rollout_id}/branch", shown.branch, methods=["GET", "POST"]),
         Route("/rollouts/{rollout_id}/rescore", shown.rescore, methods=["POST"]),
         Route("/rollouts/{rollout_id}/notes", shown.add_note, methods=["POST"]),
         Route("/rollouts/{rollout_id}/notes/{note_id:int}/remove", shown.remove_note, methods=["POST"]),
         Mount("/static", StaticFiles(directory=_STATIC)),
     ]
     if plane is not None:
-        routes += _plane_routes(shown, plane, plane_key)
+        routes += _plane_routes(shown.show, plane, plane_key)
     return Starlette(routes=routes, exception_handlers={Error: refuse, HTTPException: http_error})
 
 
-def _plane_routes(shown: _Page, plane: PlaneTables, key: KeyCheck | None) -> list[BaseRoute]:
+def plane_page_app(plane: PlaneTables, plane_key: KeyCheck | None = None) -> Starlette:
+    """The control plane's tables alone, where there is no store of runs."""
+
+    def show(request: Request, name: str, **fields: Any) -> HTMLResponse:
+        return page(request, name, writable=False, planed=True, runs_kept=False, **fields)
+
+    async def begin(request: Request) -> Response:
+        return RedirectResponse(request.scope.get("root_path", "").rstrip("/") + "/plane", 303, headers=HEADERS)
+
+    routes = [Route("/", begin), Mount("/static", StaticFiles(directory=_STATIC))]
+    return Starlette(
+        routes=[*routes, *_plane_routes(show, plane, plane_key)],
+        exception_handlers={Error: refuse, HTTPException: http_error},
+    )
+
+
+def _plane_routes(show: Callable[..., Response], plane: PlaneTables, key: KeyCheck | None) -> list[BaseRoute]:
     async def overview(request: Request) -> Response:
-        return shown.show(request, "plane.html", **await plane.overview())
+        return show(request, "plane.html", **await plane.overview())
 
     async def instances(request: Request) -> Response:
-        return shown.show(request, "instances.html", **await plane.instances(_read_query(request)))
+        return show(request, "instances.html", **await plane.instances(_read_query(request)))
 
     async def instance(request: Request) -> Response:
-        return shown.show(request, "instance.html", **await plane.instance(request.path_params["id"]))
+        return show(request, "instance.html", **await plane.instance(request.path_params["id"]))
 
     async def hub(request: Request) -> Response:
-        return shown.show(request, "hub.html", **await plane.hub(_read_query(request)))
+        return show(request, "hub.html", **await plane.hub(_read_query(request)))
 
     async def quotas(request: Request) -> Response:
-        return shown.show(request, "quotas.html", **await plane.quotas(_read_query(request)))
+        return show(request, "quotas.html", **await plane.quotas(_read_query(request)))
 
     return [
         Route("/plane", overview),
@@ -150,8 +168,8 @@ def _read_query(request: Request) -> PageQuery:
 
 
 class _Page:
-    def __init__(self, store: Store, plane: PlaneTables | None, actions: Actions | None, token: str | None) -> None:
-        self._store, self._planed, self._actions, self._token = store, plane is not None, actions, token
+    def __init__(self, store: Store, actions: Actions | None, token: str | None, *, planed: bool) -> None:
+        self._store, self._planed, self._actions, self._token = store, planed, actions, token
         self._summaries = tables.Summaries(store)
 
     def show(self, request: Request, name: str, *, status: int = 200, **fields: Any) -> HTMLResponse:
@@ -269,6 +287,23 @@ class _Page:
                 raise HTTPException(409, "it has ended, or was not started on this page; end its run where it runs")
 
         return await self._act(request, end)
+
+    async def branch(self, request: Request) -> Response:
+        """What if the model had said this: the answer of a call to be changed, and a run that goes on from it."""
+        actions, rollout_id = self._writable(), request.path_params["rollout_id"]
+        form = dict(request.query_params) if request.method == "GET" else await self._form(request)
+        problem: str | None = None
+        if request.method == "POST":
+            self._check_token(form)
+            try:
+                await actions.branch(rollout_id, form)
+                return self._go(request, f"/rollouts/{rollout_id}#branches")
+            except (Error, ValueError) as error:
+                problem = str(error)
+        shown = await rollouts.answer_at(self._store, rollout_id, form.get("at", ""))
+        kept = {name: value for name, value in form.items() if name != "token"}
+        fields = {**shown, "form": kept, "problem": problem}
+        return self.show(request, "branch.html", status=400 if problem else 200, **fields)
 
     async def rescore(self, request: Request) -> Response:
         return await self._act(request, self._writable().rescore)

@@ -13,15 +13,18 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.call import CallRecord
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import STARTED, Event
+from rollyard.core.message import Message
 from rollyard.core.rollout import Rollout
 from rollyard.page import markup
 from rollyard.page import steps as step_texts
 from rollyard.page.attempts import find_neighbours
 from rollyard.page.drawing import branch_graph, timeline
 from rollyard.page.steps import CallCosts
+from rollyard.policy.prefix import find_at
 from rollyard.runs.report.report import run_prices
 from rollyard.runs.report.spending import Prices, cost, find_price
 from rollyard.store import Store
@@ -124,6 +127,19 @@ def call_costs(found: Rollout, prices: Prices) -> CallCosts:
     return CallCosts(records=_records(found.captured), price=find_price(prices, found.labels.get("policy")))
 
 
+async def answer_at(store: Store, rollout_id: str, at: str) -> dict[str, Any]:
+    """The answer of one call as somebody may change it: text, or text and tool calls as JSON."""
+    found = await store.get_rollout(rollout_id)
+    call = find_at(found.captured, at)
+    answer = found.captured.answer(call.id)
+    said = Message("assistant") if answer is None else answer.message
+    text = said.text
+    if said.tool_calls:
+        tools = [{"name": tool.name, "arguments": msgspec.Raw(tool.arguments.encode())} for tool in said.tool_calls]
+        text = msgspec.json.format(msgspec.json.encode({"text": said.text, "tool_calls": tools}), indent=2).decode()
+    return {"rollout": found, "call": call, "answer": text}
+
+
 async def steps(store: Store, rollout_id: str, *, branch: int, start: int) -> dict[str, Any]:
     found = await find_rollout(store, rollout_id)
     prices, config = await find_terms(store, found)
@@ -167,7 +183,7 @@ async def raw(store: Store, rollout_id: str, call_id: str) -> bytes:
             body = await store.load_blob(digest)
             try:
                 body = msgspec.json.format(body, indent=2)
-            except msgspec.DecodeError:
+            except BAD_JSON:
                 pass
             parts += [f"\n\n{name}\n".encode(), body]
     return b"".join(parts)

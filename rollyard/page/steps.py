@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 from markupsafe import Markup
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.call import CallRecord
 from rollyard.core.message import Message, Text, ToolResult
 from rollyard.core.node import Node
@@ -123,7 +124,7 @@ def exit_code(text: str) -> int | None:
 def _arguments(text: str) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except BAD_JSON:
         return {"kind": "code", "where": "", "text": markup.visible(cut(text))}
     if isinstance(fields, dict):
         values = cast("dict[str, Any]", fields)
@@ -147,7 +148,7 @@ def json_code(text: str) -> Markup:
     """JSON with a line for each member, in colour; what is none, as it is."""
     try:
         text = msgspec.json.format(text, indent=2)
-    except msgspec.DecodeError:
+    except BAD_JSON:
         return markup.code(cut(text))
     return markup.code(cut(text), language="json")
 

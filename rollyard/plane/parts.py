@@ -19,6 +19,7 @@ from rollyard.plane.gateway.gateway import Gateway
 from rollyard.plane.service.access import Access
 from rollyard.plane.service.builds import Builds
 from rollyard.plane.service.bundles import Bundles
+from rollyard.plane.service.call_rates import CallRates
 from rollyard.plane.service.create_request import CreateDefaults
 from rollyard.plane.service.drain import Duty
 from rollyard.plane.service.hub import Hub
@@ -60,6 +61,7 @@ async def assemble(
     clock: Callable[[], float] = time.time,
     runs: Store | None = None,
     signing_secret: str | None = None,
+    rates: CallRates | None = None,
 ) -> PlaneParts:
     """Replicas on the same storage agree on the plane's name; they are given the same signing secret. Without one, what is
     signed here is good for as long as these parts are."""
@@ -67,7 +69,9 @@ async def assemble(
     signer = Signer(signing_secret or secret("sign"))
     counters, duty, builds = PlaneCounters(), Duty(), Builds(store, clock=clock)
     hub, access = Hub(store, clock=clock), Access(store, clock=clock)
-    instances = Instances(store, hub, engines, plane=plane, settings=settings, clock=clock, duty=duty, builds=builds)
+    instances = Instances(
+        store, hub, engines, plane=plane, settings=settings, clock=clock, duty=duty, builds=builds, rates=rates
+    )
     return PlaneParts(
         store=store,
         hub=hub,

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, UpstreamError
 from rollyard.net.http_client import BadAnswer, HttpPool
 from rollyard.net.http_session import HttpSession
@@ -135,7 +136,7 @@ def seconds(value: str | None) -> float | None:
 def json_object(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except BAD_JSON as error:
         raise UpstreamError("the upstream's answer is not JSON", status=502, body=body[:4096]) from error
     if not isinstance(value, dict):
         raise UpstreamError("the upstream's answer is not a JSON object", status=502, body=body[:4096])

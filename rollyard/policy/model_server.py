@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, PolicyError, UpstreamError
 
 MOST_WORDS = 2000
@@ -32,7 +33,7 @@ def read_models(body: bytes) -> tuple[ServedModel, ...]:
     try:
         found: Any = msgspec.json.decode(body)
         rows: Any = found.get("data", found.get("models"))
-    except (msgspec.DecodeError, AttributeError):
+    except (*BAD_JSON, AttributeError):
         return ()
     if not isinstance(rows, list):
         return ()
@@ -94,7 +95,7 @@ def words_of(body: bytes) -> str:
     text = body[: 4 * MOST_WORDS].decode("utf-8", "replace")
     try:
         value: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except BAD_JSON:
         value = None
     if isinstance(value, list) and value:
         value = value[0]

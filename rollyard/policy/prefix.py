@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.branch_point import END, RESUME_MARK, BranchPoint
 from rollyard.core.call import SAID, Call, CallRecord, Finish, Reply
 from rollyard.core.errors import BranchDiverged, ConfigError, Error
@@ -114,7 +115,7 @@ def read_answer(text: str) -> SaidAnswer:
     else:
         try:
             said = msgspec.json.decode(text, type=SaidAnswer)
-        except msgspec.DecodeError as error:
+        except BAD_JSON as error:
             shape = '{"text": "...", "tool_calls": [{"name": "...", "arguments": {...}}]}'
             raise ConfigError(f"the answer is not one: {error}", hint=f"plain text, or {shape}") from error
     if not said.text and not said.tool_calls:

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from rollyard.core import registry
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Policy
 
@@ -123,5 +124,5 @@ def read_json(text: str) -> Any:
     """Numbers, booleans and JSON as themselves, everything else as text."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except BAD_JSON:
         return text

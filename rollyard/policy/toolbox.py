@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.message import ToolSpec
 
 SHELLS = (
@@ -95,7 +96,7 @@ def heredoc(path: str, text: str) -> str:
 def schema_of(tool: ToolSpec) -> Mapping[str, Any]:
     try:
         value = msgspec.json.decode(tool.schema)
-    except msgspec.DecodeError:
+    except BAD_JSON:
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -12,10 +12,12 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from rollyard.core.errors import ConfigError, EnvError
+from rollyard import agents
+from rollyard.core.errors import ConfigError, EnvError, UnknownName
 from rollyard.core.limits import Limits
 from rollyard.core.protocols import Backend, Policy
 from rollyard.core.rollout import Rollout
+from rollyard.core.sandbox import is_path
 from rollyard.policy.renderers.protocol import Renderer
 from rollyard.runs.rollout.options import OPTIONS, RolloutOptions
 from rollyard.runs.rollout.run_rollout import RolloutArguments
@@ -77,6 +79,10 @@ class TaskRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         given = {name: value for name, value in given.items() if value is not None}
         if not served.clients_choose and (taken := [n for n in _SERVERS_OWN if n in given]):
             raise ConfigError(f"{', '.join(taken)}: this server decides that", hint="serve it with --clients-choose")
+        if (agent := given.get("agent", served.agent)) != served.agent and agent not in (known := agents.names()):
+            raise UnknownName("agent", agent, known)  # a file or a module is the server's to name
+        if is_path(given.get("image", "")):
+            raise ConfigError(f"image {given['image']!r}: an image has a name; a path of the server is none")
         settings = served.settings
         options = settings.pop("options")
         if "base_url" in given or "key" in given:

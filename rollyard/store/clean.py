@@ -71,8 +71,9 @@ def delete_run(connection: Connection, run_id: str) -> int:
     """Remove a run with all its rollouts; gives how many those were. Bodies go with `sweep`."""
     if connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
         raise StoreError(f"no run {run_id}", hint="rollyard list shows those there are")
-    own = select(rollouts.c.id).where(rollouts.c.run_id == run_id)
-    for table in (calls, nodes, verdicts, artifacts, sessions, notes, texts, events):
+    lost = select(sessions.c.rollout_id).join(attempts, attempts.c.id == sessions.c.attempt_id)  # of workers that died
+    own = select(rollouts.c.id).where(rollouts.c.run_id == run_id).union(lost.where(attempts.c.run_id == run_id))
+    for table in (calls, nodes, verdicts, artifacts, notes, texts, events, sessions):
         connection.execute(delete(table).where(table.c.rollout_id.in_(own)))
     connection.execute(delete(events).where(events.c.run_id == run_id))
     count = connection.execute(delete(rollouts).where(rollouts.c.run_id == run_id)).rowcount

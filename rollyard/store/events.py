@@ -22,8 +22,6 @@ APPEND_LOCK = 7_031_115_902  # PostgreSQL's advisory lock of the one that append
 
 
 def append(connection: Connection, new: list[Event]) -> None:
-    if connection.dialect.name == "postgresql":
-        connection.execute(text(f"SELECT pg_advisory_xact_lock({APPEND_LOCK})"))
     rows = [
         {
             "rollout_id": event.rollout_id,
@@ -34,6 +32,8 @@ def append(connection: Connection, new: list[Event]) -> None:
         }
         for event in new
     ]
+    if connection.dialect.name == "postgresql":  # last: others wait for it until this transaction ends
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({APPEND_LOCK})"))
     connection.execute(insert(events), rows)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.cache import cache_home, make_once
 from rollyard.core.errors import ConfigError
 from rollyard.core.task import Task
@@ -133,7 +134,7 @@ def from_registry(path: Path, wanted: str | None, *, cache: Path | None) -> Iter
     """The tasks of one dataset (`name` or `name@version`) of a `registry.json`; of the only one, when there is one."""
     try:
         datasets = msgspec.json.decode(path.read_bytes(), type=list[RegistryDataset])
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except BAD_JSON as error:
         raise ConfigError(
             f"{path}: {field_error(error) if isinstance(error, msgspec.ValidationError) else error}",
             hint=f"a registry is a list of datasets; tasks of Fleet are loaded as {path}#fleet",

@@ -75,7 +75,7 @@ def _site(site: Site, can: Capabilities) -> Iterator[str]:
         yield "asks for Windows"
     if site.compose is not None and not (can.services and isinstance(site, Task)):
         yield f"needs several services ({site.compose})"
-    if site.resources.accelerated:
+    if site.resources.accelerated and not (can.gpus and site.resources.tpu is None):
         yield "asks for accelerators"
     if (site.build is not None or site.image != "host") and not can.images:
         yield f"needs the image {site.image if site.build is None else site.build!r}"

@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from rollyard.core import registry
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, Error
 from rollyard.core.python_files import import_file
 from rollyard.core.remote_task import TaskConfig
@@ -112,7 +113,7 @@ def from_jsonl(path: Path, mark: Mark | None = None) -> Iterator[Task]:
             where = f"{path}:{number}"
             try:
                 row = msgspec.json.decode(line)
-            except msgspec.DecodeError as error:
+            except BAD_JSON as error:
                 raise ConfigError(f"{where}: not JSON: {error}") from error
             yield as_task(row, where=where, mark=mark)
 

@@ -36,10 +36,11 @@ from rollyard.tasks.dataset_registry import (
     read_registry,
 )
 from rollyard.tasks.datasets import from_dataset, from_registry, task_folders
+from rollyard.tasks.harbor.index import FolderIndex
 from rollyard.tasks.harbor.load import is_task, load_folder
 from rollyard.tasks.harbor.write import to_folder
 from rollyard.tasks.rows import as_task, first, from_fleet, from_jsonl, from_python, rows_of
-from rollyard.tasks.trust import HINT, is_trusted, mark_untrusted
+from rollyard.tasks.trust import HINT, is_trusted, load_remembered, mark_untrusted
 
 FLEET = "fleet"  # what a file of Fleet's tasks is marked with, as PATH#fleet
 
@@ -150,7 +151,7 @@ def _open(text: str, *, cache: Path | None, trust: bool, skipped: list[SkippedTa
     name, _, fragment = text.partition("#")
     path = Path(name).expanduser()
     if path.is_dir():
-        return _judge_folders(_folder(path, skipped), trust)
+        return _judge_folders(_folder(path, cache, skipped), trust)
     if path.is_file():
         if path.name == "dataset.toml":
             return _judge_folders(from_dataset(path), trust)
@@ -187,9 +188,11 @@ def _open(text: str, *, cache: Path | None, trust: bool, skipped: list[SkippedTa
 
 def _judge_folders(tasks: Iterator[Task], trust: bool) -> Iterator[Task]:
     """Each task of a folder, trusted or not by where its folder lies and what is in it."""
+    remembered = load_remembered()
     for task in tasks:
         root = Path(task.source or ".")
-        yield task if is_trusted(root, trust_tasks=trust) else mark_untrusted(task, root)
+        trusted = is_trusted(root, trust_tasks=trust, remembered=remembered)
+        yield task if trusted else mark_untrusted(task, root)
 
 
 def _run_python(text: str, file: Path, trust: bool) -> Iterator[Task]:
@@ -198,7 +201,7 @@ def _run_python(text: str, file: Path, trust: bool) -> Iterator[Task]:
     return from_python(text)
 
 
-def _folder(path: Path, skipped: list[SkippedTask] | None) -> Iterator[Task]:
+def _folder(path: Path, cache: Path | None, skipped: list[SkippedTask] | None) -> Iterator[Task]:
     if is_task(path):
         return iter([load_folder(path)])
     if (path / "dataset.toml").is_file():
@@ -206,16 +209,25 @@ def _folder(path: Path, skipped: list[SkippedTask] | None) -> Iterator[Task]:
     folders = task_folders(path)
     if not folders:
         raise ConfigError(f"{path}: no task folders in it", hint="a task folder holds a task.toml")
-    return _load_each(folders, skipped)
+    return _load_indexed(folders, cache, skipped)
+
+
+def _load_indexed(folders: list[Path], cache: Path | None, skipped: list[SkippedTask] | None) -> Iterator[Task]:
+    with FolderIndex(folders, cache) as index:
+        yield from _load_each(folders, skipped, index.load)
 
 
 def _dataset(entry: DatasetEntry, cache: Path | None, skipped: list[SkippedTask] | None) -> Iterator[Task]:
     if entry.adapter == FOLDERS:
-        return _folder(open_source(entry, cache=cache), skipped)
+        return _folder(open_source(entry, cache=cache), cache, skipped)
     return _load_each(open_dataset(entry, cache=cache), skipped)
 
 
-def _load_each(folders: Iterable[Path | tuple[str, ConfigError]], skipped: list[SkippedTask] | None) -> Iterator[Task]:
+def _load_each(
+    folders: Iterable[Path | tuple[str, ConfigError]],
+    skipped: list[SkippedTask] | None,
+    load: Callable[[Path], Task] = load_folder,
+) -> Iterator[Task]:
     """What cannot be read goes to `skipped`, or is an error where there is none. Of two tasks with one name the later is
     called by its folder's."""
     seen: set[str] = set()
@@ -223,7 +235,7 @@ def _load_each(folders: Iterable[Path | tuple[str, ConfigError]], skipped: list[
         try:
             if not isinstance(folder, Path):
                 raise folder[1]
-            task = load_folder(folder)
+            task = load(folder)
         except ConfigError as error:
             if skipped is None:
                 raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import msgspec
@@ -24,15 +24,15 @@ from rollyard.tasks.verifiers.weighted import parts_of
 HINT = "--trust-tasks (trust_tasks=True) lets these tasks reach this machine"
 
 
-def is_trusted(path: Path, *, trust_tasks: bool) -> bool:
-    """`trust_tasks` says so now; for these very files it may have been said before."""
+def is_trusted(path: Path, *, trust_tasks: bool, remembered: Set[str] | None = None) -> bool:
+    """`trust_tasks` says so now; for these very files it may have been said before (`remembered`, read where it is not given)."""
     place = path.resolve()
     if is_own(place):
         return True
     if trust_tasks:
         _remember(source_digest(place), place)
         return True
-    remembered = _load_remembered()
+    remembered = load_remembered() if remembered is None else remembered
     return bool(remembered) and source_digest(place) in remembered
 
 
@@ -61,7 +61,7 @@ def _trust_file() -> Path:
     return root / "rollyard" / "trusted-tasks"
 
 
-def _load_remembered() -> set[str]:
+def load_remembered() -> set[str]:
     try:
         return {line.partition(" ")[0] for line in _trust_file().read_text().splitlines()}
     except OSError:
@@ -70,7 +70,7 @@ def _load_remembered() -> set[str]:
 
 def _remember(digest: str, place: Path) -> None:
     file = _trust_file()
-    if digest in _load_remembered():
+    if digest in load_remembered():
         return
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as lines:
@@ -84,9 +84,23 @@ def mark_untrusted(task: Task, root: Path | None) -> Task:
     for path in _host_paths(task):
         if inside is None:
             raise ConfigError(f"task {task.id!r}: {path} is a path of this machine", hint="send the contents of files")
-        if not Path(path).resolve().is_relative_to(inside):
+        if not _stays_inside(path, str(inside)):
             raise ConfigError(f"task {task.id!r}: {path} is outside {inside}, where this task comes from", hint=HINT)
     return msgspec.structs.replace(task, trusted=False)
+
+
+def _stays_inside(path: str, inside: str) -> bool:
+    """Where no link lies between the two there is nothing to resolve."""
+    rest = path.removeprefix(inside)
+    if rest == "" or (rest.startswith("/") and rest != path and not {"..", ""} & set(rest[1:].split("/"))):
+        at = inside
+        for part in rest.split("/")[1:]:
+            at = f"{at}/{part}"
+            if os.path.islink(at):  # noqa: PTH114 - of thousands of tasks
+                break
+        else:
+            return True
+    return Path(path).resolve().is_relative_to(inside)
 
 
 def _host_paths(task: Task) -> Iterator[str]:

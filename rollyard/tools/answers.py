@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.message import Image, Text
 
 NO_IMAGE = "error: the tool returned an image without data"
@@ -71,7 +72,7 @@ def _merge(texts: Sequence[str], structured: Any) -> Any:
 def _parse(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except BAD_JSON:
         return text
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.log import Log
@@ -179,7 +180,7 @@ def _is_cancelled(event: bytes) -> bool:
         if line.startswith(b"data:"):
             try:
                 said: Any = msgspec.json.decode(line[5:])
-            except msgspec.DecodeError:
+            except BAD_JSON:
                 return False
             return (
                 isinstance(said, dict)

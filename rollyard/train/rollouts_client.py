@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 import anyio
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import Error, PolicyError
 from rollyard.core.ids import new_id
 from rollyard.net.http_client import BadAnswer, HttpPool
@@ -135,7 +136,7 @@ class RolloutsClient:
 def _read(status: int, body: bytes) -> dict[str, Any]:
     try:
         found: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except BAD_JSON:
         found = None
     if status < 400 and isinstance(found, dict):
         return found  # pyright: ignore[reportUnknownVariableType]

@@ -18,6 +18,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.call import Call, PauseMode, Reply, ids
 from rollyard.core.errors import BadRequest, ConfigError, Error, PolicyError
 from rollyard.core.ids import new_id
@@ -206,7 +207,7 @@ def with_ids(answer: dict[str, Any], body: bytes, reply: Reply, sampled: Sampler
 async def json_body(request: HttpRequest) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(await request.body())
-    except msgspec.DecodeError as error:
+    except BAD_JSON as error:
         raise ValueError(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError("the body must be a JSON object")

@@ -16,6 +16,8 @@ from rollyard.trajectory.fork_reason import compare_echo, compare_history, quote
 from rollyard.trajectory.graph import WIDTH, Graph
 from rollyard.trajectory.lineage import ROOT, START, WalkStep, is_part, is_quoted, repeats
 
+HistoryChange = tuple[BreakReason, int | None]
+
 
 class Match(NamedTuple):
     """What a request's words say before it is answered: the call it goes on from, or why there is none (None for a plain
@@ -25,6 +27,7 @@ class Match(NamedTuple):
     size: int
     continues: Continuation | None
     reason: str | None
+    history: HistoryChange | None = None  # how it differs from its thread's latest call, where that was looked at
 
 
 class AttachPoint(NamedTuple):
@@ -58,7 +61,7 @@ def match(graph: Graph, ledger: Ledger, call: Call) -> Match:
     size = len(graph.nodes)
     found = next((at for step in reversed(steps) if (at := _answer_on(graph, step)) is not None), None)
     if found is None:
-        return Match(steps, size, None, _reason(graph, ledger, call, steps))
+        return Match(steps, size, None, *_reason(graph, ledger, call, steps))
     answer = graph.nodes[found.node]
     new: list[Message] = []
     exact, edited = found.exact and (not found.split or _is_whole(graph, call, found)), found.edited
@@ -69,7 +72,7 @@ def match(graph: Graph, ledger: Ledger, call: Call) -> Match:
         exact = exact and is_part(answer.message, message)
         edited = edited or not is_quoted(answer.message, message)
     if any(message.role == "assistant" for message in new):
-        return Match(steps, size, None, _reason(graph, ledger, call, steps))
+        return Match(steps, size, None, *_reason(graph, ledger, call, steps))
     if not exact:
         echo = compare_echo(_echoes(graph, call, found), found.skipped)
         return Match(steps, size, None, "history_edited" if echo == "bridge_unproven" else echo)
@@ -103,14 +106,25 @@ def _is_whole(graph: Graph, call: Call, step: WalkStep) -> bool:
     )
 
 
-def _reason(graph: Graph, ledger: Ledger, call: Call, steps: Sequence[WalkStep]) -> str | None:
-    """Why a request goes on from no recorded answer."""
+def _reason(
+    graph: Graph, ledger: Ledger, call: Call, steps: Sequence[WalkStep]
+) -> tuple[str | None, HistoryChange | None]:
+    """Why a request goes on from no recorded answer, and how it differs from its thread's latest call."""
     if _first_asked(ledger, call, steps) is not None:
-        return None
+        return None, None
     step = steps[-1] if steps else START
     answer = graph.answer_above(step.node)
     here = AttachPoint(step, 0, answer, "root", None)
-    return _fork(graph, ledger, call, here, _Evidence(steps, answer, ledger.latest(call.thread), None)).reason
+    latest = ledger.latest(call.thread)
+    history = _compare_latest(graph, call, latest)
+    return _fork(graph, ledger, call, here, _Evidence(steps, answer, latest, None, history)).reason, history
+
+
+def _compare_latest(graph: Graph, call: Call, latest: CallRecord | None) -> HistoryChange | None:
+    if latest is None or latest.leaf is None:
+        return None
+    same_tools = latest.tools_digest == call.tools_digest
+    return compare_history(graph.messages(latest.leaf), call.messages, same_tools)
 
 
 def place(
@@ -118,8 +132,9 @@ def place(
 ) -> AttachPoint:
     """`digest` names the request's body; `packed` are the ids of its prompt, None where nobody knows them; `before` is its
     match from before it was answered."""
+    history: HistoryChange | None = None
     if before is not None and before.size == len(graph.nodes):
-        steps = before.steps
+        steps, history = before.steps, before.history
     else:
         steps = graph.lineage.walk(call.messages, call.tools_digest)
     reached = graph.answer_above(steps[-1].node) if steps else None
@@ -139,7 +154,7 @@ def place(
         return here._replace(edge="extends", parent_call_id=here.answer.call_id)
     if quoted and not graph.lineage.knows(quoted[-1]):
         here = here._replace(orphan=quoted[-1])
-    return _fork(graph, ledger, call, here, _Evidence(steps, reached, ledger.latest(call.thread), packed))
+    return _fork(graph, ledger, call, here, _Evidence(steps, reached, ledger.latest(call.thread), packed, history))
 
 
 def _first_asked(ledger: Ledger, call: Call, steps: Sequence[WalkStep]) -> str | None:
@@ -188,6 +203,7 @@ class _Evidence(NamedTuple):
     reached: Node | None
     latest: CallRecord | None
     packed: bytes | None
+    history: HistoryChange | None  # as compared before, where it was
 
 
 def _fork(graph: Graph, ledger: Ledger, call: Call, here: AttachPoint, seen: _Evidence) -> AttachPoint:
@@ -212,7 +228,7 @@ def _is_quoted(graph: Graph, latest: CallRecord, call: Call) -> bool:
     return latest.leaf is not None and quotes(graph.nodes[latest.leaf].message, call.messages)
 
 
-def _why(graph: Graph, call: Call, here: AttachPoint, seen: _Evidence) -> tuple[BreakReason, int | None]:
+def _why(graph: Graph, call: Call, here: AttachPoint, seen: _Evidence) -> HistoryChange:
     """The reason, and where it first differs: the token where both sides have ids, else the message."""
     mismatch: int | None = None
     if seen.reached is not None and here.answer is not seen.reached:  # the words were the same, the tokens were not
@@ -220,8 +236,7 @@ def _why(graph: Graph, call: Call, here: AttachPoint, seen: _Evidence) -> tuple[
         reason = compare_echo(_echoes(graph, call, seen.steps[-1]), seen.steps[-1].skipped)
     elif seen.latest is not None and seen.latest.leaf is not None:
         before = graph.nodes[seen.latest.leaf]
-        same_tools = seen.latest.tools_digest == call.tools_digest
-        reason, mismatch = compare_history(graph.messages(before.id), call.messages, same_tools)
+        reason, mismatch = seen.history or _compare_latest(graph, call, seen.latest) or ("new_root", None)
     else:
         return "new_root", None
     if reason != "new_root" and seen.packed is not None:

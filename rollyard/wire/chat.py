@@ -174,7 +174,11 @@ def _history_item(raw: msgspec.Raw) -> Message:
     return Message("assistant", tuple(whole), item.name)
 
 
-_history = History(b"chat history", "messages", lambda memo, raw: recall(memo, b"chat messages", raw, _history_item))
+def _recall_item(memo: Memo, raw: msgspec.Raw) -> Message:
+    return recall(memo, b"chat messages", raw, _history_item)
+
+
+_history = History(b"chat history", "messages", _recall_item)
 
 
 def _spec(function: _FunctionSpec, kind: str = "function", raw: str | None = None) -> ToolSpec:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.call import Dialect
 from rollyard.core.errors import BadRequest, RefusedMember
 
@@ -57,7 +58,7 @@ def find_server_tools(dialect: Dialect, body: bytes) -> list[str]:
             found += _list_tools(dialect, _tools.decode(members["tools"]))
         if _has_more(members, body) or any(_may_link(bytes(raw)) for name, raw in members.items() if name != "tools"):
             found += _find_links(json.loads(body, object_pairs_hook=_make_object))
-    except (msgspec.DecodeError, ValueError, RecursionError):
+    except (*BAD_JSON, ValueError):
         raise BadRequest("the request is not a JSON object with a list of tools") from None
     return list(dict.fromkeys(found))
 

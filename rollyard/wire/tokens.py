@@ -104,8 +104,11 @@ def read_tokens(
     usage: Usage,
 ) -> ReportedTokens:
     completion_ids = as_ids(completion)
-    tokens = tuple([_token(e) if e.top_logprobs else TokenText(e.token, e.logprob) for e in entries or ()])
     values = [entry.logprob for entry in entries] if entries is not None else None
+    if any([entry.top_logprobs for entry in entries or ()]):
+        tokens = tuple([_token(entry) for entry in entries or ()])
+    else:
+        tokens = tuple(map(TokenText, [entry.token for entry in entries or ()], values or ()))
     flaws: list[str] = []
     if completion is not None and completion_ids is None:
         flaws.append("ids_out_of_range")
@@ -136,15 +139,18 @@ def _check_logprobs(
     if completion_ids is not None and len(values) != len(completion_ids):
         flaws.append(f"length_mismatch: {len(completion_ids)} ids, {len(values)} logprobs")
         return None
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if len(known) != len(values):
+    try:
+        found = floats(values)
+    except TypeError:  # some are not known
+        found = floats([math.nan])
+    if not math.isfinite(sum(found)):
         flaws.append("non_finite_logprob")
         return None
-    if known and max(known) > _ROUNDING:
+    if found and max(found) > _ROUNDING:
         flaws.append("positive_logprob")
-    if known and min(known) <= _SENTINEL:
+    if found and min(found) <= _SENTINEL:
         flaws.append("sentinel_logprob")
-    return floats(known)
+    return found
 
 
 def _token(entry: TokenLogprob) -> TokenText:

@@ -237,3 +237,10 @@ def test_an_agent_that_is_already_there_is_found_on_the_path():
     assert agents.presence_check(agents.get("pi"), "/opt/rollyard/0123") == ["/opt/rollyard/0123/bin/pi", "--version"]
     assert agents.presence_check(agents.get("pi"), "") == ["pi", "--version"]
     assert agents.render(agents.get("pi"), launch(prefix="")).argv[0] == "pi"
+
+
+def test_pi_out_of_a_layer_runs_on_the_layers_node_with_little_memory_and_its_programs_do_not():
+    rendered = agents.render(agents.get("pi"), launch(prefix="/opt/rollyard/0123"))
+    node, flag, program = rendered.argv[:3]
+    assert (node, program) == ("/opt/rollyard/0123/bin/node", "/opt/rollyard/0123/bin/pi")
+    assert flag == "--max-semi-space-size=1" and "NODE_OPTIONS" not in rendered.env

@@ -8,10 +8,10 @@ import pytest
 import rollyard as ry
 from rollyard.core.branch_point import RESUME_MARK
 from rollyard.core.task import Task, VerifierSpec
+from rollyard.runs.rollout.kept_snapshots import remove_snapshots
 from tests.agents.test_branching import note, started
 
-pytestmark = [pytest.mark.anyio, pytest.mark.agent]
-OFTEN = ("shell-agent",)
+pytestmark = [pytest.mark.anyio, pytest.mark.agent, pytest.mark.slow]  # `tests/runs/test_resume.py` is the ordinary one
 AGENTS = [name for name in ry.agents.names() if ry.agents.get(name).resume is not None]
 CELLS = {"call 2": 1, "after parallel tool calls": 2, "call 8": 7}
 
@@ -27,13 +27,12 @@ def script(last, *, at):
     return ry.policy.scripted({"steps": steps})
 
 
-def cells():
-    for name in AGENTS:
-        marks = [pytest.mark.xdist_group(f"agent-{name}")]
-        yield pytest.param(name, id=name, marks=marks if name in OFTEN else [*marks, pytest.mark.slow])
+cells = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(f"agent-{name}")) for name in AGENTS]
+)
 
 
-@pytest.mark.parametrize("name", list(cells()))
+@cells
 async def test_an_agent_resumes_at_an_early_call_after_parallel_ones_and_at_a_late_one(name, tmp_path):
     judge = VerifierSpec(kind="commands", options={"commands": ['test "$(cat c.txt)" = right']})
     task = Task(id="t", instruction="Do as the tools say.", verifier=judge)
@@ -72,6 +71,7 @@ async def test_an_agent_resumes_at_an_early_call_after_parallel_ones_and_at_a_la
             assert paths and all(child.files[one] == parent.files[one] for one in paths)
             for path in child.captured.branches:
                 assert not any(RESUME_MARK in message.text for message in path.messages)
+            await remove_snapshots((parent, child), backend)
             pinned = "pinned" if child.pinned else "equal"
             opened = next(stage for stage in child.stages if stage.name == "provision").duration_s
             note(
@@ -80,7 +80,7 @@ async def test_an_agent_resumes_at_an_early_call_after_parallel_ones_and_at_a_la
             )
 
 
-@pytest.mark.parametrize("name", list(cells()))
+@cells
 async def test_an_agent_is_answered_by_a_user_and_goes_on(name, tmp_path):
     """The user's words are the last thing that the model is told, after all that was said before; nothing else is between."""
     user = tmp_path / "user.json"

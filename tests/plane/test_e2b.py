@@ -11,8 +11,12 @@ import aiohttp
 import pytest
 
 import rollyard as ry
+from rollyard.plane.compat.e2b import e2b_app
+from rollyard.plane.parts import ephemeral_plane
 from rollyard.sandbox.local.backend import LocalBackend
-from tests.plane.e2b_server import serving
+from rollyard.testing.serve import serve_app
+from tests.plane.conftest import ADMIN
+from tests.plane.e2b_server import list_ids, serving
 from tests.plane.venvs import interpreter, told, unless_there
 
 pytestmark = pytest.mark.anyio
@@ -82,7 +86,18 @@ async def test_a_repeated_create_with_one_key_makes_one_sandbox(backend):
         first, again = await asyncio.gather(create("one"), create("one"))
         other = await create("two")
         assert first == again != other
-        assert {info.id for info in await backend.list()} == {first, other}
+        assert set(await list_ids(backend)) == {first, other}
+
+
+async def test_a_rollout_leads_to_the_sandbox_that_it_asked_for_through_this_api(backend):
+    """By what it writes on every sandbox; nobody links them by hand."""
+    async with ephemeral_plane(backend) as plane, serve_app(e2b_app(plane, anonymous=True)) as url:
+        labels = {"rollyard.rollout": "ro_1", "rollyard.run": "run_1"}
+        async with aiohttp.ClientSession(url) as client:
+            async with client.post("/sandboxes", json={"templateID": "base", "metadata": labels}) as reply:
+                made = (await reply.json())["sandboxID"]
+        chain = await plane.traces.chain("ro_1", ADMIN)
+        assert (chain["instance"]["id"], chain["instance"]["run_id"], chain["rollout_id"]) == (made, "run_1", "ro_1")
 
 
 async def test_nobody_enters_without_the_key_or_the_sandboxes_token(backend):
@@ -125,7 +140,7 @@ async def test_what_is_not_served_is_refused_by_name(backend):
         for query in ("limit=many", "nextToken=abc"):
             async with client.get(f"/v2/sandboxes?{query}") as reply:
                 assert reply.status == 400
-        async with client.post("/sandboxes/x/fork", json={"count": 2}) as reply:
-            assert reply.status == 501 and "fork" in (await reply.json())["message"]
+        async with client.get("/sandboxes/x/logs") as reply:
+            assert reply.status == 501 and "logs" in (await reply.json())["message"]
         async with client.post("/sandboxes", json={"templateID": "base", "mcp": {"a": 1}}) as reply:
             assert reply.status == 400 and "mcp" in (await reply.json())["message"]

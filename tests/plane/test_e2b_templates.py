@@ -96,12 +96,11 @@ async def test_a_snapshot_has_a_name_a_list_and_an_end(url):
 @pytest.mark.parametrize(
     "asked",
     [
-        {"lifecycle": {"on_timeout": "pause"}},
         {"network": {"deny_out": ["10.0.0.1"]}},
         {"network": {"allow_public_traffic": False}},
         {"network": {"mask_request_host": "localhost"}},
     ],
-    ids=["pause", "deny", "private", "mask"],
+    ids=["deny", "private", "mask"],
 )
 async def test_what_is_not_done_is_refused_by_name_and_nothing_is_opened(backend, url, asked):
     with pytest.raises(e2b.SandboxException, match="is not served here"):

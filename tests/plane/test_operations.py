@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from rollyard.plane.server.logs import redact
+from tests.plane.venvs import venv_or_skip
 
 pytestmark = pytest.mark.anyio
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -136,8 +137,13 @@ def test_kubernetes_manifests_and_the_compose_file_parse_and_hang_together():
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
     drain = float(container["args"][container["args"].index("--drain-s") + 1])
     assert template["spec"]["terminationGracePeriodSeconds"] > drain + 30
-    compose = yaml.safe_load((DEPLOY / "docker-compose.yaml").read_text())
-    assert set(compose["services"]["plane"]["depends_on"]) <= set(compose["services"])
+    services = yaml.safe_load((DEPLOY / "docker-compose.yaml").read_text())["services"]
+    assert set(services["plane"]["depends_on"]) <= set(services)
+    assert services["plane"]["network_mode"] == "service:tls"
+    command = services["plane"]["command"]
+    assert command[command.index("--host") + 1] == "127.0.0.1"  # so that there is a page, and TLS before everything
+    assert "ports" not in services["plane"] and services["tls"]["ports"] == ["8443:8443"]
+    assert any(volume.startswith("./nginx.conf:") for volume in services["tls"]["volumes"])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
@@ -162,12 +168,8 @@ def test_the_options_that_examples_use_exist(where):
 
     from rollyard.cli.serve import app
 
-    if where == "kubernetes":
-        found = [one for path in (DEPLOY / "kubernetes").glob("*.yaml") for one in yaml.safe_load_all(path.read_text())]
-        (deployment,) = [one for one in found if one["kind"] == "Deployment"]
-        words = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-    elif where == "compose":
-        words = yaml.safe_load((DEPLOY / "docker-compose.yaml").read_text())["services"]["plane"]["command"]
+    if where != "systemd":
+        words = deployed_command(where)
     else:
         unit = (DEPLOY / "rollyard-plane.service").read_text()
         line = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
@@ -177,3 +179,54 @@ def test_the_options_that_examples_use_exist(where):
     command = typer.main.get_command(app).commands["plane"]
     context = command.make_context("plane", [str(word) for word in words[2:]])
     assert context.params["store"]
+
+
+@pytest.mark.parametrize("where", ["kubernetes", "compose"])
+async def test_the_command_of_a_deployment_starts_where_nothing_else_can_be_written(where, tmp_path):
+    """With its own key files, on a root file system that is read-only, as the manifest says."""
+    words = deployed_command(where)
+    given = {
+        "--engine": "noop",
+        "--host": "127.0.0.1",
+        "--port": "0",
+        "--admin-key-file": str(tmp_path / "admin-key"),
+        "--signing-file": str(tmp_path / "signing-secret"),
+    }
+    words = [given.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    words = [word.replace("${ROLLYARD_PUBLIC_URL:-", "").rstrip("}") for word in words]
+    if "--port" not in words:
+        words += ["--port", "0"]
+    for name in ("admin-key", "signing-secret"):
+        (tmp_path / name).write_text("a-long-enough-secret\n")
+        (tmp_path / name).chmod(0o600)
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", MAIN, *words, "--aenv", "off",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "HOME": "/proc/nowhere", "XDG_STATE_HOME": "", "ROLLYARD_STORE": str(tmp_path / "p.db")},
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(60):
+            line = (await server.stdout.readline()).decode()
+            said = "" if line else (await server.stderr.read()).decode()
+        assert line.startswith("rollyard plane ready"), said
+    finally:
+        if server.returncode is None:
+            server.kill()
+        await server.communicate()
+
+
+def deployed_command(where):
+    if where == "compose":
+        return yaml.safe_load((DEPLOY / "docker-compose.yaml").read_text())["services"]["plane"]["command"]
+    found = [one for path in (DEPLOY / "kubernetes").glob("*.yaml") for one in yaml.safe_load_all(path.read_text())]
+    (deployment,) = [one for one in found if one["kind"] == "Deployment"]
+    return deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.slow
+def test_the_schemas_of_kubernetes_find_nothing_wrong_with_the_manifests():
+    python = venv_or_skip("kubernetes-validate", ["kubernetes-validate==1.37.0"])
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
+        command = [str(Path(python).with_name("kubernetes-validate")), "--strict", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr

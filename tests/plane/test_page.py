@@ -113,6 +113,35 @@ async def test_the_page_of_a_rollout_leads_to_its_parent_and_to_what_branches_of
             assert f'rel="branch-run" href="/runs/{child.run_id}"' in body and 'rel="parent"' not in body
 
 
+async def test_an_answer_is_changed_on_the_page_and_the_branch_is_set_beside_its_parent(tmp_path, backend):
+    other = tmp_path / "other.yaml"
+    other.write_text("steps: [{text: done}]")
+    async with ry.Store.open(tmp_path / "runs.db") as store, LocalActions(store, None) as actions:
+        _, (parent, _) = await a_run(store, backend)
+        call, token = parent.captured.records[0].id, "t" * 20
+        async with serve_app(page_app(store, actions=actions, token=token)) as url:
+            where = f"{url}/rollouts/{parent.id}/branch"
+            _, _, body, _ = await get(f"{url}/rollouts/{parent.id}")
+            assert f'rel="what-if" href="/rollouts/{parent.id}/branch?at={call}"' in body
+            status, _, body, _ = await get(f"{where}?at={call}")
+            assert status == 200 and "tool_calls" in body
+            form = {"at": call, "answer": "I stop here.", "policy": f"scripted:{other}"}
+            assert (await get(where, form))[0] == 403
+            status, _, body, _ = await get(where, {**form, "answer": '{"say": 1}', "token": token})
+            assert status == 400 and "the answer is not one" in body
+            assert (await get(where, {**form, "token": token}))[0] == 200
+            with anyio.fail_after(120):
+                while not (
+                    branched := [run for run in await store.list_runs() if run.rollouts and "branch" in run.config]
+                ):
+                    await anyio.sleep(0.1)
+            (child,) = [one async for one in store.rollouts(branched[0].id)]
+            assert (child.parent_rollout, child.parent_call, child.status) == (parent.id, call, "completed")
+            _, _, body, _ = await get(f"{url}/rollouts/{child.id}")
+            assert f'rel="side" href="/side?a={parent.id}&amp;b={child.id}"' in body and "I stop here." in body
+            assert (await get(f"{url}/side?a={parent.id}&b={child.id}"))[0] == 200
+
+
 async def test_what_is_not_there_is_a_404_and_nothing_can_be_changed_without_a_token(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         _, (rollout, _) = await a_run(store, backend)

@@ -108,6 +108,41 @@ async def test_rates_and_limits_of_bodies_hold_for_every_api(tmp_path):
             assert answer.status == 204
 
 
+async def test_the_rate_of_calls_holds_for_every_api_and_for_no_deletion(tmp_path):
+    async with planes(tmp_path, "--call-rate", "0.001", "--call-burst", "1") as (_, http, ways):
+        made = {}
+        async with aiohttp.ClientSession() as client:
+            for api, way in ways.items():  # creations have a rate of their own
+                async with client.post(way.url, json=way.body, headers=way.headers) as answer:
+                    told = await answer.json()
+                    assert answer.status < 300, (api, told)
+                    body = told.get("data") or told.get("result") or told
+                    made[api] = {**body, "id": body.get("id") or body.get("sandboxID") or body.get("sandbox_id")}
+                    made[api]["id"] = made[api]["id"] or body["instance_id"]
+            async with http.post(f"/v1/instances/{made['native']['id']}/exec", json={"command": "true"}) as answer:
+                assert answer.status == 200
+            aenv, root = made["aenv"], {api: way.url.removesuffix(way.route) for api, way in ways.items()}
+            async with client.get(f"{root['fleet']}/v1/runner-auth/token", headers=ways["fleet"].headers) as answer:
+                fleet = {"X-Runner-Token": (await answer.json())["token"]}
+            ask = {"AEnvCore-EnvInstance-ID": aenv["id"], "AEnvCore-MCPProxy-URL": f"http://{aenv['ip']}:8081"}
+            for api, url, body, headers in (
+                ("native", f"{ways['native'].url}/{made['native']['id']}/exec", {"command": "true"}, None),
+                ("e2b", f"{ways['e2b'].url}/{made['e2b']['id']}/connect", {}, None),
+                ("fleet", f"{root['fleet']}/i/{made['fleet']['id']}/api/v1/env/reset", {}, fleet),
+                ("rock", ways["rock"].url.replace("/start", "/execute"), {"sandbox_id": made["rock"]["id"]}, None),
+                ("aenv", f"{root['aenv'].replace(':8080', ':8081')}/functions/f", {}, ask),
+            ):
+                if api == "rock":
+                    body["command"] = "true"
+                async with client.post(url, json=body, headers=headers or ways[api].headers) as answer:
+                    text = await answer.text()
+                    assert "uses its instances more than 0.001 times a second" in text, (api, text)
+                    assert answer.status == 429 or api == "rock", api
+        ids = [one["id"] for one in made.values()]
+        async with http.post("/v1/instances/delete", json={"ids": ids}) as answer:
+            assert set((await answer.json())["outcomes"].values()) == {"deleted"}
+
+
 SPANS = """
 import asyncio, json, sys
 import httpx

@@ -15,6 +15,7 @@ import pytest
 from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
 from rollyard.core.task import McpServer
+from rollyard.runs.coding_request import CodingOptions, request_of
 from rollyard.runs.rollout.options import (
     OPTIONS,
     RolloutFields,
@@ -129,3 +130,17 @@ def test_keywords_stand_over_the_value_and_none_is_the_default():
     merged = merge_options({"model": "b", "seed": 0, "labels": None, "disabled_tools": ["web"]}, base)
     assert merged == RolloutOptions(model="b", seed=0, disabled_tools=("web",))
     assert msgspec.to_builtins(RolloutOptions()) == {}
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize(
+    "asked",
+    [{"agent": "/srv/agent.toml"}, {"agent": "rollyard.train.tiny:nothing"}, {"image": "/etc"}, {"image": "~root"}],
+    ids=str,
+)
+def test_a_client_of_the_coding_environment_names_no_file_and_no_module_of_the_server(asked):
+    served = CodingOptions(agent="nop", clients_choose=True)
+    with pytest.raises(ConfigError, match="no agent named|an image has a name"):
+        request_of({"instruction": "x", **asked}).arguments(served)
+    own = CodingOptions(agent="./mine.toml")  # what the server was started with
+    assert request_of({"instruction": "x", "agent": "./mine.toml"}).arguments(own)["agent"] == "./mine.toml"

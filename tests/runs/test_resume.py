@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import anyio
+import msgspec
 import pytest
 
 import rollyard as ry
@@ -15,6 +16,13 @@ from rollyard.store.check import check_run
 from tests.runs.test_branch import agents_calls, one_parent, script
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def backend(tmp_path):
+    """With a store of images of its own: snapshots are left there."""
+    async with ry.sandbox.backend("local", root=tmp_path / "home") as opened:
+        yield opened
 
 
 def counts(tag):
@@ -97,6 +105,8 @@ async def test_what_cannot_be_resumed_is_said_by_name(tmp_path, backend):
         assert (
             child.failure.cause == "Unsupported" and "no snapshot of the sandbox at that call" in child.failure.message
         )
+        with pytest.raises(ConfigError, match="'again' is no way to branch"):
+            await ry.branch(parent, at=2, how="again", policy=script("right"), store=store, sandbox=backend)
         with pytest.raises(ConfigError, match="nothing branches"):
             await one_parent(store, backend, script("wrong"), branch_how="resume")
 
@@ -129,3 +139,18 @@ async def test_a_snapshot_goes_with_its_owner(tmp_path, backend):
 
 def listed(backend):
     return {record.id for record in backend.images.catalog.records() if record.kind == "snapshot"}
+
+
+async def test_a_session_that_is_not_where_its_parent_was_is_refused_with_the_difference(tmp_path, backend):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        parent = await one_parent(store, backend, script("wrong", second="echo lantern"), snapshot_every=2)
+        kept = parent.snapshots[agents_calls(parent)[2].id].image
+        async with backend.open(ry.SandboxSpec(image=kept)) as box:
+            assert (await box.exec("sed -i s/lantern/candle/g /home/rollout/.shell-agent/session.json", timeout=60)).ok
+            changed = backend.images.catalog.load(await box.snapshot())
+        file = backend.images.root / "images" / f"{kept}.json"
+        file.write_bytes(msgspec.json.encode(msgspec.structs.replace(changed, id=kept)))
+        (child,) = await ry.branch(parent, at=2, policy=script("right"), store=store, sandbox=backend)
+        assert (child.status, child.reward, child.failure.cause) == ("cancelled", None, "BranchDiverged")
+        assert "-lantern" in child.failure.message and "+candle" in child.failure.message
+        assert not child.trainable and ry.samples(child, unscored=True).rows == ()

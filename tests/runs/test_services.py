@@ -136,6 +136,21 @@ async def test_the_example_is_solved_by_its_solution(backend, name):
     assert (done.failure, done.reward) == (None, 1.0), (done.failure, done.verdict)
 
 
+async def test_a_sidecar_is_an_mcp_server_that_the_agent_is_offered(backend):
+    (task,) = ry.Taskset.load(EXAMPLES / "warehouse")
+    seen: list[str] = []
+
+    def answer(call):
+        seen.append(str(call.messages[-1]))
+        assert {spec.name for spec in call.tools} == {"list_parts", "stock"}
+        return {"text": "done"} if len(seen) > 1 else {"tool": "stock", "args": {"part": "axle"}}
+
+    policy = ry.policy.scripted(answer)
+    done = await ry.run_rollout(task, agent="tool-agent", policy=policy, sandbox=backend)
+    assert (done.failure, done.reward, len(seen)) == (None, 0.0, 2), (done.failure, seen)
+    assert "in_stock" in seen[1]
+
+
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["shop", "warehouse"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,21 @@ async def test_an_agent_without_sessions_and_a_task_with_steps_have_no_user(back
         )
     with pytest.raises(ConfigError, match="user_turns without a user"):
         await ry.run_rollout("x", policy=ry.policy.scripted(assistant), sandbox=backend, user_turns=2)
+
+
+async def test_the_example_of_a_customer_gets_what_they_want(tmp_path, backend):
+    folder = Path(__file__).parents[2] / "examples" / "users"
+    (task,) = ry.Taskset.load(folder / "tasks")
+    done = await ry.run_rollout(
+        task,
+        agent="shell-agent",
+        policy=ry.policy.scripted(folder / "assistant.yaml"),
+        sandbox=backend,
+        user=f"scripted:{folder / 'user.yaml'}",
+    )
+    assert (done.status, done.reward) == ("completed", 1.0), done.error
+    first = next(record for record in done.captured.records if record.kind == "user")
+    assert "You are Ada Moss." in done.captured.messages(first.id)[0].text
 
 
 @pytest.mark.slow

@@ -21,10 +21,9 @@ from starlette.routing import Route
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, Error, SandboxGone, Unsupported
-from rollyard.plane.compat.e2b import e2b_app
 from rollyard.sandbox.providers.e2b import E2BBackend
 from rollyard.testing.serve import serve_app
-from tests.plane.e2b_server import serving
+from tests.plane.e2b_server import list_ids, serving
 from tests.sandbox.fault_proxy import fault_proxy
 
 pytest.importorskip("e2b", reason="the e2b SDK is not installed")
@@ -122,41 +121,51 @@ async def test_a_server_without_v2_is_named_with_the_version_to_install():
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_an_answer_lost_after_the_sandbox_was_made_makes_no_second_one(backend, status):
-    app = e2b_app(backend)
     lost = []
 
-    async def losing(scope, receive, send):
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == "/v2/sandboxes" and not lost:
-            lost.append(1)
+    def losing(app):
+        async def serve(scope, receive, send):
+            if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == "/v2/sandboxes" and not lost:
+                lost.append(1)
 
-            async def swallow(message):
-                return None
+                async def swallow(message):
+                    return None
 
-            await app(scope, receive, swallow)
-            retry = (b"retry-after", b"0")
-            await send({"type": "http.response.start", "status": status, "headers": [retry]})
-            await send({"type": "http.response.body", "body": b"{}"})
-            return
-        await app(scope, receive, send)
+                await app(scope, receive, swallow)
+                retry = (b"retry-after", b"0")
+                await send({"type": "http.response.start", "status": status, "headers": [retry]})
+                await send({"type": "http.response.body", "body": b"{}"})
+                return
+            await app(scope, receive, send)
 
-    try:
-        async with serve_app(losing) as url, through(url) as remote:
-            async with remote.open(ry.SandboxSpec()) as box:
-                assert lost
-                assert [info.id for info in await backend.list()] == [box.id]
-    finally:
-        await backend.reap(labels={}, older_than=0.0)
+        return serve
+
+    async with serving(backend, wrap=losing) as url, through(url) as remote, remote.open(ry.SandboxSpec()) as box:
+        assert lost
+        assert await list_ids(backend) == [box.id]
+
+
+def watching(look):
+    """`look` at the scope of each request."""
+
+    def wrap(app):
+        async def serve(scope, receive, send):
+            look(scope)
+            await app(scope, receive, send)
+
+        return serve
+
+    return wrap
 
 
 async def test_an_owned_sandbox_is_leased_and_the_lease_renewed_while_its_opener_lives(backend):
-    app, renewed = e2b_app(backend), anyio.Event()
+    renewed = anyio.Event()
 
-    async def watching(scope, receive, send):
+    def look(scope):
         if scope["path"].endswith("/timeout"):
             renewed.set()
-        await app(scope, receive, send)
 
-    async with serve_app(watching) as url, through(url, lease_s=15) as remote:
+    async with serving(backend, wrap=watching(look)) as url, through(url, lease_s=15) as remote:
         box = await remote.open(ry.SandboxSpec(ttl_s=600))
         (first,) = await backend.list()
         assert first.expires_at - first.created_at <= 16
@@ -206,14 +215,17 @@ async def test_a_sandbox_that_was_extended_is_kept_and_listed_until_its_new_end(
 
 
 async def test_a_paused_sandbox_is_not_kept_and_one_that_was_resumed_is(backend):
-    app, told = e2b_app(backend), []
+    told = []
 
-    async def watching(scope, receive, send):
+    def look(scope):
         if scope["path"].endswith("/timeout"):
             told.append(scope["path"])
-        await app(scope, receive, send)
 
-    async with serve_app(watching) as url, through(url) as remote, remote.open(ry.SandboxSpec()) as box:
+    async with (
+        serving(backend, wrap=watching(look)) as url,
+        through(url) as remote,
+        remote.open(ry.SandboxSpec()) as box,
+    ):
         await box.pause()
         await box.keep()  # what its lease does, time and again
         assert told == []
@@ -223,20 +235,19 @@ async def test_a_paused_sandbox_is_not_kept_and_one_that_was_resumed_is(backend)
 
 
 async def test_programs_and_files_are_of_the_user_that_was_asked_for_also_after_attaching(backend):
-    app, users = e2b_app(backend), []
+    users = []
 
-    async def watching(scope, receive, send):
+    def look(scope):
         asked = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")[2]
         query = parse_qs(scope["query_string"].decode()).get("username", [""])[0]
         users.append(base64.b64decode(asked).decode().removesuffix(":") or query)
-        await app(scope, receive, send)
 
     async def seen(call):
         users.clear()
         await call
         return {user for user in users if user}
 
-    async with serve_app(watching) as url, through(url) as remote, through(url) as other:
+    async with serving(backend, wrap=watching(look)) as url, through(url) as remote, through(url) as other:
         async with remote.open(ry.SandboxSpec(user="agent")) as box:
             assert await seen(box.exec("true", timeout=30)) == {"agent"}
             assert await seen(box.exec("true", timeout=30, user="root", stdin=b"x")) == {"root"}
@@ -250,9 +261,11 @@ async def test_what_the_server_behind_cannot_do_is_an_error_that_names_it(backen
     async def without(request):
         return JSONResponse({"code": 501, "message": "the backend cannot pause"}, 501)
 
-    app = e2b_app(backend)
-    app.router.routes.insert(0, Route("/sandboxes/{id}/pause", without, methods=["POST"]))
-    async with serve_app(app) as url, through(url) as remote, remote.open(ry.SandboxSpec()) as box:
+    def wrap(app):
+        app.router.routes.insert(0, Route("/sandboxes/{id}/pause", without, methods=["POST"]))
+        return app
+
+    async with serving(backend, wrap=wrap) as url, through(url) as remote, remote.open(ry.SandboxSpec()) as box:
         with pytest.raises(Unsupported, match="cannot pause"):
             await box.pause()
 
@@ -288,7 +301,7 @@ async def test_teardown_works_after_the_event_loop_is_gone(backend, ending):
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         for _ in range(3):
-            assert (await asyncio.wait_for(child.stdout.readline(), 60)).startswith(b"sbx_")
+            assert (await asyncio.wait_for(child.stdout.readline(), 60)).startswith(b"inst_")
         assert len(await backend.list()) == 3
         if ending in ("interrupt", "twice"):
             child.send_signal(signal.SIGINT)
@@ -309,7 +322,7 @@ async def test_what_could_not_be_deleted_at_the_end_is_named(backend):
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         out, _ = await asyncio.wait_for(child.communicate(b"\n"), 90)
-        left = [info.id for info in await backend.list()]
+        left = await list_ids(backend)
         assert len(left) == 3 and all(f"'{name}'" in out.decode() for name in left), out.decode()
         assert KEY not in out.decode()
 
@@ -332,12 +345,13 @@ async def test_clean_removes_what_a_killed_host_left_by_label_alone(backend):
         left = {(await asyncio.wait_for(child.stdout.readline(), 60)).decode().strip() for _ in range(3)}
         child.kill()
         await child.wait()
-        assert left <= {info.id for info in await backend.list()}
+        assert left <= {info.id for info in await remote.list()}
         env = {**os.environ, "E2B_API_KEY": KEY, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
         main = [sys.executable, "-c", "from rollyard.cli.main import main; main()"]
         argv = [*main, "clean", "--backend", "e2b", "--run", "run_1", "--json"]
         clean = await asyncio.create_subprocess_exec(*argv, env=env, stdout=asyncio.subprocess.PIPE)
         out, _ = await asyncio.wait_for(clean.communicate(), 60)
         assert set(json.loads(out)["removed"]) == left
-        assert {info.id for info in await backend.list()} == {foreign.id, other.id}
+        assert [info.id for info in await remote.list()] == [other.id]
+        assert await foreign.alive() and len(await backend.list()) == 2
         await foreign.kill()

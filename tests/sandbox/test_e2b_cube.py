@@ -11,9 +11,8 @@ from starlette.responses import JSONResponse
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError
-from rollyard.plane.compat.e2b import e2b_app
 from rollyard.sandbox.providers.e2b import E2BBackend
-from rollyard.testing.serve import serve_app
+from tests.plane.e2b_server import serving
 from tests.plane.venvs import venv_or_skip
 
 pytest.importorskip("e2b", reason="the e2b SDK is not installed")
@@ -81,7 +80,10 @@ def interpreter():
 
 
 async def test_a_newer_sdk_is_told_which_version_such_a_server_needs(backend):
-    async with serve_app(old(e2b_app(backend))) as url, E2BBackend(key=KEY, url=url, isolation="namespace") as remote:
+    async with (
+        serving(backend, wrap=old) as url,
+        E2BBackend(key=KEY, url=url, isolation="namespace") as remote,
+    ):
         with pytest.raises(ConfigError, match=r"pip install 'e2b>=2\.21,<2\.51' \(the extra `cube`\)"):
             await remote.open(ry.SandboxSpec())
         assert await backend.list() == []
@@ -90,7 +92,7 @@ async def test_a_newer_sdk_is_told_which_version_such_a_server_needs(backend):
 @pytest.mark.slow
 async def test_the_older_sdk_drives_a_server_that_has_only_the_old_paths(backend):
     python = await asyncio.to_thread(interpreter)
-    async with serve_app(old(e2b_app(backend, key=KEY))) as url:
+    async with serving(backend, key=KEY, wrap=old) as url:
         program = await asyncio.create_subprocess_exec(
             python, "-c", CLIENT, KEY, url, *CASES, env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

@@ -7,11 +7,9 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import Error, SandboxError, SandboxGone, SandboxInterrupted, SandboxUnavailable
-from rollyard.plane.compat.e2b import e2b_app
 from rollyard.sandbox.providers.e2b import E2BBackend
 from rollyard.sandbox.retry import OpenLimits
-from rollyard.testing.serve import serve_app
-from tests.plane.e2b_server import serving
+from tests.plane.e2b_server import list_ids, serving
 from tests.sandbox.fault_proxy import fault_proxy
 
 pytest.importorskip("e2b", reason="the e2b SDK is not installed")
@@ -59,7 +57,7 @@ async def test_a_create_that_fails_once_makes_one_sandbox(backend, fault):
         broken = faults.add(request=CREATE, **fault)
         async with remote.open(ry.SandboxSpec(labels={"who": "me"})) as box:
             assert broken.hits == 1
-            assert [info.id for info in await backend.list()] == [box.id]
+            assert await list_ids(backend) == [box.id]
             assert (await box.exec("echo up", timeout=30)).stdout == b"up\n"
         assert await backend.list() == []
 
@@ -94,18 +92,23 @@ async def test_a_server_that_answers_nothing_is_given_up_and_leaves_nothing(back
 
 
 async def test_a_server_that_knows_no_idempotency_key_keeps_one_sandbox_of_a_create_that_was_lost(backend):
-    app = e2b_app(backend, key=KEY)
+    def forgetting(app):
+        async def forgetful(scope, receive, send):
+            if scope["type"] == "http":
+                scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"idempotency-key"]
+            await app(scope, receive, send)
 
-    async def forgetful(scope, receive, send):
-        if scope["type"] == "http":
-            scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"idempotency-key"]
-        await app(scope, receive, send)
+        return forgetful
 
-    async with serve_app(forgetful) as url, fault_proxy(url) as (faults, address), through(address) as remote:
+    async with (
+        serving(backend, key=KEY, wrap=forgetting) as url,
+        fault_proxy(url) as (faults, address),
+        through(address) as remote,
+    ):
         faults.add("lose", CREATE, status=504)
         async with remote.open(ry.SandboxSpec()) as box:
             assert faults.count(CREATE) == 2
-            assert [info.id for info in await backend.list()] == [box.id]
+            assert await list_ids(backend) == [box.id]
 
 
 async def test_a_sandbox_that_never_gets_ready_is_deleted_and_the_first_error_told(backend):
@@ -235,5 +238,5 @@ async def test_one_that_cannot_be_deleted_is_named_and_the_others_are_deleted(ba
         with pytest.raises(SandboxError, match=boxes[1].id) as caught:
             await remote.reap({"run": "r1"})
         assert boxes[0].id not in str(caught.value)
-        assert [info.id for info in await backend.list()] == [boxes[1].id]
+        assert await list_ids(backend) == [boxes[1].id]
         faults.faults.clear()

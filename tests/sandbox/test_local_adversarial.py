@@ -299,7 +299,7 @@ async def test_filling_the_disk_stops_at_the_limit(backend):
     async with backend.open(ry.SandboxSpec(resources=ry.Resources(disk_mb=16))) as box:
         job = await box.start("while :; do head -c 4M /dev/zero >> /tmp/a; sleep 0.05; done")
         assert (await job.wait(30)).signal == 9
-        assert await box.alive() and (await box.stat("/tmp/a")).size > 16 * 2**20
+        assert await box.alive() and (await box.stat("/tmp/a")).size >= 16 * 2**20  # its directory counts too
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import rollyard as ry
+from tests.sandbox.test_level_attacks import SCRIPT as ATTACKS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; these run as one already")
 SINGLE = 65011
@@ -74,11 +75,11 @@ def home() -> Iterator[Path]:
         yield Path(path)
 
 
-def run_as(uid: int, home: Path, gid: int | None = None) -> dict:
+def run_as(uid: int, home: Path, gid: int | None = None, script: str = SCRIPT) -> dict:
     os.chown(home, uid, gid or uid)
     packages = [str(Path(ry.__file__).parents[1]), *(path for path in sys.path if path.endswith("site-packages"))]
     env = {"HOME": str(home), "PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": ":".join(packages)}
-    command = ["setpriv", f"--reuid={uid}", f"--regid={gid or uid}", "--clear-groups", interpreter(), "-c", SCRIPT]
+    command = ["setpriv", f"--reuid={uid}", f"--regid={gid or uid}", "--clear-groups", interpreter(), "-c", script]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd="/", check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
@@ -90,6 +91,43 @@ def test_a_user_with_one_id_gets_everything_but_other_users(home):
     assert got["text"] == "0\nout\n" and got["bomb"] and got["port"]
     assert (got["snapshot"], got["left"]) == ("out\n", 0)
     assert (got["volume"], got["beside"]) == ("shared\n", 0)
+
+
+ATTACK = f"""
+import asyncio, json, os, socket, subprocess
+import rollyard as ry
+home = os.environ["HOME"]
+async def main():
+    open(home + "/secret", "w").write("of the user")
+    victim = subprocess.Popen(["sleep", "300"])
+    server, named = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.bind(("127.0.0.1", 0))
+    datagrams.setblocking(False)
+    named.bind(home + "/socket")
+    named.listen()
+    try:
+        async with ry.sandbox.backend("local") as backend, backend.open(ry.SandboxSpec()) as box:
+            ports = [str(one.getsockname()[1]) for one in (server, datagrams)]
+            words = [home, str(victim.pid), ports[0], home + "/socket", ports[1]]
+            done = await box.exec(["python3", "-c", {ATTACKS!r}, *words], timeout=60)
+    finally:
+        victim.kill()
+    found = json.loads(done.stdout)
+    try:
+        found["send a datagram"] = "open" if datagrams.recv(8) else "held"
+    except BlockingIOError:
+        found["send a datagram"] = "held"
+    print(json.dumps(found))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.adversarial
+def test_an_agent_of_an_ordinary_user_reaches_nothing_of_that_user(home):
+    """Files, processes and sockets of the very user whose id the agent's programs have."""
+    found = run_as(SINGLE, home, script=ATTACK)
+    assert len(found) == 10 and set(found.values()) == {"held"}, found
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
 """Exports of a run: what every format must carry, and what is refused."""
 
+import asyncio
+import gc
 import json
 import os
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -226,3 +229,28 @@ async def test_a_changed_token_or_body_is_found(store):
 async def test_samples_of_a_stored_rollout_are_those_of_the_live_one(store):
     live = await keep(store, "r1")
     assert samples(await store.get_rollout("r1")) == samples(live)
+
+
+@pytest.mark.slow
+async def test_an_export_takes_the_memory_of_a_few_rollouts_however_many_there_are(store, tmp_path):
+    """Not of an Inspect log, which ends with a summary of every sample."""
+    few, many = 80, 400  # more than are read at once
+    await store.create_run({}, id="run2")
+    for start in range(0, many, 40):
+        await asyncio.gather(*(keep(store, f"m{n}", run_id="run2", attempt=n) for n in range(start, start + 40)))
+    await asyncio.gather(*(keep(store, f"f{n}", attempt=n) for n in range(few)))
+    for name in ("out.jsonl", "turns", "samples", "out.parquet", "lines.json"):
+        format = name if "." not in name else None
+        peaks = {}
+        await export(store, "run1", tmp_path / name, format=format)  # what is imported and cached stays
+        for run, count in (("run1", few), ("run2", many)):
+            gc.collect()
+            tracemalloc.start()
+            done = await export(store, run, tmp_path / name, format=format)
+            peaks[run] = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert done.rollouts == count
+        assert peaks["run2"] - peaks["run1"] < 1000 * (many - few), (
+            name,
+            peaks,
+        )  # a rollout's calls take ten times as much

@@ -1,6 +1,7 @@
 """A task's author is not trusted with the host: what a task from elsewhere may try is refused, until the user says otherwise."""
 
 import io
+import itertools
 import json
 import stat
 import subprocess
@@ -15,10 +16,11 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.agent import LayerSpec
-from rollyard.core.errors import CommandFailed, ConfigError
+from rollyard.core.errors import CommandFailed, ConfigError, Unsupported
 from rollyard.images.layers import Layers
 from rollyard.policy.scripted_policy import scripted
 from rollyard.runs.rollout.layer_commands import run_apart
+from rollyard.tasks.harbor.compose import read_services
 from rollyard.tasks.layers import layer_spec
 from rollyard.tasks.lint import lint
 
@@ -146,6 +148,32 @@ async def test_a_dockerfile_names_no_folder_of_the_host(folders, backend, tmp_pa
     )
     done = await ry.run_rollout(task, agent="nop", policy=scripted([]), sandbox=backend)
     assert done.reward is None and "an image has a name" in done.failure.message
+
+
+BOMB = "x: [&a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1], " + ", ".join(
+    f"&{name} [{', '.join([f'*{before}'] * 10)}]" for before, name in itertools.pairwise("abcdefghij")
+)
+COMPOSE = {
+    "a folder of the host": "  db:\n    image: OUTSIDE\n",
+    "a folder of the host, built": "  db:\n    build: OUTSIDE\n",
+    "aliases without end": f"  db:\n    image: *j\n{BOMB}]\n",
+    "a value of another kind": "  db:\n    x-rollyard: 5\n",
+    "a volume of another kind": "volumes: {d: 5}\n",
+    "a number that is none": "  db: {cpus: abc}\n",
+}
+
+
+@pytest.mark.parametrize("attack", COMPOSE)
+def test_a_compose_file_names_nothing_of_the_host_and_breaks_no_reader(tmp_path, attack):
+    lines = COMPOSE[attack].replace("OUTSIDE", str(tmp_path))
+    if attack == "aliases without end":  # an alias comes after what it stands for
+        service, _, bomb = lines.partition("x: ")
+        lines = f"x: {bomb}services:\n  main: {{}}\n{service}"
+    else:
+        lines = f"services:\n  main: {{}}\n{lines}"
+    (tmp_path / "docker-compose.yaml").write_text(lines)
+    with pytest.raises((ConfigError, Unsupported)):
+        read_services(str(tmp_path / "docker-compose.yaml"))
 
 
 @pytest.mark.parametrize("field", [{"trusted": True}, {"host_env": ["HOST_SECRET"]}])

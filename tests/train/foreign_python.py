@@ -1,5 +1,5 @@
-"""Scripts of `foreign/` in environments with a trainer's package, made once and kept in the cache; ours is appended to their path, so
-that a trainer uses its own versions of what both need."""
+"""Scripts of `foreign/` in environments with a trainer's package, made once and kept in the cache; ours is appended to
+their path, so that a trainer uses its own versions of what both need."""
 
 import os
 import subprocess

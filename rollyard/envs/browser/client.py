@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, EnvError, EnvUnavailable, EpisodeLost
 from rollyard.net.http_session import HttpFailure, HttpSession
 
@@ -69,14 +70,14 @@ class BrowserLeases:
             raise _error(answer.status, answer.body)
         try:
             return msgspec.json.decode(answer.body, type=kind)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (*BAD_JSON, ValueError) as error:
             raise EnvError(f"the browser server answered {method} {path} with something else: {error}") from error
 
 
 def _error(status: int, data: bytes) -> EnvError:
     try:
         said = str(msgspec.json.decode(data, type=dict[str, Any])["error"])
-    except (msgspec.DecodeError, ValueError, KeyError):
+    except (*BAD_JSON, ValueError, KeyError):
         said = f"HTTP {status}"
     kinds: dict[int, type[EnvError]] = {404: EpisodeLost, 503: EnvUnavailable}
     return kinds.get(status, EnvError)(f"the browser server refused: {said}")

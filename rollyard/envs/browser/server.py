@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, EnvUnavailable, EpisodeLost, Error
 from rollyard.envs.browser.leases import BrowserLease, Browsers
 
@@ -129,7 +130,7 @@ async def _body(request: Request, kind: type[T]) -> T:
         raise ConfigError("the request is too large")
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (*BAD_JSON, ValueError) as error:
         raise ConfigError(f"the request is not what this route takes: {error}") from error
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import EnvError, Error
 from rollyard.core.protocols import Job, Sandbox
 from rollyard.inside.verifier import archive
@@ -92,7 +93,7 @@ class SandboxDatabases:
         request = {"op": op, "path": self._path(name), "seconds": self._seconds, **more}
         try:
             answer = msgspec.json.decode(await self._program.ask(msgspec.json.encode(request)), type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except BAD_JSON as error:
             raise EnvError(f"database {name} could not be asked: its answer is not whole") from error
         if answer.get("ok") is not True:
             raise EnvError(str(answer.get("error")))

@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
+
 _BLOCK = re.compile(
     r">>>\s*(ERROR|SUCCESS)_ACCUMULATOR\s*>>>(.*?)(?=<<<\s*\1_ACCUMULATOR|>>>\s*\w+_ACCUMULATOR|\Z)", re.DOTALL
 )
@@ -50,7 +52,7 @@ def _parse_list(block: str) -> list[Any] | tuple[Any, ...] | None:
         return None
     try:
         found = msgspec.json.decode(block)
-    except msgspec.DecodeError:
+    except BAD_JSON:
         try:
             found = ast.literal_eval(block)
         except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import EnvError, EnvUnavailable, EpisodeLost, PathError
 from rollyard.core.protocols import Backend, Job, Sandbox
 from rollyard.core.sandbox import SandboxSpec
@@ -158,7 +159,7 @@ async def _converse(job: Job, databases: Databases | None) -> _Ended:
         for line in lines:
             try:
                 said = msgspec.json.decode(line, type=_Said)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            except BAD_JSON:
                 return _error("Garbled", "the verifier's program wrote something that is not its own")
             if said.ended is not None:
                 return said.ended

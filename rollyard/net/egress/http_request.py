@@ -95,7 +95,10 @@ class RequestHead(NamedTuple):
             raise MalformedRequest("several Host headers")
         named = hosts[0].decode("latin-1") if hosts else None
         if not self.target.startswith("/") and self.target != "*":
-            parts = urlsplit(self.target)
+            try:
+                parts = urlsplit(self.target)
+            except ValueError as error:
+                raise MalformedRequest("not the address of a plain HTTP request") from error
             if parts.scheme != "http" or parts.username is not None:
                 raise MalformedRequest("not the address of a plain HTTP request")
             if named is not None and split_authority(named, 80) != split_authority(parts.netloc, 80):

@@ -15,14 +15,11 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rollyard.core.home import data_home
 from rollyard.plane.compat.aenv.app import aenv_apps, aenv_sockets
 from rollyard.plane.compat.aenv.callers import AenvCallers
-from rollyard.plane.compat.e2b.app import e2b_routes
-from rollyard.plane.compat.e2b.instance_boxes import InstanceBoxes
+from rollyard.plane.compat.e2b.app import e2b_app
 from rollyard.plane.compat.fleet.open import FleetOptions, FleetParts, fleet_face, open_fleet
 from rollyard.plane.compat.rock.app import rock_app
 from rollyard.plane.http.request_log import RequestLog
@@ -128,7 +125,6 @@ class Faces:
 @asynccontextmanager
 async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncGenerator[Faces]:
     parts, url = footing.parts, footing.url
-    boxes = InstanceBoxes(parts, secret=footing.secret.encode(), folder=data_home() / "e2b")
     named = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": footing.sdk_key}
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(
@@ -152,7 +148,7 @@ async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncG
             at |= zip(given.aenv, apps, strict=True)
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
         named["ROCK_BASE_URL"] = f"{url}{_ROCK}/{footing.sdk_key}"
-        e2b = Starlette(routes=e2b_routes(boxes), middleware=[footing.log.watch("e2b")])
+        e2b = e2b_app(parts, secret=footing.secret, log=footing.log)
         rock = rock_app(_ROCK, parts, footing.log)
         yield Faces(app, e2b=e2b, fleet=fleet, rock=rock, at=at, named=named)
 

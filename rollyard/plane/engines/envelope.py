@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, Error, PlaneInvalid, PlaneNotFound, PlaneUnavailable
 from rollyard.core.log import Log
 from rollyard.net.http_session import HttpFailure, HttpSession
@@ -67,7 +68,7 @@ class Service:
     def _data(self, what: str, status: int, raw: bytes) -> Any:
         try:
             envelope = msgspec.json.decode(raw, type=Envelope)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (*BAD_JSON, ValueError) as error:
             if status == 404:
                 raise PlaneNotFound(f"{self._name}: {what} is not there") from error
             raise PlaneUnavailable(f"{self._name} answered {what} with {status} and no envelope") from error

@@ -115,6 +115,7 @@ class Gateway:
             error = refuse(engine, self._instances.engines, "dial", "carry traffic to its instances")
             error.hint = f"ask for a URL with presign; {error.hint}" if engine.abilities.presign else error.hint
             raise error
+        self._instances.rates.charge(instance.owner)
         try:
             stream = await engine.dial(instance.ref, port)
         except (OSError, TimeoutError) as error:

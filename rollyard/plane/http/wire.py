@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import (
     ConfigError,
     Error,
@@ -70,7 +71,7 @@ async def body(request: Request, kind: type[T]) -> T:
     data = await raw_body(request, MAX_BODY)
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (*BAD_JSON, ValueError) as error:
         raise PlaneInvalid(f"the body is not what this call takes: {error}") from error
 
 

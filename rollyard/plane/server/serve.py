@@ -24,7 +24,7 @@ from rollyard.net.binding import LOOPBACK, http_url, listen
 from rollyard.net.key_files import read_or_make_key, state_file
 from rollyard.net.ready import ServerReady
 from rollyard.net.web_pages import AllowedHosts, NoWebPages
-from rollyard.page.app import page_app
+from rollyard.page.app import page_app, plane_page_app
 from rollyard.page.planes import PlaneTables
 from rollyard.plane.api.app import plane_app
 from rollyard.plane.compat.apis import FaceOptions, Footing, open_face_parts, open_faces, sdk_key_of
@@ -33,10 +33,10 @@ from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.http.request_log import RequestLog
 from rollyard.plane.parts import assemble
 from rollyard.plane.server.logs import configure
+from rollyard.plane.service.call_rates import CallRates
 from rollyard.plane.service.create_request import CreateDefaults
 from rollyard.plane.service.signing import read_secret, secret_for
 from rollyard.plane.storage.open import open_plane
-from rollyard.plane.storage.sql import SqlPlane
 
 _STOP_S = 30
 
@@ -51,6 +51,8 @@ class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     quota: int | None = None
     rate: float | None = None
     burst: int = 20
+    call_rate: float | None = None
+    call_burst: int = 50
     boot_s: float = 300.0
     sweep_s: float = 30.0
     public_url: str | None = None
@@ -87,14 +89,15 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
             settings=CreateDefaults(terms=terms, boot_s=options.boot_s),
             runs=store,
             signing_secret=signing_secret,
+            rates=CallRates(options.call_rate, options.call_burst),
         )
         await parts.access.admin(key)
         sdk_key = sdk_key_of(key)
         await parts.access.find_or_make(sdk_key, "trainer", "admin")
         page = None
-        if store is not None and options.host in LOOPBACK:
-            tables = PlaneTables(SqlPlane(store.database), engines, parts.sweeper, options.quota)
-            shown = page_app(store, plane=tables, plane_key=partial(same_key, key))
+        if options.host in LOOPBACK:
+            tables, check = PlaneTables(kept, engines, parts.sweeper, options.quota), partial(same_key, key)
+            shown = plane_page_app(tables, check) if store is None else page_app(store, plane=tables, plane_key=check)
             page = NoWebPages(shown, AllowedHosts(options.host), forms=True)
         log = RequestLog(parts.counters, lines=options.log_requests)
         app = plane_app(parts, page=page, public_url=options.public_url, log=log)

@@ -20,6 +20,10 @@ from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.service.request_note import say_origin
 
 _MAX_LABELS = 64
+_RUN, _ROLLOUT = (
+    "rollyard.run",
+    "rollyard.rollout",
+)  # what a rollout writes on its sandbox, through whichever API it asks
 
 
 class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,8 +133,8 @@ def journal_instance(
         live=True,
         plan=plan,
         env=asked.env,
-        run_id=asked.run_id,
-        rollout_id=asked.rollout_id,
+        run_id=run_of(asked),
+        rollout_id=rollout_of(asked),
         labels=asked.labels,
         created_at=now,
         updated_at=now,
@@ -140,6 +144,15 @@ def journal_instance(
         settle_by=now + 2 * settings.boot_s,
         reason=f"asked for {origin}" if (origin := say_origin()) else None,
     )
+
+
+def run_of(asked: CreateInstance) -> str | None:
+    """The run that it is for: as it was said, or as a rollout says it on its sandbox, through whichever API it asks."""
+    return asked.run_id or asked.labels.get("rollyard.run")
+
+
+def rollout_of(asked: CreateInstance) -> str | None:
+    return asked.rollout_id or asked.labels.get("rollyard.rollout")
 
 
 def _honours(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) -> None:

@@ -6,6 +6,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import PlaneInvalid
 
 
@@ -18,7 +19,7 @@ def read_cursor(text: str | None, keys: int) -> list[str] | None:
         return None
     try:
         found = msgspec.json.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=list[str])
-    except (ValueError, msgspec.MsgspecError):
+    except (*BAD_JSON, ValueError):
         found = []
     if len(found) != keys:
         raise PlaneInvalid("this cursor is not one of this list's", hint="start again without one")

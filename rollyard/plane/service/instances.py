@@ -44,6 +44,7 @@ from rollyard.plane.engines.choose import refuse
 from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.service.access import snapshot_id
 from rollyard.plane.service.builds import Builds
+from rollyard.plane.service.call_rates import CallRates
 from rollyard.plane.service.create_request import (
     FROM_POOL,
     CreateDefaults,
@@ -51,12 +52,14 @@ from rollyard.plane.service.create_request import (
     check_request,
     journal_instance,
     plan_instance,
+    rollout_of,
+    run_of,
 )
 from rollyard.plane.service.cursors import read_cursor, write_cursor
 from rollyard.plane.service.drain import Duty
 from rollyard.plane.service.env_specs import EnvSpecs
 from rollyard.plane.service.hub import MAX_PAGE, Hub
-from rollyard.plane.service.request_note import note_instance, say_origin
+from rollyard.plane.service.request_note import note_creation, note_instance, say_origin
 from rollyard.plane.storage.protocol import PlaneStore
 
 _log = Log("rollyard.plane")
@@ -76,12 +79,13 @@ class Instances:
         clock: Callable[[], float] = time.time,
         duty: Duty | None = None,
         builds: Builds | None = None,
+        rates: CallRates | None = None,
     ) -> None:
         self._duty = duty or Duty()
         self._store, self.engines, self._plane = store, engines, plane
         self._specs = EnvSpecs(store, hub, engines, builds or Builds(store, clock=clock))
         self.settings = settings or CreateDefaults()
-        self._clock = clock
+        self._clock, self.rates = clock, rates or CallRates()
         self.wanted = asyncio.Event()  # something was taken from a pool
 
     async def create(self, asked: CreateInstance, *, owner: str, caller: str = "", key: str | None = None) -> Instance:
@@ -100,6 +104,7 @@ class Instances:
         """The instance, and whether this request made it. `prepare` is what has to be done in a new one before it runs: one that
         cannot be prepared has failed, and is gone from its engine."""
         self._duty.refuse()
+        note_creation()
         check_request(asked, self.settings)
         request = (caller, key, hashlib.sha256(msgspec.json.encode(asked)).digest()) if key else None
         if asked.pool is not None:
@@ -124,8 +129,8 @@ class Instances:
         taking = Taking(
             owner=owner,
             at=self._clock(),
-            run_id=asked.run_id,
-            rollout_id=asked.rollout_id,
+            run_id=run_of(asked),
+            rollout_id=rollout_of(asked),
             labels=asked.labels,
             idle_ttl_s=asked.idle_ttl_s,
         )
@@ -324,12 +329,13 @@ class Instances:
         instance, engine = self.running_now(await self.wake(await self.record(instance_id)))
         if not getattr(engine.abilities, ability):
             raise refuse(engine, self.engines, ability, "run programs" if ability == "exec" else "reach files")
+        self.rates.charge(instance.owner)
         sandbox = await self._sandbox(instance, engine)
         await self._store.touch(instance_id, at=self._clock())
         return sandbox
 
     async def sandbox_of(self, found: Instance) -> Sandbox:
-        """The same of a record that was just read, and no sign of life."""
+        """The same of a record that was just read: no sign of life, and nothing to its owner's rate."""
         return await self._sandbox(*self.running_now(found))
 
     async def _sandbox(self, instance: Instance, engine: Engine) -> Sandbox:
@@ -376,6 +382,7 @@ class Instances:
         instance, engine = await self.standing(instance_id)
         if not engine.abilities.pause:
             raise refuse(engine, self.engines, "pause", "pause an instance")
+        self.rates.charge(instance.owner)
         sandbox = await self._sandbox(instance, engine)
         async with asyncio.timeout(self.settings.boot_s):
             await (sandbox.resume() if going else sandbox.pause())
@@ -400,6 +407,7 @@ class Instances:
         instance, engine = await self.running(instance_id)
         if not engine.abilities.snapshot:
             raise refuse(engine, self.engines, "snapshot", "take snapshots")
+        self.rates.charge(instance.owner)
         sandbox = await self._sandbox(instance, engine)
         async with asyncio.timeout(self.settings.boot_s):
             image = await sandbox.snapshot()

@@ -13,6 +13,7 @@ class RequestNote:
         self.api, self.trace_id = api, trace_id
         self.caller: ApiKey | None = None
         self.instance: Instance | None = None
+        self.charged = False  # it has counted for its owner's rate
 
 
 CURRENT: ContextVar[RequestNote | None] = ContextVar("rollyard.plane.request", default=None)
@@ -26,6 +27,12 @@ def note_caller(caller: ApiKey) -> None:
 def note_instance(instance: Instance) -> None:
     if (note := CURRENT.get()) is not None:
         note.instance = instance
+
+
+def note_creation() -> None:
+    """It counts for the rate of creations, and for no other."""
+    if (note := CURRENT.get()) is not None:
+        note.charged = True
 
 
 def say_origin() -> str | None:

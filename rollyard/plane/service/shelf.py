@@ -68,6 +68,11 @@ class Shelf(Generic[T]):
         """All or none, of any shelf; False when one of them was changed since it was read."""
         return await self._store.put_records(records) is not None
 
+    async def put(self, kept: ShelfItem[T], value: T, *, due_at: float | None = None) -> ShelfItem[T] | None:
+        """Another value in its place; None when it was changed since it was read."""
+        found = await self._store.put_records([self.change(kept, value, due_at=due_at)])
+        return None if found is None else ShelfItem(value=value, record=found[0])
+
     async def add(self, scope: str, name: str, value: T) -> bool:
         """False when there is one."""
         return await self.write(self.draft(scope, name, value))

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import PlaneInvalid
 from rollyard.core.plane import Instance
 from rollyard.plane.service.cursors import read_cursor, write_cursor
@@ -37,7 +38,7 @@ class Watcher:
             try:
                 self._since = float(keys[0])
                 self._told = msgspec.json.decode(keys[1], type=dict[str, float])
-            except (ValueError, msgspec.MsgspecError) as error:
+            except (*BAD_JSON, ValueError) as error:
                 raise PlaneInvalid("this cursor is not one of a watch's", hint="start again without one") from error
 
     @property

@@ -24,9 +24,10 @@ from rollyard.core.plane import (
     Taking,
     WarmPool,
 )
+from rollyard.core.plane_tables import PlaneTableRecords
 
 
-class PlaneStore(Protocol):
+class PlaneStore(PlaneTableRecords, Protocol):
     async def create_env(self, record: EnvRecord) -> EnvRecord:
         """Raises `PlaneConflict` when name@version exists."""
         ...

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.message import ToolCall, ToolSpec
 
 
@@ -25,7 +26,7 @@ def properties_of(name: str, tools: Sequence[ToolSpec]) -> Mapping[str, Any]:
         if tool.name == name:
             try:
                 schema = msgspec.json.decode(tool.schema)
-            except msgspec.DecodeError:
+            except BAD_JSON:
                 return {}
             found = schema.get("properties") if isinstance(schema, dict) else None
             return found if isinstance(found, dict) else {}
@@ -37,7 +38,7 @@ def value_of(text: str, schema: Mapping[str, Any]) -> Any:
         return text
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except BAD_JSON:
         return text
 
 
@@ -45,7 +46,7 @@ def spell_arguments(call: ToolCall) -> list[tuple[str, str]]:
     """The other way: each argument as the text that such a family writes."""
     try:
         values = msgspec.json.decode(call.arguments or "{}")
-    except msgspec.DecodeError:
+    except BAD_JSON:
         return []
     if not isinstance(values, dict):
         return []

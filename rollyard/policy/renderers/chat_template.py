@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, PolicyError
 from rollyard.core.message import Image, Message, Opaque, Text, ToolCall, ToolResult, ToolSpec
 
@@ -117,7 +118,7 @@ def call_as_chat(call: ToolCall) -> dict[str, Any]:
     try:
         parsed = msgspec.json.decode(arguments)
         arguments = parsed if isinstance(parsed, dict) else arguments
-    except msgspec.DecodeError:
+    except BAD_JSON:
         pass  # written by a model: shown as it was written
     return {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": arguments}}
 

@@ -10,6 +10,7 @@ from rollyard.core.protocols import Backend
 from rollyard.core.rollout import CallSnapshot, Rollout
 from rollyard.runs.rollout.plan import RolloutPlan
 from rollyard.runs.rollout.provision import Provision
+from rollyard.runs.rollout.services import find_services
 
 
 async def choose_way(
@@ -18,7 +19,7 @@ async def choose_way(
     """The plan with the snapshot that it starts from, where there is one, and whether the agent resumes in it."""
     assert plan.branch is not None
     start = await _find_start(plan.branch, parent, backend, provision)
-    against = _find_hindrance(plan, start)
+    against = _find_hindrance(plan, parent, start)
     if how == "resume" and against is not None:
         raise Unsupported(f"branch point {plan.branch} cannot be resumed: {against}", hint="how='replay' runs it again")
     resumed = how != "replay" and against is None
@@ -35,7 +36,7 @@ async def _find_start(
     return start
 
 
-def _find_hindrance(plan: RolloutPlan, start: CallSnapshot | None) -> str | None:
+def _find_hindrance(plan: RolloutPlan, parent: Rollout, start: CallSnapshot | None) -> str | None:
     if plan.agent.resume is None:
         return f"agent {plan.agent.name!r} cannot go on from a session of its own"
     if plan.branch is not None and plan.branch.call == END:
@@ -46,6 +47,8 @@ def _find_hindrance(plan: RolloutPlan, start: CallSnapshot | None) -> str | None
         )
     if start.background:
         return f"programs ran in the background there, which a snapshot has not: {', '.join(sorted(set(start.background)))}"
+    if find_services(parent.task):
+        return "services run beside the sandbox, and what they know is in no snapshot"
     if plan.hooks.after_setup:
         return "a hook acts on the sandbox before the agent starts"
     return None

@@ -15,6 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core import folders
+from rollyard.core.errors import SandboxError
 from rollyard.core.rollout import CallSnapshot
 from rollyard.core.scratch import scratch
 from rollyard.runs.rollout.collect import MAX_WORKDIR
@@ -23,8 +24,9 @@ from rollyard.runs.rollout.context import Prepared, RolloutContext
 _PART = 2**20
 
 
-async def lay_over(context: RolloutContext, prepared: Prepared, start: CallSnapshot) -> list[str]:
-    """Gives the paths below the working directory that were changed."""
+async def lay_over(context: RolloutContext, prepared: Prepared, start: CallSnapshot) -> list[str] | None:
+    """Gives the paths below the working directory that were changed; None where it cannot be compared (it is too large), and
+    nothing was."""
     sandbox, workdir = prepared.opened.sandbox, prepared.facts.workdir
     place = prepared.opened.spec
     labels = {**place.labels, "rollyard.role": "look"}
@@ -32,9 +34,13 @@ async def lay_over(context: RolloutContext, prepared: Prepared, start: CallSnaps
         place, image=start.image, network="none", allowed_hosts=(), mounts=(), labels=labels
     )
     with scratch("parent") as theirs, scratch("child") as own:
-        async with context.backend.open(place) as parent:
-            await parent.download_dir(workdir, str(theirs), max_bytes=MAX_WORKDIR)
-        await sandbox.download_dir(workdir, str(own), max_bytes=MAX_WORKDIR)
+        try:
+            async with context.backend.open(place) as parent:
+                await parent.download_dir(workdir, str(theirs), max_bytes=MAX_WORKDIR)
+            await sandbox.download_dir(workdir, str(own), max_bytes=MAX_WORKDIR)
+        except SandboxError as error:
+            await context.stages.tell("snapshot.not_laid_over", image=start.image, error=str(error))
+            return None
         wanted, there = (
             await anyio.to_thread.run_sync(_describe, theirs),
             await anyio.to_thread.run_sync(_describe, own),

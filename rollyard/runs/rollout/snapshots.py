@@ -57,8 +57,9 @@ class CallWatch:
         if self._start is not None and prefix is not None and prefix.reached:
             start, self._start = self._start, None
             changed = await lay_over(self._context, self._prepared, start)
-            self._context.record.note(laid_over=len(changed))
-            await self._context.stages.tell("snapshot.laid_over", call=call.id, changed=changed[:100])
+            if changed is not None:
+                self._context.record.note(laid_over=len(changed))
+                await self._context.stages.tell("snapshot.laid_over", call=call.id, changed=changed[:100])
         if every is None:
             return
         try:

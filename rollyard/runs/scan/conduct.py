@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
-from itertools import groupby
 
 from rollyard.runs.scan.deeds import Deeds, Finding
 
@@ -12,24 +12,36 @@ _REPEATED = 6  # equal calls in a row with equal results
 _BROKEN_TIMES = 3
 _NETWORK = re.compile(
     r"\b(?:curl|wget)\b[^|;&\n]*\w+\.\w+|\bpip3?\s+(?:install|download)\b|\bnpm\s+(?:install|i|ci)\b|\bapt(?:-get)?\s+(?:update|install)\b"
-    r"|\bgit\s+clone\s+(?:https?|git|ssh)|\burllib\.request\.urlopen|\brequests\.(?:get|post)\("
+    r"|\bgit\s+clone\s+(?:https?|git|ssh)|\burllib\.request\.urlopen|\burlopen\(|\brequests\.(?:get|post)\("
+    r"|\bcreate_connection\(|\bHTTPS?Connection\(|\bgetent\s+(?:ahosts\w*|hosts)\b"
 )
 _NO_NETWORK = re.compile(
     r"Could not resolve host|Temporary failure in name resolution|Name or service not known|Network is unreachable"
     r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|No route to host|NewConnectionError|Failed to establish a new connection"
 )
 _ENVIRONMENT = re.compile(
-    r"No space left on device|Cannot allocate memory|Read-only file system|Resource temporarily unavailable|Too many open files"
-    r"|Disk quota exceeded|GLIBC_\S+' not found|cannot open shared object file"
+    r"No space left on device|I/O error|Input/output error|Cannot allocate memory|Read-only file system"
+    r"|Resource temporarily unavailable|Too many open files|Disk quota exceeded|GLIBC_\S+' not found|cannot open shared object file"
 )
 _REFUSES = re.compile(
-    r"\bI(?:'m| am) (?:sorry, but I )?(?:can(?:no|')t|unable to|not able to) (?:help|assist|do that|comply|continue)"
-    r"|\bI (?:can(?:no|')t|won't|will not) (?:help|assist|comply|do that)|\bI must decline\b|\bagainst my (?:guidelines|policy)",
+    r"\bI(?:['\u2019]m| am) (?:sorry, but I )?(?:can(?:no|['\u2019])t|unable to|not able to) "
+    r"(?:help|assist|do that|comply|continue)"
+    r"|\bI (?:can(?:no|['\u2019])t|won['\u2019]t|will not) (?:help|assist|comply|do that|continue)|\bI must decline\b"
+    r"|\bagainst my (?:guidelines|policy)|\b(?:have|need) to (?:refuse|decline)\b|\bnot comfortable (?:doing|with)\b",
     re.IGNORECASE,
 )
-_SLEEP = re.compile(r"(?:^|[;&|\n(]\s*)sleep\s+(\d+(?:\.\d+)?)\s*([smhd]?)\b|time\.sleep\((\d+(?:\.\d+)?)\)")
+_SLEEP = re.compile(
+    r"(?:\btimeout\s+(?:-\S+\s+)*(\d+(?:\.\d+)?)([smhd]?)\s+)?(?:(?<=[\s;&|({])|^)sleep\s+(\d+(?:\.\d+)?|inf\w*)([smhd]?)\b(?!\s*&(?!&))"
+    r"|time\.sleep\((\d+(?:\.\d+)?)\)",
+    re.MULTILINE,
+)
+_TIMES = re.compile(r"\bfor\s+\w+\s+in\s+(?:\$\(seq\s+(?:1\s+)?(\d+)\)|\{1\.\.(\d+)\}|range\((\d+)\))")
+_ENDLESS = re.compile(
+    r"\b(?:while\s+(?:true|:|True|1|\[\s*1\s*\])|until\s+false)\s*[;:](?:(?!\bbreak\b)[\s\S])*\bsleep\b(?![\s\S]*\bbreak\b)|\btail\s+-f\s+/dev/null"
+)
 _UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONG_SLEEP_S = 300.0
+_LONGEST_PERIOD = 4
 
 
 def scan_network(deeds: Deeds) -> Iterator[Finding]:
@@ -63,18 +75,24 @@ def scan_environment(deeds: Deeds) -> Iterator[Finding]:
 
 
 def scan_loops(deeds: Deeds) -> Iterator[Finding]:
-    """The same call with the same result, again and again."""
-    for (tool, command, _), run in groupby(deeds.tools, key=lambda deed: (deed.tool, deed.command, deed.result)):
-        same = list(run)
-        if len(same) >= _REPEATED:
-            yield deeds.find(
-                "loops",
-                "failure",
-                f"{tool} was called {len(same)} times alike",
-                where="tool call",
-                excerpt=command,
-                call=same[0].call,
-            )
+    """The same call with the same result, again and again; or the same few in turns."""
+    keys = [(deed.tool, deed.command, deed.result) for deed in deeds.tools]
+    for period in range(1, _LONGEST_PERIOD + 1):
+        alike = 0
+        for at in range(period, len(keys)):
+            alike = alike + 1 if keys[at] == keys[at - period] else 0
+            if alike == period * (_REPEATED - 1):
+                first = deeds.tools[at + 1 - period * _REPEATED]
+                what = f"{first.tool} was called" if period == 1 else f"{period} calls were made in turns"
+                yield deeds.find(
+                    "loops",
+                    "failure",
+                    f"{what} {_REPEATED} times or more, alike",
+                    where="tool call",
+                    excerpt=first.command,
+                    call=first.call,
+                )
+                return
 
 
 def scan_refusals(deeds: Deeds) -> Iterator[Finding]:
@@ -87,18 +105,33 @@ def scan_refusals(deeds: Deeds) -> Iterator[Finding]:
 
 
 def scan_waiting(deeds: Deeds) -> Iterator[Finding]:
-    """Sleeping towards the deadline."""
+    """Sleeping towards the deadline, in one call or in many."""
+    slept = 0.0
     for deed in deeds.tools:
-        seconds = sum(float(m[1] or m[3]) * _UNIT[m[2] or ""] for m in _SLEEP.finditer(deed.command))
-        if seconds >= _LONG_SLEEP_S:
+        slept += _seconds_asleep(deed.command)
+        if slept >= _LONG_SLEEP_S:
+            told = "without end" if slept == math.inf else f"for {slept:.0f} s"
             yield deeds.find(
                 "waiting",
                 "both",
-                f"it slept for {seconds:.0f} s",
+                f"it slept {told}",
                 where="tool call",
                 excerpt=deed.command,
                 call=deed.call,
             )
+            return
+
+
+def _seconds_asleep(command: str) -> float:
+    if _ENDLESS.search(command):
+        return math.inf
+    seconds = 0.0
+    for found in _SLEEP.finditer(command):
+        most, most_unit, given, unit, python = found.groups()
+        asleep = float(python) if python else math.inf if given.startswith("inf") else float(given) * _UNIT[unit]
+        seconds += min(asleep, float(most) * _UNIT[most_unit] if most else math.inf)
+    times = _TIMES.search(command)
+    return seconds * int(next(filter(None, times.groups()))) if times else seconds
 
 
 def _line(text: str, found: re.Match[str]) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
 
 import msgspec
 
 from rollyard.core import registry
 from rollyard.core.rollout import Rollout
+from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.scan.deeds import Deeds, Finding
+from rollyard.runs.scan.judged import JUDGE, judge_deeds
 from rollyard.store import Store
 from rollyard.store.listing import run_id
 from rollyard.store.values import RolloutQuery
@@ -57,9 +60,27 @@ def is_invalid(reward: float | None, findings: Iterable[Finding]) -> bool:
     return any(finding.invalidates in (against, "both") for finding in findings)
 
 
-async def scan_run(where: str, run: str, names: Iterable[str] = ()) -> ScanReport:
+def refuse_invalid(scanners: Mapping[str, Scanner]) -> Callable[[Rollout], str | None]:
+    """For exports: why a rollout's reward cannot be trusted, or None."""
+
+    def refuse(rollout: Rollout) -> str | None:
+        found = scan_rollout(rollout, scanners)
+        if not is_invalid(rollout.reward, found):
+            return None
+        return "; ".join(f"{finding.scanner}: {finding.message}" for finding in found)
+
+    return refuse
+
+
+async def scan_run(
+    where: str, run: str, names: Iterable[str] = (), judge: str | None = None, model: str | None = None
+) -> ScanReport:
+    """With a `judge`, a policy's text, a model looks over each rollout too."""
     scanners = load_scanners(names)
-    async with Store.open(where, create=False) as store:
+    async with Store.open(where, create=False) as store, AsyncExitStack() as stack:
+        policy = await open_policy(judge, store=store, model=model) if judge is not None else None
+        if policy is not None:
+            stack.push_async_callback(policy.aclose)
         found_run = await run_id(store, run)
         count = 0
         rewards: list[float] = []
@@ -68,6 +89,8 @@ async def scan_run(where: str, run: str, names: Iterable[str] = ()) -> ScanRepor
         async for rollout in _rollouts(store, found_run):
             count += 1
             found = scan_rollout(rollout, scanners)
+            if policy is not None:
+                found = (*found, *await judge_deeds(Deeds.of(rollout), policy, model=model or JUDGE))
             findings += found
             if rollout.reward is not None:
                 rewards.append(rollout.reward)

@@ -29,6 +29,7 @@ from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream, 
 from rollyard.sandbox.docker.faults import is_gone
 from rollyard.sandbox.docker.images import BuildRequest
 from rollyard.sandbox.docker.routes import NetnsWay, Route, Way
+from rollyard.sandbox.gpus import SHARE, GpuPool
 from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.relay import RelayWay
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
@@ -58,6 +59,7 @@ class DockerBackend:
         same_host: bool | None = None,
         limits: OpenLimits | None = None,
         store: str | Path | None = None,
+        devices: str | Path = "/dev",
     ) -> None:
         if route is not None and route not in routes.ROUTES:
             raise ConfigError(f"there is no route {route!r}", hint=f"it is one of {', '.join(routes.ROUTES)}")
@@ -65,6 +67,7 @@ class DockerBackend:
             raise ConfigError(f"pull is 'never' or 'missing', got {pull!r}")
         self.images = ImageStore(Path(store) if store else None)
         self._engine = DockerEngine(find_host(self.name, host))
+        self._gpus = GpuPool(devices)
         self._image, self._pull, self._runtime = image, pull, runtime
         self._mounts = tuple(Path(path).resolve() for path in as_tuple(mounts, "mounts"))
         self._asked_route, self._same_host = route, same_host
@@ -119,6 +122,7 @@ class DockerBackend:
             network_none=True,
             network_allowlist=True,
             services=True,
+            gpus=bool(self._same_host) and bool(self._gpus.list()),
             attach=True,
             list=True,
             ttl=True,
@@ -143,6 +147,7 @@ class DockerBackend:
 
     def open(self, spec: SandboxSpec) -> PendingSandbox[DockerSandbox]:
         container.check(spec, self.capabilities, self._mounts)
+        self._gpus.check(spec.resources, lifetime=spec.lifetime)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
         return PendingSandbox(lambda: self._patiently(spec))
@@ -163,6 +168,16 @@ class DockerBackend:
             return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s, idempotent=True)
 
     async def _open(self, spec: SandboxSpec) -> DockerSandbox:
+        reserved = self._gpus.reserve(spec.resources, share=bool(spec.options.get(SHARE)))
+        try:
+            box = await self._open_with(spec, container.show_gpus(reserved, self._engine.info.get("Runtimes") or {}))
+        except BaseException:  # cancelled too: nobody would release them
+            reserved.release()
+            raise
+        box.reserved = reserved
+        return box
+
+    async def _open_with(self, spec: SandboxSpec, gpus: Mapping[str, Any]) -> DockerSandbox:
         image = self._image if spec.image == "host" else spec.image
         defaults = await self._resolve(image)
         now = time.time()
@@ -183,6 +198,7 @@ class DockerBackend:
         binds = [*self._binds(spec, place), *volumes]
         beside = main.container if main is not None and spec.network != "host" else None
         body = container.request(self._bound(spec), who, binds, self._runtime, beside=beside)
+        body["HostConfig"] |= gpus
         making = asyncio.ensure_future(self._make(who, body, attach=spec.lifetime == "owner"))
         try:
             async with asyncio.timeout(spec.boot_s):
@@ -203,6 +219,7 @@ class DockerBackend:
         (main or box).volumes.update(one["Source"] for one in volumes)
         try:
             await box.open_volumes([one.path for one in spec.volumes if one.writable])
+            await box.add_names(spec.names if main is not None else ())
             if spec.network == "allowlist" and main is not None:
                 box.use_egress_of(main, spec.names)
             elif spec.network == "allowlist":

@@ -25,10 +25,14 @@ from rollyard.sandbox.docker.files import DockerFiles
 from rollyard.sandbox.docker.images import SNAPSHOTS
 from rollyard.sandbox.docker.job import DockerJob
 from rollyard.sandbox.docker.routes import NetnsWay, Way
+from rollyard.sandbox.gpus import GpuReservation
 
 _COMMIT_S = 600.0
 _KILL_S = 60.0
 _KILL_TRIES = 10
+_ADD_NAMES = """for name; do
+case "$(cat /etc/hosts)" in *"127.0.0.1	$name"*) ;; *) printf '127.0.0.1\\t%s\\n' "$name" >> /etc/hosts ;; esac
+done"""
 
 
 class DockerSandbox(DockerFiles):
@@ -54,6 +58,7 @@ class DockerSandbox(DockerFiles):
         self._way, self._lifeline, self._forget = way(self), lifeline, forget
         self._jobs: list[DockerJob] = []
         self.volumes: set[str] = set()  # of the engine's, that end with this sandbox
+        self.reserved: GpuReservation | None = None
         self._killed = False
         self._names: bytes | None = None  # `resolv.conf` as the image has it, where the proxy's is in its place
         self._log = Log("rollyard.sandbox.docker")
@@ -116,6 +121,12 @@ class DockerSandbox(DockerFiles):
         """Volumes are every user's to write to; an engine makes them root's."""
         if paths:
             await self.plain(["/bin/sh", "-c", 'chmod 777 "$@"', "rollyard", *paths], timeout=_KILL_S)
+
+    async def add_names(self, names: Sequence[str]) -> None:
+        """Call its loopback by these too. A container on another one's network shares that one's names with Docker, not with
+        Podman."""
+        if names:
+            await self.plain(["/bin/sh", "-c", _ADD_NAMES, "rollyard", *names], timeout=_KILL_S)
 
     def use_egress_of(self, other: DockerSandbox, names: Sequence[str]) -> None:
         """Programs here are told of the proxy of a sandbox whose network they share."""
@@ -194,6 +205,8 @@ class DockerSandbox(DockerFiles):
             if self.egress is not None:
                 await self.egress.aclose()
             await self._way.aclose()
+            if self.reserved is not None:
+                self.reserved.release()
             self._forget(self.id)
             for name in self.volumes:
                 await remove_volume(self._engine, name)

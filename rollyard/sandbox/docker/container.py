@@ -15,10 +15,12 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.egress import parse_rule
 from rollyard.core.errors import ConfigError, IsolationTooWeak, PathError, Unsupported
 from rollyard.core.sandbox import Capabilities, Isolation, SandboxInfo, SandboxSpec, Volume, at_least
 from rollyard.sandbox.docker import keeper
+from rollyard.sandbox.gpus import SHARE, GpuReservation
 
 MARK = "rollyard.sandbox"
 _OWN = "rollyard.label."
@@ -42,7 +44,7 @@ def _cpus(text: str) -> str:
     return text
 
 
-OPTIONS: Mapping[str, Callable[[str], Any]] = {"shm_mb": _whole, "cpuset": _cpus, "nofile": _whole}
+OPTIONS: Mapping[str, Callable[[str], Any]] = {"shm_mb": _whole, "cpuset": _cpus, "nofile": _whole, SHARE: str}
 
 
 class ContainerDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +94,11 @@ def check(spec: SandboxSpec, got: Capabilities, allowed: tuple[Path, ...]) -> No
         raise Unsupported("the docker backend has no idle_ttl_s", hint="use ttl_s and extend it")
     if spec.disk == "tmpfs":
         raise Unsupported("the docker backend has no disk='tmpfs'", hint="use the local backend, or disk='disk'")
-    if spec.resources.accelerated:
-        raise Unsupported("the docker backend hands out no accelerators", hint="resources.gpus and tpu must be unset")
+    if spec.resources.gpus and not got.gpus:
+        raise Unsupported(
+            f"resources.gpus={spec.resources.gpus}: there is no GPU for containers here",
+            hint="it needs an engine on this machine, and device nodes such as /dev/nvidia0",
+        )
     if spec.layers and not got.layers:
         raise Unsupported("layers need an engine on this machine", hint="bake them into the image")
     if spec.mounts and not got.mounts:
@@ -189,6 +194,19 @@ def bind(source: str, target: str, *, writable: bool = False) -> dict[str, Any]:
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": not writable}
 
 
+def show_gpus(reserved: GpuReservation, runtimes: Mapping[str, Any]) -> dict[str, Any]:
+    """By NVIDIA's runtime, which brings the driver's libraries, where the engine has it; else the device nodes alone."""
+    if not reserved.gpus:
+        return {}
+    if "nvidia" in runtimes:
+        numbers = [str(gpu.number) for gpu in reserved.gpus]
+        return {"DeviceRequests": [{"Driver": "nvidia", "DeviceIDs": numbers, "Capabilities": [["gpu"]]}]}
+    nodes = [(path, f"/dev/{Path(path).name}") for path in reserved.devices]
+    return {
+        "Devices": [{"PathOnHost": at, "PathInContainer": to, "CgroupPermissions": "rw"} for at, to in nodes],
+    }
+
+
 def volume(given: Volume, of: str) -> dict[str, Any]:
     """A volume of the engine's, of the sandbox `of`; the label finds it after everybody who knew it is dead."""
     return {
@@ -213,7 +231,7 @@ def label_filter(given: Mapping[str, str] | None) -> dict[str, list[str]]:
 def identity(found: Mapping[str, str]) -> Identity | None:
     try:
         return msgspec.json.decode(found["rollyard.identity"], type=Identity)
-    except (KeyError, msgspec.MsgspecError):
+    except (*BAD_JSON, KeyError):
         return None
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -32,13 +32,15 @@ from rollyard.images import mount_table
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
 from rollyard.sandbox import egress
+from rollyard.sandbox.gpus import SHARE, GpuPool
 from rollyard.sandbox.local import cgroups, host_rules, ids, probe, view_root
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.checks import check
 from rollyard.sandbox.local.disk import LocalDiskWatch, default_disk_mb, disk_limit
-from rollyard.sandbox.local.inner import protocol, remains
+from rollyard.sandbox.local.gvisor import GvisorUse, with_gvisor
+from rollyard.sandbox.local.inner import gvisor, protocol, remains
 from rollyard.sandbox.local.job import ANSWER_S
 from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal
 from rollyard.sandbox.local.launcher import Launcher
@@ -66,6 +68,8 @@ class LocalBackend:
         mounts: Sequence[str | Path] = (),
         limits: OpenLimits | None = None,
         level: Level | None = None,
+        isolation: Literal["gvisor"] | None = None,
+        devices: str | Path = "/dev",
     ) -> None:
         self.root = private_dir(Path(root) if root else data_home())
         self.images = ImageStore(self.root)
@@ -87,6 +91,8 @@ class LocalBackend:
         self.level: Level = level or reached
         if self.level in ("no_cgroups", "no_proc"):
             self._cgroups = cgroups.Cgroups()
+        self._gpus = GpuPool(devices)
+        self._gvisor = GvisorUse(always=isolation == "gvisor", level=self.level)
         self._last_capability = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
         self._limits = limits or OpenLimits()
         self._throttle = Throttle(self._limits)
@@ -98,7 +104,13 @@ class LocalBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        return capabilities(self.level, self.trial, self._ids, self._cgroups, self._limits)
+        found = capabilities(self.level, self.trial, self._ids, self._cgroups, self._limits)
+        found = msgspec.structs.replace(found, gpus=self._namespaced and bool(self._gpus.list()))
+        return with_gvisor(found) if self._gvisor.always else found
+
+    def _give(self, spec: SandboxSpec) -> Capabilities:
+        """What a sandbox of this spec can do; refused where it asks for gVisor and there is none."""
+        return with_gvisor(self.capabilities) if self._gvisor.takes(spec) else self.capabilities
 
     async def __aenter__(self) -> Self:
         sweeping = asyncio.ensure_future(asyncio.to_thread(self._sweep))
@@ -122,7 +134,8 @@ class LocalBackend:
         await asyncio.to_thread(cgroups.sweep, self._cgroups)
 
     def open(self, spec: SandboxSpec) -> PendingSandbox[LocalSandbox]:
-        check(spec, self.capabilities, self._mounts)
+        check(spec, self._give(spec), self._mounts)
+        self._gpus.check(spec.resources, lifetime=spec.lifetime)
         spec = self._place(spec)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
@@ -132,7 +145,8 @@ class LocalBackend:
         """`async with backend.pool(spec, 8) as pool: box = await pool.take()`."""
         if size < 1:
             raise ConfigError(f"a pool needs a size of at least 1, got {size}")
-        check(spec, self.capabilities, self._mounts)
+        check(spec, self._give(spec), self._mounts)
+        self._gpus.check(spec.resources, lifetime=spec.lifetime)
         spec = self._place(spec)
         return SandboxPool(lambda: self._patiently(spec), size)
 
@@ -150,6 +164,16 @@ class LocalBackend:
             return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
 
     async def _open(self, spec: SandboxSpec) -> LocalSandbox:
+        reserved = self._gpus.reserve(spec.resources, share=bool(spec.options.get(SHARE)))
+        try:
+            box = await self._open_with(spec, reserved.devices)
+        except BaseException:  # cancelled too: nobody would release them
+            reserved.release()
+            raise
+        box.reserved = reserved
+        return box
+
+    async def _open_with(self, spec: SandboxSpec, devices: Sequence[str]) -> LocalSandbox:
         rootfs = await self._resolve(spec) if self._rooted else Rootfs(lowers=())
         if not self._namespaced and self._rooted:
             view_root.refuse(spec.image, rootfs)
@@ -161,13 +185,15 @@ class LocalBackend:
         try:
             entry = self._entry(home, spec, rootfs)
             home.write(entry)
-            box = await self._boot(home, entry, spec, rootfs, lock)
+            box = await self._boot(home, entry, spec, rootfs, lock, devices)
         except OSError as error:
             _discard(home)
             raise SandboxUnavailable(f"cannot make a sandbox: {error}", hint="see `rollyard doctor`") from error
         finally:
             os.close(lock)
         self._boxes[sandbox_id] = (box, spec.lifetime)
+        if self._gvisor.takes(spec):
+            await self._gvisor.prove(box)
         if spec.network == "allowlist" and spec.beside is None:
             await self._attach_egress(box, spec)
         if spec.disk == "disk":
@@ -216,13 +242,13 @@ class LocalBackend:
                 id=home.path.name,
                 backend=self.name,
                 image=spec.image,
-                isolation=self.capabilities.isolation,
+                isolation=self._give(spec).isolation,
                 level=self.level,
                 labels=spec.labels,
                 created_at=now,
                 expires_at=now + spec.ttl_s,
             ),
-            capabilities=self.capabilities,
+            capabilities=self._give(spec),
             workdir=spec.workdir or workdir,
             user=spec.user or (rootfs.user if self._ids.many else None),
             env={**env, **(egress.variables(own_names=spec.names) if spec.network == "allowlist" else {}), **spec.env},
@@ -245,6 +271,8 @@ class LocalBackend:
             {"target": v.path, "source": self._make_volume(home, spec, v), "over": [], "writable": v.writable}
             for v in spec.volumes
         ]
+        if program := self._gvisor.takes(spec):
+            binds.append({"target": gvisor.RUNSC, "source": program, "over": [], "writable": False})
         if spec.network == "allowlist":
             names = home.path / "resolv.conf"
             names.write_text(egress.RESOLV_CONF)
@@ -278,7 +306,8 @@ class LocalBackend:
             "owner": spec.lifetime == "owner",
             "ttl_s": spec.ttl_s,
             "idle_ttl_s": spec.idle_ttl_s,
-            "nesting": bool(spec.options.get("nesting")),
+            "nesting": bool(spec.options.get("nesting")) or self._gvisor.takes(spec) is not None,
+            "gvisor": self._gvisor.takes(spec) is not None,
             "last_capability": self._last_capability,
         }
 
@@ -303,7 +332,13 @@ class LocalBackend:
         return await self._boxes[spec.beside][0].namespaces()
 
     async def _boot(
-        self, home: Home, entry: SandboxEntry, spec: SandboxSpec, rootfs: Rootfs, lock: int
+        self,
+        home: Home,
+        entry: SandboxEntry,
+        spec: SandboxSpec,
+        rootfs: Rootfs,
+        lock: int,
+        devices: Sequence[str],
     ) -> LocalSandbox:
         """Ask the zygote, then wait for the first process to say that it is ready. Whatever breaks this off (an error, a
         cancellation) closes the control socket, and the process on its other end exits."""
@@ -323,7 +358,7 @@ class LocalBackend:
             joined = await self._join(spec)
             with theirs, home.listener() as listener:
                 fds = [theirs.fileno(), listener.fileno(), lock, *joined]
-                plan = self._plan(home, spec, rootfs, view)
+                plan = self._plan(home, spec, rootfs, view) | {"devices": list(devices)}
                 reply, pidfd = await self._launcher.launch(plan, fds, spec.boot_s)
             await channel.greeting(max(0.1, deadline - time.monotonic()))
             entry = msgspec.structs.replace(

@@ -17,6 +17,7 @@ from rollyard.core.errors import PathError, SandboxError, SandboxGone, SandboxIn
 from rollyard.core.ids import new_id
 from rollyard.core.program import Program, ProgramCalls
 from rollyard.core.sandbox import Exit, SandboxUsage
+from rollyard.sandbox.gpus import GpuReservation
 from rollyard.sandbox.local.cgroups import Group
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.files import LocalFiles
@@ -46,6 +47,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         self._backend = backend
         self.group = Group(entry.cgroups)
         self._oom_seen = 0
+        self.reserved: GpuReservation | None = None
 
     @property
     def written(self) -> Path:
@@ -270,6 +272,8 @@ class LocalSandbox(ProgramCalls, LocalFiles):
             if self.egress is not None:
                 await self.egress.aclose()
             self._channel.close()
+            if self.reserved is not None:
+                self.reserved.release()
             self._backend.forget(self.id)
 
     def _need(self, capability: str) -> None:

@@ -7,8 +7,11 @@ from pathlib import Path
 from rollyard.core.egress import parse_rule
 from rollyard.core.errors import ConfigError, IsolationTooWeak, Unsupported
 from rollyard.core.sandbox import Capabilities, SandboxSpec, at_least
+from rollyard.sandbox.gpus import SHARE
 
-OPTIONS = frozenset({"nesting", "ports"})
+OPTIONS = frozenset({"nesting", "ports", SHARE})
+_WEAK = "`rollyard doctor` says what is missing; or lower min_isolation"
+_VIRTUAL = "it starts no virtual machines; backend('docker', runtime='kata') has them where that runtime is installed"
 MAX_LABELS, MAX_LABEL_NAME, MAX_LABEL_VALUE = 256, 256, 4096
 
 
@@ -16,7 +19,7 @@ def check(spec: SandboxSpec, got: Capabilities, allowed_mounts: tuple[Path, ...]
     if not at_least(got.isolation, spec.min_isolation):
         raise IsolationTooWeak(
             f"the local backend gives isolation {got.isolation!r} here, {spec.min_isolation!r} was asked for",
-            hint="`rollyard doctor` says what is missing; or lower min_isolation",
+            hint=_VIRTUAL if spec.min_isolation == "microvm" else _WEAK,
         )
     if got.isolation == "none" and not spec.allow_unsafe:
         raise IsolationTooWeak(
@@ -52,6 +55,11 @@ def check(spec: SandboxSpec, got: Capabilities, allowed_mounts: tuple[Path, ...]
         raise Unsupported(
             f"sandboxes that share a network or volumes need namespaces and /proc, and isolation here is {got.isolation!r}",
             hint="`rollyard doctor` says what is missing",
+        )
+    if spec.resources.gpus and not got.gpus:
+        raise Unsupported(
+            f"resources.gpus={spec.resources.gpus}: there is no GPU for sandboxes here",
+            hint="it needs device nodes such as /dev/nvidia0, and namespaces",
         )
     if spec.beside and spec.lifetime != "owner":
         raise Unsupported("a sandbox beside another one ends with its opener", hint="say lifetime='owner'")

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.call import CallRecord
 from rollyard.core.message import Image, Message, Opaque, Text, ToolCall, ToolSpec
 from rollyard.core.node import Node
@@ -208,7 +209,7 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
     name = f"{call.namespace}.{call.name}" if call.namespace else call.name
     try:
         arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+    except BAD_JSON:
         return {
             "tool_call_id": call.id,
             "function_name": name,
@@ -252,7 +253,7 @@ def _refer(step: dict[str, Any], trajectory_id: str) -> None:
 def _definition(tool: ToolSpec) -> dict[str, Any]:
     try:
         schema = msgspec.json.decode(tool.schema)
-    except msgspec.DecodeError:
+    except BAD_JSON:
         schema = {}
     name = f"{tool.namespace}.{tool.name}" if tool.namespace else tool.name
     return {"type": "function", "function": {"name": name, "description": tool.description, "parameters": schema}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -24,41 +25,58 @@ _tools = msgspec.msgpack.Decoder(tuple[ToolSpec, ...])
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """`refused` counts branches that are no rows; they are listed in the file `refused_at`."""
+    """`refused` counts branches that are no rows, `dropped` rollouts that were left out; both are listed in `refused_at`."""
 
     format: Format
     path: str
     rollouts: int
     rows: int
     refused: int = 0
+    dropped: int = 0
     refused_at: str | None = None
 
 
-async def export_run(where: str, run: str, out: str, format: str | None, unscored: bool) -> Exported:
+Refuse = Callable[[Rollout], str | None]
+
+
+async def export_run(
+    where: str, run: str, out: str, format: str | None, unscored: bool, refuse: Refuse | None = None
+) -> Exported:
     async with Store.open(where, create=False) as store:
-        return await export(
-            store, await run_id(store, run), out, format=cast("Format | None", format), unscored=unscored
-        )
+        chosen = cast("Format | None", format)
+        return await export(store, await run_id(store, run), out, format=chosen, unscored=unscored, refuse=refuse)
 
 
 async def export(
-    store: Store, run_id: str, out: str | Path, *, format: Format | None = None, unscored: bool = False
+    store: Store,
+    run_id: str,
+    out: str | Path,
+    *,
+    format: Format | None = None,
+    unscored: bool = False,
+    refuse: Refuse | None = None,
 ) -> Exported:
     """Write all rollouts of a run. Without `format` the suffix of `out` decides. `unscored` also exports rows of rollouts
-    without a reward. `atif` into a directory writes a file per rollout, into a file a line per rollout."""
+    without a reward. `atif` into a directory writes a file per rollout, into a file a line per rollout. A rollout for which
+    `refuse` gives a reason is left out (`rollyard.runs.scan.scan.refuse_invalid` refuses rewards that cannot be trusted)."""
     path = Path(out)
     chosen = _choose_format(format, path)
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is not a directory")
     info = await store.get_run(run_id)
-    count, refused = 0, 0
+    count, refused, dropped = 0, 0, 0
     refused_at = path.with_name(path.name + ".refused.jsonl")
     with ExitStack() as stack:
         writer = stack.enter_context(_writer(chosen, path, unscored))
         if isinstance(writer, InspectLog):
             writer.info = info
         refusals: JsonLines | None = None
-        async for rollout in store.rollouts(run_id, trajectories=chosen != "jsonl"):
+        async for rollout in store.rollouts(run_id, trajectories=chosen != "jsonl" or refuse is not None):
+            if refuse is not None and (why := await asyncio.to_thread(refuse, rollout)) is not None:
+                refusals = refusals or stack.enter_context(JsonLines(refused_at))
+                refusals.write({"rollout_id": rollout.id, "reasons": [why]})
+                dropped += 1
+                continue
             if chosen == "atif":
                 await _give_tools(store, rollout, writer)
             if isinstance(writer, AttemptLines):
@@ -76,7 +94,8 @@ async def export(
         rollouts=count,
         rows=writer.rows,
         refused=refused,
-        refused_at=str(refused_at) if refused else None,
+        dropped=dropped,
+        refused_at=str(refused_at) if refused or dropped else None,
     )
 
 

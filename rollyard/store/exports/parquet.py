@@ -12,7 +12,8 @@ from rollyard.core.rollout import Rollout
 from rollyard.store.exports.sink import partial_name
 from rollyard.trajectory.samples import RefusedBranch, Sample, samples
 
-GROUP_TOKENS = 250_000  # a row group is written when this many tokens have gathered
+GROUP_TOKENS = 250_000  # a row group is written when this many tokens have gathered,
+GROUP_ROWS = 256  # or this many rows: those of short calls are mostly names and spans
 
 
 class ParquetRows:
@@ -40,7 +41,7 @@ class ParquetRows:
             self._waiting.append(row)
             self._tokens += len(row.ids)
             self.rows += 1
-        if self._tokens >= GROUP_TOKENS:
+        if self._tokens >= GROUP_TOKENS or len(self._waiting) >= GROUP_ROWS:
             self._flush()
         return found.refused
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core import toml
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, MissingExtra
 
 WORKDIR = "/app"
@@ -57,7 +58,7 @@ def _read_file(file: Path) -> Iterator[dict[str, Any]]:
 def _decode(data: bytes, where: str, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except BAD_JSON as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
@@ -92,6 +93,27 @@ def string_list(value: Any) -> list[str]:
     return [str(item) for item in value or ()]
 
 
+def is_inside(path: Path, root: Path) -> bool:
+    return path.resolve().is_relative_to(root.resolve())
+
+
+def read_inside(path: Path, root: Path) -> bytes:
+    """A file of the dataset whose folder is `root`: by `..` or a link its author could name any file of this machine."""
+    if not is_inside(path, root):
+        raise ConfigError(f"{path} leads out of {root}")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+
+
+def read_text_inside(path: Path, root: Path) -> str:
+    try:
+        return read_inside(path, root).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
 def folder_name(task_id: str) -> str:
     """A task's id as one name in a folder."""
     return re.sub(r"[^A-Za-z0-9._-]+", "__", task_id).strip(".") or "task"
@@ -114,6 +136,8 @@ def write_task(
     for part, content in parts.items():
         for name, data in content.items():
             path = folder / part / name
+            if not is_inside(path, folder / part):
+                raise ConfigError(f"{name!r} leads out of the task's {part}")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data.encode() if isinstance(data, str) else data)
             if path.suffix == ".sh":

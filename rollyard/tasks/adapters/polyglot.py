@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import WORKDIR, write_task
+from rollyard.tasks.adapters.drafts import WORKDIR, is_inside, read_inside, read_text_inside, write_task
 
 _CONFIG = ".meta/config.json"
 _HIDDEN = (".meta", ".docs", ".approaches", ".articles")
@@ -69,11 +70,11 @@ def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
 
 def _write(name: str, exercise: Path, options: Mapping[str, Any], folder: Path) -> None:
     language = LANGUAGES[name]
-    files = msgspec.json.decode((exercise / _CONFIG).read_bytes(), type=dict[str, Any])["files"]
+    files = _named_files(exercise)
     everything = {
         path.relative_to(exercise).as_posix(): path.read_bytes()
         for path in sorted(exercise.rglob("*"))
-        if path.is_file() and path.relative_to(exercise).parts[0] not in _HIDDEN
+        if path.is_file() and path.relative_to(exercise).parts[0] not in _HIDDEN and is_inside(path, exercise)
     }
     solution: list[str] = [path for path in files["solution"] if path in everything]
     tests = {path for path in everything if path in files["test"] or _is_test(path, files)}
@@ -128,6 +129,15 @@ def _write(name: str, exercise: Path, options: Mapping[str, Any], folder: Path) 
     )
 
 
+def _named_files(exercise: Path) -> dict[str, list[str]]:
+    try:
+        found = msgspec.json.decode(read_inside(exercise / _CONFIG, exercise), type=dict[str, Any]).get("files")
+        named = msgspec.convert(found, dict[str, list[str]])
+    except BAD_JSON as error:
+        raise ConfigError(f"{exercise / _CONFIG}: {error}") from error
+    return {"solution": [], "test": [], "example": [], **named}
+
+
 def _is_test(path: str, files: Mapping[str, Any]) -> bool:
     """Editor files that hold the tests' cases."""
     return path in files.get("editor", ()) and "test" in path.rpartition("/")[2].lower()
@@ -141,13 +151,14 @@ def _place_examples(exercise: Path, examples: list[str], solution: list[str]) ->
         name, ending = PurePosixPath(example).name, PurePosixPath(example).suffix
         same = [path for path in free if PurePosixPath(path).name == name] or [p for p in free if p.endswith(ending)]
         target = same[0] if same else example.removeprefix(".meta/")
-        placed[target] = (exercise / example).read_bytes()
+        placed[target] = read_inside(exercise / example, exercise)
     manifest = exercise / ".meta/Cargo-example.toml"
-    return {**placed, "Cargo.toml": manifest.read_bytes()} if manifest.is_file() else placed
+    return {**placed, "Cargo.toml": read_inside(manifest, exercise)} if manifest.is_file() else placed
 
 
 def _instruction(exercise: Path, solution: list[str]) -> str:
-    texts = [(exercise / ".docs" / name).read_text().strip() for name in _DOCS if (exercise / ".docs" / name).is_file()]
+    docs = [exercise / ".docs" / name for name in _DOCS]
+    texts = [read_text_inside(path, exercise).strip() for path in docs if path.is_file()]
     names = ", ".join(f"`{WORKDIR}/{path}`" for path in solution)
     rule = f"Write your solution into {names}. Keep the names of what is there already: tests will call it."
     return "\n\n".join([*texts, rule])

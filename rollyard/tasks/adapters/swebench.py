@@ -3,8 +3,8 @@
 Where `repositories` names a folder of git repositories (`OWNER__NAME`, `OWNER/NAME`, with or without `.git`), the image is built:
 the declared Python, the pinned packages, and then the tree of the base commit as one new commit, so that images of one repository
 and version share their environment and no later commit is in any of them. Otherwise the instance's own image is taken, and its
-repository sealed before the agent starts: nothing is left of it but the image's HEAD and what that grew from. The agent never has the
-test patch, the gold patch or the list of tests.
+repository sealed before the agent starts: nothing is left of it but the image's HEAD and what that grew from. The agent never
+has the test patch, the gold patch or the list of tests.
 """
 
 from __future__ import annotations
@@ -227,8 +227,9 @@ def _faulty() -> str:
     return f"RUN {command}\nWORKDIR {_WORKDIR}\n"
 
 
-_COMMIT = (
-    "git init -q && git add -A -f && git -c user.name=base -c user.email=base@localhost commit -q -m base && git gc -q"
+_COMMIT = (  # without git's own tidying up, which would still be under way when gc begins
+    "git init -q && git config gc.auto 0 && git add -A -f"
+    " && git -c user.name=base -c user.email=base@localhost commit -q -m base && git gc -q"
 )
 
 

@@ -17,7 +17,7 @@ import yaml
 
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import WORKDIR, write_task
+from rollyard.tasks.adapters.drafts import WORKDIR, read_inside, read_text_inside, write_task
 
 _NOT_ENVIRONMENT = ("task.yaml", "run-tests.sh", "solution.sh", "solution.yaml", "docker-compose.yaml", "tests")
 _PYTEST = "pytest==8.4.1"
@@ -43,20 +43,20 @@ def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
 
 def _write(source: Path, options: Mapping[str, Any], folder: Path) -> None:
     try:
-        task: dict[str, Any] = yaml.safe_load((source / "task.yaml").read_text())
+        task: Any = yaml.safe_load(_text(source, "task.yaml"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{source / 'task.yaml'}: {error}") from error
-    if not _is_task(source) or not task.get("instruction"):
+    if not _is_task(source) or not isinstance(task, dict) or not cast("dict[str, Any]", task).get("instruction"):
         raise ConfigError(f"{source}: no run-tests.sh or no instruction in it")
     environment = _tree(source, leave_out=_NOT_ENVIRONMENT) | _copied_tests(source)
-    services = _services(source / "docker-compose.yaml")
+    services = _services(source)
     if len(services) > 1:  # the agent's own is called `client` there
         named = {"main" if name == "client" else name: service for name, service in services.items()}
         environment["docker-compose.yaml"] = yaml.safe_dump({"services": named})
-    if "Dockerfile" in environment:
-        dockerfile = (source / "Dockerfile").read_text()
+    if (source / "Dockerfile").is_file():
+        dockerfile = _text(source, "Dockerfile")
         environment["Dockerfile"] = _FROM.sub(rf"\1\nWORKDIR {WORKDIR}", dockerfile)
-    extra, tests = _judge((source / "run-tests.sh").read_text())
+    extra, tests = _judge(_text(source, "run-tests.sh"))
     extra["grade"] = str(options.get("grade", "shared"))
     table = {
         "metadata": {
@@ -86,20 +86,27 @@ def _tree(root: Path, leave_out: tuple[str, ...] = ()) -> dict[str, str | bytes]
 
 def _copied_tests(source: Path) -> dict[str, str | bytes]:
     """Files of the tests that the Dockerfile itself gives to the agent."""
-    dockerfile = source / "Dockerfile"
-    text = dockerfile.read_text() if dockerfile.is_file() else ""
+    text = _text(source, "Dockerfile") if (source / "Dockerfile").is_file() else ""
     words = [word.removeprefix("./") for line in _COPY.findall(text) for word in line.split()[:-1]]
     files = {word: source / word for word in words if word.startswith("tests/") and (source / word).is_file()}
-    return {name: path.read_bytes() for name, path in files.items()}
+    return {name: read_inside(path, source) for name, path in files.items()}
 
 
-def _services(compose: Path) -> dict[str, Any]:
+def _text(source: Path, name: str) -> str:
+    """Of the task, or of what the tasks of one set share."""
+    return read_text_inside(source / name, source.parent)
+
+
+def _services(source: Path) -> dict[str, Any]:
+    compose = source / "docker-compose.yaml"
     if not compose.is_file():
         return {}
     try:
-        return (yaml.safe_load(compose.read_text()) or {}).get("services") or {}
+        found: Any = yaml.safe_load(_text(source, compose.name)) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"{compose}: {error}") from error
+    services = found.get("services") if isinstance(found, dict) else None
+    return services if isinstance(services, dict) else {}
 
 
 def _judge(script: str) -> tuple[dict[str, Any], dict[str, str | bytes]]:
@@ -120,11 +127,11 @@ def _judge(script: str) -> tuple[dict[str, Any], dict[str, str | bytes]]:
 
 def _solution(source: Path) -> dict[str, str | bytes]:
     if (source / "solution.sh").is_file():
-        return {"solve.sh": (source / "solution.sh").read_bytes()}
+        return {"solve.sh": _text(source, "solution.sh")}
     steps = source / "solution.yaml"
     if not steps.is_file():
         return {}
-    typed = cast("list[dict[str, Any]]", yaml.safe_load(steps.read_text()) or [])
+    typed = cast("list[dict[str, Any]]", yaml.safe_load(_text(source, steps.name)) or [])
     if not all(step.get("append_enter", True) for step in typed):
         return {}  # keys for a program on a terminal, not lines for a shell
     return {"solve.sh": "\n".join(["#!/bin/bash", *(str(step["command"]) for step in typed), ""])}

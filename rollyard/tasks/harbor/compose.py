@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,7 +17,7 @@ import msgspec
 import yaml
 
 from rollyard.core.errors import ConfigError, Unsupported
-from rollyard.core.sandbox import Resources, Volume
+from rollyard.core.sandbox import Resources, Volume, is_path
 from rollyard.core.task import Healthcheck, Site
 from rollyard.tasks.harbor.compose_values import (
     SEE,
@@ -56,6 +57,8 @@ SERVICE_KEYS: Mapping[str, str] = {
 MAIN_KEYS = ("image", "build", "command", "environment", "working_dir", "depends_on", "volumes", "expose", "hostname")
 _FOLDED = {"build", "image", "environment", "working_dir", "command"}
 _HARMLESS = {"version", "name"}
+_MAX_VALUES = 100_000
+_PLAIN = (str, int, float, bool, type(None), date)  # what one line says; aliases could make a list of lists without end
 _CONDITIONS = ("service_started", "service_healthy", "service_completed_successfully")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
@@ -110,6 +113,9 @@ def fold(site: Site) -> Site:
     if not isinstance(main, dict):
         raise ConfigError(f"{path}: services.main: not a mapping")
     said = cast("dict[str, Any]", main)
+    for name in ("image", "working_dir"):
+        if not isinstance(said.get(name) or "", str):
+            raise ConfigError(f"{path}: services.main.{name}: a text")
     plain = not set(document) - _HARMLESS - {"services"} and set(services) == {MAIN} and not set(said) - _FOLDED
     build = _find_build(said, path)
     if build is None and "build" in said:
@@ -132,7 +138,23 @@ def _load(path: Path) -> dict[str, Any]:
     services: Any = cast("dict[str, Any]", document).get("services") if isinstance(document, dict) else None
     if not isinstance(services, dict) or MAIN not in services:
         raise ConfigError(f"{path}: services: there is no service named 'main' for the agent")
+    if not _is_bounded(document):
+        raise ConfigError(f"{path}: its aliases make it larger than {_MAX_VALUES:,} values")
     return cast("dict[str, Any]", document)
+
+
+def _is_bounded(document: Any) -> bool:
+    """A few lines of aliases of aliases are more values than a memory holds, once somebody writes them out."""
+    left, waiting = _MAX_VALUES, [document]
+    while waiting and left > 0:
+        value = waiting.pop()
+        left -= 1
+        if isinstance(value, dict):
+            found = cast("dict[Any, Any]", value)
+            waiting += [*found, *found.values()]
+        elif isinstance(value, list | tuple):
+            waiting += cast("list[Any]", value)
+    return left > 0
 
 
 def _find_build(said: Mapping[str, Any], path: Path) -> str | None:
@@ -142,15 +164,18 @@ def _find_build(said: Mapping[str, Any], path: Path) -> str | None:
         build = cast("Mapping[str, Any]", build).get("context", ".")
     if not isinstance(build, str):
         return None
-    folder = (path.parent / build.replace("${CONTEXT_DIR}", ".")).resolve()
-    inside = folder.is_relative_to(path.parent.resolve())
-    return str(folder) if inside and (folder / "Dockerfile").is_file() else None
+    try:
+        folder = (path.parent / build.replace("${CONTEXT_DIR}", ".")).resolve()
+        inside = folder.is_relative_to(path.parent.resolve())
+        return str(folder) if inside and (folder / "Dockerfile").is_file() else None
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, links in a circle
+        raise ConfigError(f"{path}: services.main.build names no folder: {error}") from error
 
 
 def _environment(said: Any, where: str) -> dict[str, str]:
     if said is None:
         return {}
-    if isinstance(said, Mapping):
+    if isinstance(said, Mapping) and all(isinstance(v, _PLAIN) for v in cast("Mapping[Any, Any]", said).values()):
         return {str(k): "" if v is None else str(v) for k, v in cast("Mapping[Any, Any]", said).items()}
     if isinstance(said, list) and all(isinstance(item, str) and "=" in item for item in cast("list[Any]", said)):
         return dict(item.split("=", 1) for item in cast("list[str]", said))
@@ -160,7 +185,13 @@ def _environment(said: Any, where: str) -> dict[str, str]:
 def read_services(compose: str) -> Services:
     """The services of a compose file. Raises for the first thing in it that a task cannot have here, by its name."""
     path = Path(compose)
-    document = _load(path)
+    try:
+        return _read_services(path, _load(path))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path}: a value is of another kind than its key takes: {error}", hint=SEE) from error
+
+
+def _read_services(path: Path, document: dict[str, Any]) -> Services:
     refuse_unknown(document, FILE_KEYS, str(path))
     known = _volume_names(document.get("volumes"), path)
     found: dict[str, Service] = {}
@@ -192,6 +223,9 @@ def _read_service(name: str, said: dict[str, Any], where: str, path: Path, known
     build = _find_build(said, path)
     if "build" in said and build is None:
         raise Unsupported(f"{where}.build: not a folder below {path.parent} with a Dockerfile", hint=SEE)
+    image = read_text(said.get("image", "host"), f"{where}.image")
+    if is_path(image):
+        raise ConfigError(f"{where}.image: {image!r} is a path of the machine; an image has a name")
     own: Any = said.get("x-rollyard") or {}
     refuse_unknown(own, ("verify",), f"{where}.x-rollyard")
     verify = own.get("verify", "keep")
@@ -199,7 +233,7 @@ def _read_service(name: str, said: dict[str, Any], where: str, path: Path, known
         raise ConfigError(f"{where}.x-rollyard.verify is 'keep' or 'stop', got {verify!r}")
     return Service(
         name=name,
-        image=read_text(said.get("image", "host"), f"{where}.image"),
+        image=image,
         build=build,
         command=read_words(said.get("command"), f"{where}.command"),
         entrypoint=read_words(said.get("entrypoint"), f"{where}.entrypoint"),

@@ -46,6 +46,12 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pids: int | None = None
 
 
+def unknown_notes(raw: dict[str, Any]) -> list[str]:
+    """Keys of `[task]` that are not known."""
+    package: Any = raw.get("task")
+    return sorted(set(package) - set(schema.Package.__struct_fields__)) if isinstance(package, dict) else []
+
+
 class TaskFolder:
     """One load: the parsed file and the folder."""
 
@@ -64,12 +70,10 @@ class TaskFolder:
 
     def _without_notes(self, raw: dict[str, Any]) -> dict[str, Any]:
         """`[task]` describes the package to people. A key of it that is not known is told of and left out, as in Harbor."""
-        package: Any = raw.get("task")
-        notes = sorted(set(package) - set(schema.Package.__struct_fields__)) if isinstance(package, dict) else []
-        if not notes:
+        if not (notes := unknown_notes(raw)):
             return raw
         Log("rollyard.tasks").warning("task.keys_left_out", file=str(self.toml), keys=", ".join(notes))
-        return {**raw, "task": {name: value for name, value in package.items() if name not in notes}}
+        return {**raw, "task": {name: value for name, value in raw["task"].items() if name not in notes}}
 
     def fail(self, field: str, message: str, hint: str | None = None) -> ConfigError:
         return ConfigError(f"{self.toml}: {field}: {message}", hint=hint)

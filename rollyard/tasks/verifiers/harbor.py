@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import PathError
 from rollyard.core.protocols import Policy, Sandbox, Verifier
 from rollyard.core.rollout import Rollout, Verdict
@@ -84,5 +85,5 @@ def _ctrf(text: bytes) -> dict[str, bool]:
         report = msgspec.json.decode(text)
         tests = report["results"]["tests"][:_MAX_CHECKS]
         return {str(test["name"]): test["status"] == "passed" for test in tests}
-    except (msgspec.DecodeError, KeyError, TypeError, IndexError):
+    except (*BAD_JSON, KeyError, TypeError, IndexError):
         return {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.rollout import Verdict
 
 
@@ -16,9 +17,12 @@ def finite(value: Any) -> float:
     """A reward as a float. Booleans, strings, NaN and infinities are refused."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"a reward is a number, got {value!r}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"a reward is a finite number, got {value!r}")
+        raise ValueError(f"a reward is a finite number, got {repr(value)[:80]}")
     return number
 
 
@@ -44,7 +48,7 @@ def parse_json(data: bytes) -> Verdict:
         return Verdict(status="failed", error="reward.json is empty")
     try:
         found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except BAD_JSON as error:
         return Verdict(status="failed", error=f"reward.json: {error}")
     if isinstance(found, Mapping):
         return from_parts(found)

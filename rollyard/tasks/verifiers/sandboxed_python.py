@@ -18,6 +18,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, EnvError, Error, PathError, SandboxError, Unsupported, VerifierError
 from rollyard.core.program import MAX_OUTPUT
 from rollyard.core.protocols import Backend, Job, Sandbox
@@ -196,7 +197,7 @@ def _read_message(line: bytes) -> dict[str, Any]:
     try:
         message = msgspec.json.decode(line, type=dict[str, Any])
         msgspec.convert(message.get("id", 0), int)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except BAD_JSON as error:
         raise VerifierError(f"the verifier's code sent a message that is none: {error}") from error
     return message
 

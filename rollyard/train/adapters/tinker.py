@@ -4,16 +4,20 @@ it, and an advantage of zero masks a token there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollyard.core.rollout import Rollout
 from rollyard.train.adapters.rows import Advantages, advantages_of, rows_of, spread
+from rollyard.trajectory.samples import Sample
 
 
 def data(rollouts: Iterable[Rollout], *, advantages: Advantages | None = None) -> list[dict[str, Any]]:
     """`Datum(model_input=ModelInput.from_ints(d["model_input"]), loss_fn_inputs=d["loss_fn_inputs"])`, one per row."""
-    rows = rows_of(rollouts)
+    return rows_data(rows_of(rollouts), advantages=advantages)
+
+
+def rows_data(rows: Sequence[Sample], *, advantages: Advantages | None = None) -> list[dict[str, Any]]:
     by = advantages_of(rows, advantages)
     return [
         {

@@ -1,8 +1,10 @@
-"""OpenRLHF 0.11: `--train.agent_func_path .../rollyard/train/plugins/openrlhf.py` (`python -m rollyard.train.plugins.openrlhf` prints it).
+"""OpenRLHF 0.11: `--train.agent_func_path .../rollyard/train/plugins/openrlhf.py` (`python -m
+rollyard.train.plugins.openrlhf` prints it).
 
-The dataset's label (`--data.label_key`) is the task's JSON. The vLLM engine that runs the executor answers the agents' calls: the server
-has `--policy queue#renderer=MODEL`, and its URL is in ROLLYARD_ROLLOUTS_URL. One row of each rollout trains. OpenRLHF has no way to leave
-a sample out: a rollout without a verdict raises, and its batch with it, sooner than count as a zero.
+The dataset's label (`--data.label_key`) is the task's JSON. The vLLM engine that runs the executor answers the
+agents' calls: the server has `--policy queue#renderer=MODEL`, and its URL is in ROLLYARD_ROLLOUTS_URL. One row of
+each rollout trains. OpenRLHF has no way to leave a sample out: a rollout without a verdict raises, and its batch with
+it, sooner than count as a zero.
 """
 
 from __future__ import annotations
@@ -10,15 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from copy import deepcopy
-from importlib import import_module
 from typing import Any
 
 from rollyard.core.errors import PolicyError
 from rollyard.train.adapters.openrlhf import row_execution
 from rollyard.train.adapters.rows import main_row
+from rollyard.train.plugins.import_trainer import import_trainer
 from rollyard.train.plugins.served_rollouts import Generation, HeldCall, ServedRollouts
 
-_agent: Any = import_module("openrlhf.utils.agent")
+_agent: Any = import_trainer("openrlhf.utils.agent")
 
 
 class AgentExecutor(_agent.AgentExecutorBase):  # pyright: ignore[reportUntypedBaseClass]

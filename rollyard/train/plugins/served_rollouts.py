@@ -1,13 +1,16 @@
-"""`ServedRollouts`: rollouts of a `rollyard serve rollouts` for a trainer's plug-in, and the trainer's own engine as their model.
+"""`ServedRollouts`: rollouts of a `rollyard serve rollouts` for a trainer's plug-in, and the trainer's own engine as
+their model.
 
     rollouts = ServedRollouts("http://runner:8800")
     group = await rollouts.group(task, attempts=8, generate=generate)
 
-`task` is a row as a JSON Lines file has it, or `{"taskset": NAME, "task": ID}` for one of the server's own; JSON text does as well,
-since a column of text survives every dataset format. With `generate` the trainer answers the agents' calls, token by token (the
-server has `--policy queue#renderer=MODEL`); without it the server asks its own model (`--base-url`).
+`task` is a row as a JSON Lines file has it, or `{"taskset": NAME, "task": ID}` for one of the server's own; JSON text
+does as well, since a column of text survives every dataset format. With `generate` the trainer answers the agents'
+calls, token by token (the server has `--policy queue#renderer=MODEL`); without it the server asks its own model
+(`--base-url`).
 
-Whoever waits for a rollout answers calls, of any rollout: a server with one queue needs no trainer that is told which are its own.
+Whoever waits for a rollout answers calls, of any rollout: a server with one queue needs no trainer that is told which
+are its own.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class RolloutsFailed(Error):
     """A group of which nothing, or not all that its trainer needs, can be trained on."""
 
 
-class Group(NamedTuple):
+class ServedGroup(NamedTuple):
     """The rows of each attempt, () where there are none, and then `left_out` says why: `attempt`, `reasons`."""
 
     rollouts: tuple[tuple[Sample, ...], ...]
@@ -71,13 +74,13 @@ class ServedRollouts:
         self._url, self._key = found, key or os.environ.get(KEY_VARIABLE)
         self._job = dict(job or {})
 
-    async def group(self, task: TaskRow, *, attempts: int = 1, generate: Generate | None = None) -> Group:
+    async def group(self, task: TaskRow, *, attempts: int = 1, generate: Generate | None = None) -> ServedGroup:
         """`attempts` rollouts of one task."""
         answer = await self._rows(task, "samples", attempts, generate)
         found: list[list[Sample]] = [[] for _ in range(attempts)]
         for line in answer["rows"]:
             found[line["attempt"]].append(read_sample(line))
-        return Group(tuple(tuple(rows) for rows in found), answer["left_out"])
+        return ServedGroup(tuple(tuple(rows) for rows in found), answer["left_out"])
 
     async def rows(
         self, task: TaskRow, format: str, *, attempts: int = 1, generate: Generate | None = None

@@ -2,9 +2,9 @@
 
     python -m rollyard.train.plugins.skyrl +the options of skyrl.train.entrypoints.main_base
 
-An environment is a column of the dataset in SkyRL, and a task here: each row has `task` beside its prompt (`env_extras`), and
-`env_class` is not asked. SkyRL's own engines answer the agents' calls (the server has `--policy queue#renderer=MODEL`). One row of each
-rollout trains, or with `generator.step_wise_trajectories` all of them.
+An environment is a column of the dataset in SkyRL, and a task here: each row has `task` beside its prompt
+(`env_extras`), and `env_class` is not asked. SkyRL's own engines answer the agents' calls (the server has `--policy
+queue#renderer=MODEL`). One row of each rollout trains, or with `generator.step_wise_trajectories` all of them.
 
 SkyRL's baseline knows no missing reward. A group with a rollout that has none is masked whole: it trains nothing.
 """
@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 from rollyard.core.errors import ConfigError
 from rollyard.train.adapters.rows import main_row
 from rollyard.train.adapters.skyrl import rows_output
-from rollyard.train.plugins.served_rollouts import Generate, Generation, Group, HeldCall, ServedRollouts
+from rollyard.train.plugins.import_trainer import import_trainer
+from rollyard.train.plugins.served_rollouts import Generate, Generation, HeldCall, ServedGroup, ServedRollouts
 from rollyard.trajectory.samples import Sample
 
-_base: Any = import_module("skyrl.train.generators.base")
+_base: Any = import_trainer("skyrl.train.generators.base")
 
 
 class RolloutGenerator(_base.GeneratorInterface):  # pyright: ignore[reportUntypedBaseClass]
@@ -61,7 +61,7 @@ class RolloutGenerator(_base.GeneratorInterface):  # pyright: ignore[reportUntyp
                 found[place] = rows
         return _mask(rows_output(list(zip(names, found, strict=True)), pad_id=self._pad), names, masked)
 
-    def _kept(self, group: Group) -> list[Sequence[Sample]]:
+    def _kept(self, group: ServedGroup) -> list[Sequence[Sample]]:
         return [rows if self._all or not rows else (main_row(rows),) for rows in group.rollouts]
 
     def _engine_calls(self, sampling: Mapping[str, Any]) -> Generate:
@@ -101,8 +101,8 @@ def _mask(out: dict[str, Any], names: Sequence[Any], masked: set[int]) -> dict[s
 
 def main() -> None:
     """SkyRL's own entry point, with our generator."""
-    start: Any = import_module("skyrl.train.entrypoints.main_base")
-    ray: Any = import_module("ray")
+    start: Any = import_trainer("skyrl.train.entrypoints.main_base")
+    ray: Any = import_trainer("ray")
 
     class RolloutExperiment(start.BasePPOExp):
         def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> RolloutGenerator:

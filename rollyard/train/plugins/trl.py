@@ -3,8 +3,9 @@
     rollouts = RolloutFunction(tasks, "http://runner:8800")
     GRPOTrainer(..., train_dataset=Dataset.from_list(rollouts.dataset()), rollout_func=rollouts, reward_funcs=env_reward)
 
-The model that is trained answers the agents' calls: the server has `--policy queue#renderer=MODEL`. `rollout_func` keeps one row of
-each rollout; the worker keeps all, and its server asks the vLLM that the trainer sends its weights to (`--base-url`).
+The model that is trained answers the agents' calls: the server has `--policy queue#renderer=MODEL`. `rollout_func`
+keeps one row of each rollout; the worker keeps all, and its server asks the vLLM that the trainer sends its weights
+to (`--base-url`).
 """
 
 from __future__ import annotations

@@ -4,25 +4,25 @@
       _target_: rollyard.train.plugins.verl.AgentLoop
       url: http://runner:8800
 
-and `default_agent_loop: rollyard`. A row of the dataset has its task in the column `task`, or in `extra_info`. verl's own engine
-answers the agents' calls: the server has `--policy queue#renderer=MODEL`. With `rows: all` (and `trainer.use_v1`, which alone takes a
-list) every row of a rollout trains, else its main one.
+and `default_agent_loop: rollyard`. A row of the dataset has its task in the column `task`, or in `extra_info`. verl's
+own engine answers the agents' calls: the server has `--policy queue#renderer=MODEL`. With `rows: all` (and
+`trainer.use_v1`, which alone takes a list) every row of a rollout trains, else its main one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any, Literal
 
 from rollyard.core.errors import ConfigError
 from rollyard.train.adapters.rows import main_row
 from rollyard.train.adapters.verl import output
+from rollyard.train.plugins.import_trainer import import_trainer
 from rollyard.train.plugins.served_rollouts import Generation, HeldCall, ServedRollouts
 from rollyard.trajectory.samples import Sample
 
-_verl: Any = import_module("verl.experimental.agent_loop.agent_loop")
+_verl: Any = import_trainer("verl.experimental.agent_loop.agent_loop")
 
 
 class AgentLoop(_verl.AgentLoopBase):  # pyright: ignore[reportUntypedBaseClass]

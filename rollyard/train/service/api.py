@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, Error, UnknownName, Untrainable
 from rollyard.core.events import COMMITTED
 from rollyard.core.rollout import Rollout
@@ -86,7 +87,7 @@ class RolloutsApi:
                 return _refuse(422, "untrainable", error.message, error.hint)
             except (ConfigError, UnknownName) as error:
                 return _refuse(400, "invalid", error.message, error.hint)
-            except msgspec.MsgspecError as error:
+            except BAD_JSON as error:
                 return _refuse(400, "invalid", str(error), None)
 
         return guarded

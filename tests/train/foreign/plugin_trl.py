@@ -1,5 +1,5 @@
-"""Runs in an environment with TRL: its `GRPOTrainer` trains on rollouts of a server, with and without its own generation, and the
-asynchronous trainer's reader drains our worker."""
+"""Runs in an environment with TRL: its `GRPOTrainer` trains on rollouts of a server, with and without its own
+generation, and the asynchronous trainer's reader drains our worker."""
 
 import sys
 import tempfile
@@ -10,22 +10,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from datasets import Dataset
-from tiny_engine import END, PAD, TASK, VOCABULARY, TinyEngine, model, moved, weights
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from tiny_engine import TASK, TinyEngine, byte_tokenizer, model, moved, weights
 from trl import GRPOConfig, GRPOTrainer
 
 from rollyard.train.plugins.trl import RolloutFunction, ServedWorker, env_reward
 
 part, url = sys.argv[1:]
-
-
-def tokenizer():
-    inner = Tokenizer(WordLevel({f"t{n}": n for n in range(VOCABULARY)}, unk_token=f"t{PAD}"))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token=f"t{PAD}", eos_token=f"t{END}", unk_token=f"t{PAD}"
-    )
 
 
 def train(net, rollouts):
@@ -35,7 +25,7 @@ def train(net, rollouts):
             logging_steps=1, report_to=[], use_cpu=True, save_strategy="no", max_completion_length=16, bf16=False,
         )  # fmt: skip
         trainer = GRPOTrainer(
-            model=net, args=arguments, reward_funcs=env_reward, processing_class=tokenizer(),
+            model=net, args=arguments, reward_funcs=env_reward, processing_class=byte_tokenizer(),
             train_dataset=Dataset.from_list(rollouts.dataset() * 4), rollout_func=rollouts,
         )  # fmt: skip
         trainer.train()
@@ -60,8 +50,10 @@ def own_generation():
 
 
 def worker():
+    from accelerate import PartialState
     from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
 
+    PartialState()  # their log wants it
     engine = TinyEngine(model())
     made = ServedWorker([TASK], url, attempts=2, generate=engine.generate, parallel=1, buffer=4)
     made.update_model_version(5)

@@ -1,5 +1,5 @@
-"""A tiny model of random weights that answers agents' calls: in turn it solves the task and does not, so that a group has rewards to
-learn from, and the logprobs of what it says are its own."""
+"""A tiny model of random weights that answers agents' calls: in turn it solves the task and does not, so that a group
+has rewards to learn from, and the logprobs of what it says are its own."""
 
 import json
 
@@ -56,3 +56,37 @@ def weights(net):
 def moved(net, before):
     assert all(torch.isfinite(value).all() for value in net.parameters()), "weights are no numbers any more"
     return any(not torch.equal(before[name], value) for name, value in net.named_parameters())
+
+
+def grpo_step(net, rows, advantages):
+    """One step of the policy gradient on (ids, mask, logprobs) rows, for trainers whose own optimiser wants a GPU."""
+    total = 0.0
+    for (ids, mask, said), advantage in zip(rows, advantages, strict=True):
+        whole, kept = torch.tensor([ids]), torch.tensor(mask[1:]).bool()
+        scores = net(input_ids=whole).logits[0, :-1].float().log_softmax(-1)
+        new = scores.gather(-1, whole[0, 1:, None])[:, 0]
+        old = torch.tensor(said[1:])
+        gap = (new.detach() - old)[kept].abs().max()
+        assert gap < 1e-3, f"the logprobs of the rollouts are not the model's: {gap}"
+        total = total - float(advantage) * (new - old).exp()[kept].mean()
+    total.backward()
+    torch.optim.SGD(net.parameters(), lr=0.5).step()
+
+
+def byte_tokenizer():
+    """One token per byte, under the ids of the renderer of bytes."""
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import PreTrainedTokenizerFast
+
+    shown = [
+        *range(33, 127),
+        *range(161, 173),
+        *range(174, 256),
+    ]  # bytes that stand for themselves in a byte-level alphabet
+    hidden = [one for one in range(256) if one not in shown]
+    letters = {chr(one): one for one in shown} | {chr(256 + n): one for n, one in enumerate(hidden)}
+    inner = Tokenizer(BPE(vocab=letters | {f"<{n}>": n for n in range(256, VOCABULARY)}, merges=[]))
+    inner.pre_tokenizer, inner.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=f"<{PAD}>", eos_token=f"<{END}>")

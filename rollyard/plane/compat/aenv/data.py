@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import Error, PlaneUnavailable
 from rollyard.core.log import Log
 from rollyard.plane.compat.aenv.callers import INSTANCE_HEADER, URL_HEADER, AenvCallers
@@ -136,7 +137,7 @@ async def _keep_alive(asking: asyncio.Task[Response]) -> AsyncIterator[bytes]:
 def _healthy(response: Response) -> bool:
     try:
         said = msgspec.json.decode(bytes(response.body))
-    except msgspec.MsgspecError:
+    except BAD_JSON:
         return False
     found = said.get("data") if isinstance(said, dict) and isinstance(said.get("data"), dict) else said
     return response.status_code == 200 and isinstance(found, dict) and found.get("status") in ("success", "healthy")

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import Error, PlaneInvalid
 from rollyard.plane.http.wire import answer, status_of
 
@@ -44,5 +45,5 @@ def duration(s: float) -> str:
 def read(raw: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(raw or b"{}", type=dict[str, Any])
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (*BAD_JSON, ValueError) as error:
         raise PlaneInvalid(f"the body is not a JSON object: {error}") from error

@@ -1,37 +1,28 @@
-"""Both halves as one ASGI app, over a backend or over the control plane's instances."""
+"""Both halves as one ASGI app over the control plane's instances."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from rollyard.core.protocols import Backend
-from rollyard.core.sandbox import SandboxSpec
-from rollyard.plane.compat.e2b.backend_boxes import BackendBoxes
-from rollyard.plane.compat.e2b.boxes import Boxes
+from rollyard.core.ids import secret as new_secret
 from rollyard.plane.compat.e2b.control import E2bControl
 from rollyard.plane.compat.e2b.envd import Envd
+from rollyard.plane.compat.e2b.instance_boxes import InstanceBoxes
 from rollyard.plane.compat.e2b.template_api import TemplateApi
+from rollyard.plane.http.request_log import RequestLog
+from rollyard.plane.parts import PlaneParts
 
 
 def e2b_app(
-    backend: Backend,
-    *,
-    key: str | None = None,
-    spec: SandboxSpec | None = None,
-    templates: Mapping[str, SandboxSpec] | None = None,
-    folder: Path | None = None,
+    plane: PlaneParts, *, secret: str | None = None, anonymous: bool = False, log: RequestLog | None = None
 ) -> Starlette:
-    """The app over an entered backend. `spec` is what the template `base` opens, and what others change the image of;
-    `templates` names further ones, and those that clients build are kept in `folder`, or as
-    long as the app is. Without a `key` every client is let in: serve that on loopback only."""
-    boxes = BackendBoxes(backend, key=key, spec=spec or SandboxSpec(), templates=templates or {}, folder=folder)
-    return Starlette(routes=e2b_routes(boxes))
+    """The app over a plane's parts. Clients bear keys of the plane, unless it is `anonymous`: then every client is let in as one
+    owner, so serve that on loopback only. `secret` signs the tokens of sandboxes; give one that outlives a restart."""
+    boxes = InstanceBoxes(plane, secret=(secret or new_secret("rye")).encode(), anonymous=anonymous)
+    return Starlette(routes=_routes(boxes), middleware=[] if log is None else [log.watch("e2b")])
 
 
-def e2b_routes(boxes: Boxes) -> list[Route]:
+def _routes(boxes: InstanceBoxes) -> list[Route]:
     control = E2bControl(boxes)
     return [*control.routes(), *TemplateApi(boxes).routes(), *Envd(boxes).routes(), *control.refusals()]

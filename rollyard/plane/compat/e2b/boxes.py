@@ -1,5 +1,4 @@
-"""`Boxes`: what the server needs to know of sandboxes, whoever keeps them. `backend_boxes` asks a backend, `instance_boxes`
-the control plane.
+"""What is said of a sandbox to a client, and what a client may ask of one.
 
 A sandbox's access token is its id and a signature of it, so nothing about it has to be kept: with a fixed secret it outlives a
 restart, and any replica knows it.
@@ -11,13 +10,12 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 from rollyard.core.egress import is_address
-from rollyard.core.errors import Error
-from rollyard.core.plane import ApiKey, OnTimeout
+from rollyard.core.plane import OnTimeout
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Resources
 from rollyard.plane.compat.e2b.accounts import Accounts
@@ -25,7 +23,7 @@ from rollyard.plane.compat.e2b.errors import E2bRefusal
 from rollyard.plane.compat.e2b.metrics import UsageLog
 from rollyard.plane.compat.e2b.processes import Processes
 from rollyard.plane.compat.e2b.programs import KeptPrograms
-from rollyard.plane.compat.e2b.templates import Templates
+from rollyard.plane.compat.e2b.templates import TemplateBuild
 
 ENVD_VERSION = "0.6.7"
 MOST_FORKS = 20
@@ -49,13 +47,13 @@ class E2bSandbox:
 
 
 def make_box(
-    id: str, template: str, image: str, sandbox: Sandbox, templates: Templates, kept: KeptPrograms | None = None
+    id: str, template: str, image: str, sandbox: Sandbox, build: TemplateBuild | None, kept: KeptPrograms | None = None
 ) -> E2bSandbox:
-    """A sandbox with what its template says about programs in it."""
-    origin = templates.of_image(image) if image else None
-    accounts = Accounts(sandbox, user=origin[1].user if origin else None, workdir=origin[1].workdir if origin else None)
-    env = origin[1].env if origin else {}
-    return E2bSandbox(id, template, image, sandbox, Processes(sandbox, accounts, env, kept), accounts)
+    """A sandbox with what the build that it is of says about programs in it."""
+    accounts = Accounts(sandbox, user=build.user if build else None, workdir=build.workdir if build else None)
+    return E2bSandbox(
+        id, template, image, sandbox, Processes(sandbox, accounts, build.env if build else {}, kept), accounts
+    )
 
 
 class SandboxView(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,51 +69,6 @@ class SandboxView(msgspec.Struct, frozen=True, kw_only=True):
     auto_resume: bool = False
     hosts: tuple[str, ...] = ()
     resources: Resources = Resources()
-
-
-class Boxes(Protocol):
-    """`caller` is who `admit` found; None where everybody is the same one."""
-
-    @property
-    def tokens(self) -> SandboxTokens: ...
-    async def admit(self, key: str) -> ApiKey | None: ...
-    @property
-    def templates(self) -> Templates: ...
-    async def create(
-        self,
-        caller: ApiKey | None,
-        asked: Mapping[str, Any],
-        idempotency_key: str | None,
-        *,
-        resources: Resources | None = None,
-    ) -> E2bSandbox: ...
-    def list_known(self) -> list[str]:
-        """Ids of sandboxes that this server has met, for requests that name none."""
-        ...
-
-    async def forget_image(self, image: str) -> None: ...
-    async def find(self, sandbox_id: str, *, wake: bool = True) -> E2bSandbox:
-        """Whoever asks has shown its token. One that resumes by itself is woken. Raises `SandboxGone`."""
-        ...
-
-    async def view(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView: ...
-    async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[SandboxView]:
-        """Newest first, as the paging token counts on."""
-        ...
-
-    async def kill(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
-    async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None: ...
-    async def pause(self, caller: ApiKey | None, sandbox_id: str, *, memory: bool = True) -> None:
-        """Without `memory` its programs end and its files stay."""
-        ...
-
-    async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None: ...
-    async def snapshot(self, caller: ApiKey | None, sandbox_id: str) -> str: ...
-    async def fork(
-        self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int
-    ) -> list[E2bSandbox | Error]:
-        """What became of each of the copies."""
-        ...
 
 
 class SandboxTokens:
@@ -202,10 +155,6 @@ def _asks(name: str, value: Any) -> bool:
         "allowPublicTraffic": True,
     }
     return bool(value != defaults[name] if name in defaults else value)
-
-
-def owner_of(caller: ApiKey | None) -> str:
-    return caller.owner if caller is not None else ""
 
 
 def show_made(box: E2bSandbox, tokens: SandboxTokens) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.plane.compat.e2b.errors import E2bRefusal
 
 CONTENT_TYPE = "application/connect+json"
@@ -31,5 +32,5 @@ def only_message(body: bytes) -> dict[str, Any]:
         if flag != 0 or len(body) != _HEAD.size + size:
             raise E2bRefusal("invalid_argument", "one uncompressed frame is expected")
         return msgspec.json.decode(body[_HEAD.size :], type=dict[str, Any])
-    except (struct.error, msgspec.MsgspecError) as error:
+    except (*BAD_JSON, struct.error) as error:
         raise E2bRefusal("invalid_argument", f"not a frame: {error}") from error

@@ -21,15 +21,14 @@ from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.plane import ApiKey
 from rollyard.plane.compat.e2b.boxes import (
     MOST_FORKS,
-    Boxes,
     E2bSandbox,
     SandboxView,
     check_egress,
     describe,
-    owner_of,
     show_made,
 )
 from rollyard.plane.compat.e2b.errors import E2bRefusal, explain
+from rollyard.plane.compat.e2b.instance_boxes import InstanceBoxes
 from rollyard.plane.compat.e2b.metrics import UsageReading, read_interval, show_metric
 from rollyard.plane.compat.e2b.requests import Endpoint, guard, one_page, read_json, refuse
 from rollyard.plane.compat.e2b.template_api import show_snapshot
@@ -42,7 +41,7 @@ _REFUSED = ("sandboxes", "v2/sandboxes", "templates", "v2/templates", "v3/templa
 
 
 class E2bControl:
-    def __init__(self, boxes: Boxes) -> None:
+    def __init__(self, boxes: InstanceBoxes) -> None:
         self._boxes = boxes
 
     def routes(self) -> list[Route]:
@@ -74,11 +73,11 @@ class E2bControl:
             Route(f"/{place}{rest}", answer, methods=_METHODS) for place in _REFUSED for rest in ("", "/{rest:path}")
         ]
 
-    async def create(self, request: Request, caller: ApiKey | None) -> Response:
+    async def create(self, request: Request, caller: ApiKey) -> Response:
         box = await self._boxes.create(caller, await read_json(request), request.headers.get("idempotency-key"))
         return JSONResponse(show_made(box, self._boxes.tokens), 201)
 
-    async def connect(self, request: Request, caller: ApiKey | None) -> Response:
+    async def connect(self, request: Request, caller: ApiKey) -> Response:
         """A running one again, whose time is made longer, never shorter; a paused one woken, for as long as was asked."""
         asked = await read_json(request)
         seen = await self._boxes.view(caller, request.path_params["id"])
@@ -92,10 +91,10 @@ class E2bControl:
                 await self._boxes.extend(caller, seen.id, seconds)
         return JSONResponse(show_made(box, self._boxes.tokens), 201 if seen.state == "paused" else 200)
 
-    async def get(self, request: Request, caller: ApiKey | None) -> Response:
+    async def get(self, request: Request, caller: ApiKey) -> Response:
         return JSONResponse(describe(await self._boxes.view(caller, request.path_params["id"])))
 
-    async def list(self, request: Request, caller: ApiKey | None) -> Response:
+    async def list(self, request: Request, caller: ApiKey) -> Response:
         query = request.query_params
         wanted = parse_qs(query.get("metadata", ""), keep_blank_values=True)
         metadata = {unquote(name): unquote(values[-1]) for name, values in wanted.items()}
@@ -113,7 +112,7 @@ class E2bControl:
             found.reverse()
         return one_page(request, found, "sandboxID")
 
-    async def metrics(self, request: Request, caller: ApiKey | None) -> Response:
+    async def metrics(self, request: Request, caller: ApiKey) -> Response:
         start, end = read_interval(request)
         seen = await self._boxes.view(caller, request.path_params["id"])
         found = await self._measure(seen)
@@ -125,7 +124,7 @@ class E2bControl:
             return []
         return await (await self._boxes.find(seen.id)).usage.read(seen.created_at)
 
-    async def metrics_of_many(self, request: Request, caller: ApiKey | None) -> Response:
+    async def metrics_of_many(self, request: Request, caller: ApiKey) -> Response:
         """The last reading of each; those that are gone are left out."""
         ids = [one for part in request.query_params.getlist("sandbox_ids") for one in part.split(",") if one]
         if not 1 <= len(ids) <= _MOST_MEASURED:
@@ -138,21 +137,21 @@ class E2bControl:
                     told[sandbox_id] = show_metric(found[-1], seen.resources)
         return JSONResponse({"sandboxes": told})
 
-    async def delete(self, request: Request, caller: ApiKey | None) -> Response:
+    async def delete(self, request: Request, caller: ApiKey) -> Response:
         await self._boxes.kill(caller, request.path_params["id"])
         return Response(status_code=204)
 
-    async def timeout(self, request: Request, caller: ApiKey | None) -> Response:
+    async def timeout(self, request: Request, caller: ApiKey) -> Response:
         asked = await read_json(request)
         await self._boxes.extend(caller, request.path_params["id"], _seconds(asked.get("timeout")))
         return Response(status_code=204)
 
-    async def refresh(self, request: Request, caller: ApiKey | None) -> Response:
+    async def refresh(self, request: Request, caller: ApiKey) -> Response:
         asked = await read_json(request)
         await self._boxes.extend(caller, request.path_params["id"], _seconds(asked.get("duration") or 300))
         return Response(status_code=204)
 
-    async def set_network(self, request: Request, caller: ApiKey | None) -> Response:
+    async def set_network(self, request: Request, caller: ApiKey) -> Response:
         """Other hosts for a sandbox that was made with a list of them; what is left out is cleared."""
         asked = await read_json(request)
         box = await self._boxes.find((await self._boxes.view(caller, request.path_params["id"])).id)
@@ -170,7 +169,7 @@ class E2bControl:
         box.sandbox.egress.allow([str(host) for host in asked.get("allowOut") or ()])
         return Response(status_code=204)
 
-    async def pause(self, request: Request, caller: ApiKey | None) -> Response:
+    async def pause(self, request: Request, caller: ApiKey) -> Response:
         asked = await read_json(request)
         seen = await self._boxes.view(caller, request.path_params["id"])
         if seen.state == "paused":
@@ -178,28 +177,31 @@ class E2bControl:
         await self._boxes.pause(caller, seen.id, memory=asked.get("memory") is not False)
         return Response(status_code=204)
 
-    async def snapshot(self, request: Request, caller: ApiKey | None) -> Response:
+    async def snapshot(self, request: Request, caller: ApiKey) -> Response:
         """The files are kept, and memory is not."""
         asked = await read_json(request)
         box = await self._boxes.find((await self._boxes.view(caller, request.path_params["id"])).id)
-        origin = self._boxes.templates.of_image(box.image)
-        build = origin[1] if origin is not None else TemplateBuild(id="", created_at=0.0)
-        image = await self._boxes.snapshot(caller, box.id)
+        origin = await self._boxes.templates.of_image(box.image)
         kept = TemplateBuild(
             id=str(uuid.uuid4()),
+            template="",
+            owner=caller.owner,
             created_at=time.time(),
             state="ready",
-            image=image,
-            env=build.env,
-            user=build.user,
-            workdir=build.workdir,
-            resources=build.resources,
+            image=await self._boxes.snapshot(caller, box.id),
         )
+        if origin is not None:
+            kept.env, kept.user, kept.workdir, kept.resources = (
+                origin.env,
+                origin.user,
+                origin.workdir,
+                origin.resources,
+            )
         name = asked.get("name") or ""
-        template, tag = self._boxes.templates.add_snapshot(owner_of(caller), str(name), box.id, kept)
+        template, tag = await self._boxes.templates.add_snapshot(caller.owner, str(name), box.id, kept)
         return JSONResponse(show_snapshot(template, tag), 201)
 
-    async def fork(self, request: Request, caller: ApiKey | None) -> Response:
+    async def fork(self, request: Request, caller: ApiKey) -> Response:
         asked = await read_json(request)
         count = asked.get("count", 1)
         if not isinstance(count, int) or not 1 <= count <= MOST_FORKS:

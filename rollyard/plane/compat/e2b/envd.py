@@ -23,12 +23,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.plane.compat.e2b import connect_frames
-from rollyard.plane.compat.e2b.boxes import Boxes, E2bSandbox, SandboxTokens
+from rollyard.plane.compat.e2b.boxes import E2bSandbox, SandboxTokens
 from rollyard.plane.compat.e2b.directories import METHODS
 from rollyard.plane.compat.e2b.errors import E2bRefusal, connect, explain, rest
 from rollyard.plane.compat.e2b.file_metadata import read_metadata, set_metadata
+from rollyard.plane.compat.e2b.instance_boxes import InstanceBoxes
 from rollyard.plane.compat.e2b.processes import KEEPALIVE_S, Process
 from rollyard.plane.compat.e2b.watchers import DirectoryWatcher, Watchers
 
@@ -39,7 +41,7 @@ Events = Callable[[float], AsyncIterator[dict[str, Any]]]  # by how often to say
 
 
 class Envd:
-    def __init__(self, boxes: Boxes) -> None:
+    def __init__(self, boxes: InstanceBoxes) -> None:
         self._boxes = boxes
         self._watchers: WeakKeyDictionary[E2bSandbox, Watchers] = WeakKeyDictionary()
 
@@ -59,20 +61,27 @@ class Envd:
         given = request.headers.get("x-access-token", "")
         sandbox_id = _sandbox_id(request, self._boxes.tokens)
         if signed and not given and request.query_params.get("signature"):
-            return await self._boxes.find(self._find_signer(request, sandbox_id))
+            return await self._boxes.find(await self._find_signer(request, sandbox_id))
         if not hmac.compare_digest(given.encode(), self._boxes.tokens.of(sandbox_id).encode()):
             raise E2bRefusal("unauthenticated", "the access token is not this sandbox's")
         return await self._boxes.find(sandbox_id)
 
-    def _find_signer(self, request: Request, sandbox_id: str) -> str:
+    async def _find_signer(self, request: Request, sandbox_id: str) -> str:
         """The sandbox whose token signed this URL. On one address for all, the URL itself does not say which it is."""
+
+        def holds(token: str) -> bool:
+            return _is_signed(request, token)
+
+        if sandbox_id:
+            found = sandbox_id if holds(self._boxes.tokens.of(sandbox_id)) else None
+        else:
+            found = await self._boxes.find_by_token(holds)
+        if found is None:
+            raise E2bRefusal("unauthenticated", "invalid signature")
         until = request.query_params.get("signature_expiration", "")
-        for name in [sandbox_id] if sandbox_id else self._boxes.list_known():
-            if _is_signed(request, self._boxes.tokens.of(name)):
-                if until and int(until) < time.time():
-                    raise E2bRefusal("unauthenticated", "signature is already expired")
-                return name
-        raise E2bRefusal("unauthenticated", "invalid signature")
+        if until and int(until) < time.time():
+            raise E2bRefusal("unauthenticated", "signature is already expired")
+        return found
 
     async def health(self, request: Request) -> Response:
         try:
@@ -180,7 +189,7 @@ class Envd:
                 box = await self._box(request)
                 asked = msgspec.json.decode(await _whole(request) or b"{}", type=dict[str, Any])
                 return JSONResponse(await serve(request, box, asked))
-            except (msgspec.MsgspecError, binascii.Error) as error:
+            except (*BAD_JSON, binascii.Error) as error:
                 return connect(E2bRefusal("invalid_argument", f"not a request: {error}"))
             except (Error, E2bRefusal) as error:
                 return connect(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from starlette.responses import JSONResponse
@@ -12,6 +13,7 @@ from rollyard.core.errors import (
     PathError,
     PlaneError,
     PlaneQuota,
+    PlaneRateLimited,
     SandboxGone,
     SandboxUnavailable,
     Unsupported,
@@ -90,8 +92,8 @@ def explain(error: Error | E2bRefusal) -> ErrorBody:
 def rest(error: Error | E2bRefusal) -> JSONResponse:
     found = explain(error)
     headers: dict[str, str] = {}
-    if isinstance(error, SandboxUnavailable) and error.retry_after is not None:
-        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    if isinstance(error, SandboxUnavailable | PlaneRateLimited) and error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, PlaneQuota):
         headers["Should-Retry"] = "false"  # only the owner can make room; the SDK would wait for nothing
     return JSONResponse({"code": found.status, "message": found.message}, found.status, headers)

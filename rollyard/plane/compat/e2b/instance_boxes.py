@@ -10,25 +10,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from rollyard.core.errors import Error, PlaneConflict, PlaneForbidden, PlaneGone, PlaneNotFound, SandboxGone
+from rollyard.core.errors import (
+    Error,
+    PlaneConflict,
+    PlaneForbidden,
+    PlaneGone,
+    PlaneNotFound,
+    PlaneUnavailable,
+    SandboxGone,
+    UnknownName,
+)
 from rollyard.core.plane import ApiKey, Instance
-from rollyard.core.sandbox import Resources
+from rollyard.core.protocols import Backend, OwnImages, Sandbox
+from rollyard.core.sandbox import Resources, is_path
+from rollyard.images.store import ImageStore
 from rollyard.plane.compat.e2b.boxes import (
     E2bCreate,
     E2bSandbox,
     SandboxTokens,
     SandboxView,
     make_box,
-    owner_of,
     read_create,
 )
 from rollyard.plane.compat.e2b.errors import E2bRefusal
 from rollyard.plane.compat.e2b.programs import E2bProgram, KeptPrograms
-from rollyard.plane.compat.e2b.template_builds import remove_image, start_or_kill
+from rollyard.plane.compat.e2b.template_start import run_start
 from rollyard.plane.compat.e2b.templates import BASE, TemplateBuild, Templates
 from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.parts import PlaneParts
@@ -36,53 +46,82 @@ from rollyard.plane.service.access import sees
 from rollyard.plane.service.instances import CreateInstance
 from rollyard.plane.service.shelf import Shelf
 
+_ANYBODY = ApiKey(id="e2b", digest=b"", role="owner", owner="local", created_at=0.0)
 _LOOK_S = 0.1
 _AT_HAND = 1000  # sandboxes; those that run nothing are looked up again
 
 
 class InstanceBoxes:
-    def __init__(self, plane: PlaneParts, *, secret: bytes, folder: Path) -> None:
-        self._instances, self._access = plane.instances, plane.access
+    def __init__(self, plane: PlaneParts, *, secret: bytes, anonymous: bool = False) -> None:
+        self._instances, self._access, self._anonymous = plane.instances, plane.access, anonymous
         self._programs = Shelf(plane.store, "e2b_program", E2bProgram)
-        self.tokens, self.templates = SandboxTokens(secret), Templates(folder)
+        self.tokens, self.templates = SandboxTokens(secret), Templates(plane.store)
         self._boxes: dict[str, E2bSandbox] = {}
 
-    def list_known(self) -> list[str]:
-        return list(self._boxes)
+    async def find_by_token(self, holds: Callable[[str], bool]) -> str | None:
+        """The sandbox whose token `holds`, for requests that name none: of those that this server has met, then of all."""
+        for name in list(self._boxes):
+            if holds(self.tokens.of(name)):
+                return name
+        async for one in self._instances.all():
+            if one.id not in self._boxes and holds(self.tokens.of(one.id)):
+                return one.id
+        return None
 
     async def forget_image(self, image: str) -> None:
         for engine in self._instances.engines.values():
             if isinstance(engine, BackendEngine):
-                await remove_image(engine.backend, image)
+                await _remove_image(engine.backend, image)
 
-    async def admit(self, key: str) -> ApiKey | None:
+    async def admit(self, key: str) -> ApiKey:
+        if self._anonymous:
+            return _ANYBODY
         found = await self._access.caller(f"Bearer {key}")
         if found.role == "agent":
             raise PlaneForbidden("a key of role agent may not do this", hint="use a trainer's")
         return found
 
-    async def create(
-        self,
-        caller: ApiKey | None,
-        asked: Mapping[str, Any],
-        idempotency_key: str | None,
-        *,
-        resources: Resources | None = None,
-    ) -> E2bSandbox:
+    async def create(self, caller: ApiKey, asked: Mapping[str, Any], idempotency_key: str | None) -> E2bSandbox:
         wanted = read_create(asked)
-        build = None if wanted.template == BASE else self.templates.ready(owner_of(caller), wanted.template)
-        box = await self._make(_check_known(caller), _to_request(wanted, build, resources), idempotency_key)
-        if build is not None:
-            await start_or_kill(box, build)
-        return box
+        build = None if wanted.template == BASE else await self.templates.ready(caller.owner, wanted.template)
+        return await self._make(caller, _to_request(wanted, build, None), build, idempotency_key)
 
-    async def _make(self, caller: ApiKey, wanted: CreateInstance, key: str | None) -> E2bSandbox:
-        instance = await self._instances.create(wanted, owner=caller.owner, caller=caller.id, key=key)
+    async def _make(
+        self, caller: ApiKey, wanted: CreateInstance, build: TemplateBuild | None, key: str | None
+    ) -> E2bSandbox:
+        async def prepare(row: Instance, sandbox: Sandbox) -> None:
+            if build is not None:
+                await _start(make_box(row.id, build.template, build.image, sandbox, build), build)
+
+        instance, _ = await self._instances.create_once(
+            wanted, owner=caller.owner, caller=caller.id, key=key, prepare=prepare
+        )
         async with asyncio.timeout(self._instances.settings.boot_s):
             while instance.state == "creating":  # an earlier try with this key is at it
                 await asyncio.sleep(_LOOK_S)
                 instance = await self._instances.record(instance.id)
         return await self._box(instance)
+
+    # where templates are built
+
+    async def open_build(self, build: TemplateBuild, base: str, seconds: float) -> E2bSandbox:
+        asked = E2bCreate(template=base, seconds=seconds, metadata={}, env={}, internet=None, hosts=())
+        origin = None if base == BASE else await self.templates.ready(build.owner, base)
+        wanted = _to_request(asked, origin, build.resources)
+        made = await self._instances.create(wanted, owner=build.owner, caller=build.key_id)
+        build.sandbox = made.id
+        return await self._box(made)
+
+    async def snapshot_build(self, build: TemplateBuild) -> str:
+        return await self._instances.snapshot(build.sandbox or "")
+
+    async def end_build(self, build: TemplateBuild) -> None:
+        """Its sandbox, if there is one."""
+        if build.sandbox is not None:
+            with suppress(PlaneNotFound):
+                await self._instances.delete(build.sandbox)
+            self._boxes.pop(build.sandbox, None)
+            build.sandbox = None
 
     async def _box(self, instance: Instance) -> E2bSandbox:
         try:
@@ -98,7 +137,8 @@ class InstanceBoxes:
                 self._boxes = {name: old for name, old in self._boxes.items() if not old.processes.idle}
             image = instance.plan.image
             kept = KeptPrograms(self._programs, instance.id)
-            box = make_box(instance.id, _template(instance, self.templates), image, sandbox, self.templates, kept)
+            build = None if image == "host" else await self.templates.of_image(image)
+            box = make_box(instance.id, _template(instance, build), image, sandbox, build, kept)
             self._boxes[instance.id] = box
         await box.accounts.prepare()
         return box
@@ -121,30 +161,35 @@ class InstanceBoxes:
             raise SandboxGone(f"sandbox {sandbox_id} is past its end")
         return found
 
-    async def _own(self, caller: ApiKey | None, sandbox_id: str) -> Instance:
+    async def _own(self, caller: ApiKey, sandbox_id: str) -> Instance:
         found = await self._record(sandbox_id)
         try:
-            sees(_check_known(caller), found)
+            sees(caller, found)
         except PlaneNotFound as error:
             raise SandboxGone(f"sandbox {sandbox_id} is gone") from error
         return found
 
-    async def view(self, caller: ApiKey | None, sandbox_id: str) -> SandboxView:
-        return self._view(await self._own(caller, sandbox_id))
+    async def view(self, caller: ApiKey, sandbox_id: str) -> SandboxView:
+        return await self._view(await self._own(caller, sandbox_id), {})
 
-    async def list(self, caller: ApiKey | None, metadata: Mapping[str, str]) -> list[SandboxView]:
-        every = self._instances.all(owner=_check_known(caller).owner, labels=metadata)
+    async def list(self, caller: ApiKey, metadata: Mapping[str, str]) -> list[SandboxView]:
+        every = self._instances.all(owner=caller.owner, labels=metadata)
         found = [
             one
             async for one in every
             if one.state in ("running", "paused") and not (_over(one) and one.ends_with_its_time) and self._runs(one)
         ]
-        return [self._view(one) for one in sorted(found, key=lambda one: (-one.created_at, one.id))]
+        known: dict[str, TemplateBuild | None] = {}
+        return [await self._view(one, known) for one in sorted(found, key=lambda one: (-one.created_at, one.id))]
 
-    def _view(self, instance: Instance) -> SandboxView:
+    async def _view(self, instance: Instance, known: dict[str, TemplateBuild | None]) -> SandboxView:
+        """`known` are builds by their image, as far as they were looked up."""
+        image = instance.plan.image
+        if image != "host" and image not in known:
+            known[image] = await self.templates.of_image(image)
         return SandboxView(
             id=instance.id,
-            template=_template(instance, self.templates),
+            template=_template(instance, known.get(image)),
             created_at=instance.created_at,
             expires_at=instance.expires_at,
             metadata=instance.labels,
@@ -159,7 +204,7 @@ class InstanceBoxes:
         engine = self._instances.engines.get(instance.engine)
         return engine is not None and engine.abilities.exec
 
-    async def kill(self, caller: ApiKey | None, sandbox_id: str) -> None:
+    async def kill(self, caller: ApiKey, sandbox_id: str) -> None:
         own = await self._own(caller, sandbox_id)
         try:
             await self._instances.delete(own.id)
@@ -167,26 +212,24 @@ class InstanceBoxes:
             raise SandboxGone(error.message) from error
         self._boxes.pop(own.id, None)
 
-    async def extend(self, caller: ApiKey | None, sandbox_id: str, seconds: float) -> None:
+    async def extend(self, caller: ApiKey, sandbox_id: str, seconds: float) -> None:
         await self._instances.extend((await self._own(caller, sandbox_id)).id, seconds)
 
-    async def pause(self, caller: ApiKey | None, sandbox_id: str, *, memory: bool = True) -> None:
+    async def pause(self, caller: ApiKey, sandbox_id: str, *, memory: bool = True) -> None:
         """Its time does not go on: it is kept as long as anything is, and the connect that resumes it says for how long."""
         own = await self._own(caller, sandbox_id)
         paused = await (self._instances.pause(own.id) if memory else self._instances.stop(own.id))
         if paused.plan.on_timeout == "end" and self._instances.engines[own.engine].abilities.extend:
             await self._instances.extend(own.id, self._instances.settings.max_ttl_s)
 
-    async def resume(self, caller: ApiKey | None, sandbox_id: str) -> None:
+    async def resume(self, caller: ApiKey, sandbox_id: str) -> None:
         await self._instances.resume((await self._own(caller, sandbox_id)).id)
 
-    async def snapshot(self, caller: ApiKey | None, sandbox_id: str) -> str:
+    async def snapshot(self, caller: ApiKey, sandbox_id: str) -> str:
         """What comes back is an image, and so a template, on the same engine."""
         return await self._instances.snapshot((await self._own(caller, sandbox_id)).id)
 
-    async def fork(
-        self, caller: ApiKey | None, sandbox_id: str, seconds: float, count: int
-    ) -> list[E2bSandbox | Error]:
+    async def fork(self, caller: ApiKey, sandbox_id: str, seconds: float, count: int) -> list[E2bSandbox | Error]:
         """New instances from one snapshot, each with its own quota: some may be made and others refused."""
         own = await self._own(caller, sandbox_id)
         wanted = CreateInstance(
@@ -203,19 +246,17 @@ class InstanceBoxes:
         outcomes: list[E2bSandbox | Error] = []
         for _ in range(count):
             try:
-                outcomes.append(await self._make(_check_known(caller), wanted, None))
+                outcomes.append(await self._make(caller, wanted, None, None))
             except Error as error:
                 outcomes.append(error)
         return outcomes
 
 
-def _check_known(caller: ApiKey | None) -> ApiKey:
-    if caller is None:
-        raise E2bRefusal("unauthenticated", "the API key is not known here")
-    return caller
-
-
 def _to_request(asked: E2bCreate, build: TemplateBuild | None, resources: Resources | None) -> CreateInstance:
+    if build is None and is_path(asked.template):
+        raise E2bRefusal(
+            "not_found", f"template '{asked.template}' not found: an image has a name, and no path of this server", 404
+        )
     env = asked.template if "@" in asked.template and build is None else None
     image = "host" if asked.template == BASE else build.image if build is not None else asked.template
     resources = resources or (build.resources if build is not None else None)
@@ -237,8 +278,28 @@ def _over(instance: Instance) -> bool:
     return instance.expires_at is not None and instance.expires_at <= time.time()
 
 
-def _template(instance: Instance, templates: Templates) -> str:
+def _template(instance: Instance, build: TemplateBuild | None) -> str:
     if instance.env or instance.plan.image == "host":
         return instance.env or BASE
-    found = templates.of_image(instance.plan.image)
-    return found[0].id if found is not None else instance.plan.image
+    return build.template if build is not None else instance.plan.image
+
+
+async def _start(box: E2bSandbox, build: TemplateBuild) -> None:
+    """A sandbox whose template's own program does not come up is nobody's."""
+    await box.accounts.prepare()
+    try:
+        await run_start(box, build)
+    except E2bRefusal as error:
+        raise PlaneUnavailable(error.message) from error
+
+
+async def _remove_image(backend: Backend, image: str) -> None:
+    """An image that no template leads to any more, from wherever the backend keeps it."""
+    images = getattr(backend, "images", None)
+    try:
+        if isinstance(backend, OwnImages):
+            await backend.remove_image(image)
+        elif isinstance(images, ImageStore):
+            await images.remove(image)
+    except UnknownName:
+        return

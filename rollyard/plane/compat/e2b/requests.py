@@ -11,17 +11,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.plane import ApiKey
-from rollyard.plane.compat.e2b.boxes import Boxes
 from rollyard.plane.compat.e2b.errors import E2bRefusal, rest
+from rollyard.plane.compat.e2b.instance_boxes import InstanceBoxes
 
 _PAGE = 100
 _MAX_BODY = 2**20
-Endpoint = Callable[[Request, ApiKey | None], Awaitable[Response]]
+Endpoint = Callable[[Request, ApiKey], Awaitable[Response]]
 
 
-def guard(boxes: Boxes, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+def guard(boxes: InstanceBoxes, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request, await boxes.admit(request.headers.get("x-api-key", "")))
@@ -33,7 +34,7 @@ def guard(boxes: Boxes, endpoint: Endpoint) -> Callable[[Request], Awaitable[Res
     return answer
 
 
-async def refuse(request: Request, caller: ApiKey | None) -> Response:
+async def refuse(request: Request, caller: ApiKey) -> Response:
     raise E2bRefusal("unimplemented", f"{request.method} {request.url.path} is not served here")
 
 
@@ -45,7 +46,7 @@ async def read_json(request: Request) -> dict[str, Any]:
             raise E2bRefusal("invalid_argument", "the request is too large", 413)
     try:
         return msgspec.json.decode(bytes(body), type=dict[str, Any]) if body else {}
-    except msgspec.MsgspecError as error:
+    except BAD_JSON as error:
         raise E2bRefusal("invalid_argument", f"not a JSON object: {error}") from error
 
 

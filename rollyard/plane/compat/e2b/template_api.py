@@ -8,33 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollyard.core.plane import ApiKey
-from rollyard.plane.compat.e2b.boxes import ENVD_VERSION, Boxes, owner_of, show_time
+from rollyard.plane.compat.e2b.boxes import ENVD_VERSION, show_time
 from rollyard.plane.compat.e2b.errors import E2bRefusal, rest
+from rollyard.plane.compat.e2b.instance_boxes import InstanceBoxes
 from rollyard.plane.compat.e2b.requests import Endpoint, guard, one_page, read_json
 from rollyard.plane.compat.e2b.template_builds import TemplateBuilder, read_resources
 from rollyard.plane.compat.e2b.templates import BASE, Template, TemplateBuild, read_tags
 
 _LINES = 100
-_MAX_ARCHIVE = 4 * 2**30
 _UPLOAD_S = 3600
 _REQUEST = {"name", "alias", "tags", "cpuCount", "memoryMB", "teamID"}
 
 
 class TemplateApi:
-    def __init__(self, boxes: Boxes) -> None:
+    def __init__(self, boxes: InstanceBoxes) -> None:
         self._boxes, self._templates = boxes, boxes.templates
-        self._builder = TemplateBuilder(boxes, boxes.templates)
+        self._builder = TemplateBuilder(boxes)
 
     def routes(self) -> list[Route]:
         def at(path: str, endpoint: Endpoint, method: str) -> Route:
@@ -58,7 +57,7 @@ class TemplateApi:
             at(one, self.get, "GET"),
         ]
 
-    async def request_build(self, request: Request, caller: ApiKey | None) -> Response:
+    async def request_build(self, request: Request, caller: ApiKey) -> Response:
         asked = await read_json(request)
         for name in asked:
             if name not in _REQUEST and asked[name]:
@@ -67,7 +66,7 @@ class TemplateApi:
         if not isinstance(text, str):
             raise E2bRefusal("invalid_argument", "name is required")
         given = read_tags(tags, text.partition(":")[0]) if tags else []
-        template, build = self._templates.begin(owner_of(caller), text, given, read_resources(asked))
+        template, build = await self._templates.begin(caller.owner, text, given, read_resources(asked))
         pointing = [tag for tag, build_id in template.tags.items() if build_id == build.id]
         body = {
             "templateID": template.id,
@@ -79,48 +78,46 @@ class TemplateApi:
         }
         return JSONResponse(body, 202)
 
-    async def upload_link(self, request: Request, caller: ApiKey | None) -> Response:
-        template, _ = self._own(request, caller)
+    async def upload_link(self, request: Request, caller: ApiKey) -> Response:
+        template, _ = await self._own(request, caller)
         digest = request.path_params["hash"]
-        present = self._templates.archive(template.owner, digest).is_file()
+        present = await self._templates.has_archive(caller.owner, digest)
         until = str(int(time.time()) + _UPLOAD_S)
         place = f"{str(request.base_url).rstrip('/')}/templates/{template.id}/files/{digest}"
-        url = f"{place}?until={until}&signature={self._signature(template.id, digest, until)}"
-        return JSONResponse({"present": present, "url": url}, 201)
+        signature = self._signature(template.id, caller.owner, digest, until)
+        query = urlencode({"owner": caller.owner, "until": until, "signature": signature})
+        return JSONResponse({"present": present, "url": f"{place}?{query}"}, 201)
 
-    def _signature(self, template_id: str, digest: str, until: str) -> str:
-        token = self._boxes.tokens.of(f"files {template_id} {digest} {until}")
+    def _signature(self, template_id: str, owner: str, digest: str, until: str) -> str:
+        token = self._boxes.tokens.of(f"files {template_id} {owner!r} {digest} {until}")
         return hashlib.sha256(token.encode()).hexdigest()
 
     async def upload(self, request: Request) -> Response:
         """One archive, whole or not at all."""
         try:
-            digest, until = request.path_params["hash"], request.query_params.get("until", "")
-            wanted = self._signature(request.path_params["id"], digest, until)
-            given = request.query_params.get("signature", "")
+            digest, query = request.path_params["hash"], request.query_params
+            owner, until, given = query.get("owner", ""), query.get("until", ""), query.get("signature", "")
+            wanted = self._signature(request.path_params["id"], owner, digest, until)
             if not hmac.compare_digest(given.encode(), wanted.encode()) or int(until) < time.time():
                 raise E2bRefusal("unauthenticated", "this upload URL is not signed by this server, or has expired")
-            template = self._templates.by_id(request.path_params["id"])
-            if template is None:
-                raise E2bRefusal("not_found", "the template of this upload URL is gone")
-            await _take(request, self._templates.archive(template.owner, digest))
+            await self._templates.take_archive(owner, digest, request.stream())
         except ClientDisconnect:
             return Response(status_code=400)
         except E2bRefusal as error:
             return rest(error)
         return Response(status_code=200)
 
-    async def start_build(self, request: Request, caller: ApiKey | None) -> Response:
-        template, _ = self._own(request, caller)
-        build = template.builds.get(request.path_params["build"])
-        if build is None:
+    async def start_build(self, request: Request, caller: ApiKey) -> Response:
+        template, _ = await self._own(request, caller)
+        kept = await self._templates.build(template, request.path_params["build"])
+        if kept is None:
             raise E2bRefusal("not_found", "no such build")
-        self._builder.start(caller, template, build, await read_json(request))
+        await self._builder.start(caller, kept, await read_json(request))
         return Response(status_code=202)
 
-    async def build_status(self, request: Request, caller: ApiKey | None) -> Response:
-        template, _ = self._own(request, caller)
-        build = self._builder.watch(template, request.path_params["build"])
+    async def build_status(self, request: Request, caller: ApiKey) -> Response:
+        template, _ = await self._own(request, caller)
+        build = await self._builder.watch(template, request.path_params["build"])
         if build is None:
             raise E2bRefusal("not_found", "no such build")
         offset = request.query_params.get("logsOffset") or "0"
@@ -142,82 +139,78 @@ class TemplateApi:
             body["reason"] = {"message": build.error, "logEntries": [], **step}
         return JSONResponse(body)
 
-    async def list(self, request: Request, caller: ApiKey | None) -> Response:
-        found = [_show(one) for one in self._templates.all(owner_of(caller)) if not one.sandbox]
-        return one_page(request, found, "templateID")
+    async def list(self, request: Request, caller: ApiKey) -> Response:
+        found = [one for one in await self._templates.all(caller.owner) if not one.sandbox]
+        shown = [_show(one, await self._templates.builds_of(one)) for one in found]
+        return one_page(request, shown, "templateID")
 
-    async def list_snapshots(self, request: Request, caller: ApiKey | None) -> Response:
+    async def list_snapshots(self, request: Request, caller: ApiKey) -> Response:
         query = request.query_params
-        found = [one for one in self._templates.all(owner_of(caller)) if one.sandbox]
+        found = [one for one in await self._templates.all(caller.owner) if one.sandbox]
         if query.get("sandboxID"):
             found = [one for one in found if one.sandbox == query["sandboxID"]]
         if query.get("name"):
-            named = self._templates.find(owner_of(caller), query["name"])
+            named = await self._templates.find(caller.owner, query["name"])
             found = [one for one in found if named is not None and one.id == named[0].id]
         return one_page(request, [show_snapshot(one, tag) for one in found for tag in one.tags], "snapshotID")
 
-    async def get(self, request: Request, caller: ApiKey | None) -> Response:
-        template, _ = self._own(request, caller)
-        shown = _show(template)
+    async def get(self, request: Request, caller: ApiKey) -> Response:
+        template, _ = await self._own(request, caller)
+        kept = await self._templates.builds_of(template)
+        shown = _show(template, kept)
         builds = [
             {"buildID": build.id, "status": build.state, "createdAt": show_time(build.created_at)}
             | {"updatedAt": show_time(build.created_at), "cpuCount": shown["cpuCount"], "memoryMB": shown["memoryMB"]}
-            for build in template.builds.values()
+            for build in kept
         ]
         return JSONResponse({**shown, "builds": builds})
 
-    async def by_alias(self, request: Request, caller: ApiKey | None) -> Response:
+    async def by_alias(self, request: Request, caller: ApiKey) -> Response:
         if request.path_params["id"] == BASE:
             return JSONResponse({"templateID": BASE, "public": True})
-        template, tag = self._own(request, caller)
-        build = template.builds.get(template.tags.get(tag, ""))
-        if build is None or build.state != "ready":
+        template, tag = await self._own(request, caller)
+        kept = await self._templates.build(template, template.tags.get(tag, ""))
+        if kept is None or kept.value.state != "ready":
             raise E2bRefusal("not_found", f"there is no build of {request.path_params['id']} that is ready")
         return JSONResponse({"templateID": template.id, "public": False})
 
-    async def delete(self, request: Request, caller: ApiKey | None) -> Response:
-        template, _ = self._own(request, caller)
-        self._templates.remove(template)
-        for build in template.builds.values():
-            if build.image:
-                await self._boxes.forget_image(build.image)
+    async def delete(self, request: Request, caller: ApiKey) -> Response:
+        template, _ = await self._own(request, caller)
+        for image in await self._templates.remove(template):
+            await self._boxes.forget_image(image)
         return Response(status_code=204)
 
-    async def tags(self, request: Request, caller: ApiKey | None) -> Response:
-        template, _ = self._own(request, caller)
+    async def tags(self, request: Request, caller: ApiKey) -> Response:
+        template, _ = await self._own(request, caller)
         shown = [
             {"tag": tag, "buildID": build_id, "createdAt": show_time(template.tagged_at[tag])}
             for tag, build_id in template.tags.items()
         ]
         return JSONResponse(shown)
 
-    async def assign_tags(self, request: Request, caller: ApiKey | None) -> Response:
+    async def assign_tags(self, request: Request, caller: ApiKey) -> Response:
         asked = await read_json(request)
         target = str(asked.get("target") or "")
-        found = self._templates.find(owner_of(caller), target)
+        found = await self._templates.find(caller.owner, target)
         build_id = found[0].tags.get(found[1]) if found is not None else None
         if found is None or build_id is None:
             raise E2bRefusal("not_found", f"there is no template {target}")
         template = found[0]
         tags = read_tags(asked.get("tags"), template.name)
-        template.point(tags, build_id)
-        self._templates.save(template)
+        await self._templates.point(template, tags, build_id)
         return JSONResponse({"tags": tags, "buildID": build_id}, 201)
 
-    async def remove_tags(self, request: Request, caller: ApiKey | None) -> Response:
+    async def remove_tags(self, request: Request, caller: ApiKey) -> Response:
         asked = await read_json(request)
-        found = self._templates.find(owner_of(caller), str(asked.get("name") or ""))
+        found = await self._templates.find(caller.owner, str(asked.get("name") or ""))
         if found is None:
             raise E2bRefusal("not_found", f"there is no template {asked.get('name')}")
         template = found[0]
-        for tag in read_tags(asked.get("tags"), template.name):
-            template.tags.pop(tag, None)
-            template.tagged_at.pop(tag, None)
-        self._templates.save(template)
+        await self._templates.unpoint(template, read_tags(asked.get("tags"), template.name))
         return Response(status_code=204)
 
-    def _own(self, request: Request, caller: ApiKey | None) -> tuple[Template, str]:
-        found = self._templates.find(owner_of(caller), request.path_params["id"])
+    async def _own(self, request: Request, caller: ApiKey) -> tuple[Template, str]:
+        found = await self._templates.find(caller.owner, request.path_params["id"])
         if found is None:
             raise E2bRefusal("not_found", f"there is no template {request.path_params['id']}")
         return found
@@ -227,8 +220,8 @@ def show_snapshot(template: Template, tag: str) -> dict[str, Any]:
     return {"snapshotID": template.full_name(tag), "names": [template.full_name(tag)] if template.name else []}
 
 
-def _show(template: Template) -> dict[str, Any]:
-    newest = max(template.builds.values(), key=lambda build: build.created_at)
+def _show(template: Template, builds: Sequence[TemplateBuild]) -> dict[str, Any]:
+    newest = builds[-1]
     return {
         "templateID": template.id,
         "buildID": newest.id,
@@ -241,7 +234,7 @@ def _show(template: Template) -> dict[str, Any]:
         "createdBy": None,
         "lastSpawnedAt": None,
         "spawnCount": 0,
-        "buildCount": len(template.builds),
+        "buildCount": len(builds),
         "envdVersion": ENVD_VERSION,
         "buildStatus": newest.state,
     }
@@ -251,17 +244,3 @@ def _show_size(build: TemplateBuild) -> Mapping[str, int]:
     """Limits that were not asked for are shown as 1 CPU and 0: the engine's own."""
     asked = build.resources
     return {"cpuCount": round(asked.cpus or 1), "memoryMB": asked.memory_mb or 0, "diskSizeMB": asked.disk_mb or 0}
-
-
-async def _take(request: Request, place: Path) -> None:
-    aside, size = place.with_name(f".{place.name}.{os.getpid()}.{time.monotonic_ns()}"), 0
-    try:
-        with aside.open("wb") as file:
-            async for part in request.stream():
-                size += len(part)
-                if size > _MAX_ARCHIVE:
-                    raise E2bRefusal("invalid_argument", f"more than {_MAX_ARCHIVE} bytes", 413)
-                file.write(part)
-        aside.replace(place)
-    finally:
-        aside.unlink(missing_ok=True)

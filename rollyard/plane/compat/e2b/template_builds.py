@@ -10,24 +10,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from rollyard.core.errors import Error, UnknownName
+from rollyard.core.errors import Error
 from rollyard.core.log import Log
 from rollyard.core.plane import ApiKey
-from rollyard.core.protocols import Backend, OwnImages
 from rollyard.core.sandbox import Resources
-from rollyard.images.store import ImageStore
 from rollyard.plane.compat.e2b.accounts import DEFAULT_USER
-from rollyard.plane.compat.e2b.boxes import Boxes, E2bSandbox, owner_of
+from rollyard.plane.compat.e2b.boxes import E2bSandbox
 from rollyard.plane.compat.e2b.errors import E2bRefusal
+from rollyard.plane.compat.e2b.instance_boxes import InstanceBoxes
+from rollyard.plane.compat.e2b.template_start import run_start
 from rollyard.plane.compat.e2b.templates import BASE, BuildLine, Template, TemplateBuild, Templates
+from rollyard.plane.service.shelf import ShelfItem
 
 BUILD_S = 3600.0
-READY_S = 60.0
-_READY_LOOK_S = 0.5
-_PART = 32 * 2**20
+HOLD_S = 30.0  # how long a build is let alone whose server says nothing
+SAVE_S = 1.0  # how old what others see of a running build may be
 _STAGE = "/tmp/.rollyard-copy"
 _TAIL = 2000
 _VENDOR_BASE = "e2bdev/base"
@@ -47,35 +46,76 @@ cd /; rm -rf "$1"
 """
 
 
+class _Overtaken(Exception):
+    """Another server has gone on with this build."""
+
+
 class TemplateBuilder:
-    def __init__(self, boxes: Boxes, templates: Templates) -> None:
-        self._boxes, self._templates = boxes, templates
-        self._running: dict[str, tuple[Template, asyncio.Task[None]]] = {}
+    """A build is held by the server that carries it out, in the store, for `hold_s` at a time. One whose server has died is begun
+    anew by the next server that is asked about it."""
+
+    def __init__(self, boxes: InstanceBoxes, *, hold_s: float = HOLD_S) -> None:
+        self._boxes, self._templates, self._hold_s = boxes, boxes.templates, hold_s
+        self._running: set[asyncio.Task[None]] = set()
         self._log = Log("rollyard.plane.compat.e2b")
 
-    def watch(self, template: Template, build_id: str) -> TemplateBuild | None:
-        """A build as it is now: the one that runs here, or what was written of it."""
-        running = self._running.get(build_id)
-        return (running[0] if running else template).builds.get(build_id)
+    async def watch(self, template: Template, build_id: str) -> TemplateBuild | None:
+        """A build as it was a moment ago, whichever server carries it out."""
+        kept = await self._templates.build(template, build_id)
+        if kept is None:
+            return None
+        if kept.value.state == "building" and (kept.record.due_at or 0.0) <= time.time():
+            await self._take_up(kept)
+        return kept.value
 
-    def start(self, caller: ApiKey | None, template: Template, build: TemplateBuild, asked: Mapping[str, Any]) -> None:
-        if build.state != "waiting":
-            raise E2bRefusal("already_exists", f"build {build.id} was started before", 409)
+    async def start(self, caller: ApiKey, kept: ShelfItem[TemplateBuild], asked: Mapping[str, Any]) -> None:
+        build = kept.value
         for name in asked:
             if name not in _BODY and asked[name]:
                 raise E2bRefusal("unimplemented", f"{name} is not served here", 400)
-        build.state = "building"
-        self._templates.save(template)
-        task = asyncio.create_task(self._finish(caller, template, build, asked), name=f"rollyard-template-{build.id}")
-        self._running[build.id] = (template, task)
-        task.add_done_callback(lambda _: self._running.pop(build.id, None))
+        if build.state == "waiting":
+            build.state, build.asked, build.key_id = "building", dict(asked), caller.id
+            if await self._take_up(kept):
+                return
+        raise E2bRefusal("already_exists", f"build {build.id} was started before", 409)
 
-    async def _finish(
-        self, caller: ApiKey | None, template: Template, build: TemplateBuild, asked: Mapping[str, Any]
-    ) -> None:
+    async def _take_up(self, kept: ShelfItem[TemplateBuild]) -> bool:
+        """False when another server was first."""
+        held = await self._templates.builds.put(kept, kept.value, due_at=time.time() + self._hold_s)
+        if held is None:
+            return False
+        run = asyncio.create_task(self._finish(held), name=f"rollyard-template-{held.value.id}")
+        self._running.add(run)
+        run.add_done_callback(self._running.discard)
+        return True
+
+    async def _finish(self, held: ShelfItem[TemplateBuild]) -> None:
+        build = held.value
+        work = asyncio.create_task(self._work(build))
+        try:
+            while not (await asyncio.wait([work], timeout=min(SAVE_S, self._hold_s / 3)))[0]:
+                held = await self._save(held, due_at=time.time() + self._hold_s)
+            work.result()
+            if build.image:
+                await self._templates.note_image(build)
+            await self._save(held, due_at=None)
+        except _Overtaken:
+            self._log.warning("template.build_overtaken", build=build.id)
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+
+    async def _save(self, held: ShelfItem[TemplateBuild], due_at: float | None) -> ShelfItem[TemplateBuild]:
+        found = await self._templates.builds.put(held, held.value, due_at=due_at)
+        if found is None:
+            raise _Overtaken
+        return found
+
+    async def _work(self, build: TemplateBuild) -> None:
+        """To the end of it, good or bad."""
         try:
             async with asyncio.timeout(BUILD_S):
-                await self._build(caller, build, asked)
+                await self._build(build)
             build.state = "ready"
         except (Error, E2bRefusal, TimeoutError) as error:
             build.error = str(getattr(error, "message", error)) or f"not built within {BUILD_S:g} s"
@@ -84,33 +124,32 @@ class TemplateBuilder:
         except Exception as error:  # noqa: BLE001 - whoever waits for the build is told; the cause is the operator's
             self._log.exception("template.build_failed", build=build.id)
             build.error, build.state = f"the server failed: {type(error).__name__}", "error"
-        self._templates.save(template)
 
-    async def _build(self, caller: ApiKey | None, build: TemplateBuild, asked: Mapping[str, Any]) -> None:
-        base = _base_of(asked)
-        made = {"templateID": base, "timeout": BUILD_S, "metadata": {}}
-        box = await self._boxes.create(caller, made, None, resources=build.resources)
+    async def _build(self, build: TemplateBuild) -> None:
+        await self._boxes.end_build(build)  # of a server that died
+        build.lines = []
+        box = await self._boxes.open_build(build, _base_of(build.asked), BUILD_S)
         try:
-            run = _BuildRun(box, build, self._templates, owner_of(caller))
-            inherited = self._templates.of_image(box.image)
+            run = _BuildRun(box, build, self._templates)
+            inherited = await self._templates.of_image(box.image)
             if inherited is not None:
-                run.inherit(inherited[1])
-            for number, step in enumerate(asked.get("steps") or (), 1):
+                run.inherit(inherited)
+            for number, step in enumerate(build.asked.get("steps") or (), 1):
                 build.failed_step = str(number)
                 await run.step(step, number)
             build.failed_step = None
-            await run.settle(asked)
+            await run.settle(build.asked)
             run.say("Finalizing the template")
-            build.image = await self._boxes.snapshot(caller, box.id)
+            build.image = await self._boxes.snapshot_build(build)
         finally:
-            await asyncio.shield(asyncio.ensure_future(self._boxes.kill(caller, box.id)))
+            await asyncio.shield(asyncio.ensure_future(self._boxes.end_build(build)))
 
 
 class _BuildRun:
     """One build in its sandbox: who runs the next step, where, with which environment."""
 
-    def __init__(self, box: E2bSandbox, build: TemplateBuild, templates: Templates, owner: str) -> None:
-        self.box, self.build, self.templates, self.owner = box, build, templates, owner
+    def __init__(self, box: E2bSandbox, build: TemplateBuild, templates: Templates) -> None:
+        self.box, self.build, self.templates = box, build, templates
         self.user, self.workdir = DEFAULT_USER, ""
         self.env: dict[str, str] = {}
 
@@ -165,11 +204,13 @@ class _BuildRun:
 
     async def copy(self, args: list[str], digest: str) -> None:
         source, target, owner, mode = (*args, "", "")[:4]
-        archive = self.templates.archive(self.owner, digest)
-        if not archive.is_file():
+        if not await self.templates.has_archive(self.build.owner, digest):
             raise E2bRefusal("invalid_argument", f"the files of COPY {source} were not uploaded")
         place = f"{_STAGE}-{self.build.id[:8]}"
-        await self._put(archive, place)
+        number = 0
+        async for part in self.templates.read_archive(self.build.owner, digest):
+            await self.box.sandbox.write(f"{place}/part.{number:04d}", part)
+            number += 1
         slash = "/" if target.endswith("/") else ""
         whole = await self.box.accounts.path(_below(await self.place(), target), self.user)
         owner = owner or self.user
@@ -180,58 +221,12 @@ class _BuildRun:
         if not done.ok:
             raise E2bRefusal("invalid_argument", f"COPY {source} {target}: {done.text[-_TAIL:].strip()}")
 
-    async def _put(self, archive: Path, place: str) -> None:
-        with archive.open("rb") as stream:
-            number = 0
-            while part := await asyncio.to_thread(stream.read, _PART):
-                await self.box.sandbox.write(f"{place}/part.{number:04d}", part)
-                number += 1
-
     async def settle(self, asked: Mapping[str, Any]) -> None:
         """How programs of the template start; its start command is proved here."""
         build = self.build
         build.env, build.user, build.workdir = self.env, self.user, self.workdir or None
         build.start, build.ready = asked.get("startCmd") or build.start, asked.get("readyCmd") or build.ready
         await run_start(self.box, build)
-
-
-async def run_start(box: E2bSandbox, build: TemplateBuild) -> None:
-    """The template's own program, and the look that says it is ready."""
-    if build.start is None and build.ready is None:
-        return
-    user, env, cwd = box.accounts.as_user(None), build.env, await box.accounts.workdir(None)
-    if build.start:
-        await box.sandbox.start(["/bin/bash", "-l", "-c", build.start], env=env, cwd=cwd, user=user)
-    until = time.monotonic() + READY_S
-    while build.ready:
-        words = ["/bin/bash", "-l", "-c", build.ready]
-        done = await box.sandbox.exec(words, env=env, cwd=cwd, user=user, timeout=READY_S)
-        if done.ok:
-            return
-        if time.monotonic() > until:
-            raise E2bRefusal("deadline_exceeded", f"the template was not ready in {READY_S:g} s: {build.ready}")
-        await asyncio.sleep(_READY_LOOK_S)
-
-
-async def start_or_kill(box: E2bSandbox, build: TemplateBuild) -> None:
-    """A sandbox whose template's own program does not come up is nobody's."""
-    try:
-        await run_start(box, build)
-    except BaseException:  # cancelled too
-        await asyncio.shield(asyncio.ensure_future(box.sandbox.kill()))
-        raise
-
-
-async def remove_image(backend: Backend, image: str) -> None:
-    """An image that no template leads to any more, from wherever the backend keeps it."""
-    images = getattr(backend, "images", None)
-    try:
-        if isinstance(backend, OwnImages):
-            await backend.remove_image(image)
-        elif isinstance(images, ImageStore):
-            await images.remove(image)
-    except UnknownName:
-        return
 
 
 def read_resources(asked: Mapping[str, Any]) -> Resources:

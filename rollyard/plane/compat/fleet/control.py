@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import Error
 from rollyard.plane.compat.fleet.errors import FleetRefusal, refuse
 from rollyard.plane.compat.fleet.guard import Guard
@@ -41,7 +42,7 @@ async def body(request: Request, kind: type[T]) -> T:
             raise FleetRefusal(413, f"a body is at most {_MAX_BODY} bytes")
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
-    except msgspec.MsgspecError as error:
+    except BAD_JSON as error:
         raise FleetRefusal(422, f"the body is not what this route takes: {error}") from error
 
 

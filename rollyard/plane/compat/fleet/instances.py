@@ -26,6 +26,7 @@ from rollyard.plane.compat.fleet.boot import boot
 from rollyard.plane.compat.fleet.errors import FleetRefusal
 from rollyard.plane.compat.fleet.world import World, WorldCatalog
 from rollyard.plane.engines.backend import BackendEngine
+from rollyard.plane.service.call_rates import CallRates
 from rollyard.plane.service.create_request import CreateInstance
 from rollyard.plane.service.instances import Instances
 
@@ -57,8 +58,8 @@ class Make(msgspec.Struct, frozen=True, kw_only=True):
 class WorldInstance:
     """An instance as the plane has it, and what a client asked for when it made it."""
 
-    def __init__(self, row: Instance, world: World, sandbox: Sandbox | None) -> None:
-        self.row, self.world, self._sandbox = row, world, sandbox
+    def __init__(self, row: Instance, world: World, sandbox: Sandbox | None, rates: CallRates) -> None:
+        self.row, self.world, self._sandbox, self._rates = row, world, sandbox, rates
         self.make = msgspec.json.decode(row.labels[MADE], type=Make)
 
     @property
@@ -75,11 +76,17 @@ class WorldInstance:
             return "pending" if self.row.state == "creating" else "running"
         return "error" if self.row.state == "failed" else "stopped"
 
-    @property
-    def sandbox(self) -> Sandbox:
+    def check_running(self) -> Sandbox:
         if self._sandbox is None:
             raise FleetRefusal(409 if self.status == "pending" else 410, f"instance {self.id} is {self.status}")
         return self._sandbox
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """For use, which counts for its owner's rate."""
+        running = self.check_running()
+        self._rates.charge(self.row.owner)
+        return running
 
     @cached_property
     def databases(self) -> SandboxDatabases:
@@ -168,7 +175,11 @@ class WorldInstances:
     async def list(self, owner: str, *, live: bool | None = True) -> list[WorldInstance]:
         """Without `live`, those that have ended too."""
         rows = [row async for row in self._instances.all(owner=owner, live=live) if MARK in row.labels]
-        return [WorldInstance(row, world, None) for row in rows if (world := self._world(row)) is not None]
+        return [
+            WorldInstance(row, world, None, self._instances.rates)
+            for row in rows
+            if (world := self._world(row)) is not None
+        ]
 
     async def count(self, owner: str) -> tuple[int, int]:
         """How many this owner has, and may have."""
@@ -177,8 +188,9 @@ class WorldInstances:
         return usage.used, UNLIMITED if quota is None else quota
 
     async def heartbeat(self, place: WorldInstance) -> WorldInstance:
-        place.sandbox  # noqa: B018 - one that has ended has no heart
-        return WorldInstance(await self._instances.heartbeat(place.id), place.world, place.sandbox)
+        running = place.check_running()  # one that has ended has no heart
+        row = await self._instances.heartbeat(place.id)
+        return WorldInstance(row, place.world, running, self._instances.rates)
 
     async def close_labelled(self, owner: str, labels: Mapping[str, str], reason: str) -> None:
         """Those that are left of work whose worker is gone."""
@@ -189,7 +201,7 @@ class WorldInstances:
     async def close(self, place: WorldInstance, reason: str | None = None) -> WorldInstance:
         if place.row.live:
             await self._instances.delete(place.id, reason=reason)
-        return WorldInstance(await self._instances.record(place.id), place.world, None)
+        return WorldInstance(await self._instances.record(place.id), place.world, None, self._instances.rates)
 
     async def aclose(self) -> None:
         """End what is on its way."""
@@ -198,7 +210,8 @@ class WorldInstances:
         await asyncio.gather(*self._booting, return_exceptions=True)
 
     async def _show(self, row: Instance, world: World) -> WorldInstance:
-        return WorldInstance(row, world, await self._instances.sandbox_of(row) if row.state == "running" else None)
+        sandbox = await self._instances.sandbox_of(row) if row.state == "running" else None
+        return WorldInstance(row, world, sandbox, self._instances.rates)
 
     def _world(self, row: Instance) -> World | None:
         """None for an instance that is no world's, or of one that this server does not have."""

@@ -10,8 +10,10 @@ import base64
 import binascii
 import hashlib
 import io
+import lzma
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,6 +34,8 @@ from rollyard.plane.service.shelf import Shelf
 _MAX_CODE = 4 * 2**20
 _MAX_TIMEOUT_S = 300
 _ID = "ver_"
+# what a damaged zip raises, by the way that its member is packed
+_BAD_ZIP = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, KeyError, ValueError, OSError, EOFError, RuntimeError)
 
 
 class Execute(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +139,7 @@ def unpack_code(packed: bytes) -> str:
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as bundle, bundle.open("verifier.py") as file:
             code = file.read(_MAX_CODE + 1)
-    except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError) as error:
+    except _BAD_ZIP as error:
         raise FleetRefusal(400, f"the bundle has no readable verifier.py: {error}") from error
     if len(code) > _MAX_CODE:
         raise FleetRefusal(413, f"verifier code is at most {_MAX_CODE} bytes")

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import Error, PlaneForbidden, PlaneInvalid, PlaneUnauthorized
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.plane.http.wire import MAX_BODY, answer, raw_body, status_of
@@ -69,5 +70,5 @@ class RockCallers:
 async def body(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(await raw_body(request, MAX_BODY) or b"{}", type=kind)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (*BAD_JSON, ValueError) as error:
         raise PlaneInvalid(f"the body is not what this call takes: {error}") from error

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.routing import Route
 
+from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import EnvError, PlaneUnavailable, SandboxError, SandboxGone
 from rollyard.core.plane import ApiKey
 from rollyard.plane.compat.rock.callers import RockCallers, body
@@ -87,7 +88,7 @@ class Gem:
             said = await ask(self._gateway, own.id, "POST", f"/functions/{name}", msgspec.json.encode(arguments))
         try:
             told = msgspec.json.decode(said.body, type=dict[str, Any])
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (*BAD_JSON, ValueError) as error:
             raise EnvError(f"the environment answered {name} with no JSON object (status {said.status})") from error
         if said.status != 200 or not told.get("success", True):
             raise EnvError(str(told.get("error") or f"{name} failed with status {said.status}"))

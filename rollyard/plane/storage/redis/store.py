@@ -31,6 +31,8 @@ from rollyard.core.plane import (
     Taking,
     WarmPool,
 )
+from rollyard.core.plane_tables import SweepLease, TableQuery
+from rollyard.plane.storage.redis import tables
 from rollyard.plane.storage.redis.change import Change, Changer, Row, decode_row
 from rollyard.plane.storage.redis.instances import InstanceRows, Request, usage_of
 from rollyard.plane.storage.redis.records import RecordRows
@@ -458,6 +460,31 @@ class RedisPlane:
             return fence
 
         return await self._change(work)
+
+    # tables for people
+
+    async def instances_page(self, look: TableQuery) -> tuple[list[Instance], int]:
+        return await tables.instances(self, look)
+
+    async def envs_page(self, look: TableQuery) -> tuple[list[EnvRecord], int]:
+        return await tables.envs(self, look)
+
+    async def owners_page(self, look: TableQuery) -> tuple[list[OwnerUsage], int]:
+        return await tables.owners(self, look)
+
+    async def ever(self) -> dict[tuple[str, str], int]:
+        return await tables.ever(self)
+
+    async def sweep_lease(self) -> SweepLease | None:
+        row = await self._row(self._keys.lease("sweep"))
+        if not row:
+            return None
+        return SweepLease(holder=row["holder"], fence=int(row["fence"]), expires_at=float(row["expires_at"]))
+
+    async def in_use(self) -> bool:
+        return bool(await self._row(self._keys.lease("identity")))
+
+    # the sweep
 
     async def claim_due(self, fence: int, *, now: float, settle_s: float, limit: int) -> list[Instance]:
         async def work(change: Change) -> list[Instance]:

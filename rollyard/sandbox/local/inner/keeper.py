@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rollyard.sandbox.local.inner import landlock, protocol, syscalls, tracer
+from rollyard.sandbox.local.inner import gvisor, landlock, protocol, syscalls, tracer
 from rollyard.sandbox.local.inner.path_view import PathView
 
 _READ = 2**16
@@ -183,7 +183,8 @@ class Keeper:
             for fd in (stdin, pipes[0][1], pipes[1][1]):
                 with contextlib.suppress(OSError):  # /dev/null belongs to nobody here and needs no owner
                     os.fchown(fd, uid, gid)
-        self._main = spawn(launch, (stdin, pipes[0][1], pipes[1][1]), self._confine, self._view)
+        program = gvisor.wrap(launch) if launch["gvisor"] else launch
+        self._main = spawn(program, (stdin, pipes[0][1], pipes[1][1]), self._confine, self._view)
         for fd in (stdin, pipes[0][1], pipes[1][1]):
             os.close(fd)
         cap = launch["max_output"]

@@ -50,6 +50,7 @@ class StagingArea:
         attach = _trees(plan, held, mounts)
         attach += _inside(held, late=False)
         attach += self._system
+        attach += [(mounts.pop(0), f"/dev/{os.path.basename(path)}") for path in plan["devices"]]
         attach += [(_seal(mounts.pop(0), writable=bind["writable"]), bind["target"]) for bind in plan["binds"]]
         attach += _inside(held, late=True)
         os.chdir("root")

@@ -30,7 +30,7 @@ class Below(NamedTuple):
 
 class HeldMount:
     """`mounts` in the order in which `mounts.Stage.enter` takes them: the writable part, lowers, for each tree what lies over
-    it and its source, binds. `bound` are the targets of writable trees that can only be bound. `below` comes on top of
+    it and its source, devices, binds. `bound` are the targets of writable trees that can only be bound. `below` comes on top of
     these; `hidden` are places to be covered. `shifted`: the writable part keeps the namespace's ids on disk."""
 
     def __init__(self) -> None:
@@ -78,6 +78,8 @@ def hold(
             held.bound.append(tree["target"])
         # Not mapped: what only the host's root may read there stays closed.
         _hold_below(tree, inside or [], held)
+    for path in plan["devices"]:  # not mapped: a node is used by the rights of its mode
+        held.mounts.append(sys.open_tree(path))
     for bind in plan["binds"]:
         inside = _hold_tree(bind, held, userns, mounted)
         _hold_below(bind, inside or [], held, late=True, writable=bind["writable"], userns=userns)

@@ -69,6 +69,7 @@ class Supervisor:
         self._keepers: set[int] = set()
         self._spare: tuple[int, socket.socket] | None = None  # it has kept a program before and waits for the next
         self._namespace: bool = plan["namespace"]
+        self._gvisor: bool = plan["gvisor"]
         self._proc_dev = os.stat("/proc").st_dev if os.path.exists("/proc/self") else None
         self._expires = time.monotonic() + plan["ttl_s"]
         self._idle: float | None = plan["idle_ttl_s"]
@@ -212,6 +213,7 @@ class Supervisor:
         user = users.find(message["user"])
         env = {"HOME": user.home, "USER": user.name, "LOGNAME": user.name, **message["env"]}
         launch = {**message, "env": env, "uid": user.uid, "gid": user.gid, "groups": user.groups}
+        launch["gvisor"] = self._gvisor
         pid, control = self._send_to_keeper(launch, fds[:3])
         job = _Job(message["job"], pid, control, ephemeral=message["ephemeral"])
         if len(fds) > 3:

@@ -20,6 +20,7 @@ PLAN: dict[str, Any] = {
     "inodes": 256,
     "lowers": [_LOWER],
     "trees": [_USR],
+    "devices": [],
     "binds": [],
 }
 

@@ -1,0 +1,116 @@
+"""GPUs of this machine, reserved for one sandbox at a time.
+
+A GPU is a device node (`/dev/nvidia0`); the driver's other nodes go with each. A reservation is a lock on a file that is named
+after it, in a directory that all backends and processes of one user share, and is held by the process that opened the sandbox:
+when that is killed its reservations are gone with it, and so are its sandboxes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from rollyard.core.errors import SandboxUnavailable, Unsupported
+from rollyard.core.home import data_home, private_dir
+from rollyard.core.sandbox import Resources
+
+SHARE = "gpu_share"  # the option by which sandboxes that all have it may have the same GPUs
+_NODE = re.compile(r"nvidia(\d+)")
+_COMMON = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """`kind` is what its driver calls it, where that is known."""
+
+    number: int
+    path: str
+    kind: str | None = None
+
+
+class GpuReservation:
+    """GPUs that are one sandbox's until it is released; `devices` are the nodes that it is shown."""
+
+    def __init__(self, gpus: Sequence[Gpu], devices: Sequence[str], locks: Sequence[int]) -> None:
+        self.gpus, self.devices = tuple(gpus), tuple(devices)
+        self._locks = list(locks)
+
+    def release(self) -> None:
+        while self._locks:
+            os.close(self._locks.pop())
+
+
+class GpuPool:
+    """`devices` is where device nodes are."""
+
+    def __init__(self, devices: str | Path = "/dev") -> None:
+        self._devices = Path(devices)
+
+    def list(self) -> list[Gpu]:
+        names = [name for path in self._devices.glob("nvidia*") if (name := _NODE.fullmatch(path.name)) is not None]
+        kinds = _read_kinds()
+        found = [(int(name[1]), str(self._devices / name[0])) for name in names]
+        return [Gpu(number, path, kinds.get(number)) for number, path in sorted(found)]
+
+    def check(self, asked: Resources, *, lifetime: str) -> None:
+        """Refuse what can never be had here."""
+        if asked.tpu is not None:
+            raise Unsupported("there are no TPUs for sandboxes", hint="resources.tpu must be unset")
+        if not asked.gpus:
+            return
+        fitting = self._fitting(asked)
+        if asked.gpus > len(fitting):
+            kinds = f" of type {' or '.join(asked.gpu_types)}" if asked.gpu_types else ""
+            raise Unsupported(f"resources.gpus={asked.gpus}: this machine has {len(fitting)} GPUs{kinds}")
+        if lifetime != "owner":
+            raise Unsupported("GPUs are reserved by the process that opens the sandbox", hint="say lifetime='owner'")
+
+    def reserve(self, asked: Resources, *, share: bool) -> GpuReservation:
+        """As many as are asked for, or an error that may be tried again."""
+        if not asked.gpus:
+            return GpuReservation((), (), ())
+        place = private_dir(data_home() / "gpus")
+        held: list[tuple[Gpu, int]] = []
+        for gpu in self._fitting(asked):
+            if len(held) < asked.gpus and (lock := _lock(place / str(gpu.number), share=share)) is not None:
+                held.append((gpu, lock))
+        reserved = GpuReservation([gpu for gpu, _ in held], self._nodes(held), [lock for _, lock in held])
+        if len(held) < asked.gpus:
+            reserved.release()
+            raise SandboxUnavailable(
+                f"{asked.gpus} GPUs were asked for and {len(held)} are free", hint="others have them; try again later"
+            )
+        return reserved
+
+    def _fitting(self, asked: Resources) -> list[Gpu]:
+        wanted = [kind.lower() for kind in asked.gpu_types]
+        return [gpu for gpu in self.list() if not wanted or any(kind in (gpu.kind or "").lower() for kind in wanted)]
+
+    def _nodes(self, held: Sequence[tuple[Gpu, int]]) -> list[str]:
+        common = [str(self._devices / name) for name in _COMMON if (self._devices / name).exists()]
+        return [*(gpu.path for gpu, _ in held), *common]
+
+
+def _lock(path: Path, *, share: bool) -> int | None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(fd, (fcntl.LOCK_SH if share else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return fd
+    os.close(fd)
+    return None
+
+
+def _read_kinds() -> dict[int, str]:
+    """What the driver says of each, by the number of its node."""
+    found: dict[int, str] = {}
+    for path in _DRIVER.glob("*/information"):
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            rows = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+            found[int(rows["Device Minor"])] = rows["Model"].strip()
+    return found
