@@ -238,6 +238,10 @@ REMEDIES: Mapping[str, Remedy] = {
         "A rollout with a reward has no token that may be trained on; the reasons are in the message.",
         "Use a policy that gives ids and logprobs (`tokens:URL` or a queue); docs/tokens.md says which do.",
     ),
+    "RolloutsFailed": Remedy(
+        "A trainer asked for a group of rollouts of which nothing, or not all that it needs, can be trained on.",
+        "The message has the reasons of each attempt; `rollyard why last` has the evidence.",
+    ),
     "RolloutsRefused": Remedy(
         "The rollout server said no; status, code and hint are its own.",
         "Correct the field that the message names; docs/rollouts-over-http.md has the requests.",

@@ -1,6 +1,7 @@
 """What other systems recorded becomes a run: our own exports come back as they went, and so does what the real packages write."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +15,7 @@ from rollyard.trajectory.samples import samples
 from tests.plane.venvs import told, venv_or_skip
 from tests.store.builders import keep
 from tests.store.test_inspect import INSPECT
+from tests.tasks.test_harbor_itself import PACKAGES, python312
 
 pytestmark = pytest.mark.anyio
 
@@ -136,3 +138,13 @@ async def test_a_log_that_inspect_itself_wrote_is_read(kept, tmp_path):
     await told(python, program, str(tmp_path / "run.eval"), str(tmp_path / "theirs.eval"), timeout=300)
     done = await import_run(str(tmp_path / "b.db"), str(tmp_path / "theirs.eval"), None, "")
     check(*await read_back(tmp_path / "b.db", done.run_id))
+
+
+@pytest.mark.slow
+async def test_a_job_that_harbor_itself_wrote_is_read(tmp_path):
+    python = venv_or_skip("harbor", ["--no-deps", "harbor==0.25.0"], PACKAGES, python=python312())
+    await told(python, Path(__file__).with_name("harbor_job.py"), str(tmp_path / "job"), timeout=300)
+    done = await import_run(str(tmp_path / "b.db"), str(tmp_path / "job"), None, "")
+    first, second = await read_back(tmp_path / "b.db", done.run_id)
+    assert (first.task.id, first.agent, first.labels["policy"], first.wall_s) == ("hello", "codex", "m", 5.0)
+    assert (first.reward, second.reward, second.attempt, first.calls) == (1.0, 0.0, 1, 2)

@@ -29,7 +29,7 @@ class RunLogger(Protocol):
 
 class _Wandb:
     def __init__(self, where: str, run_id: str) -> None:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         self._run = wandb.init(project=where or PROJECT, name=run_id, config={"rollyard_run": run_id})
 
@@ -37,15 +37,15 @@ class _Wandb:
         self._run.log(numbers, step=step)
 
     def close(self) -> None:
-        self._run.finish(quiet=True)
+        self._run.finish()
 
 
 class _Mlflow:
     """`where` is the tracking server or folder; without it MLflow's own settings decide."""
 
     def __init__(self, where: str, run_id: str) -> None:
-        from mlflow.entities import Metric
-        from mlflow.tracking import MlflowClient
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
+        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
         self._metric, self._client = Metric, MlflowClient(tracking_uri=where or None)
         found = self._client.get_experiment_by_name(PROJECT)
@@ -68,7 +68,7 @@ class _TensorBoard:
     """`where` is the folder of event files; `runs` without it."""
 
     def __init__(self, where: str, run_id: str) -> None:
-        from tensorboard.summary import DirectoryOutput, Writer
+        from tensorboard.summary import DirectoryOutput, Writer  # pyright: ignore[reportMissingImports]
 
         self._writer = Writer(DirectoryOutput(f"{where or 'runs'}/{run_id}"))
 
@@ -93,14 +93,11 @@ class LoggedDisplay:
 
     def __init__(self, shown: Display, texts: Sequence[str]) -> None:
         self._shown = shown
+        self.run_id = ""
         self._wanted = [_parse(text) for text in texts]
         self._open: dict[str, RunLogger] = {}
         self._stack = ExitStack()
         self._count, self._rewards = 0, list[float]()
-
-    @property
-    def run_id(self) -> str:
-        return self._shown.run_id
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._shown)
@@ -116,7 +113,7 @@ class LoggedDisplay:
     def begin(self, run_id: str, owed: int, done: int) -> None:
         """A logger that cannot be opened ends the run before it has begun: nothing asked for is left out in silence."""
         self._shown.begin(run_id, owed, done)
-        self._count = done
+        self.run_id, self._count = run_id, done
         for kind, where in self._wanted:
             try:
                 self._open[kind] = LOGGERS[kind](where, run_id)

@@ -14,11 +14,12 @@ import msgspec
 
 from rollyard.core.call import Usage
 from rollyard.core.errors import ConfigError
-from rollyard.core.message import Message, Part, Thinking
+from rollyard.core.message import Message, Part, Role, Thinking
 from rollyard.core.rollout import Verdict
 from rollyard.store.imports.foreign import UNKNOWN, ForeignCall, ForeignRollout, parts_of, tool_call, tool_result
 
 _VERSION = "ATIF-v1."
+_ROLES: dict[str, Role] = {"agent": "assistant", "system": "system", "user": "user"}
 
 
 def read_atif(path: Path) -> Iterator[ForeignRollout]:
@@ -109,8 +110,7 @@ def _message(step: Mapping[str, Any]) -> Message:
     for one in step.get("tool_calls") or ():
         arguments = (one.get("extra") or {}).get("raw_arguments", one.get("arguments") or {})
         parts.append(tool_call(str(one["tool_call_id"]), str(one["function_name"]), arguments))
-    role = {"agent": "assistant", "system": "system", "user": "user"}[step["source"]]
-    return Message(role, tuple(parts))
+    return Message(_ROLES[step["source"]], tuple(parts))
 
 
 def _call(step: Mapping[str, Any], prompt: tuple[Message, ...], answer: Message, model: str) -> ForeignCall:

@@ -40,7 +40,7 @@ def _read(log: zipfile.ZipFile, path: Path, name: str) -> Any:
     if info.compress_type != _ZSTANDARD:
         return msgspec.json.decode(log.read(info))
     try:
-        import zstandard
+        import zstandard  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingExtra("zstandard", "inspect", why=f"reading {path.name}") from error
     with path.open("rb") as file:
