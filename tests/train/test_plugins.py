@@ -58,7 +58,7 @@ def source(variable, name):
     return os.environ[variable]
 
 
-@pytest.mark.parametrize("part", ["step", "own_generation", "worker"])
+@pytest.mark.parametrize("part", ["step", "own_generation"])
 async def test_trl_trains_on_rollouts_of_a_server(tmp_path, part):
     run = foreign("trl-1.16.0", "trl==1.16.0", *TORCH, "requests")
     assert await told(tmp_path, run, "plugin_trl.py", part) == "ok"

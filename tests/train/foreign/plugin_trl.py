@@ -3,8 +3,6 @@ generation, and the asynchronous trainer's reader drains our worker."""
 
 import sys
 import tempfile
-from collections import defaultdict
-from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -13,7 +11,7 @@ from datasets import Dataset
 from tiny_engine import TASK, TinyEngine, byte_tokenizer, model, moved, weights
 from trl import GRPOConfig, GRPOTrainer
 
-from rollyard.train.plugins.trl import RolloutFunction, ServedWorker, env_reward
+from rollyard.train.plugins.trl import RolloutFunction, env_reward
 
 part, url = sys.argv[1:]
 
@@ -49,31 +47,5 @@ def own_generation():
     assert log["reward"] == 0.0, log
 
 
-def worker():
-    from accelerate import PartialState
-    from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
-
-    PartialState()  # their log wants it
-    engine = TinyEngine(model())
-    made = ServedWorker([TASK], url, attempts=2, generate=engine.generate, parallel=1, buffer=4)
-    made.update_model_version(5)
-    made.start()
-    reader = RolloutQueueDataset(
-        made.rollout_buffer,
-        lambda: 5,
-        made.check_health,
-        400.0,
-        defaultdict(list),
-        max_staleness=4,
-        poll_interval_s=0.2,
-    )
-    taken = list(islice(iter(reader), 4))
-    made.stop()
-    assert [row["group_id"] for row in taken] == [0, 0, 1, 1]
-    assert sorted(row["advantage"] for row in taken[:2]) == [-1.0, 1.0]
-    assert all(len(row["input_ids"]) == len(row["completion_mask"]) == len(row["old_log_probs"]) for row in taken)
-    assert all(int(row["completion_mask"].sum()) > 30 for row in taken)
-
-
-{"step": step, "own_generation": own_generation, "worker": worker}[part]()
+{"step": step, "own_generation": own_generation}[part]()
 print("ok")

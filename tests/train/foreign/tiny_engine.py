@@ -21,6 +21,8 @@ def model():
 
 
 class TinyEngine:
+    """Without a model, for who only reads rows, every logprob is -0.5."""
+
     def __init__(self, net):
         self.net, self.begun, self.answered = net, 0, 0
 
@@ -34,7 +36,7 @@ class TinyEngine:
             self.begun += 1
             text = f"<tool_call>\n{json.dumps({'name': 'shell', 'arguments': {'command': command}})}\n</tool_call>"
         ids = [*text.encode(), END]
-        return ids, logprobs(self.net, prompt, ids).tolist()
+        return ids, [-0.5] * len(ids) if self.net is None else logprobs(self.net, prompt, ids).tolist()
 
     async def generate(self, calls):
         from rollyard.train.plugins.served_rollouts import Generation
