@@ -150,7 +150,7 @@ MUTANTS = (
         "tests/runs/test_rollout.py -k no_process_of_the_agent",
     ),
     Mutant(
-        "runs/rollout/lifecycle.py",
+        "runs/rollout/open_sandbox.py",
         "    await context.provision.prove_route(sandbox, listener.port)\n",
         "",
         "tests/runs/test_rollout.py -k listener_that_does_not_lead",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
@@ -143,8 +144,11 @@ def listed(backend):
 async def test_a_session_that_is_not_where_its_parent_was_is_refused_with_the_difference(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         parent = await one_parent(store, backend, script("wrong", second="echo lantern"), snapshot_every=2)
-        assert not parent.snapshots[agents_calls(parent)[2].id].background
-        (session,) = backend.images.root.rglob(".shell-agent/session.json")  # in the only snapshot
+        kept = parent.snapshots[agents_calls(parent)[2].id]
+        assert not kept.background
+        frozen = await backend.images.resolve(kept.image)
+        places = [*frozen.lowers, *(place for tree in frozen.trees for place in tree.over)]
+        (session,) = [found for place in places for found in Path(place).rglob(".shell-agent/session.json")]
         session.write_text(session.read_text().replace("lantern", "candle"))
         (child,) = await ry.branch(parent, at=2, policy=script("right"), store=store, sandbox=backend)
         assert (child.status, child.reward, child.failure.cause) == ("cancelled", None, "BranchDiverged")
