@@ -4,6 +4,7 @@ own, in a directory that lasts from run to run, so that a layer is built once an
 import hashlib
 import os
 import signal
+from fnmatch import fnmatchcase
 
 import pytest
 
@@ -65,3 +66,18 @@ def engine(request):
         pytest.skip(why)
     with running(request.param) as host:
         yield request.param, host
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Of a test marked `ordinary`, the cells that no pattern names are of the slow suite."""
+    left: dict[tuple[str, ...], set[str]] = {}
+    for item in items:
+        if (mark := item.get_closest_marker("ordinary")) is not None:
+            found = {pattern for pattern in mark.args if fnmatchcase(item.callspec.id, pattern)}
+            left.setdefault((item.nodeid.partition("[")[0], *mark.args), set(mark.args)).difference_update(found)
+            if not found:
+                item.add_marker(pytest.mark.slow)
+    unused = {test[0]: names for test, names in left.items() if names}
+    if unused and not any("::" in word for word in config.args):
+        raise pytest.UsageError(f"marked as ordinary, and there is no such cell: {unused}")

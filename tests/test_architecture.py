@@ -155,7 +155,7 @@ def test_there_is_no_cycle_between_sub_packages():
     graph: dict[str, set[str]] = defaultdict(set)
     for module, path in MODULES_OF_OURS.items():
         for name in imports_of(path):
-            if name in MODULES_OF_OURS and "TYPE_CHECKING" not in guard_of(path, name):
+            if name in MODULES_OF_OURS and not name.startswith(guarded_imports(path)):
                 here, there = sub_package(module), sub_package(name)
                 if here != there and "rollyard" not in (here, there):
                     graph[here].add(there)
@@ -163,15 +163,15 @@ def test_there_is_no_cycle_between_sub_packages():
 
 
 @cache
-def guard_of(path: Path, name: str) -> str:
-    """The condition an import stands under, as text; "" for a plain one."""
-    tree = parse(path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for inner in node.body:
-                if isinstance(inner, ast.ImportFrom) and inner.module and name.startswith(inner.module):
-                    return ast.unparse(node.test)
-    return ""
+def guarded_imports(path: Path) -> tuple[str, ...]:
+    """Modules that are imported for a type checker alone."""
+    if "TYPE_CHECKING" not in path.read_text():
+        return ()
+    guards = (
+        node for node in ast.walk(parse(path)) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    )
+    inside = (inner for node in guards for inner in node.body if isinstance(inner, ast.ImportFrom))
+    return tuple(inner.module for inner in inside if inner.module)
 
 
 def find_cycles(graph: dict[str, set[str]]) -> list[list[str]]:

@@ -32,6 +32,7 @@ def test_it_solves_its_task_without_a_network_and_says_where_to_look(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+@pytest.mark.slow
 def test_an_agent_that_cannot_be_installed_is_told_like_every_other_failure(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

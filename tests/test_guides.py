@@ -82,6 +82,7 @@ def model_server(model, key):
 
 
 @pytest.mark.agent
+@pytest.mark.slow
 def test_the_quickstart(tmp_path):
     printed = follow("quickstart.md", tmp_path)
     verbs = "doctor demo init check init run list list show check grep why eval export hello.py"

@@ -10,7 +10,7 @@ from rollyard.testing.suite import run_case
 pytestmark = [pytest.mark.anyio, pytest.mark.agent]
 ALWAYS = ("pi", "codex", "claude-code", "goose")
 QUICK = ("W1", "W5", "O1", "T1", "T3", "M1", "H1", "H3")  # of those four; all cases run in the slow suite
-LONG = {("W5", "claude-code"), ("W5", "codex"), ("W5", "goose")}  # several rollouts each; pi's is enough
+ONCE = ("W5", "T3", "H3")  # pi's is enough
 # tool-agent has no tools of its own, which the suite works with; remote tasks are its tests
 AGENTS = [name for name in ry.agents.names() if ry.agents.get(name).dialect is not None and name != "tool-agent"]
 
@@ -18,7 +18,9 @@ AGENTS = [name for name in ry.agents.names() if ry.agents.get(name).dialect is n
 def chosen():
     for name in AGENTS:
         for case in cases():
-            often = name == "shell-agent" or (name in ALWAYS and case.id in QUICK and (case.id, name) not in LONG)
+            often = name == "shell-agent" or (
+                name in ALWAYS and case.id in QUICK and (name == "pi" or case.id not in ONCE)
+            )
             marks = [pytest.mark.xdist_group(f"agent-{name}")]
             yield pytest.param(
                 name,

@@ -81,6 +81,7 @@ def test_grep_finds_each_place_once_and_tells_by_its_exit_code_when_there_is_non
     assert [(one["place"], one["line"], one["call"]) for one in found] == [("message", "Surely done.", 1)]
 
 
+@pytest.mark.slow
 def test_grep_takes_expressions_and_gives_names_alone(kept):
     ids = rollyard("grep", "-e", "unh[a-z]+d", "-l", cwd=kept).stdout.split()
     (row,) = json.loads(rollyard("list", "second", "--json", cwd=kept).stdout)["rows"]
@@ -112,6 +113,7 @@ def test_the_end_of_an_id_names_a_run_or_a_rollout(kept):
     assert "no run or rollout" in rollyard("show", row["id"][-5:], cwd=kept, code=3).stderr
 
 
+@pytest.mark.slow
 def test_notes_labels_and_scores_are_kept_printed_and_exported(kept):
     (row,) = json.loads(rollyard("list", "second", "--json", cwd=kept).stdout)["rows"]
     words = ("edits the test", "--label", "reward hack", "--score", "style=0.5", "--author", "ann")

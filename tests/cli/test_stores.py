@@ -188,6 +188,7 @@ PLANES = {
 
 
 @pytest.mark.parametrize("words", PLANES.values(), ids=PLANES)
+@pytest.mark.ordinary("no such engine")
 def test_a_refused_plane_makes_no_store(tmp_path, words):
     (tmp_path / "open-key").write_text("x")
     (tmp_path / "open-key").chmod(0o644)

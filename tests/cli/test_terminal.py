@@ -43,6 +43,7 @@ def kept(tmp_path_factory):
 
 
 @looks
+@pytest.mark.ordinary("80 columns in colour")
 def test_a_run_shows_each_attempt_and_a_report_that_fit(tmp_path, look):
     shown = on_terminal(*RUN, "--policy", SCRIPTED, "--attempts", "2", "--store", "a.db", cwd=tmp_path, **look)
     assert_readable(shown)
@@ -81,6 +82,7 @@ def test_an_evaluation_is_shown_like_a_run(tmp_path):
 
 @widths
 @pytest.mark.parametrize("display", ["rich", "plain"])
+@pytest.mark.ordinary("rich-80")
 def test_watch_shows_a_run_that_is_over(kept, columns, display):
     folder, run_id = kept
     shown = on_terminal("watch", run_id, "--store", "a.db", "--display", display, cwd=folder, columns=columns)
@@ -98,6 +100,7 @@ def test_watch_opens_its_table_and_q_leaves_it(kept):
 
 
 @widths
+@pytest.mark.ordinary("80")
 def test_list_fits(kept, columns):
     folder, run_id = kept
     for argv in (["list"], ["list", run_id]):
@@ -113,6 +116,7 @@ def test_doctor_goes_on_below_itself_where_a_line_is_too_long(tmp_path):
 
 
 @pytest.mark.parametrize("agent", ["oracle", "nop"])
+@pytest.mark.ordinary("nop")
 def test_an_agent_that_calls_no_model_needs_no_policy(tmp_path, agent):
     shown = on_terminal("run", TASKS, "--filter", "bug-fix", "--agent", agent, cwd=tmp_path)
     assert_readable(shown)
@@ -178,6 +182,7 @@ def test_replay_answers_from_the_store_of_the_run_or_the_one_that_is_named(kept,
 
 
 @pytest.mark.parametrize("verb", [["list", "--store"], ["show", "run_x", "--store"], ["view"]], ids=" ".join)
+@pytest.mark.ordinary("view")
 def test_a_verb_that_reads_never_makes_a_store(tmp_path, verb):
     shown = on_terminal(*verb, "missing.db", cwd=tmp_path)
     assert shown.code == 3 and "no store at missing.db" in shown.screen
@@ -190,6 +195,7 @@ def test_a_script_speaks_in_the_tokens_of_a_renderer_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("verb", [["view", "a.db"], ["serve", "gate", "--mode", "interception_gate"]], ids=" ".join)
+@pytest.mark.ordinary("view a.db")
 def test_a_port_in_use_is_told_in_one_line(kept, verb):
     folder, _ = kept
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ repeated; **reattach**: goes on where it was; **gone**: needs a new sandbox or s
 """
 
 
+@cache
 def classes():
     """Every error of ours, in the tree and beside it: found in the source, so that none is missed because it was not imported."""
     known = dict.fromkeys(name for name, value in vars(errors).items() if is_error(value))

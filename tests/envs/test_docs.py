@@ -43,6 +43,7 @@ async def healthy(url, program):
 
 
 @pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.ordinary("*--keep sessions/")
 async def test_a_printed_command_serves(line, tmp_path):
     port = free_port()
     words = shlex.split(line.replace("8000", str(port)))

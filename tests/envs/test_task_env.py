@@ -431,6 +431,7 @@ async def test_feedback_holds_tool_errors_and_the_verifiers_words_and_is_cleared
 # E13: databases
 
 
+@pytest.mark.slow
 async def test_databases_are_described_and_queried_async_and_blocking(server):
     """E13"""
     env = env_of(server)

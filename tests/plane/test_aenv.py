@@ -52,6 +52,7 @@ everything = () if installed() else pytest.mark.slow
 
 
 @pytest.mark.parametrize("project", [pytest.param("plain", marks=sdk), pytest.param("aenv", marks=everything)])
+@pytest.mark.ordinary("aenv")
 async def test_the_real_package_drives_an_environment(tmp_path, project):
     """`plain` is served by this project's one file, `aenv` by AEnvironment's own server, as it is."""
     python = await asyncio.to_thread(interpreter, "aenvironment", VERSION)

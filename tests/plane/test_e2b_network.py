@@ -79,6 +79,7 @@ async def test_only_named_hosts_are_open_and_others_can_be_named_later(env):
     ],
     ids=["deny-one", "port", "address", "no-name"],
 )
+@pytest.mark.ordinary("port")
 async def test_a_network_that_cannot_be_kept_is_refused_by_name(env, network):
     with pytest.raises(e2b.SandboxException, match="is not served here|allows no host"):
         await create(env, network=network)

@@ -58,6 +58,7 @@ async def test_a_wrong_key_and_a_command_without_end_are_told(tmp_path):
         assert (await asked("stop", sandbox_id=box))["status"] == "Success"
 
 
+@pytest.mark.slow
 async def test_a_session_is_every_replicas_and_outlives_the_one_that_opened_it(tmp_path):
     """Two servers on one store; the first is killed without notice."""
 

@@ -124,6 +124,7 @@ async def test_an_agent_that_cannot_be_looked_for_is_refused(store_backend, prog
 
 
 @pytest.mark.parametrize("name", ["e2b", "hf"])
+@pytest.mark.ordinary("e2b")
 async def test_hosted_sandboxes_use_the_images_agent_and_build_nothing_on_the_host(
     name, tmp_path, program, monkeypatch
 ):

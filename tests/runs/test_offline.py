@@ -48,6 +48,7 @@ async def offline(tmp_path):
 
 
 @pytest.mark.parametrize("agent", ["oracle", "shell-agent"])
+@pytest.mark.ordinary("shell-agent")
 async def test_the_demos_task_is_solved_and_judged(offline, agent):
     done, code = await offline(ROOT / "examples" / "tasks" / "bug-fix", "--agent", agent)
     assert ([rollout.reward for rollout in done], code) == ([1.0], 0), done

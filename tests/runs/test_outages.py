@@ -200,6 +200,7 @@ async def run_table(backend, agents: Iterable[Any], way: str, begins: int, hang_
 
 @pytest.mark.parametrize("way", [way if way in SHORT else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 @pytest.mark.parametrize("begins", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
 async def test_an_outage_has_no_reward_and_is_run_again(backend, way, begins):
     ends = await run_table(backend, ("shell-agent", QUIET), way, begins, hang_s=10)
     assert sum(ends.values()) == 2 * len(FAULTS)
@@ -216,6 +217,7 @@ async def test_an_outage_under_a_real_agent_has_no_reward_and_is_run_again(backe
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("agent", ["shell-agent", QUIET], ids=["shell-agent", "quiet"])
+@pytest.mark.ordinary("shell-agent-black_box", "quiet-transparent_proxy", "quiet-direct")
 async def test_an_outage_that_heals_is_graded(backend, agent, way):
     async with serve("broken", range(2, 4)) as server:
         done = await attempt(backend, server, agent, way)
@@ -244,6 +246,13 @@ OF_THE_AGENT = {
 
 @pytest.mark.parametrize("way", ["black_box", "transparent_proxy", "interception_gate"])
 @pytest.mark.parametrize("kind", OF_THE_AGENT)
+@pytest.mark.ordinary(
+    "bad request-black_box",
+    "too large-transparent_proxy",
+    "unprocessable-interception_gate",
+    "context-transparent_proxy",
+    "filter-black_box",
+)
 async def test_a_refused_request_of_the_agents_own_is_judged_and_not_run_again(backend, way, kind):
     status, words, reason = OF_THE_AGENT[kind]
     for agent in ("shell-agent", QUIET):
@@ -270,6 +279,7 @@ async def test_a_model_that_the_agent_was_not_given_is_its_own_request(backend, 
 
 
 @pytest.mark.parametrize("way", ["black_box", "interception_gate"])
+@pytest.mark.ordinary("interception_gate")
 async def test_an_agent_that_leaves_its_own_call_is_judged(backend, way):
     *python, asks = QUIET.argv
     assert asks.count("timeout=900") == 1

@@ -51,6 +51,7 @@ async def test_a_worker_that_is_killed_loses_nothing(tmp_path):
         assert any(a.tries > 1 for a in await store.attempts(run.id))
 
 
+@pytest.mark.slow
 async def test_workers_end_with_their_driver(tmp_path, backend):
     given = tmp_path / "slow.yaml"
     given.write_text(law.SLOW)

@@ -178,6 +178,7 @@ async def test_groups_of_attempts_run_are_stored_exported_and_shown(server, tmp_
     assert await server.backend.list({"rollyard.run": run.id}) == []
 
 
+@pytest.mark.slow
 async def test_an_agent_that_works_on_a_screen_sees_it(monkeypatch):
     """computer_use: only `computer`, the first screen with the instruction, each further one after its call."""
     model = Model([{"tool": "computer", "args": {"action": "click", "coordinate": [1, 1]}}, {"text": "done"}])

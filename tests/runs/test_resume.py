@@ -111,6 +111,7 @@ async def test_what_cannot_be_resumed_is_said_by_name(tmp_path, backend):
             await one_parent(store, backend, script("wrong"), branch_how="resume")
 
 
+@pytest.mark.slow
 async def test_a_snapshot_goes_with_its_owner(tmp_path, backend):
     """By the verb for a run's; by itself where the rollout was given up. A branch at a call whose snapshot is gone replays."""
     async with ry.Store.open(tmp_path / "runs.db") as store:

@@ -52,6 +52,7 @@ async def sandbox(backend):
     ],
     ids=lambda fault: " ".join(str(value) for value in fault.values()),
 )
+@pytest.mark.ordinary("refuse 429", "lose 502", "reset")
 async def test_a_create_that_fails_once_makes_one_sandbox(backend, fault):
     async with faulty(backend) as (faults, remote):
         broken = faults.add(request=CREATE, **fault)
@@ -74,6 +75,7 @@ async def test_a_create_that_fails_once_makes_one_sandbox(backend, fault):
     ],
     ids=["429", "503", "504", "504 page", "reset", "500"],
 )
+@pytest.mark.ordinary("504 page", "reset")
 async def test_a_create_that_never_succeeds_is_told_by_its_class_and_leaves_nothing(backend, fault, error):
     async with faulty(backend) as (faults, remote):
         faults.add(request=CREATE, times=1000, **fault)
@@ -83,6 +85,7 @@ async def test_a_create_that_never_succeeds_is_told_by_its_class_and_leaves_noth
         assert await backend.list() == []
 
 
+@pytest.mark.slow
 async def test_a_server_that_answers_nothing_is_given_up_and_leaves_nothing(backend):
     async with faulty(backend) as (faults, remote):
         faults.add("stall", CREATE, times=1000)
@@ -134,6 +137,7 @@ COUNTED = "echo once >> /tmp/count; sleep 0.7; printf 'out\\377'; echo err >&2; 
     ],
     ids=["answer lost", "reset after it ran", "reset while it runs", "reset while it tells", "slow"],
 )
+@pytest.mark.ordinary("answer lost", "reset while it tells")
 async def test_a_program_whose_connection_breaks_runs_once_and_its_end_is_told(backend, fault):
     async with sandbox(backend) as (faults, box):
         broken = faults.add(request=START, **fault)
@@ -144,6 +148,7 @@ async def test_a_program_whose_connection_breaks_runs_once_and_its_end_is_told(b
 
 
 @pytest.mark.parametrize("status", [429, 503, 504])
+@pytest.mark.ordinary("503")
 async def test_a_program_whose_start_was_refused_is_started_once_by_the_next_try(backend, status):
     async with sandbox(backend) as (faults, box):
         refused = faults.add("refuse", START, status=status)

@@ -30,6 +30,7 @@ async def test_shared_memory_is_gone_with_the_programs(box):
     assert (await box.exec(LEFT, timeout=10)).text == ""
 
 
+@pytest.mark.slow
 async def test_a_directory_of_any_size_costs_the_host_a_bounded_list(box):
     code = "import os\nos.mkdir('/big')\nfor n in range(50_001): os.symlink('x' * 500, f'/big/{n}')"
     assert (await box.exec(["python3", "-c", code], timeout=120)).ok

@@ -68,6 +68,7 @@ async def test_what_is_left_deep_down_goes_with_its_sandbox(tmp_path, shape):
 
 @pytest.mark.parametrize("shape", [DEEP, LONG], ids=["deep", "long names"])
 @pytest.mark.parametrize("verb", ["doctor", "clean", "open"])
+@pytest.mark.ordinary("clean-deep")
 async def test_every_command_works_on_a_home_with_a_deep_tree_and_sweeps_it(tmp_path, shape, verb):
     left = tmp_path / "boxes" / "sbx_left"
     (left / "fs").mkdir(parents=True)

@@ -61,6 +61,7 @@ async def said(backend, image):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.ordinary("e2b")
 async def test_a_dockerfile_means_the_same_everywhere_and_is_built_once(name, backend, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "cache"))
     async with hosted(name, backend) as again:
@@ -82,6 +83,7 @@ async def test_a_dockerfile_means_the_same_everywhere_and_is_built_once(name, ba
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.ordinary("e2b")
 async def test_a_layer_is_baked_once_and_is_there_in_every_sandbox(name, backend, tmp_path, monkeypatch):
     monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "layer").mkdir()

@@ -89,6 +89,7 @@ async def test_a_program_whose_connection_is_cut_runs_once_and_its_end_is_told(s
         assert await box.read("/tmp/ran") == b"x\n"
 
 
+@pytest.mark.slow
 async def test_the_gate_is_reached_again_after_the_connection_was_cut(server, folder):
     async with opened(server, folder) as (_, box):
         listener = await box.listen(0)
@@ -109,6 +110,7 @@ async def test_the_gate_is_reached_again_after_the_connection_was_cut(server, fo
         answering.cancel()
 
 
+@pytest.mark.slow
 async def test_a_killed_opener_leaves_no_sandbox_no_process_and_no_connection(server, folder):
     argv = [sys.executable, "-c", textwrap.dedent(OPENER), "yard", str(server.config), folder]
     opener = subprocess.Popen(argv, stdout=subprocess.PIPE)

@@ -142,6 +142,7 @@ async def work(attempt, backend, tests_of_work):
 @pytest.mark.parametrize(
     ("attack", "grade"), [(a, grade) for a, (_, grades) in PYTEST_ATTACKS.items() for grade in grades]
 )
+@pytest.mark.ordinary("conftest-sealed", "pyproject-shared", "plugin-in-the-user-site-sealed", "replaced-python-shared")
 async def test_pytest_is_not_steered_by_what_the_agent_left(work, attack, grade):
     it, layer = work
     await it.act(["bash", "-c", PYTEST_ATTACKS[attack][0]])
@@ -150,6 +151,7 @@ async def test_pytest_is_not_steered_by_what_the_agent_left(work, attack, grade)
 
 
 @pytest.mark.parametrize("grade", DEAD)
+@pytest.mark.ordinary("sealed")
 async def test_pytest_rewards_the_work(work, grade):
     it, layer = work
     failed = await pytest_verdict(it, grade, layer)

@@ -98,6 +98,7 @@ PLUGINS = {
 
 @pytest.mark.parametrize("grade", [ALL[0], *(pytest.param(grade, marks=pytest.mark.slow) for grade in ALL[1:])])
 @pytest.mark.parametrize("plugin", PLUGINS)
+@pytest.mark.ordinary("pytest-json-ctrf-sealed")
 async def test_a_plugin_of_the_image_works(image, judged, plugin, grade):
     command, tests = PLUGINS[plugin]
     built = await image("pytest", plugin)
@@ -111,6 +112,7 @@ async def test_a_plugin_of_the_image_works(image, judged, plugin, grade):
 
 @pytest.mark.parametrize("grade", ["sealed", pytest.param("shared", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["", "--user"])
+@pytest.mark.ordinary("-sealed")
 async def test_a_plugin_that_the_test_script_installs_works(image, judged, how, grade):
     """Into the environment, or into the user's own site of another interpreter."""
     built = await image("pytest")
@@ -182,6 +184,7 @@ PLANTED = {
 
 @pytest.mark.adversarial
 @pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.ordinary("entry point", "usercustomize")
 async def test_what_the_agent_planted_would_win(image, judged, name):
     act, command, more, _ = PLANTED[name]
     built = await image("pytest", "pytest-timeout", more=more)
@@ -192,6 +195,13 @@ async def test_what_the_agent_planted_would_win(image, judged, name):
 @pytest.mark.adversarial
 @pytest.mark.parametrize(
     ("name", "grade"), [(name, grade) for name, (*_, grades) in PLANTED.items() for grade in grades]
+)
+@pytest.mark.ordinary(
+    "entry point-sealed",
+    "changed entry point-live",
+    "usercustomize-shared",
+    "sitecustomize in an editable tree-sealed",
+    "conftest above the tests-shared",
 )
 async def test_what_the_agent_planted_does_not_work(image, judged, name, grade):
     act, command, more, _ = PLANTED[name]
@@ -225,6 +235,7 @@ rm pyproject.toml
 
 
 @pytest.mark.parametrize("how", ["-e", ""])
+@pytest.mark.ordinary("-e")
 async def test_what_an_honest_agent_installs_stays(image, judged, how):
     """An editable install is a `.pth` with code in it; the package must still be there for the tests."""
     built = await image("pytest", "setuptools", "wheel")
@@ -245,6 +256,7 @@ async def test_what_an_honest_agent_installs_stays(image, judged, how):
         ((), "uvx pytest /tests/test_outputs.py", "uvx: command not found"),
     ],
 )
+@pytest.mark.ordinary("packages1-*")
 async def test_a_runner_that_cannot_start_on_the_untouched_image_gives_no_reward(
     image, judged, packages, command, said, grade
 ):
@@ -271,6 +283,7 @@ async def test_a_script_whose_interpreter_is_missing_gives_no_reward(image, judg
         "printf '#!/bin/sh\\necho pytest: error: unrecognized arguments: -x\\nexit 4\\n' > /opt/venv/bin/pytest",
     ],
 )
+@pytest.mark.ordinary("rm -r /opt/venv")
 async def test_a_runner_that_the_agent_broke_is_judged(image, judged, act):
     done = await judged(await image("pytest"), PYTEST, act, "shared")
     assert (done.reward, done.status) == (0.0, "scored"), done

@@ -268,6 +268,7 @@ EVIL = {
 }
 
 
+@pytest.mark.slow
 async def test_a_wheel_of_an_untrusted_task_runs_no_code_here(tmp_path, sandbox_root, backend, monkeypatch):
     name = f"rollyard-evil-{uuid.uuid4().hex[:8]}"
     evil_wheel(tmp_path / "archives", tmp_path / "ran", name, EVIL)

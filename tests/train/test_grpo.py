@@ -148,6 +148,7 @@ def test_the_table_compares_the_first_six_steps_with_the_last_fifteen():
     ]
 
 
+@pytest.mark.slow
 async def test_the_trainer_recomputes_the_samplers_logprobs_exactly_and_learns_from_rows(tmp_path):
     result = await train(seed=0, steps=3, warm=40, prompts=1, parallel=4, out=tmp_path)
     assert result["logprob_gap"] < 1e-4

@@ -76,6 +76,7 @@ async def test_a_trainer_in_node_does_a_batch_of_grpo(tmp_path):
     assert min(said["trained"]) > 30  # both answers of each rollout, token by token
 
 
+@pytest.mark.slow
 async def test_a_killed_server_is_started_again_and_goes_on(tmp_path):
     slow = "steps:\n  - shell: sleep 1; echo hello > out.txt\n  - text: done\n"
     async with server(tmp_path, "--parallel", "1", script=slow) as (url, process), RolloutsClient(url) as rollouts:
