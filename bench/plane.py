@@ -131,10 +131,14 @@ async def sweep(folder: Path, count: int) -> dict[str, float]:
         calls = {"claim_due": 0, "finish_due": 0}
         counted = _Counted(SqlPlane(store.database), calls)
         began = time.perf_counter()
-        swept = await Sweeper(counted, {"noop": engine}, plane=name).once()
+        swept = await Sweeper(counted, {"noop": engine}, plane=name, settle_timeout=_refuse_pause).once()
         took = time.perf_counter() - began
         assert swept.ended == count and not engine.things and (await SqlPlane(store.database).usage("o")).used == 0
     return {"swept": count, "swept_per_s": round(count / took), "transactions": sum(calls.values())}
+
+
+async def _refuse_pause(instance_id: str) -> None:
+    raise AssertionError(f"{instance_id} was to end, not to pause")
 
 
 class _Counted:

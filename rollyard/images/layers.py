@@ -208,15 +208,24 @@ def _key(spec: LayerSpec) -> str:
 
 
 def _content(spec: LayerSpec) -> list[str]:
-    """What a folder or an archive holds now: the same name with other bytes is another layer. One that is not on this machine
-    was brought here as a layer."""
-    source = spec.folder or spec.archive
-    if source is None or not Path(source).exists():
-        return []
-    if spec.folder is not None:
-        return [tree_digest(manifest(Path(source)))]
-    with Path(source).open("rb") as file:
-        return [hashlib.file_digest(file, "sha256").hexdigest()]
+    """What the folder, the archive or the packages that are files hold now: the same name with other bytes is another layer.
+    One that is not on this machine was brought here as a layer."""
+    named = [spec.folder or spec.archive or "", *(_local_path(package) for package in (*spec.npm, *spec.pip))]
+    return [_digest(path) for name in named if name and (path := Path(name)).exists()]
+
+
+def _local_path(package: str) -> str:
+    """The file or folder that a package is asked for by, as npm (`file:PATH`) and pip (`NAME @ file://PATH`) write it."""
+    _, marked, place = package.partition("file:")
+    place = place.removeprefix("//") if marked else package
+    return place if "/" in place and not place.startswith(("@", "http:", "https:", "git+")) else ""
+
+
+def _digest(path: Path) -> str:
+    if path.is_dir():
+        return tree_digest(manifest(path))
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def copy_source(spec: LayerSpec, target: Path) -> None:

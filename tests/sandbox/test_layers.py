@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,25 @@ async def test_asking_again_builds_nothing(store):
     before = (store.layers.dir / layer).stat().st_ino
     assert await store.layer(npm=["semver@7.6.3"]) == layer
     assert (store.layers.dir / layer).stat().st_ino == before
+
+
+def write_wheel(path, text):
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("mine.py", text)
+        wheel.writestr("mine-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+        wheel.writestr("mine-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("mine-1.dist-info/RECORD", "")
+
+
+@pytest.mark.parametrize("form", [pytest.param("{}", marks=pytest.mark.slow), "mine @ file://{}"])
+async def test_a_package_that_is_a_file_is_built_again_when_the_file_changes(store, tmp_path, form):
+    wheel = tmp_path / "mine-1-py3-none-any.whl"
+    write_wheel(wheel, "x = 1")
+    first = await store.layer(pip=[form.format(wheel)])
+    assert await store.layer(pip=[form.format(wheel)]) == first
+    write_wheel(wheel, "x = 2")
+    second = await store.layer(pip=[form.format(wheel)])
+    assert [file.read_text() for file in store.layers.tree(second).rglob("mine.py")] == ["x = 2"] and second != first
 
 
 async def test_two_builds_of_one_spec_are_the_same_layer(store, tmp_path):
