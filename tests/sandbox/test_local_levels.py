@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -13,6 +17,8 @@ import rollyard as ry
 from rollyard.core.errors import IsolationTooWeak, PathError, Unsupported
 from rollyard.sandbox.local import cgroups, probe
 from rollyard.sandbox.local.backend import LocalBackend
+from rollyard.sandbox.local.inner import files
+from rollyard.sandbox.local.inner.users import User
 
 pytestmark = pytest.mark.anyio
 CONNECT = """
@@ -57,14 +63,17 @@ async def test_every_level_runs_programs_keeps_jobs_and_moves_files(tmp_path, le
 async def test_without_namespaces_nothing_survives_the_sandbox_either(tmp_path, level):
     async with at(tmp_path, level) as backend:
         box = await backend.open(UNSAFE)
-        job = await box.start("setsid sleep 4242 & (setsid sh -c 'sleep 4242' &); sleep 0.2; echo up; sleep 4242")
+        long = f"4242.{uuid.uuid4().int}"  # of this test alone
+        job = await box.start(
+            f"setsid sleep {long} & (setsid sh -c 'sleep {long}' &); sleep 0.2; echo up; sleep {long}"
+        )
         async for _ in job.stream():
             break
-        pids = [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if b"4242" in _read(path)]
+        pids = [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if long.encode() in _read(path)]
         assert len(pids) >= 3
         await box.kill()
         async with asyncio.timeout(10):
-            while any(b"4242" in _read(pid / "cmdline") for pid in pids):
+            while any(long.encode() in _read(pid / "cmdline") for pid in pids):
                 await asyncio.sleep(0.02)
 
 
@@ -146,3 +155,18 @@ def test_the_level_follows_from_what_was_found():
     assert {level: probe.reach_level(*found) for level, found in cases.items()} == {
         level: level for level in probe.LEVELS
     }
+
+
+def test_writers_that_start_together_share_the_directories_they_make(tmp_path):
+    """The race of two writers to make the same new directory is lost by nobody."""
+    owner = User(os.getuid(), os.getgid(), [], "me", str(tmp_path))
+
+    def make(path):
+        together.wait()
+        files.make_dirs(path, 0o755, owner)
+
+    with ThreadPoolExecutor(4) as pool:
+        for turn in range(300):
+            together = Barrier(4)
+            list(pool.map(make, [f"{tmp_path}/{turn}/a/b/{n}" for n in range(4)]))
+    assert len(list(tmp_path.glob("*/a/b/*"))) == 1200

@@ -105,7 +105,8 @@ def open_parent(path: str, *, follow: bool, make: User | None = None, anyones: b
             except FileNotFoundError:
                 if maker is None:
                     raise
-                _make_dir(name, here, 0o755, maker)
+                with contextlib.suppress(FileExistsError):  # another writer was first
+                    _make_dir(name, here, 0o755, maker)
                 there = os.open(name, flags, dir_fd=here)
             info = os.fstat(there)
             if stat.S_ISLNK(info.st_mode):
