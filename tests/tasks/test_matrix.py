@@ -176,8 +176,11 @@ async def upload(sandbox, tests):
 async def test_an_attack_is_real(plant, tmp_path, name):
     it, _ = await plant(name, "commands")
     await upload(it.sandbox, tmp_path / "tests")
-    done = await it.sandbox.exec(ATTACKS[name][2], timeout=30, cwd="/app")
-    assert done.exit_code == 0, done.text
+    for _ in range(5):  # git does not believe its monitor every time
+        done = await it.sandbox.exec(ATTACKS[name][2], timeout=30, cwd="/app")
+        if done.ok:
+            return
+    pytest.fail(done.text)
 
 
 @pytest.mark.parametrize("grade", [g if g == "sealed" else pytest.param(g, marks=pytest.mark.slow) for g in GRADES])
