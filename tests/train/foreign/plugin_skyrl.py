@@ -33,7 +33,8 @@ class Engine:
 
 
 def batch(task):
-    names = [TrajectoryID(name, repetition) for name in ("a", "b") for repetition in range(2)]
+    # two of the four succeed, whichever: the larger group is never of one mind
+    names = [TrajectoryID(*name) for name in (("a", 0), ("a", 1), ("a", 2), ("b", 0))]
     return {
         "prompts": [[{"role": "user", "content": TASK["instruction"]}]] * 4,
         "env_classes": ["rollyard"] * 4,
@@ -49,7 +50,7 @@ async def main():
         generator = RolloutGenerator(Engine(), url=url, all_rows=all_rows)
         out = await generator.generate(batch(TASK))
         validate_generator_output(4, out, step_wise=all_rows)
-        assert [name.to_string() for name in out["trajectory_ids"]] == ["a_0", "a_1", "b_0", "b_1"]
+        assert [name.to_string() for name in out["trajectory_ids"]] == ["a_0", "a_1", "a_2", "b_0"]
         assert sum(sum(rewards) for rewards in out["rewards"]) == 2.0
     unjudged = await generator.generate(batch({"id": "x", "instruction": "no verifier"}))
     validate_generator_output(4, unjudged)
