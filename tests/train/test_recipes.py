@@ -27,7 +27,7 @@ def start(python, command, **variables):
 def test_the_recipes_tasks_are_tasks_and_become_a_dataset(tmp_path):
     tasks = list(Taskset.load(RECIPES / "tasks.jsonl", strict=True))
     assert len(tasks) == 4 and all(task.verifier for task in tasks)
-    pq = pytest.importorskip("pyarrow.parquet")
+    pq = pytest.importorskip("pyarrow.parquet", reason="the extra `parquet` is not installed")
     target = tmp_path / "train.parquet"
     words = [sys.executable, RECIPES / "dataset.py", RECIPES / "tasks.jsonl", target]
     subprocess.run(words, check=True, capture_output=True, timeout=120)

@@ -99,9 +99,9 @@ class ServedRollouts:
             job = await client.submit(attempts=attempts, **{**self._job, **job_fields(task)})
             try:
                 ended = await _wait(client, job["id"], generate)
-            except BaseException:
+            except BaseException:  # cancelled too: nobody reads what its agents would do
                 with anyio.CancelScope(shield=True), anyio.move_on_after(_CANCEL_S):
-                    await client.cancel(job["id"])  # nobody reads what its agents would do
+                    await client.cancel(job["id"])
                 raise
             if ended["state"] != "done":
                 raise RolloutsFailed(
