@@ -201,7 +201,12 @@ class _StageRun:
     def set(self, **fields: object) -> None:
         self.built = msgspec.structs.replace(self.built, **fields)
 
+    def say(self, words: str) -> None:
+        if self.builder.options.say is not None:
+            self.builder.options.say(words)
+
     async def step(self, item: Instruction) -> None:
+        self.say(f"{Path(self.plan.file).name}:{item.line}: {item.kind} {item.text}")
         try:
             await getattr(self, f"_{item.kind.lower()}")(item)
         except ValueError as error:
@@ -298,6 +303,7 @@ class _StageRun:
                 user=built.user,
                 timeout=max(1.0, self.builder.deadline.left),
             )
+            self.say(done.text + ("\n[the rest of its output was not kept]" if done.truncated else ""))
             if not done.ok:
                 how = "ran out of time" if done.timed_out else f"exited with {done.exit_code}"
                 raise CommandFailed(
@@ -378,6 +384,7 @@ class _StageRun:
         known = self.builder.cache.get(name)
         if known is not None and self.sandbox is None and await self._alive(known.decode(), name):
             self.set(image=known.decode(), cached=self.built.cached + 1)
+            self.say("kept from an earlier build")
             return
         if self.sandbox is None:
             self.sandbox = await self.stack.enter_async_context(
