@@ -62,9 +62,14 @@ class Builds:
         limit_s: float = 1800.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._store, self._hosts, self._limit_s, self._clock = store, hosts, limit_s, clock
+        self._store, self.hosts, self._limit_s, self._clock = store, hosts, limit_s, clock
         self._shelf = Shelf(store, "build", BuildRecord, clock=clock)
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+
+    @property
+    def mirrors(self) -> dict[str, str]:
+        """What tells the commands of a build of this machine's package mirrors, as far as they are allowed."""
+        return find_mirrors(EgressRules(self.hosts).permits) if self.hosts else {}
 
     async def make_ready(self, record: EnvRecord, spec: EnvSpec, engine: Engine) -> EnvSpec:
         """The spec with the image that its `build` gives on this engine, and what that says about starting it."""
@@ -116,9 +121,9 @@ class Builds:
                     dockerfile=dockerfile,
                     timeout_s=self._limit_s,
                     resources=resources,
-                    network="allowlist" if self._hosts else "none",
-                    allowed_hosts=self._hosts,
-                    env=find_mirrors(EgressRules(self._hosts).permits) if self._hosts else {},
+                    network="allowlist" if self.hosts else "none",
+                    allowed_hosts=self.hosts,
+                    env=self.mirrors,
                     say=lines.append,
                     may_open=partial(check_image, self._store, owner=owner),
                 )
