@@ -16,6 +16,7 @@ from rollyard.core.errors import Error
 from rollyard.core.log import Log
 from rollyard.core.plane import ApiKey
 from rollyard.core.sandbox import Resources
+from rollyard.images.mirrors import find_usable
 from rollyard.plane.compat.e2b.accounts import DEFAULT_USER
 from rollyard.plane.compat.e2b.boxes import E2bSandbox
 from rollyard.plane.compat.e2b.errors import E2bRefusal
@@ -131,7 +132,8 @@ class TemplateBuilder:
         build.lines = []
         box = await self._boxes.open_build(build, _base_of(build.asked), BUILD_S)
         try:
-            run = _BuildRun(box, build, self._templates, self._boxes.builds.mirrors)
+            mirrors = await find_usable(self._boxes.builds.mirrors, box.sandbox)
+            run = _BuildRun(box, build, self._templates, mirrors)
             inherited = await self._templates.of_image(box.image)
             if inherited is not None:
                 run.inherit(inherited)
