@@ -21,11 +21,12 @@ from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.runs.report import statistics
 from rollyard.runs.report.spending import Price, Prices, cost
 from rollyard.runs.report.statistics import Groups, Interval
-from rollyard.runs.report.tree import TreeLeaf, TreeNode, draw_tree, leaf_of, tree_nodes
+from rollyard.runs.report.tree import draw_tree
 from rollyard.store import Store
 from rollyard.store.data_frames import pandas_frame, polars_frame
 from rollyard.store.listing import printable
 from rollyard.store.values import RolloutRow, RunInfo, line_name, row_of
+from rollyard.trajectory.value_tree import TreeLeaf, TreeNode, leaf_of, tree_nodes
 
 if TYPE_CHECKING:
     import pandas
