@@ -130,6 +130,7 @@ class Store(Records):
 
     withdraw = writes(_leases.withdraw)
     leases = reads(_leases.list_leases)
+    live_attempt = reads(_leases.find_live)
     spent = reads(_rollouts.count_tokens)
 
     # runs that a server was asked for

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.agent import DEFAULT_AGENT
-from rollyard.core.branch_point import END, HOWS, BranchPoint, How
+from rollyard.core.branch_point import HOWS, BranchPoint, How
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import LAST
 from rollyard.core.numbers import check_least
@@ -75,7 +75,7 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError(f"branch_how={self.branch_how!r} is no way to branch", hint=f"one of {', '.join(HOWS)}")
         if self.branch_how != "auto" and self.branch is None and self.tree is None:
             raise ConfigError(f"branch_how={self.branch_how!r}, and nothing branches", hint="give branch or tree too")
-        if self.branch_answer is not None and (self.branch_point is None or self.branch_point.call == END):
+        if self.branch_answer is not None and (self.branch_point is None or self.branch_point.is_behind):
             raise ConfigError("branch_answer needs a call that it answers", hint="give branch = ROLLOUT@CALL")
         check_least(1, attempts=self.attempts, parallel=self.parallel, limit=self.limit, max_tokens=self.max_tokens)
         check_least(1, **{f"concurrency.{name}": value for name, value in self.concurrency.items()})
