@@ -9,10 +9,11 @@ import typer
 
 from rollyard.cli.options import AllowHosts, Port
 from rollyard.cli.store_option import StoreOption
+from rollyard.cli.subverbs import new_group
 from rollyard.core.agent import DEFAULT_AGENT
 from rollyard.core.home import STORE
 
-app = typer.Typer(help="run a server", no_args_is_help=True, rich_markup_mode=None)
+app = new_group()
 
 
 @app.callback()

@@ -68,7 +68,7 @@ def _line(event: Event) -> str:
     if event.name == "stage.started" and fields["stage"] == "install":
         return "the agent is installed, if it is not there yet"
     if event.name == "stage.started" and fields["stage"] == "verify":
-        return "the agent is ended; the task's test judges what it left, in a sandbox of its own"
+        return "the agent is ended; a test judges what it left, in another sandbox"
     return ""
 
 

@@ -26,6 +26,7 @@ import msgspec
 
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.core.near_path import near_path
 from rollyard.core.task import Task
 from rollyard.tasks.dataset_registry import (
     FOLDERS,
@@ -173,7 +174,7 @@ def _open(text: str, *, cache: Path | None, trust: bool, skipped: list[SkippedTa
         file = name.rpartition(":")[0]
         if file.endswith(".py") and Path(file).is_file():
             return _run_python(text, Path(file), trust)
-        raise ConfigError(f"{path}: no such file or folder")
+        raise ConfigError(f"{path}: no such file or folder", hint=near_path(path))
     if ":" in text:
         return from_python(text)
     known = registry.names("rollyard.tasksets")

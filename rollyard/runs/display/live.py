@@ -11,6 +11,7 @@ from typing import IO, Any, NamedTuple, Self
 
 from rollyard.core.events import STARTED, Event
 from rollyard.core.failure_groups import FailureGroup, group_failures
+from rollyard.core.ids import short_id
 from rollyard.core.rollout import Rollout
 from rollyard.runs.display.progress import STOPPING, Silent, cause_of, words_of
 
@@ -118,7 +119,7 @@ class LiveDisplay(Silent):
         ends = f"{_duration(left * took / self._finished)} left" if self._finished else "starting"
         drawn, empty = ("#", "-") if self._console.options.ascii_only else ("━", "━")
         head = Text(drawn * full, "green").append(empty * (_BAR - full), "bright_black")
-        return head.append(f"  {self._finished}/{self._owed} attempts{before}  {ends}  {self.run_id}")
+        return head.append(f"  {self._finished}/{self._owed} attempts{before}  {ends}  run {short_id(self.run_id)}")
 
     def _sums(self) -> str:
         mean = f"mean reward {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else "no reward yet"

@@ -7,6 +7,7 @@ Cost appears only where the run's config has prices.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
@@ -17,6 +18,7 @@ from anyio import to_thread
 
 from rollyard.core import html
 from rollyard.core.failure_groups import FailureGroup, group_failures
+from rollyard.core.numbers import count
 from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.runs.report import statistics
 from rollyard.runs.report.spending import Price, Prices, cost
@@ -103,7 +105,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """In a notebook."""
         names, scores, spent = _columns(self.lines)
         head, *rows = zip(names, *scores, *spent, strict=True)
-        said = f"run {self.run_id}: {self.tasks} tasks, {self.attempts} attempts, {self.scored} scored"
+        said = f"run {self.run_id}: {_size(self)}"
         failed = [(group.count, group.boundary, group.message) for group in self.failure_groups]
         failures = [html.fold(f"{len(failed)} kinds of failure", html.table((), failed))] if failed else []
         return html.block(html.line(said), html.table(head, rows), *failures)
@@ -269,12 +271,13 @@ def text(report: Report, width: int = 240) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True, highlight=False)
     console.print(
-        f"run {report.run_id}: {report.tasks} tasks, {report.attempts} attempts, {report.scored} scored, "
-        f"{report.attempts - report.scored} without a reward" + (f", {report.owed} still owed" if report.owed else "")
+        f"run {report.run_id}: {_size(report)}"
+        + (f", {report.attempts - report.scored} without a reward" if report.attempts > report.scored else "")
+        + (f", {report.owed} still owed" if report.owed else "")
     )
     if report.branch is not None:
         pinned = f"; {report.pinned} rollouts in the parent's words (pinned)" if report.pinned else ""
-        console.print(f"branches off {report.branch}: {report.replayed} calls answered as its were{pinned}")
+        console.print(f"branches off {report.branch}: {count(report.replayed, 'call')} answered as its were{pinned}")
     names, scores, spent = _columns(report.lines)
     if sum(map(_room, (names, *scores, *spent))) <= width:
         _print_columns(console, names, [*scores, *spent])
@@ -291,12 +294,20 @@ def text(report: Report, width: int = 240) -> str:
         listing = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
         console.print(f"failed at {boundary}: {listing}")
     lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
-    lines += [f"  {group.count} x {printable(group.message)}" for group in report.failure_groups]
+    for group in report.failure_groups:
+        lines += textwrap.wrap(
+            f"{group.count} x {printable(group.message)}", width, initial_indent="  ", subsequent_indent="    ",
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
     lines += report.tree
     for policy, said in report.stopped.items():
         name = f"policy {policy!r}" if policy else "the policy"
         lines.append(f"stopped: {name} failed alike again and again and was asked no more; it said: {printable(said)}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _size(report: Report) -> str:
+    return f"{count(report.tasks, 'task')}, {count(report.attempts, 'attempt')}, {report.scored} scored"
 
 
 def _flat(line: ReportRow) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rollyard.core.agent import DEFAULT_AGENT
 from rollyard.core.branch_point import HOWS, BranchPoint, How
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import LAST
+from rollyard.core.near_path import near_path
 from rollyard.core.numbers import check_least
 from rollyard.core.tree import Tree
 from rollyard.runs.report.spending import Price
@@ -109,7 +110,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         values: dict[str, Any] = tomllib.loads(file.read_text())
     except FileNotFoundError as error:
-        raise ConfigError(f"no such file: {file}") from error
+        raise ConfigError(f"no such file: {file}", hint=near_path(file)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     if "tasks" in values and (file.parent / values["tasks"]).exists():

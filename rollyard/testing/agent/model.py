@@ -61,7 +61,7 @@ async def compaction(ground: AgentFixture) -> None:
     seen.check_solved()
     kinds = [call.kind for call in seen.calls]
     if "compaction" not in kinds:
-        raise Skip(f"it did not compact when told that {_FULL} tokens are used; its calls: {kinds}")
+        raise Skip(f"it did not compact when told that {_FULL} tokens are used; its calls: {', '.join(kinds)}")
 
 
 @case("M4", "sends answers back so that their branch goes on", needs=("model", "tools"), timeout=300)

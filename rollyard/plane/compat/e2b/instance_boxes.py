@@ -202,7 +202,7 @@ class InstanceBoxes:
 
     def _runs(self, instance: Instance) -> bool:
         engine = self._instances.engines.get(instance.engine)
-        return engine is not None and engine.abilities.exec
+        return engine is not None and engine.capabilities.exec
 
     async def kill(self, caller: ApiKey, sandbox_id: str) -> None:
         own = await self._own(caller, sandbox_id)
@@ -219,7 +219,7 @@ class InstanceBoxes:
         """Its time does not go on: it is kept as long as anything is, and the connect that resumes it says for how long."""
         own = await self._own(caller, sandbox_id)
         paused = await (self._instances.pause(own.id) if memory else self._instances.stop(own.id))
-        if paused.plan.on_timeout == "end" and self._instances.engines[own.engine].abilities.extend:
+        if paused.plan.on_timeout == "end" and self._instances.engines[own.engine].capabilities.extend:
             await self._instances.extend(own.id, self._instances.settings.max_ttl_s)
 
     async def resume(self, caller: ApiKey, sandbox_id: str) -> None:
