@@ -43,7 +43,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "grep": "search transcripts, tool calls, logs and verdicts for a text",
         "scan": "look for rewards that cannot be trusted: tests touched, answers read, loops, refusals",
         "compare": "compare two runs on the same tasks",
-        "export": "write a run as JSON Lines, training rows, Parquet, ATIF, an Inspect log or HTML",
+        "export": "write a run as JSON Lines, training rows, Parquet, ATIF, an Inspect log, a job of Harbor or HTML",
         "import": "bring in an Inspect log, an ATIF document or a job folder of Harbor as a run",
     },
     "Keep": {

@@ -21,7 +21,7 @@ from rollyard.core.failure_groups import FailureGroup, group_failures
 from rollyard.core.numbers import count
 from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.runs.report import statistics
-from rollyard.runs.report.spending import Price, Prices, cost
+from rollyard.runs.report.spending import Price, Prices, cost, money
 from rollyard.runs.report.statistics import Groups, Interval
 from rollyard.runs.report.tree import draw_tree
 from rollyard.store import Store
@@ -71,6 +71,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     failures: dict[str, dict[str, int]]  # boundary -> cause -> attempts
     statuses: dict[str, int]
     groups: Groups
+    currency: str = ""  # of every cost, as the run names it
     owed: int = 0  # attempts that nobody has done yet
     failure_groups: tuple[FailureGroup, ...] = ()  # the failures by what they say, the most frequent first
     stopped: dict[str, str] = {}  # policies that were asked no more -> what their servers said
@@ -103,7 +104,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         """In a notebook."""
-        names, scores, spent = _columns(self.lines)
+        names, scores, spent = _columns(self.lines, self.currency)
         head, *rows = zip(names, *scores, *spent, strict=True)
         said = f"run {self.run_id}: {_size(self)}"
         failed = [(group.count, group.boundary, group.message) for group in self.failure_groups]
@@ -127,6 +128,7 @@ class Tally:
     def __init__(self, run_id: str, prices: Prices | None = None, *, ks: Sequence[int] = KS) -> None:
         self.run_id = run_id
         self.owed = 0
+        self.currency = ""
         self.failure_groups: tuple[FailureGroup, ...] = ()
         self.stopped: dict[str, str] = {}
         self.branch: str | None = None
@@ -190,6 +192,7 @@ class Tally:
             failures={boundary: dict(causes) for boundary, causes in sorted(self._failures.items())},
             statuses=dict(self._statuses),
             groups=statistics.groups(everything),
+            currency=self.currency,
             owed=self.owed,
             failure_groups=self.failure_groups,
             stopped=self.stopped,
@@ -212,7 +215,7 @@ class Tally:
             tasks=len(self._tasks[name]),
             attempts=sums["attempts"],
             scored=sum(len(values) for values in rewards.values()),
-            reward=statistics.bootstrap_mean(per_task),
+            reward=statistics.mean_over_tasks(per_task),
             pass_at={k: _over(attempts, k, statistics.pass_at_k) for k in ks},
             pass_hat={k: _over(attempts, k, statistics.pass_hat_k) for k in ks},
             prompt_tokens=sums["prompt_tokens"],
@@ -229,11 +232,8 @@ class Tally:
 
 
 def _over(attempts: Mapping[str, tuple[int, int]], k: int, estimate: statistics.PassEstimate) -> Interval:
-    """Mean over the tasks that have at least k scored attempts; one task alone gets Wilson's interval at k = 1."""
-    usable = [(n, c) for n, c in attempts.values() if n >= k]
-    if len(usable) == 1 and k == 1:
-        return statistics.wilson(usable[0][1], usable[0][0])
-    return statistics.bootstrap_mean([estimate(n, c, k) for n, c in usable])
+    """Mean over the tasks that have at least k scored attempts."""
+    return statistics.mean_over_tasks([estimate(n, c, k) for n, c in attempts.values() if n >= k])
 
 
 def summarise(run_id: str, rollouts: Iterable[Rollout], prices: Prices | None = None) -> Report:
@@ -250,6 +250,7 @@ async def report(store: Store, run_id: str) -> Report:
     tally.owed = info.attempts.get("owed", 0) + info.attempts.get("leased", 0)
     tally.stopped = await store.stopped_policies(run_id)
     tally.branch = info.config.get("branch")
+    tally.currency = info.config.get("currency", "")
     async for rollout in store.rollouts(run_id):
         tally.add(rollout)
         tally.replayed += rollout.replayed
@@ -278,7 +279,7 @@ def text(report: Report, width: int = 240) -> str:
     if report.branch is not None:
         pinned = f"; {report.pinned} rollouts in the parent's words (pinned)" if report.pinned else ""
         console.print(f"branches off {report.branch}: {count(report.replayed, 'call')} answered as its were{pinned}")
-    names, scores, spent = _columns(report.lines)
+    names, scores, spent = _columns(report.lines, report.currency)
     if sum(map(_room, (names, *scores, *spent))) <= width:
         _print_columns(console, names, [*scores, *spent])
     else:
@@ -325,7 +326,7 @@ def _flat(line: ReportRow) -> dict[str, Any]:
 Column = list[str]
 
 
-def _columns(lines: Sequence[ReportRow]) -> tuple[Column, list[Column], list[Column]]:
+def _columns(lines: Sequence[ReportRow], currency: str) -> tuple[Column, list[Column], list[Column]]:
     """What each line is about, how well it did, and what that took. A column's head comes first."""
     names = ["agent", *(line.name for line in lines)]
     scores = [
@@ -347,7 +348,7 @@ def _columns(lines: Sequence[ReportRow]) -> tuple[Column, list[Column], list[Col
         spent.append(["calls/row", *(_number(line.calls_per_row, ".1f") for line in lines)])
         spent.append(["saved by tree", *(_number(line.saved_by_tree, ".0%") for line in lines)])
     if any(line.cost is not None for line in lines):
-        spent.append(["cost", *(f"{line.cost:.4f}" if line.cost is not None else "-" for line in lines)])
+        spent.append(["cost", *(money(line.cost, currency) if line.cost is not None else "-" for line in lines)])
     return names, scores, spent
 
 
