@@ -58,7 +58,7 @@ def make_tasks(
 
         def tell(fault: TriedFault) -> None:
             nonlocal kept
-            kept += fault.reason is None
+            kept = min(n, kept + (fault.reason is None))
             if not json:
                 said = fault.reason or f"{fault.failing} test{'s' if fault.failing != 1 else ''} fail"
                 typer.echo(f"{kept:4}/{n} {'made' if fault.reason is None else 'no':5} {fault.name}: {said}")

@@ -193,6 +193,21 @@ async def test_the_same_seed_makes_the_same_tasks(sdist, backend, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.anyio
+async def test_a_fault_whose_answer_lies_about_is_left_out(backend, tmp_path):
+    package = tmp_path / "calc"
+    (package / "tests").mkdir(parents=True)
+    (package / "calc.py").write_text(CALC)
+    (package / "NOTES").write_text(CALC)
+    (package / "tests/test_calc.py").write_text(TESTS)
+    made = await make_tasks(
+        str(package), tmp_path / "tasks", backend, MakeOptions(count=1, kinds=("removed-branch",), repeats=1)
+    )
+    assert [fault.reason.partition(" /app")[0] for fault in made.tried] == ["leak: the agent can read its answer:"]
+    assert list((tmp_path / "tasks").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
 async def test_a_fault_that_never_ends_is_left_out(backend, tmp_path):
     package = tmp_path / "count"
     (package / "tests").mkdir(parents=True)
