@@ -24,7 +24,7 @@ from rollyard.store import Store
 
 START_S = 180.0  # for all of them to make their first call
 _NEXT_S = 60.0
-_SCRIPT = {"steps": [{"shell": "true"}, {"shell": "true"}, {"shell": "true"}, {"text": "done"}]}
+_SCRIPT = {"steps": [*({"shell": "true"} for _ in range(8)), {"text": "done"}]}
 
 
 class HoldingPolicy:

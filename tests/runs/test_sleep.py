@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -141,6 +144,16 @@ async def test_a_machine_without_swap_is_refused_by_name_with_what_to_do(tmp_pat
             async with ry.Run(tasks(1), agent="shell-agent", sleep_after=2.0, sandbox=backend, gate=gate, store=store):
                 pass
     assert "docs/capacity.md" in str(refused.value.hint)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_user_who_may_page_nothing_out_is_told_so():
+    code = "import os; from pathlib import Path; from rollyard.core.errors import Unsupported\n"
+    code += "from rollyard.sandbox.local.page_out import page_out\n"
+    code += "os.setgid(65534); os.setuid(65534)\n"
+    code += "try: page_out([os.getppid()], Path('/proc'))\nexcept Unsupported as error: print(error.hint)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "run as root, or drop sleep_after\n", done.stderr
 
 
 @pytest.mark.slow

@@ -5,11 +5,13 @@ Only private memory goes: programs and libraries are files, which the kernel sha
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from rollyard.core.errors import Unsupported
 
 _PROCESS_MADVISE = 440  # the same on every architecture
 _MADV_PAGEOUT = 21
@@ -21,16 +23,29 @@ class _Range(ctypes.Structure):
 
 
 def page_out(pids: Iterable[int], proc: Path) -> None:
-    """What cannot be paged out stays where it is: memory that is locked, a process that has ended or may not be touched."""
+    """What cannot be paged out stays where it is: memory that is locked, a process that has ended. Where this user may do it to
+    no process at all, it is an error."""
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    refusals: list[OSError] = []
+    done = 0
     for pid in pids:
-        with contextlib.suppress(OSError):
+        try:
             ranges = list(_find_private(proc / str(pid) / "maps"))
             pidfd = os.pidfd_open(pid)
             try:
                 _advise(libc, pidfd, ranges)
             finally:
                 os.close(pidfd)
+            done += 1
+        except PermissionError as error:
+            refusals.append(error)
+        except OSError:  # it has ended
+            continue
+    if refusals and not done:
+        raise Unsupported(
+            f"no memory of a sandbox can be paged out: {refusals[0].strerror}", hint="run as root, or drop sleep_after"
+        )
 
 
 def _advise(libc: ctypes.CDLL, pidfd: int, ranges: list[tuple[int, int]]) -> None:
@@ -39,6 +54,8 @@ def _advise(libc: ctypes.CDLL, pidfd: int, ranges: list[tuple[int, int]]) -> Non
         some = ranges[:_MOST]
         asked = (_Range * len(some))(*((start, end - start) for start, end in some))
         done = libc.syscall(_PROCESS_MADVISE, pidfd, asked, ctypes.c_size_t(len(some)), _MADV_PAGEOUT, 0)
+        if done < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS):
+            raise PermissionError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         whole = 0
         for start, end in some:
             if done < end - start:
