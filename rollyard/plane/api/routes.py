@@ -13,9 +13,9 @@ from rollyard.plane.api.handlers.bundles import Download, Upload
 from rollyard.plane.api.handlers.call import ApiCall
 from rollyard.plane.api.handlers.envs import CreateEnv, ReleaseEnv, UpdateEnv
 from rollyard.plane.api.handlers.instances import DeleteMany, Exec, Extend, Fork, Presign, RolloutLink
-from rollyard.plane.api.handlers.owners import OwnerTerms
 from rollyard.plane.service.access import NewKey
 from rollyard.plane.service.create_request import CreateInstance
+from rollyard.plane.service.owner_terms import OwnerTerms
 from rollyard.plane.service.pools import PutPool
 
 _A: tuple[Role, ...] = ("admin",)
