@@ -51,6 +51,9 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         "GET", "/v1/envs/{name}/{version}/builds", _AO, envs.list_builds, "what its builds gave and said, by engine"
     ),
+    ApiRoute(
+        "GET", "/v1/envs/{name}/{version}/builds/{engine}/output", _AO, envs.build_output, "all that a build printed"
+    ),
     ApiRoute("POST", "/v1/bundles", _AO, bundles.begin_upload, "a URL to send a bundle to", Upload),
     ApiRoute("POST", "/v1/bundles/{sha256}", _ALL, bundles.begin_download, "a URL to fetch a bundle from", Download),
     ApiRoute(

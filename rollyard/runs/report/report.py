@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,12 @@ from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.runs.report import statistics
 from rollyard.runs.report.spending import Price, Prices, cost, money
 from rollyard.runs.report.statistics import Groups, Interval
-from rollyard.runs.report.tree import TreeLeaf, TreeNode, draw_tree, leaf_of, tree_nodes
+from rollyard.runs.report.tree import draw_tree
 from rollyard.store import Store
 from rollyard.store.data_frames import pandas_frame, polars_frame
 from rollyard.store.listing import printable
 from rollyard.store.values import RolloutRow, RunInfo, line_name, row_of
+from rollyard.trajectory.value_tree import TreeLeaf, TreeNode, leaf_of, tree_nodes
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SOLVED = 1.0
+INVALID = "invalid"  # the label of a rollout whose reward cannot be trusted: `rollyard scan` gives it, and people may
 
 
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,8 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     saved_by_tree: float | None = (
         None  # part of the rows' tokens that a trainer need not compute, where it trains on trees
     )
+    invalid: int = 0  # scored attempts whose reward cannot be trusted
+    reward_valid: Interval | None = None  # the mean without them, where there are some
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +137,8 @@ class Tally:
         self.branch: str | None = None
         self.replayed = self.pinned = 0
         self.leaves: list[TreeLeaf] = []
+        self.invalid: Collection[str] = ()  # rollouts, set before any is counted
+        self._valid: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._prices, self._ks = prices or {}, ks
         self._rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._tasks: dict[str, set[str]] = defaultdict(set)
@@ -173,6 +179,8 @@ class Tally:
             self._histogram["unscored"] += 1
         else:
             self._rewards[name][row.task_id].append(row.reward)
+            if row.id not in self.invalid:
+                self._valid[name][row.task_id].append(row.reward)
             self._histogram[f"{min(int(row.reward * 10), 10) / 10:.1f}"] += 1
         if row.boundary is not None:
             self._failures[row.boundary][row.cause or "unknown"] += 1
@@ -209,11 +217,14 @@ class Tally:
         top = max((n for n, _ in attempts.values()), default=0)
         ks = [k for k in self._ks if k <= top]
         merged = MergeCounts(**self._merged[name]) if name in self._merged else None
+        scored = sum(len(values) for values in rewards.values())
+        invalid = scored - sum(len(values) for values in self._valid[name].values())
+        valid_means = [fmean(values) for values in self._valid[name].values()]
         return ReportRow(
             name=name,
             tasks=len(self._tasks[name]),
             attempts=sums["attempts"],
-            scored=sum(len(values) for values in rewards.values()),
+            scored=scored,
             reward=statistics.mean_over_tasks(per_task),
             pass_at={k: _over(attempts, k, statistics.pass_at_k) for k in ks},
             pass_hat={k: _over(attempts, k, statistics.pass_hat_k) for k in ks},
@@ -227,6 +238,8 @@ class Tally:
             saved_by_tree=1 - merged.tree_tokens / merged.row_tokens
             if merged is not None and merged.row_tokens
             else None,
+            invalid=invalid,
+            reward_valid=statistics.mean_over_tasks(valid_means) if invalid else None,
         )
 
 
@@ -250,6 +263,7 @@ async def report(store: Store, run_id: str) -> Report:
     tally.stopped = await store.stopped_policies(run_id)
     tally.branch = info.config.get("branch")
     tally.currency = info.config.get("currency", "")
+    tally.invalid = await store.find_labelled(run_id, INVALID)
     async for rollout in store.rollouts(run_id):
         tally.add(rollout)
         tally.replayed += rollout.replayed
@@ -313,12 +327,23 @@ def _size(report: Report) -> str:
 def _flat(line: ReportRow) -> dict[str, Any]:
     """A line whose every field is one value."""
     intervals = {"reward": line.reward}
+    if line.reward_valid is not None:
+        intervals["reward_valid"] = line.reward_valid
     intervals |= {f"pass@{k}": found for k, found in line.pass_at.items()}
     intervals |= {f"pass^{k}": found for k, found in line.pass_hat.items()}
     fields: dict[str, Any] = {"name": line.name, "tasks": line.tasks, "attempts": line.attempts, "scored": line.scored}
     for name, found in intervals.items():
         fields |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-    rest = ("prompt_tokens", "completion_tokens", "calls", "wall_s", "cost", "calls_per_row", "saved_by_tree")
+    rest = (
+        "invalid",
+        "prompt_tokens",
+        "completion_tokens",
+        "calls",
+        "wall_s",
+        "cost",
+        "calls_per_row",
+        "saved_by_tree",
+    )
     return {**fields, **{name: getattr(line, name) for name in rest}}
 
 
@@ -332,6 +357,9 @@ def _columns(lines: Sequence[ReportRow], currency: str) -> tuple[Column, list[Co
         ["attempts", *(f"{line.scored}/{line.attempts}" for line in lines)],
         ["reward [95 %]", *(_interval_text(line.reward) for line in lines)],
     ]
+    if any(line.invalid for line in lines):
+        scores.append(["invalid", *(str(line.invalid) for line in lines)])
+        scores.append(["reward without", *(_interval_text(line.reward_valid or line.reward) for line in lines)])
     for k in sorted({k for line in lines for k in line.pass_at}):
         scores.append([f"pass@{k}", *(_interval_text(line.pass_at[k]) if k in line.pass_at else "-" for line in lines)])
         if k > 1:

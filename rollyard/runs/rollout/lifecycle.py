@@ -55,6 +55,7 @@ from rollyard.runs.rollout.services import (
     start_services,
     with_services,
 )
+from rollyard.runs.rollout.sleep import let_sleep
 from rollyard.runs.rollout.snapshots import watch_calls
 from rollyard.runs.rollout.spans import trace_rollout
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
@@ -97,6 +98,7 @@ async def rollout(
             opened = await _provision(context, await _install(context), stack)
             prepared = await _prepare(context, opened, await _install_inside(context, opened))
             await watch_calls(context, prepared)
+            let_sleep(context, prepared)
             await hold(context, "prepared", opened.sandbox)
             await _attempt(context, prepared)
         except StageFailed as failed:

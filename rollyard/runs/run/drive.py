@@ -64,13 +64,14 @@ async def carry_out(
     sandbox: str | Backend | None = None,
     verifier: Checks | None = None,
     executor: Executor | None = None,
+    tasks: Taskset | None = None,
 ) -> Report:
     """The whole matrix of a config through one queue. `answering` are policies of the caller's, by name; an executor on other
-    machines opens the config's there."""
+    machines opens the config's there. `tasks` stand for those that the config names."""
     if resume is None:
         config = _with_list_prices(config)
     async with AsyncExitStack() as stack:
-        tasks = await _load_tasks(config, store)
+        tasks = tasks or await _load_tasks(config, store)
         say_skipped(tasks)
         _say_closed(tasks, config.network)
         where = executor or Local()

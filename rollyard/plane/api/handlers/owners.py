@@ -22,7 +22,7 @@ async def get_metrics(call: ApiCall) -> Response:
 
 
 async def list_engines(call: ApiCall) -> Response:
-    return answer({name: engine.abilities for name, engine in call.parts.instances.engines.items()})
+    return answer({name: engine.capabilities for name, engine in call.parts.instances.engines.items()})
 
 
 async def list_pools(call: ApiCall) -> Response:
