@@ -121,6 +121,7 @@ agent = Agent(
     artifacts=("{home}/.claude/projects/*",),
     needs_isolation="landlock",
     says_done=True,
+    freeze_s=240.0,  # its timers fetch its memory back within seconds; it gives a request up after 600
     resume=Resume(
         argv=(*_ARGV, "--continue", "--", "{instruction}"),
         # without these it says in the model's name that no response was requested

@@ -16,10 +16,12 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def export(
     run: Annotated[str, typer.Argument(help="run id, or the start of it")],
-    out: Annotated[str, typer.Option(help="file to write (a directory for atif)")],
+    out: Annotated[str, typer.Option(help="file to write (a directory for atif, a new one for harbor)")],
     format: Annotated[
         str | None,
-        typer.Option(help="jsonl, turns, samples, parquet, atif, inspect or html; by default from the suffix of --out"),
+        typer.Option(
+            help="jsonl, turns, samples, parquet, atif, inspect, harbor or html; by default from the suffix of --out"
+        ),
     ] = None,
     store: StoreOption = STORE,
     kind: Annotated[

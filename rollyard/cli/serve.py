@@ -296,6 +296,9 @@ def plane(
         str, typer.Option(help="debug, info, warning or error; logs are JSON lines on stderr")
     ] = "info",
     log_requests: Annotated[bool, typer.Option("--log-requests", help="log a line for each request")] = False,
+    build_network: Annotated[
+        str, typer.Option(help="what the Dockerfiles of pushed folders may reach: none, allow:HOST,... or public")
+    ] = "none",
     worlds: Annotated[Path | None, typer.Option(help="Fleet: folder of folders with a world.toml")] = None,
     fleet_tasks: Annotated[list[Path] | None, typer.Option(help="Fleet: file of tasks; may be repeated")] = None,
     job_policy: Annotated[
@@ -343,6 +346,7 @@ def plane(
             drain_s=drain_s,
             log_level=log_level,
             log_requests=log_requests,
+            build_network=build_network,
             faces=FaceOptions(
                 aenv=aenv,
                 aenv_keys=aenv_keys,

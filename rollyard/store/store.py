@@ -186,6 +186,7 @@ class Store(Records):
     add_note = writes_at(_notes.add)
     remove_note = writes(_notes.remove)
     notes = reads(_notes.of_rollouts)
+    find_labelled = reads(_notes.find_labelled)
     find_texts = reads(_texts.find)
     rollouts_with = reads(_texts.candidates)
     missing_texts = reads(_texts.missing)

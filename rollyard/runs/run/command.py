@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -21,7 +22,7 @@ from rollyard.runs.rollout.modes import choose
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.rollout.options import RolloutFields, merge_options
 from rollyard.runs.rollout.run_rollout import run_rollout
-from rollyard.runs.run.config import POLICY, RunConfig, anchor, anchor_user, load
+from rollyard.runs.run.config import AUTO, POLICY, RunConfig, anchor, anchor_user, load
 from rollyard.runs.run.drive import drive
 from rollyard.runs.run.executor import Executor, executor
 from rollyard.runs.run.policy_health import check_servers
@@ -36,7 +37,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ()
     options: RolloutFields = {}
     attempts: int = 1
-    parallel: int = 4
+    parallel: int | Literal["auto"] = 4
     sandbox: str = "local"
     store: str = STORE
     resume: str | None = None
@@ -159,6 +160,15 @@ def closing_words(report: Report, store: str) -> str:
     if report.stopped:
         text += f"resume with:\n  rollyard run --resume {report.run_id}{store_option(store)}\n"
     return text
+
+
+def read_parallel(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"--parallel {text!r} is no number", hint=f"a number, or {AUTO}") from None
 
 
 def resume_command(request: RunRequest) -> str:

@@ -36,7 +36,9 @@ from rollyard.runs.rollout.modes import Answering, choose, find_direct
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, refusal
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.run.admission import MemoryAdmission
 from rollyard.runs.run.assignment import Assignment, owner_name
+from rollyard.runs.run.config import AUTO
 from rollyard.runs.run.grow import children_of, find_point
 from rollyard.runs.run.policy_health import PolicyHealth
 from rollyard.runs.run.store_retry import insist
@@ -61,6 +63,7 @@ class WorkerResources(NamedTuple):
     policies: Mapping[str, Policy]  # by the names that attempts have; an attempt without one is the gate's
     provision: Provision
     sink: EventSink = nowhere
+    sharers: int = 1  # workers of the run on this machine
 
 
 class Worker:
@@ -71,6 +74,8 @@ class Worker:
         self._held: dict[str, tuple[Lease, anyio.CancelScope]] = {}
         self._told: list[tuple[Lease, Event]] = []
         self._telling = anyio.Lock()
+        by_memory = work.config.parallel == AUTO
+        self._admission = MemoryAdmission.of(means.backend, sharers=means.sharers) if by_memory else None
         self._health = PolicyHealth(0 if work.stays else work.config.policy_failures)
         self._log = Log("rollyard.runs.run.worker")
 
@@ -78,7 +83,7 @@ class Worker:
     def in_flight(self) -> int:
         return len(self._held)
 
-    async def run(self, slots: int, finished: Finished) -> None:
+    async def run(self, slots: float, finished: Finished) -> None:
         """Work, up to `slots` rollouts at a time, until the run owes nothing. Cancelled, it gives its attempts back."""
         async with anyio.create_task_group() as beside:
             beside.start_soon(self._keep)
@@ -94,6 +99,8 @@ class Worker:
         while True:
             place = object()
             await slots.acquire_on_behalf_of(place)
+            if self._admission is not None:
+                await self._admission.wait(lambda: slots.borrowed_tokens - 1)
             lease = None if await self._over_budget() else await insist(self._claim)
             if lease is not None:
                 group.start_soon(self._attempt, lease, slots, place, finished)

@@ -13,6 +13,8 @@ import msgspec
 from rollyard.core.errors import ConfigError, StoreError, UnknownName
 from rollyard.core.message import ToolSpec
 from rollyard.core.rollout import Rollout
+from rollyard.store.exports.atif import AtifDocuments
+from rollyard.store.exports.harbor_job import HarborJob
 from rollyard.store.exports.inspect import InspectLog
 from rollyard.store.exports.lines import AttemptLines, SampleLines, TurnLines
 from rollyard.store.exports.sink import JsonLines, Writer
@@ -23,7 +25,7 @@ from rollyard.trajectory.branch import BRANCH_KINDS, BranchKind
 from rollyard.trajectory.samples import TRAINED_KINDS
 from rollyard.trajectory.value_tree import ValueTree, leaf_of
 
-Format = Literal["jsonl", "turns", "samples", "parquet", "atif", "inspect"]
+Format = Literal["jsonl", "turns", "samples", "parquet", "atif", "inspect", "harbor"]
 _BY_SUFFIX: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", ".json": "atif", ".eval": "inspect"}
 _tools = msgspec.msgpack.Decoder(tuple[ToolSpec, ...])
 
@@ -76,9 +78,9 @@ async def export(
 ) -> Exported:
     """Write all rollouts of a run. Without `format` the suffix of `out` decides. `kinds` are the branches that become rows
     (`TRAINED_KINDS`; `("user",)` for those of a simulated user), or the calls that become turns (all). `unscored` also exports
-    rows of rollouts without a reward. `atif` into a directory writes a file per rollout, into a file a line per rollout. A
-    rollout for which `refuse` gives a reason is left out (`rollyard.runs.scan.scan.refuse_invalid` refuses rewards that cannot
-    be trusted)."""
+    rows of rollouts without a reward. `atif` into a directory writes a file per rollout, into a file a line per rollout; `harbor`
+    makes a new folder, a job of Harbor. A rollout for which `refuse` gives a reason is left out
+    (`rollyard.runs.scan.scan.refuse_invalid` refuses rewards that cannot be trusted)."""
     path = Path(out)
     chosen = _choose_format(format, path)
     _check_kinds(kinds, chosen)
@@ -90,7 +92,7 @@ async def export(
     with ExitStack() as stack:
         tree = await _load_tree(store, info) if chosen in ("samples", "parquet") else ValueTree(())
         writer = stack.enter_context(_writer(chosen, path, tree, kinds, unscored))
-        if isinstance(writer, InspectLog):
+        if isinstance(writer, InspectLog | HarborJob):
             writer.info = info
         refusals: JsonLines | None = None
         async for rollout in store.rollouts(run_id, trajectories=chosen != "jsonl" or refuse is not None):
@@ -99,7 +101,7 @@ async def export(
                 refusals.write({"rollout_id": rollout.id, "reasons": [why]})
                 dropped += 1
                 continue
-            if chosen == "atif":
+            if isinstance(writer, AtifDocuments | HarborJob):
                 await _give_tools(store, rollout, writer)
             if isinstance(writer, AttemptLines):
                 writer.notes = (await store.notes([rollout.id])).get(rollout.id, ())
@@ -165,18 +167,15 @@ def _writer(
 
             return ParquetRows(path, tree, kinds=trained, unscored=unscored)
         case "atif":
-            from rollyard.store.exports.atif import AtifDocuments
-
             return AtifDocuments(path)
         case "inspect":
             return InspectLog(path)
+        case "harbor":
+            return HarborJob(path)
 
 
-async def _give_tools(store: Store, rollout: Rollout, writer: Writer) -> None:
+async def _give_tools(store: Store, rollout: Rollout, writer: AtifDocuments | HarborJob) -> None:
     """Hand over the tool lists that the rollout's calls name and the writer has not seen."""
-    from rollyard.store.exports.atif import AtifDocuments
-
-    assert isinstance(writer, AtifDocuments)
     for record in rollout.captured.records:
         if record.tools_digest and record.tools_digest not in writer.tools:
             writer.tools[record.tools_digest] = await tools_named(store, record.tools_digest)
