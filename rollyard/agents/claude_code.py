@@ -128,6 +128,7 @@ agent = Agent(
         interrupted=Addition(
             env={"CLAUDE_CODE_RESUME_INTERRUPTED_TURN": "1", "CLAUDE_CODE_RESUME_PROMPT": "{instruction}"}
         ),
+        settle_s=0.25,  # it writes a message down a tenth of a second after it has it
     ),
     subagent=ToolUse(
         tool="Agent",

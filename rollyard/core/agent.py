@@ -108,11 +108,15 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How an agent goes on from its own session, where its files are as it left them. `argv` takes the place of the agent's own;
-    `{instruction}` in it is what is said to it next. `interrupted` is added where it was cut off in the middle of a turn."""
+    `{instruction}` in it is what is said to it next. `interrupted` is added where it was cut off in the middle of a turn.
+
+    `settle_s` is for an agent that asks first and writes its session later: a snapshot waits until it has been idle for so many
+    seconds."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = {}
     interrupted: Addition = Addition()
+    settle_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_sequences(self)

@@ -204,6 +204,14 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class HasText(Protocol):
+    """A policy that knows the text it was made from (`upstream:URL#key_env=NAME`): the text makes it again in another
+    process. None where it was made otherwise, or with a key that no text may hold."""
+
+    text: str | None
+
+
+@runtime_checkable
 class Checkable(Protocol):
     """A policy that can say before a run whether its server will answer at all: nobody listens, the key is refused, the model
     is not there. `model` is what agents call it. Raises; a server that is only busy passes."""

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.bad_json import BAD_JSON
-from rollyard.core.branch_point import END, RESUME_MARK, BranchPoint
+from rollyard.core.branch_point import AFTER, END, RESUME_MARK, BranchPoint
 from rollyard.core.call import SAID, Call, CallRecord, Finish, Reply
 from rollyard.core.errors import BranchDiverged, ConfigError, Error
 from rollyard.core.ids import new_id
@@ -85,6 +85,9 @@ def calls_before(recorded: Recorded, call: str) -> list[CallRecord]:
     answered = [record for record in recorded.records if record.leaf is not None and record.finish != "budget"]
     if call == END:
         return answered
+    if call.startswith(AFTER):
+        last = find_call(recorded, call.removeprefix(AFTER))
+        return [record for record in answered if record.seq <= last.seq]
     at = find_at(recorded, call)
     return [
         record
@@ -142,7 +145,7 @@ def open_prefix(
     `said` is the answer at the branch point, in place of the policy's. `resumed` is for an agent that goes on from its own
     session."""
     wanted = calls_before(recorded, point.call)
-    at = None if point.call == END else find_at(recorded, point.call)
+    at = None if point.is_behind else find_at(recorded, point.call)
     if not wanted and at is None:
         raise ConfigError(f"rollout {point.rollout} has no recorded answer to go on from", hint="run its task anew")
     calls: list[RecordedCall] = []

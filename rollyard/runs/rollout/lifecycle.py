@@ -36,6 +36,7 @@ from rollyard.runs.rollout.context import (
     hold,
     run_hooks,
 )
+from rollyard.runs.rollout.install_progress import tell_install
 from rollyard.runs.rollout.judge import Judge
 from rollyard.runs.rollout.kept_snapshots import remove_snapshots
 from rollyard.runs.rollout.open_sandbox import open_sandbox, prove_route
@@ -152,7 +153,8 @@ async def _install(context: RolloutContext) -> str | None:
         if prebaked:
             return None
         try:
-            return await provision.agent_layer(agent, context.backend, deadline)
+            async with tell_install(agent, provision.images.layers, context.stages.tell):
+                return await provision.agent_layer(agent, context.backend, deadline)
         except AgentInstallFailed as failed:
             _note_failed_install(context, failed)
             raise

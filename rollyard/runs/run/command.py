@@ -150,8 +150,13 @@ def outcome_of(report: Report, store: str, *, as_json: bool) -> CommandOutcome:
 
 def closing_words(report: Report, store: str) -> str:
     """What a finished run leaves on the terminal: its report, and the command that looks closer."""
-    command = f"rollyard show {report.run_id}{store_option(store)}"
-    text = f"{report_text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
+    where = store_option(store)
+    commands = [f"rollyard show {report.run_id}{where}"]
+    if report.attempts > report.rewards.get("1.0", 0):
+        commands.append(f"rollyard why {report.run_id}{where}")
+    commands.append(f"rollyard view{where.replace(' --store', '')}")
+    listed = "".join(f"  {command}\n" for command in commands)
+    text = f"{report_text(report, terminal_width())}kept in {store}; look closer with:\n{listed}"
     if report.stopped:
         text += f"resume with:\n  rollyard run --resume {report.run_id}{store_option(store)}\n"
     return text

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import msgspec
 
 from rollyard.core.agent import DEFAULT_AGENT
-from rollyard.core.branch_point import END, HOWS, BranchPoint, How
+from rollyard.core.branch_point import HOWS, BranchPoint, How
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import LAST
+from rollyard.core.near_path import near_path
 from rollyard.core.numbers import check_least
 from rollyard.core.tree import Tree
 from rollyard.runs.report.spending import Price
@@ -81,7 +82,7 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError(f"branch_how={self.branch_how!r} is no way to branch", hint=f"one of {', '.join(HOWS)}")
         if self.branch_how != "auto" and self.branch is None and self.tree is None:
             raise ConfigError(f"branch_how={self.branch_how!r}, and nothing branches", hint="give branch or tree too")
-        if self.branch_answer is not None and (self.branch_point is None or self.branch_point.call == END):
+        if self.branch_answer is not None and (self.branch_point is None or self.branch_point.is_behind):
             raise ConfigError("branch_answer needs a call that it answers", hint="give branch = ROLLOUT@CALL")
         check_least(1, attempts=self.attempts, limit=self.limit, max_tokens=self.max_tokens)
         if isinstance(self.parallel, str):
@@ -120,7 +121,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         values: dict[str, Any] = tomllib.loads(file.read_text())
     except FileNotFoundError as error:
-        raise ConfigError(f"no such file: {file}") from error
+        raise ConfigError(f"no such file: {file}", hint=near_path(file)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     if "tasks" in values and (file.parent / values["tasks"]).exists():

@@ -30,6 +30,7 @@ from rollyard.runs.report.spending import Spending
 from rollyard.runs.rollout.branch_way import choose_way
 from rollyard.runs.rollout.kept_snapshots import remove_snapshots
 from rollyard.runs.rollout.lifecycle import rollout
+from rollyard.runs.rollout.load_parent import load_parent
 from rollyard.runs.rollout.load_prefix import load_prefix
 from rollyard.runs.rollout.modes import Answering, choose, find_direct
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, refusal
@@ -193,7 +194,7 @@ class Worker:
             point = await insist(lambda: find_point(self._store, config, attempt))
             plan, prefix = self._plan(attempt, answering, point), None
             if point is not None:
-                plan, prefix = await self._branch(plan, point)
+                plan, prefix = await self._branch(plan, point, task)
             await tell(self._begin_event(attempt, plan.rollout_id))
             return await rollout(
                 task,
@@ -213,9 +214,9 @@ class Worker:
         except ConfigError as error:  # this agent and this task do not fit: one cell of the matrix, not the end of it
             return refusal(task, plan, means.backend.name, error)
 
-    async def _branch(self, plan: RolloutPlan, point: BranchPoint) -> tuple[RolloutPlan, Prefix]:
+    async def _branch(self, plan: RolloutPlan, point: BranchPoint, task: Task) -> tuple[RolloutPlan, Prefix]:
         """How it begins: what its agent starts from, and what it is answered until it is where its parent was."""
-        config, parent = self._config, await insist(lambda: self._store.get_rollout(point.rollout))
+        config, parent = self._config, await insist(lambda: load_parent(self._store, point.rollout, task))
         plan = await choose_way(plan, parent, config.branch_how, self._means.backend, self._means.provision)
         said = config.branch_answer if point == config.branch_point else None
         return plan, await load_prefix(self._store, parent, point, said, resumed=plan.resumed)
