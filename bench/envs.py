@@ -32,6 +32,7 @@ BUDGETS = (
     ("import CPU of the client / asyncio and json", 4.0, "<="),
     ("RSS of a client MB", 40.0, "<="),
     ("CPU ms per step / bare TCP", 2.5, "<="),
+    ("import CPU of rollyard / asyncio and json", 2.0, "<="),
 )
 THEIR_SERVER = """
 import sys, uvicorn
@@ -191,6 +192,7 @@ class Bare:
 IMPORTS = {
     "asyncio and json": "import asyncio, json",
     "ours": "import rollyard.envs.client",
+    "rollyard": "import rollyard",
     "theirs": "from openenv.core import GenericEnvClient",
 }
 
@@ -323,6 +325,7 @@ def report(pairs: list[Pair], imports: dict[str, tuple[float, float, int]]) -> d
         BUDGETS[3][0]: imports["ours"][0] / imports["asyncio and json"][0],
         BUDGETS[4][0]: pairs[0].rss,
         BUDGETS[5][0]: pairs[0].cpu_ms / floor,
+        BUDGETS[6][0]: imports["rollyard"][0] / imports["asyncio and json"][0],
     }
 
 
